@@ -22,7 +22,7 @@ from graphcore.kernels.ops.kv_formats import KVType, kv_types
 from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
 from graphcore.planning.costs import allocated_cache_nbytes, overhead_nbytes, workspace_nbytes
 from graphcore.planning.machine import Memory
-from graphcore.planning.planner import Costs, Wishes, plan_streaming
+from graphcore.planning.planner import Costs, PlanRequest, plan_streaming
 from graphcore.planning.prediction import Rates, predict
 from graphcore.planning.sizes import WeightSizes, sizes_of
 from graphcore.streaming.policy_registry import POLICIES
@@ -89,20 +89,20 @@ class Case:
 
     def plan(self, policy: str, context: int, kv: str = "bf16") -> Plan | None:
         """Return the plan, of single layers under auto and of four under on; None where none fits."""
-        wishes = Wishes(
+        request = PlanRequest(
             policy, POLICIES[policy].keeps, BUDGET, 1 if policy == "on" else None, "async", None, context, False
         )
         sizes = self.grouped if policy == "on" else self.single
         try:
-            return plan_streaming(sizes, wishes, self.costs(kv), DEVICE)
+            return plan_streaming(sizes, request, self.costs(kv), DEVICE)
         except PlanError:
             return None
 
     def smallest(self, context: int, kv: str) -> int:
         """Return the bytes of the smallest plan."""
-        wishes = Wishes("auto", "most", 1, None, "async", None, context, False)
+        request = PlanRequest("auto", "most", 1, None, "async", None, context, False)
         try:
-            plan_streaming(self.single, wishes, self.costs(kv), DEVICE)
+            plan_streaming(self.single, request, self.costs(kv), DEVICE)
         except PlanError as error:
             if not isinstance(error.smallest, Plan):
                 raise

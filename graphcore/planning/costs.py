@@ -27,6 +27,7 @@ from math import prod
 import torch
 
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
+from graphcore.kernels import limits
 from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.kvcache.sizes import CacheSizes, buffers_nbytes
 from graphcore.nn.block import RESIDUAL_DTYPE
@@ -53,10 +54,7 @@ LAYER_NODES = 16  # kernels of a layer's decode step, and copies between separat
 DELTA_NODES = 4  # more of a layer with a delta rule and a mixture
 STEP_NODES = 64  # embedding, head, sampling, feed
 PROGRAMS = 3  # captured decode programs for each width: greedy, sampling, and logits only
-DELTA_CHUNK = 64  # tokens of a chunk of the delta rule
-PACKED_TOKENS = 8  # the most tokens that are multiplied with a packed matrix
 PROCESSORS = 160  # multiprocessors of the largest devices
-RESIDENT, ROUNDS = 2, 4  # programs of split attention that each runs at once, and how often at most
 SMALL, SMALL_SEGMENT = 1 << 20, 2 << 20  # c10/cuda/CUDACachingAllocator.cpp: kSmallSize, kSmallBuffer
 LARGE, LARGE_SEGMENT, GRAIN = 10 << 20, 20 << 20, 2 << 20  # kMinLargeAlloc, kLargeBuffer, kRoundLarge
 LOOSE_SEGMENTS = 2 * LARGE_SEGMENT + 4 * SMALL_SEGMENT  # for activations, inputs and tables
@@ -107,17 +105,17 @@ def split_sums_nbytes(spec: ModelSpec, batch: int) -> int:
 
 def decode_programs(batch: int, kv_heads: int) -> int:
     """Return the most programs of a decode step's attention (kernels/gpu/attention/splits.py)."""
-    return max(min(batch, ROUNDS) * RESIDENT * PROCESSORS, batch * kv_heads)
+    return max(min(batch, limits.SPLIT_ROUNDS) * limits.SPLIT_PROGRAMS * PROCESSORS, batch * kv_heads)
 
 
 def rows_at_once(head_dim: int) -> int:
     """Return the most rows that a multiprocessor attends at once in prefill (kernels/gpu/attention/prefill.py)."""
-    return 128 if head_dim <= 256 else 32
+    return limits.PREFILL_ROWS if head_dim <= limits.WIDE_HEAD else limits.WIDE_HEAD_ROWS
 
 
 def unpacked_nbytes(decoder: Decoder, batch: int, dtype: torch.dtype) -> int:
     """Return the bytes of the largest packed matrix when unpacked to the compute dtype; 0 if none is packed."""
-    rows_of_parts = decoder.head_rows() if batch > PACKED_TOKENS else []
+    rows_of_parts = decoder.head_rows() if batch > limits.MOST_TOKENS else []
     heads = (decoder.head.part(rows).lm_head for rows in rows_of_parts)
     inside = (module for module in decoder.layers.modules() if isinstance(module, Linear))
     packed = (linear for linear in (*inside, *heads) if linear.packing is not None)
@@ -205,7 +203,7 @@ def _delta_nbytes(spec: DeltaSpec, itemsize: int) -> int:
     of a token's relations to the others.
     """
     inputs = spec.channels + 2 * spec.value_heads * spec.value_dim
-    of_heads = spec.value_heads * (6 * spec.key_dim + 4 * spec.value_dim + 3 * DELTA_CHUNK)
+    of_heads = spec.value_heads * (6 * spec.key_dim + 4 * spec.value_dim + 3 * limits.DELTA_CHUNK)
     return inputs * (2 * itemsize + 2 * FLOAT32_NBYTES) + of_heads * FLOAT32_NBYTES
 
 

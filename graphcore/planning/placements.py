@@ -28,7 +28,7 @@ SLOT_SHARE = 4  # mapped experts get slots for 1/4 of a layer's experts if that 
 
 
 @dataclass(frozen=True)
-class ExpertWishes:
+class ExpertPlanRequest:
     """The settings that concern the placement of experts.
 
     Attributes:
@@ -44,34 +44,36 @@ class ExpertWishes:
     have_layer_slots: bool = True
 
 
-def with_experts(plan: Plan, experts: ExpertSizes | None, wishes: ExpertWishes, buffer_nbytes: int) -> Iterator[Plan]:
+def with_experts(
+    plan: Plan, experts: ExpertSizes | None, request: ExpertPlanRequest, buffer_nbytes: int
+) -> Iterator[Plan]:
     """Yield the plan with all experts resident, if nothing else streams, and with as few experts as possible."""
     if experts is None:
         yield replace(plan, other=replace(plan.other, buffer_nbytes=buffer_nbytes if plan.is_streaming else 0))
         return
-    is_capped = wishes.cap is not None and wishes.cap < experts.total_nbytes
-    if wishes.keeps == "all" or (not plan.is_streaming and not is_capped):
+    is_capped = request.cap is not None and request.cap < experts.total_nbytes
+    if request.keeps == "all" or (not plan.is_streaming and not is_capped):
         yield replace(plan, resident_expert_nbytes=experts.total_nbytes)
-    if wishes.keeps == "all":
+    if request.keeps == "all":
         return
-    cap = 0 if wishes.are_mapped else (wishes.cap or 0)
+    cap = 0 if request.are_mapped else (request.cap or 0)
     num_slots = max(experts.least, cap // experts.slot_nbytes)
-    made = _mapped(experts, 0, num_slots) if wishes.are_mapped else _cached(experts, num_slots)
+    made = _mapped(experts, 0, num_slots) if request.are_mapped else _cached(experts, num_slots)
     yield replace(plan, experts=made, other=replace(plan.other, buffer_nbytes=buffer_nbytes))
 
 
-def with_more_experts(plan: Plan, experts: ExpertSizes, wishes: ExpertWishes, budget: int) -> Plan:
+def with_more_experts(plan: Plan, experts: ExpertSizes, request: ExpertPlanRequest, budget: int) -> Plan:
     """Return the plan with as many experts on the device as the budget, in bytes, allows."""
     assert plan.experts is not None, "there is nothing to grow"
     room = budget - plan.peak_nbytes
     if not plan.experts.are_mapped:
-        if wishes.cap is not None:
+        if request.cap is not None:
             return plan
         return replace(plan, experts=_cached(experts, plan.experts.num_slots + room // experts.slot_nbytes))
-    if wishes.cap is not None:
-        room = min(room, wishes.cap - plan.experts.nbytes)
+    if request.cap is not None:
+        room = min(room, request.cap - plan.experts.nbytes)
     num_slots = plan.experts.num_slots + room // experts.slot_nbytes
-    if wishes.have_layer_slots and num_slots >= experts.routed * len(experts.nbytes):
+    if request.have_layer_slots and num_slots >= experts.routed * len(experts.nbytes):
         in_slots = replace(_cached(experts, num_slots), are_mapped=True, has_layer_slots=True)
         return replace(plan, experts=in_slots)
     layers = 0

@@ -1,4 +1,4 @@
-"""The planner: pure functions from sizes, wishes and a budget to a plan. Nothing is read or allocated.
+"""The planner: pure functions from weight sizes, a plan request and a budget to a plan. Nothing is read or allocated.
 
     budget >= resident groups + slots x the largest streamed group + expert cache + vectors
               + KV cache + workspace + decode programs + read buffers + CUDA's libraries and graphs
@@ -14,7 +14,7 @@ from itertools import product
 from graphcore.config.byte_sizes import in_words
 from graphcore.errors import PlanError
 from graphcore.planning.machine import Memory
-from graphcore.planning.placements import ExpertWishes, arrangements, with_experts, with_more_experts
+from graphcore.planning.placements import ExpertPlanRequest, arrangements, with_experts, with_more_experts
 from graphcore.planning.sizes import WeightSizes
 from graphcore.weights.plan import ADVICE, GroupPlan, Keeps, OtherMemory, Plan, needs_in_words
 
@@ -24,7 +24,7 @@ AUTO_SHARE = {"cpu": 0.90, "cuda": 0.95}  # shares of free memory; a CPU shares 
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PlanRequest:
     """The settings that a plan has to satisfy.
 
     Attributes:
@@ -52,9 +52,9 @@ class Wishes:
     has_layer_slots: bool = True
 
     @property
-    def experts(self) -> ExpertWishes:
-        """Wishes that concern experts."""
-        return ExpertWishes(self.expert_cache, self.keeps, self.maps_experts, self.has_layer_slots)
+    def experts(self) -> ExpertPlanRequest:
+        """The settings that concern experts."""
+        return ExpertPlanRequest(self.expert_cache, self.keeps, self.maps_experts, self.has_layer_slots)
 
     @property
     def prefetches(self) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ class Costs:
     program_nbytes: Callable[[int], int] = lambda context: 0
 
 
-def plan_streaming(sizes: WeightSizes, wishes: Wishes, costs: Costs, memory: Memory) -> Plan:
+def plan_streaming(sizes: WeightSizes, request: PlanRequest, costs: Costs, memory: Memory) -> Plan:
     """Return the best plan within the budget.
 
     Args:
@@ -105,42 +105,42 @@ def plan_streaming(sizes: WeightSizes, wishes: Wishes, costs: Costs, memory: Mem
         PlanError: no plan fits in the budget (the message names the smallest budget that works), or the budget exceeds
             the free memory.
     """
-    budget = budget_of(wishes, memory)
-    tries = [(context, prefetch) for context in wishes.contexts for prefetch in wishes.prefetches]
+    budget = budget_of(request, memory)
+    tries = [(context, prefetch) for context in request.contexts for prefetch in request.prefetches]
     tried: list[Plan] = []
     for context, prefetch in tries:
-        plans = list(_plans(sizes, wishes, costs, memory.device, context, prefetch))
+        plans = list(_plans(sizes, request, costs, memory.device, context, prefetch))
         fitting = [plan for plan in plans if plan.peak_nbytes <= budget]
         if fitting:
-            grown = _grown(min(fitting, key=_badness), sizes, wishes, budget)
-            return replace(grown, budget=budget, notes=tuple(_notes(grown, sizes, wishes)))
+            grown = _grown(min(fitting, key=_badness), sizes, request, budget)
+            return replace(grown, budget=budget, notes=tuple(_notes(grown, sizes, request)))
         tried += plans
     smallest = min(tried, key=lambda plan: plan.peak_nbytes)
-    raise PlanError(_refusal(smallest, wishes, budget), replace(smallest, budget=budget))
+    raise PlanError(_refusal(smallest, request, budget), replace(smallest, budget=budget))
 
 
-def budget_of(wishes: Wishes, memory: Memory) -> int:
+def budget_of(request: PlanRequest, memory: Memory) -> int:
     """Return the budget of the plan in bytes: the one that was asked for, or a share of the free memory.
 
     Raises:
         PlanError: the budget that was asked for exceeds the free memory.
     """
-    if wishes.budget is None:
+    if request.budget is None:
         # Without streaming nothing grows to fill the budget, so no reserve is needed.
-        share = 1.0 if wishes.keeps == "all" else AUTO_SHARE[memory.device.partition(":")[0]]
+        share = 1.0 if request.keeps == "all" else AUTO_SHARE[memory.device.partition(":")[0]]
         return int(memory.free_nbytes * share)
-    if wishes.budget > memory.free_nbytes:
+    if request.budget > memory.free_nbytes:
         most = memory.free_nbytes // GRAIN * GRAIN
         raise PlanError(
-            f"streaming.memory_budget is {in_words(wishes.budget)}, but {in_words(memory.free_nbytes)} can be taken on "
-            f"{memory.device}, which has {in_words(memory.physical_nbytes)} in all; the largest that works now is "
+            f"streaming.memory_budget is {in_words(request.budget)}, but {in_words(memory.free_nbytes)} can be taken "
+            f"on {memory.device}, which has {in_words(memory.physical_nbytes)} in all; the largest that works now is "
             f"{most} bytes; ask for no more, or leave it at auto"
         )
-    return wishes.budget
+    return request.budget
 
 
 def _plans(
-    sizes: WeightSizes, wishes: Wishes, costs: Costs, device: str, context: int, prefetch: int
+    sizes: WeightSizes, request: PlanRequest, costs: Costs, device: str, context: int, prefetch: int
 ) -> Iterator[Plan]:
     """Yield all plans for one context and one prefetch, with as few experts on the device as possible."""
     rest = Plan(
@@ -151,8 +151,8 @@ def _plans(
         ),
         kv_nbytes=costs.kv_nbytes(context),
         device=device,
-        policy=wishes.policy,
-        mode=wishes.mode,
+        policy=request.policy,
+        mode=request.mode,
         context=context,
         always_nbytes=sizes.always,
         other=OtherMemory(
@@ -160,8 +160,8 @@ def _plans(
         ),
         read_nbytes=sizes.read_nbytes,
     )
-    residences = {"all": (True,), "nothing": (False,)}.get(wishes.keeps, (False, True)) if sizes.features else (True,)
-    for arrangement, keeps_features in product(arrangements(wishes.keeps, sizes), residences):
+    residences = {"all": (True,), "nothing": (False,)}.get(request.keeps, (False, True)) if sizes.features else (True,)
+    for arrangement, keeps_features in product(arrangements(request.keeps, sizes), residences):
         units = arrangement.unit_nbytes(sizes)
         groups = replace(
             rest.groups,
@@ -172,7 +172,7 @@ def _plans(
             are_features_resident=keeps_features,
         )
         plan = replace(rest, groups=groups)
-        for placed in with_experts(plan, sizes.experts, wishes.experts, costs.buffer_nbytes):
+        for placed in with_experts(plan, sizes.experts, request.experts, costs.buffer_nbytes):
             moving = costs.moving_nbytes if placed.is_streaming else 0
             workspace = placed.other.workspace_nbytes + moving
             yield replace(placed, other=replace(placed.other, workspace_nbytes=workspace))
@@ -188,32 +188,32 @@ def _badness(plan: Plan) -> tuple[int, bool, bool, bool]:
     return groups.streamed_nbytes, has_cache, *tables
 
 
-def _grown(plan: Plan, sizes: WeightSizes, wishes: Wishes, budget: int) -> Plan:
+def _grown(plan: Plan, sizes: WeightSizes, request: PlanRequest, budget: int) -> Plan:
     """Return the plan with as many experts as the budget allows, and with a resident embedding if it still fits."""
     if plan.experts is None or sizes.experts is None:
         return plan
-    plan = with_more_experts(plan, sizes.experts, wishes.experts, budget)
-    may_keep_table = wishes.keeps == "most" and not sizes.is_tied
+    plan = with_more_experts(plan, sizes.experts, request.experts, budget)
+    may_keep_table = request.keeps == "most" and not sizes.is_tied
     with_table = replace(plan, groups=replace(plan.groups, is_embedding_resident=True))
     return with_table if may_keep_table and with_table.peak_nbytes <= budget else plan
 
 
-def _notes(plan: Plan, sizes: WeightSizes, wishes: Wishes) -> Iterator[str]:
-    if plan.context != wishes.context:
-        yield f"context_length={plan.context}, because {wishes.context} tokens of KV cache do not fit in the budget"
-    if wishes.keeps == "most" and not plan.is_streaming:
-        yield f"streaming={wishes.policy}: everything fits, so nothing streams"
-    if plan.groups.streamed and plan.groups.num_slots == 1 and wishes.prefetch is None and wishes.mode == "async":
+def _notes(plan: Plan, sizes: WeightSizes, request: PlanRequest) -> Iterator[str]:
+    if plan.context != request.context:
+        yield f"context_length={plan.context}, because {request.context} tokens of KV cache do not fit in the budget"
+    if request.keeps == "most" and not plan.is_streaming:
+        yield f"streaming={request.policy}: everything fits, so nothing streams"
+    if plan.groups.streamed and plan.groups.num_slots == 1 and request.prefetch is None and request.mode == "async":
         yield "streaming.prefetch=auto: the budget has room for one slot, so nothing is read ahead"
-    if wishes.expert_cache is not None and sizes.experts is None:
+    if request.expert_cache is not None and sizes.experts is None:
         yield "streaming.expert_cache has no effect: the model has no experts"
 
 
-def _refusal(smallest: Plan, wishes: Wishes, budget: int) -> str:
+def _refusal(smallest: Plan, request: PlanRequest, budget: int) -> str:
     """Return the message that no plan fits in the budget, with the smallest budget that works."""
-    has = f"{in_words(budget)} are free" if wishes.budget is None else f"the budget is {in_words(budget)}"
+    has = f"{in_words(budget)} are free" if request.budget is None else f"the budget is {in_words(budget)}"
     context = f"at context_length={smallest.context} "
-    if wishes.keeps == "all":
+    if request.keeps == "all":
         return f"{needs_in_words(smallest)}, {has}; {ADVICE}; {smallest.peak_nbytes} bytes would do {context}".rstrip()
     return (
         f"{needs_in_words(smallest)} at least, {has}; the smallest streaming.memory_budget that works {context}is "

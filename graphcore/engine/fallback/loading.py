@@ -25,7 +25,7 @@ from graphcore.engine.fallback.weight_groups import SkeletonWeights
 from graphcore.engine.fallback.weights_in_place import load_resident_skeleton, moved_names, open_transformers_stream
 from graphcore.engine.loading.build import Running
 from graphcore.engine.loading.open_model import read_tokenizer
-from graphcore.engine.loading.plan_run import wishes_of
+from graphcore.engine.loading.plan_run import plan_request_of
 from graphcore.engine.loading.runtime_config import RuntimeConfig, choose_context
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.kernels.ops.kv_formats import kv_types
@@ -210,7 +210,7 @@ def plan_transformers(
             for name, tensor in own
         ),
     )
-    plan = plan_streaming(weights.sizes(), wishes_of(settings, choices.context), costs, machine.memory)
+    plan = plan_streaming(weights.sizes(), plan_request_of(settings, choices.context), costs, machine.memory)
     check_host(streaming, plan, tier, machine, ram_nbytes(plan, tier, reads))
     return plan, tier
 

@@ -25,7 +25,7 @@ from graphcore.planning.costs import (
     workspace_nbytes,
 )
 from graphcore.planning.machine import Machine
-from graphcore.planning.planner import Costs, Wishes, plan_streaming
+from graphcore.planning.planner import Costs, PlanRequest, plan_streaming
 from graphcore.planning.sizes import sizes_of
 from graphcore.planning.tier import buffer_nbytes, check_host, choose_tier, ram_nbytes
 from graphcore.quant.format_choice import STORED
@@ -97,25 +97,25 @@ def _fitting(
 def _plan(
     settings: Settings, model: Model, parts: PreparedModel, tier: Tier, machine: Machine, layer_slots: bool
 ) -> Plan:
-    """Return the plan for weights that are streamed from the tier. Args: layer_slots: as `Wishes.has_layer_slots`."""
-    wishes = wishes_of(settings, parts.choices.context, maps_experts(settings, parts, tier))
+    """Return the plan for weights that are streamed from the tier. Args: layer_slots: `PlanRequest.has_layer_slots`."""
+    request = plan_request_of(settings, parts.choices.context, maps_experts(settings, parts, tier))
     return plan_streaming(
         sizes_of(parts.decoder, parts.loader.is_tied, settings.streaming.layer_group_size),
-        replace(wishes, has_layer_slots=layer_slots),
+        replace(request, has_layer_slots=layer_slots),
         costs_of(settings, model, parts, tier),
         machine.memory,
     )
 
 
-def wishes_of(settings: Settings, context: int, maps_experts: bool = False) -> Wishes:
+def plan_request_of(settings: Settings, context: int, maps_experts: bool = False) -> PlanRequest:
     """Return the settings that a plan depends on.
 
     Args:
         context: tokens of KV cache for each sequence.
-        maps_experts: the same field of `Wishes`.
+        maps_experts: the same field of `PlanRequest`.
     """
     streaming, keeps = settings.streaming, keeps_of(settings.streaming)
-    return Wishes(
+    return PlanRequest(
         policy=streaming.policy,
         keeps=keeps,
         budget=parse_nbytes("streaming.memory_budget", streaming.memory_budget),

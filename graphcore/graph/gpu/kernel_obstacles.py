@@ -11,9 +11,10 @@ from torch import nn
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.targets import lower_to_kernels, missing_entry
 from graphcore.graph.lowering.tracing import Traced
+from graphcore.kernels import limits
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
-from graphcore.kernels.gpu.matrix import MOST_COLUMNS, MOST_TOKENS
+from graphcore.kernels.gpu.matrix import MOST_COLUMNS
 from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.nn.attention import Attention
 from graphcore.nn.decoder import Decoder, Head
@@ -54,8 +55,8 @@ OPERATIONS = frozenset(  # operations that graph/gpu/kernel_entries.py has an en
 
 def block_obstacle(block: nn.Module, batch: int) -> str | None:
     """Return why the block cannot run a decode step of that many sequences on a GPU's decode kernels, or None."""
-    if batch > MOST_TOKENS:
-        return f"batches of more than {MOST_TOKENS} have no decode kernels, this is {batch}"
+    if batch > limits.MOST_TOKENS:
+        return f"batches of more than {limits.MOST_TOKENS} have no decode kernels, this is {batch}"
     traced = lower_to_kernels(block)
     return (
         missing_entry(traced, OPERATIONS, "GPU kernel", changes_x=True)
@@ -77,8 +78,8 @@ def device_obstacle(decoder: Decoder, batch: int) -> str | None:
 
 def head_obstacle(head: Head, batch: int) -> str | None:
     """Return why the head cannot run on a GPU's decode kernels, or None."""
-    if batch > MOST_TOKENS:
-        return f"batches of more than {MOST_TOKENS} have no decode kernels, this is {batch}"
+    if batch > limits.MOST_TOKENS:
+        return f"batches of more than {limits.MOST_TOKENS} have no decode kernels, this is {batch}"
     operations = missing_entry(lower_to_kernels(head), OPERATIONS, "GPU kernel", changes_x=False)
     return operations or _obstacle_of_linear("lm_head", head.lm_head)
 

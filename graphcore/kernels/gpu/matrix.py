@@ -9,7 +9,6 @@ from torch import Tensor
 
 DENSE = "dense"
 MOST_MATRICES = 3  # matrices of one launch: q, k and v
-MOST_TOKENS = 8  # tokens of one launch
 MOST_COLUMNS = 1 << 15  # columns of a row that a program of the norm holds; 32 registers of each of 1024 threads
 
 

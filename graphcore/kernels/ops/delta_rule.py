@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-CHUNK = 64  # tokens whose updates are solved together
+from graphcore.kernels import limits
+
 MOST_STEPS = 8  # tokens that are computed one by one rather than as a chunk
 UNIT_EPS = 1e-6
 
@@ -142,7 +143,7 @@ def gated_delta_steps(
 
 
 def gated_delta_chunks(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, chunk: int = CHUNK
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, chunk: int = limits.DELTA_CHUNK
 ) -> tuple[Tensor, Tensor]:
     """Implement `gated_delta_rule` with matrix products over chunks of tokens.
 

@@ -1,11 +1,11 @@
-"""Sizes, wishes and budgets for the planner's tests, drawn and fixed, and a plain account of what a plan takes."""
+"""Sizes, requests and budgets for the planner's tests, drawn and fixed, and a plain account of what a plan takes."""
 
 from itertools import product
 
 from hypothesis import strategies as st
 
 from graphcore.planning.machine import Memory
-from graphcore.planning.planner import Costs, Wishes
+from graphcore.planning.planner import Costs, PlanRequest
 from graphcore.planning.sizes import ExpertSizes, WeightSizes
 from graphcore.streaming.policy_registry import POLICIES
 from graphcore.weights.plan import Plan
@@ -15,9 +15,11 @@ KV = 10  # bytes for a token
 COSTS = Costs(lambda context: KV * context, workspace_nbytes=77, buffer_nbytes=33)
 
 
-def wishes(policy: str, budget: int | None = None, prefetch: int | None = None, mode: str = "async") -> Wishes:
-    """Return wishes with a context that may not shrink."""
-    return Wishes(policy, POLICIES[policy].keeps, budget, prefetch, mode, None, 100, may_halve_context=False)
+def plan_request(
+    policy: str, budget: int | None = None, prefetch: int | None = None, mode: str = "async"
+) -> PlanRequest:
+    """Return a plan request with a context that may not be halved."""
+    return PlanRequest(policy, POLICIES[policy].keeps, budget, prefetch, mode, None, 100, may_halve_context=False)
 
 
 def equal_sizes(num_groups: int, nbytes: int, is_tied: bool = False) -> WeightSizes:
@@ -45,14 +47,14 @@ def any_sizes(draw: st.DrawFn) -> WeightSizes:
 
 
 @st.composite
-def any_wishes(draw: st.DrawFn, policies: tuple[str, ...] = ("off", "on", "auto")) -> Wishes:
-    """Draw wishes without a budget."""
+def any_request(draw: st.DrawFn, policies: tuple[str, ...] = ("off", "on", "auto")) -> PlanRequest:
+    """Draw a plan request without a budget."""
     mode = draw(st.sampled_from(["async", "sync"]))
     prefetch = None if mode == "sync" else draw(st.sampled_from([None, 0, 1, 2, 8]))
     cache = draw(st.sampled_from([None, None, 0, 300, 3000]))
     context = draw(st.sampled_from([100, 700, 4096]))
     policy, may_halve, maps = draw(st.sampled_from(policies)), draw(st.booleans()), draw(st.booleans())
-    return Wishes(policy, POLICIES[policy].keeps, None, prefetch, mode, cache, context, may_halve, maps)
+    return PlanRequest(policy, POLICIES[policy].keeps, None, prefetch, mode, cache, context, may_halve, maps)
 
 
 def account(plan: Plan, sizes: WeightSizes) -> int:

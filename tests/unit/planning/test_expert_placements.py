@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from plan_cases import COSTS, KV, PLENTY, equal_sizes, wishes
+from plan_cases import COSTS, KV, PLENTY, equal_sizes, plan_request
 
 from graphcore.planning.planner import plan_streaming
 from graphcore.planning.prediction import Rates, predict
@@ -20,7 +20,7 @@ ALL_BUT_EXPERTS = 6000 + 3000 + FIXED  # the table gathered
 
 def mapped(room: int, cap: int | None = None, policy: str = "auto", may_have_slots: bool = False) -> Plan:
     """Return the plan whose budget leaves so many bytes for experts."""
-    asked = replace(wishes(policy, ALL_BUT_EXPERTS + room), maps_experts=True, expert_cache=cap)
+    asked = replace(plan_request(policy, ALL_BUT_EXPERTS + room), maps_experts=True, expert_cache=cap)
     return plan_streaming(MIXTURE, replace(asked, has_layer_slots=may_have_slots), COSTS, PLENTY)
 
 

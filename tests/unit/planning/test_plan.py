@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from plan_cases import COSTS, PLENTY, equal_sizes, wishes
+from plan_cases import COSTS, PLENTY, equal_sizes, plan_request
 
 from graphcore.errors import PlanError
 from graphcore.planning.machine import free_device_nbytes
@@ -25,10 +25,10 @@ def test_what_a_plan_needs_is_said_in_parts() -> None:
 
 
 def test_what_just_fits_is_accepted_and_a_few_bytes_less_are_refused_with_what_to_change() -> None:
-    needed = plan_streaming(SIZES, wishes("off"), COSTS, PLENTY).peak_nbytes
-    assert plan_streaming(SIZES, wishes("off"), COSTS, replace(PLENTY, free_nbytes=needed)).policy == "off"
+    needed = plan_streaming(SIZES, plan_request("off"), COSTS, PLENTY).peak_nbytes
+    assert plan_streaming(SIZES, plan_request("off"), COSTS, replace(PLENTY, free_nbytes=needed)).policy == "off"
     with pytest.raises(PlanError) as caught:
-        plan_streaming(SIZES, wishes("off"), COSTS, replace(PLENTY, free_nbytes=needed - 1))
+        plan_streaming(SIZES, plan_request("off"), COSTS, replace(PLENTY, free_nbytes=needed - 1))
     message = str(caught.value)
     assert "are free; use streaming=auto" in message
     assert "context_length" in message

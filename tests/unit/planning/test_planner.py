@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from plan_cases import COSTS, KV, PLENTY, account, any_sizes, any_wishes, equal_sizes, fewest_streamed, wishes
+from plan_cases import COSTS, KV, PLENTY, account, any_request, any_sizes, equal_sizes, fewest_streamed, plan_request
 
 from graphcore.errors import PlanError
 from graphcore.planning.machine import Memory
-from graphcore.planning.planner import Costs, Wishes, budget_of, plan_streaming
+from graphcore.planning.planner import Costs, PlanRequest, budget_of, plan_streaming
 from graphcore.planning.sizes import ExpertSizes, WeightSizes
 from graphcore.weights.plan import GIB, ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token
 
@@ -20,11 +20,11 @@ FIXED = KV * 100 + 77 + 33 + 11  # kv, workspace, buffers and vectors of `equal_
 SIZES = equal_sizes(6, 1000)
 
 
-def plan_of(sizes: WeightSizes, asked: Wishes, costs: Costs = COSTS, memory: Memory = PLENTY) -> Plan:
+def plan_of(sizes: WeightSizes, asked: PlanRequest, costs: Costs = COSTS, memory: Memory = PLENTY) -> Plan:
     return plan_streaming(sizes, asked, costs, memory)
 
 
-def smallest_budget(sizes: WeightSizes, asked: Wishes) -> int:
+def smallest_budget(sizes: WeightSizes, asked: PlanRequest) -> int:
     """Return the first budget that works, found by halving, without the planner's own word."""
     too_small, enough = 0, 1 << 40
     while enough - too_small > 1:
@@ -37,8 +37,10 @@ def smallest_budget(sizes: WeightSizes, asked: Wishes) -> int:
     return enough
 
 
-@given(any_sizes(), any_wishes(), st.integers(1, 400_000))
-def test_a_plan_is_never_above_its_budget_and_counts_every_byte(sizes: WeightSizes, asked: Wishes, budget: int) -> None:
+@given(any_sizes(), any_request(), st.integers(1, 400_000))
+def test_a_plan_is_never_above_its_budget_and_counts_every_byte(
+    sizes: WeightSizes, asked: PlanRequest, budget: int
+) -> None:
     try:
         plan = plan_of(sizes, replace(asked, budget=budget))
     except PlanError:
@@ -50,8 +52,8 @@ def test_a_plan_is_never_above_its_budget_and_counts_every_byte(sizes: WeightSiz
 
 
 @settings(deadline=None)  # forty plans and more
-@given(any_sizes(), any_wishes())
-def test_the_refusal_names_the_smallest_budget_that_works(sizes: WeightSizes, asked: Wishes) -> None:
+@given(any_sizes(), any_request())
+def test_the_refusal_names_the_smallest_budget_that_works(sizes: WeightSizes, asked: PlanRequest) -> None:
     smallest = smallest_budget(sizes, asked)
     with pytest.raises(PlanError) as caught:
         plan_of(sizes, replace(asked, budget=1))
@@ -67,8 +69,8 @@ def rank(plan: Plan) -> tuple[float, ...]:
     return (-(plan.context or 0), -min(slots, 2), plan.groups.streamed_nbytes, expected_bytes_per_token(plan))
 
 
-@given(any_sizes(), any_wishes(), st.integers(1, 400_000), st.integers(0, 100_000))
-def test_more_budget_never_makes_a_plan_worse(sizes: WeightSizes, asked: Wishes, budget: int, more: int) -> None:
+@given(any_sizes(), any_request(), st.integers(1, 400_000), st.integers(0, 100_000))
+def test_more_budget_never_makes_a_plan_worse(sizes: WeightSizes, asked: PlanRequest, budget: int, more: int) -> None:
     try:
         less = plan_of(sizes, replace(asked, budget=budget))
     except PlanError:
@@ -88,7 +90,7 @@ def test_auto_streams_as_little_as_any_choice_of_groups_could(num_groups: int, p
     sizes = equal_sizes(num_groups, 1000)
     room = budget - FIXED
     fewest = fewest_streamed(sizes, prefetch + 1, room)
-    asked = wishes("auto", budget, prefetch)
+    asked = plan_request("auto", budget, prefetch)
     if fewest is None:
         with pytest.raises(PlanError):
             plan_of(sizes, asked)
@@ -101,7 +103,7 @@ def test_auto_streams_as_little_as_any_choice_of_groups_could(num_groups: int, p
 
 
 def test_on_streams_every_layer_group_and_the_head_through_two_slots() -> None:
-    plan = plan_of(SIZES, wishes("on", 100_000))
+    plan = plan_of(SIZES, plan_request("on", 100_000))
     assert (plan.groups.streamed, plan.groups.num_slots, plan.groups.slot_nbytes) == (tuple(range(1, 10)), 2, 1000)
     assert (plan.groups.is_embedding_resident, plan.groups.is_head_resident, plan.groups.resident_nbytes) == (
         False,
@@ -114,49 +116,49 @@ def test_on_streams_every_layer_group_and_the_head_through_two_slots() -> None:
 
 def test_auto_keeps_all_where_all_fits_and_one_byte_less_makes_the_table_be_gathered() -> None:
     whole = 6000 + 3000 + 3000 + FIXED - 33  # without read buffers
-    plan = plan_of(SIZES, wishes("auto", whole))
+    plan = plan_of(SIZES, plan_request("auto", whole))
     assert (plan.groups.streamed, plan.groups.num_slots, plan.is_streaming, bytes_per_token(plan)) == ((), 0, False, 0)
     assert plan.total_nbytes == whole
     assert plan.notes == ("streaming=auto: everything fits, so nothing streams",)
-    less = plan_of(SIZES, wishes("auto", whole - 1))
+    less = plan_of(SIZES, plan_request("auto", whole - 1))
     assert (less.groups.streamed, less.groups.is_embedding_resident, less.is_streaming) == ((), False, True)
 
 
 @pytest.mark.parametrize(("budget", "slots"), [(2000 + FIXED, 2), (1999 + FIXED, 1), (1000 + FIXED, 1)])
 def test_auto_prefetch_reads_one_group_ahead_where_that_fits(budget: int, slots: int) -> None:
-    plan = plan_of(SIZES, wishes("on", budget))
+    plan = plan_of(SIZES, plan_request("on", budget))
     assert plan.groups.num_slots == slots
     assert any("room for one slot" in note for note in plan.notes) == (slots == 1)
 
 
 def test_prefetch_has_a_slot_each_but_no_more_than_there_are_groups() -> None:
-    assert plan_of(SIZES, wishes("on", 100_000, prefetch=4)).groups.num_slots == 5
-    assert plan_of(equal_sizes(1, 10), wishes("on", 100_000, prefetch=8)).groups.num_slots == 4
-    assert plan_of(SIZES, wishes("on", 100_000, mode="sync")).groups.num_slots == 1
+    assert plan_of(SIZES, plan_request("on", 100_000, prefetch=4)).groups.num_slots == 5
+    assert plan_of(equal_sizes(1, 10), plan_request("on", 100_000, prefetch=8)).groups.num_slots == 4
+    assert plan_of(SIZES, plan_request("on", 100_000, mode="sync")).groups.num_slots == 1
     with pytest.raises(PlanError, match=rf"is {5000 + FIXED} bytes; a smaller layer_group_size, prefetch, "):
-        plan_of(SIZES, wishes("on", 4999 + FIXED, prefetch=4))
+        plan_of(SIZES, plan_request("on", 4999 + FIXED, prefetch=4))
 
 
 def test_a_remainder_group_streams_through_a_slot_of_the_largest() -> None:
     sizes = WeightSizes(500, 90, (90,), False, (400, 400, 130), 11)
-    plan = plan_of(sizes, wishes("on", 100_000))
+    plan = plan_of(sizes, plan_request("on", 100_000))
     assert (plan.groups.slot_nbytes, plan.groups.streamed_nbytes) == (400, 400 + 400 + 130 + 90)
     assert [plan.groups.nbytes_of(number) for number in (0, *plan.groups.streamed)] == [500, 400, 400, 130, 90]
 
 
 def test_decode_programs_count_with_the_context_that_is_planned() -> None:
     costs = replace(COSTS, program_nbytes=lambda context: 50 + 2 * context)
-    plain, plan = plan_of(SIZES, wishes("on")), plan_of(SIZES, wishes("on"), costs)
+    plain, plan = plan_of(SIZES, plan_request("on")), plan_of(SIZES, plan_request("on"), costs)
     assert plan.other.program_nbytes == 50 + 2 * 100
     assert plan.total_nbytes == plain.total_nbytes + 250
     least = 1000 + 33 + 77 + 11 + KV * 1024 + 50 + 2 * 1024
-    asked = replace(wishes("on", least), context=4096, may_halve_context=True)
+    asked = replace(plan_request("on", least), context=4096, may_halve_context=True)
     assert plan_of(SIZES, asked, costs).context == 1024
     assert plan_of(SIZES, replace(asked, budget=least - 1), costs).context == 512
 
 
 def test_a_context_that_nobody_asked_for_is_halved_until_it_fits() -> None:
-    asked = replace(wishes("on", 2000 + 33 + 77 + 11 + KV * 1500), context=4096, may_halve_context=True)
+    asked = replace(plan_request("on", 2000 + 33 + 77 + 11 + KV * 1500), context=4096, may_halve_context=True)
     plan = plan_of(SIZES, asked)
     assert (plan.context, plan.groups.num_slots) == (1024, 2)
     assert plan.notes == ("context_length=1024, because 4096 tokens of KV cache do not fit in the budget",)
@@ -172,12 +174,12 @@ ALL_BUT_EXPERTS = 6000 + 3000 + FIXED  # the table gathered
 
 
 def test_experts_get_what_the_budget_leaves_over() -> None:
-    fewest = plan_of(MIXTURE, wishes("auto", ALL_BUT_EXPERTS + 200))
+    fewest = plan_of(MIXTURE, plan_request("auto", ALL_BUT_EXPERTS + 200))
     assert fewest.experts is not None
     assert (fewest.groups.streamed, fewest.experts.num_slots) == ((), 2)
     assert bytes_per_token(fewest) == 2 * (100 + 100 + 80)
     assert expected_bytes_per_token(fewest) == pytest.approx(560 * (1 - 2 / 6))  # two slots find at most two of six
-    more = plan_of(MIXTURE, wishes("auto", ALL_BUT_EXPERTS + 1299))
+    more = plan_of(MIXTURE, plan_request("auto", ALL_BUT_EXPERTS + 1299))
     assert more.experts is not None
     assert (more.groups.streamed, more.experts.num_slots, more.experts.nbytes) == ((), 12, 1200)
     assert expected_bytes_per_token(more) == pytest.approx(560 * (1 - 0.891))  # half of all experts have slots
@@ -206,19 +208,19 @@ def test_hits_follow_the_replayed_rates_and_are_never_more_than_slots(
 
 def test_all_experts_stay_where_all_fits_unless_fewer_were_asked_for() -> None:
     whole = ALL_BUT_EXPERTS - 33 + 3000 + 8 * 280
-    plan = plan_of(MIXTURE, wishes("auto", whole))
+    plan = plan_of(MIXTURE, plan_request("auto", whole))
     assert (plan.experts, plan.resident_expert_nbytes, plan.is_streaming) == (None, 8 * 280, False)
     assert plan.total_nbytes == whole
-    capped = plan_of(MIXTURE, replace(wishes("auto", 10 * whole), expert_cache=750))
+    capped = plan_of(MIXTURE, replace(plan_request("auto", 10 * whole), expert_cache=750))
     assert capped.experts is not None
     assert (capped.experts.num_slots, capped.groups.is_embedding_resident) == (7, True)
-    on = plan_of(MIXTURE, wishes("on", 10 * whole))
+    on = plan_of(MIXTURE, plan_request("on", 10 * whole))
     assert on.experts is not None
     assert (on.experts.num_slots, on.experts.is_all, expected_bytes_per_token(on)) == (24, True, 9000)
 
 
 def test_an_expert_cache_without_experts_is_said_to_have_no_effect() -> None:
-    plan = plan_of(SIZES, replace(wishes("on", 100_000), expert_cache=750))
+    plan = plan_of(SIZES, replace(plan_request("on", 100_000), expert_cache=750))
     assert plan.notes == ("streaming.expert_cache has no effect: the model has no experts",)
 
 
@@ -226,42 +228,42 @@ def test_an_expert_cache_without_experts_is_said_to_have_no_effect() -> None:
 def test_a_budget_above_what_can_be_taken_is_refused_and_the_largest_that_is_named_works(asked: int) -> None:
     memory = Memory("cuda:0", free_nbytes=10 * GIB, physical_nbytes=16 * GIB)
     with pytest.raises(PlanError) as caught:
-        plan_of(SIZES, wishes("on", asked), memory=memory)
+        plan_of(SIZES, plan_request("on", asked), memory=memory)
     said = f"is {asked / GIB:.2f} GiB, but 10.00 GiB can be taken on cuda:0, which has 16.00 GiB in all"
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     largest = int(str(caught.value).partition("the largest that works now is ")[2].split()[0])
     assert 10 * GIB - 10**6 < largest <= 10 * GIB
-    assert plan_of(SIZES, wishes("on", largest), memory=memory).budget == largest
+    assert plan_of(SIZES, plan_request("on", largest), memory=memory).budget == largest
 
 
 def test_a_load_that_takes_more_than_what_stays_is_counted() -> None:
     costs = replace(COSTS, loading_nbytes=50_000)
     whole = 6000 + 3000 + 3000 + 11  # all weights, before the cache and the workspace are there
-    plan = plan_of(SIZES, wishes("off", 100_000), costs)
+    plan = plan_of(SIZES, plan_request("off", 100_000), costs)
     assert (plan.load_peak_nbytes, plan.peak_nbytes) == (whole + 50_000, whole + 50_000)
     with pytest.raises(PlanError, match=f"while loading .*{whole + 50_000} bytes would do"):
-        plan_of(SIZES, wishes("off", whole + 49_999), costs)
-    streamed = plan_of(SIZES, wishes("on", 60_000), costs)
+        plan_of(SIZES, plan_request("off", whole + 49_999), costs)
+    streamed = plan_of(SIZES, plan_request("on", 60_000), costs)
     assert streamed.load_peak_nbytes == 50_000 + 11
-    on_gpu = plan_of(SIZES, wishes("off", 60_000), costs, replace(PLENTY, device="cuda:0"))
+    on_gpu = plan_of(SIZES, plan_request("off", 60_000), costs, replace(PLENTY, device="cuda:0"))
     assert (on_gpu.load_peak_nbytes, on_gpu.peak_nbytes) == (50_000, on_gpu.total_nbytes)
 
 
 def test_an_auto_budget_is_a_share_of_what_is_free() -> None:
-    assert budget_of(wishes("on"), Memory("cpu", 1000, 2000)) == 900
-    assert budget_of(wishes("auto"), Memory("cuda:1", 1000, 2000)) == 950
-    assert budget_of(wishes("off"), Memory("cpu", 1000, 2000)) == 1000
+    assert budget_of(plan_request("on"), Memory("cpu", 1000, 2000)) == 900
+    assert budget_of(plan_request("auto"), Memory("cuda:1", 1000, 2000)) == 950
+    assert budget_of(plan_request("off"), Memory("cpu", 1000, 2000)) == 1000
 
 
 def test_refusals_say_what_is_needed_and_what_there_is() -> None:
     big = WeightSizes(GIB, GIB, (GIB // 2,) * 2, False, (GIB,) * 8, GIB // 4)
     with pytest.raises(PlanError) as caught:
-        plan_of(big, wishes("off", 4 * GIB))
+        plan_of(big, plan_request("off", 4 * GIB))
     assert "streaming=off needs 10.25 GiB on cpu (weights 10.25 GiB, " in str(caught.value)
     assert ", the budget is 4.00 GiB; use streaming=auto, or a smaller model" in str(caught.value)
     with pytest.raises(PlanError) as caught:
-        plan_of(big, wishes("on"), memory=Memory("cpu", GIB, 16 * GIB))
+        plan_of(big, plan_request("on"), memory=Memory("cpu", GIB, 16 * GIB))
     assert "streaming=on needs 1.25 GiB on cpu (weights 256.0 MiB, slots 1.00 GiB, " in str(caught.value)
     assert ", 921.6 MiB are free; the smallest streaming.memory_budget that works at context_length=100 is " in str(
         caught.value

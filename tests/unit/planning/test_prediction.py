@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from plan_cases import COSTS, PLENTY, equal_sizes, wishes
+from plan_cases import COSTS, PLENTY, equal_sizes, plan_request
 
 from graphcore.planning.planner import plan_streaming
 from graphcore.planning.prediction import Rates, predict
@@ -24,20 +24,20 @@ SIZES = equal_sizes(6, 1000)  # a token reads 6 groups, a head of 3000 and 11 by
 def test_copies_hide_behind_compute_where_something_is_read_ahead(
     prefetch: int | None, mode: str, memory: float, seconds: float
 ) -> None:
-    plan = plan_streaming(SIZES, wishes("on", 100_000, prefetch, mode), COSTS, PLENTY)
+    plan = plan_streaming(SIZES, plan_request("on", 100_000, prefetch, mode), COSTS, PLENTY)
     predicted = predict(plan, Rates(link=1000.0, memory=memory))
     assert predicted.seconds == pytest.approx(seconds)
     assert predicted.tokens_per_second == pytest.approx(1 / seconds)
 
 
 def test_a_plan_without_streams_is_as_fast_as_memory() -> None:
-    plan = plan_streaming(SIZES, wishes("off"), COSTS, PLENTY)
+    plan = plan_streaming(SIZES, plan_request("off"), COSTS, PLENTY)
     assert predict(plan, Rates(link=1.0, memory=9011.0)).seconds == pytest.approx(1.0)
 
 
 def test_fetched_experts_wait_for_the_router() -> None:
     sizes = replace(SIZES, experts=ExpertSizes((100, 100), count=4, routed=2, least=2))
-    asked = replace(wishes("on", 100_000), expert_cache=400)
+    asked = replace(plan_request("on", 100_000), expert_cache=400)
     predicted = predict(plan_streaming(sizes, asked, COSTS, PLENTY), Rates(link=1000.0, memory=9411.0))
     # 4 of 8 experts have slots, where 89.1 % of the routed ones are found: of 400 routed bytes 43.6 are fetched
     assert (predicted.copy_seconds, predicted.fetch_seconds) == (pytest.approx(9.0), pytest.approx(0.0436))
@@ -46,7 +46,7 @@ def test_fetched_experts_wait_for_the_router() -> None:
 
 def test_sequences_share_what_moves_and_choose_other_experts() -> None:
     sizes = replace(SIZES, experts=ExpertSizes((100, 100), count=4, routed=2, least=2))
-    plan = plan_streaming(sizes, replace(wishes("on", 100_000), expert_cache=400), COSTS, PLENTY)
+    plan = plan_streaming(sizes, replace(plan_request("on", 100_000), expert_cache=400), COSTS, PLENTY)
     rates = Rates(link=1000.0, memory=9411.0)
     one, two = predict(plan, rates), predict(plan, rates, 2)
     assert two.copy_seconds == one.copy_seconds
@@ -58,7 +58,7 @@ def test_sequences_share_what_moves_and_choose_other_experts() -> None:
 
 
 def test_on_a_cpu_each_16_sequences_read_all_weights() -> None:
-    plan = plan_streaming(SIZES, wishes("off"), COSTS, PLENTY)
+    plan = plan_streaming(SIZES, plan_request("off"), COSTS, PLENTY)
     rates = Rates(link=1.0, memory=9011.0)
     seconds = {count: predict(plan, rates, count).compute_seconds for count in (1, 16, 17, 32)}
     assert seconds[16] == pytest.approx(1 + 15 * 0.35)

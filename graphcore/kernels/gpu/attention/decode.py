@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels import limits
 from graphcore.kernels.gpu.attention.coded_heads import mix, pool_kind, strides_of
 from graphcore.kernels.gpu.attention.new_token import (
     prepared_queries,
@@ -40,7 +41,6 @@ from graphcore.kernels.gpu.attention.running_softmax import (
 )
 from graphcore.kernels.gpu.attention.splits import (
     ALONE_TILES,
-    RESIDENT,
     keys_of_tile,
     most_splits,
     of_row,
@@ -240,7 +240,7 @@ def launch_attend_token(
         ROWS=max(16, heads_width), ALL_ROWS=triton.next_power_of_2(batch), HEAD_DIM=head_dim, WIDTH=width, TILE=tile,
         PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
         ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
-        maxnreg=REGISTERS // (RESIDENT * 32 * warps), K_KIND=kinds[0], V_KIND=kinds[1],
+        maxnreg=REGISTERS // (limits.SPLIT_PROGRAMS * 32 * warps), K_KIND=kinds[0], V_KIND=kinds[1],
         ROTATED=0 if rope is None else 2 * rope.shape[-1], WIDE=scale_in_float32, **pdl_options(),
     )  # fmt: skip
     return out

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels import limits
 from graphcore.kernels.gpu.attention.coded_heads import launch_mix_heads, pool_kind, strides_of
 from graphcore.kernels.gpu.attention.decode import MOST_CODED_WIDTH, table_sizes
 from graphcore.kernels.gpu.attention.running_softmax import (
@@ -182,15 +183,15 @@ def tiles_of(
     """
     if dtype == torch.float32:
         return 16, 16, 4
-    if is_coded and not is_hopper and width <= 256:
+    if is_coded and not is_hopper and width <= limits.WIDE_HEAD:
         return (32, 32, 8) if width > 128 else (64, 64, 4)
     tile = 16 if is_coded and width > MOST_CODED_WIDTH else 32
     few = max(16, triton.next_power_of_2(rows), 64 if is_coded else 0)
-    if width > 256:  # heads of 512: a tile of 64 rows would not fit in registers
-        return min(few, 32), tile, 8
+    if width > limits.WIDE_HEAD:
+        return min(few, limits.WIDE_HEAD_ROWS), tile, 8
     if width > 128:
         return (few, tile, 4) if few <= 32 else (64, tile, 8)
-    return (few, 64, 4) if few <= 64 else (128, 64, 8)
+    return (few, 64, 4) if few <= limits.PREFILL_ROWS // 2 else (limits.PREFILL_ROWS, 64, 8)
 
 
 def stages_of(warps: int, query: Tensor) -> int:

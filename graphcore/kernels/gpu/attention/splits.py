@@ -15,11 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
+from graphcore.kernels import limits
+
 TILE_NBYTES = 1 << 14  # bytes of keys that a program reads at once, and as many of values: 64 keys of 128 in 16 bits
-RESIDENT = 2  # programs that run on a multiprocessor at once; more would wait for them
 ALONE_TILES = 6  # most tiles of a sequence that one split takes alone: adding up splits takes as long as walking more
 MOST_SHARE = tl.constexpr(32)  # tiles: preparing and adding up take as long as one to four of them
-ROUNDS = 4  # programs of a launch for each that runs at once, at most: what is left over of them takes time, too
 ABSENT_PROCESSORS = 132  # multiprocessors to assume without a GPU: those of an H100 or H200
 
 
@@ -56,17 +56,17 @@ def split_count(batch: int, kv_heads: int, visible: int, tile: int, processors: 
         batch, kv_heads: numbers of sequences and kv heads, each pair with splits of its own.
         visible: keys that a query may ever see: the buffer's slots, or the window.
         tile: keys of a tile; a split has at least one tile.
-        processors: multiprocessors of the device; each runs RESIDENT programs.
+        processors: multiprocessors of the device; each runs SPLIT_PROGRAMS programs.
     """
-    return max(1, min(RESIDENT * processors // (batch * kv_heads), -(-visible // tile)))
+    return max(1, min(limits.SPLIT_PROGRAMS * processors // (batch * kv_heads), -(-visible // tile)))
 
 
 def most_splits(batch: int, kv_heads: int, visible: int, tile: int, processors: int) -> int:
-    """Return the most splits of a long sequence among short ones: as alone, if ROUNDS allow it; arguments as above."""
+    """Return the most splits of a long sequence among short ones: as alone, within SPLIT_ROUNDS; arguments as above."""
     alone = split_count(1, kv_heads, visible, tile, processors)
     return max(
         split_count(batch, kv_heads, visible, tile, processors),
-        min(alone, ROUNDS * RESIDENT * processors // (batch * kv_heads)),
+        min(alone, limits.SPLIT_ROUNDS * limits.SPLIT_PROGRAMS * processors // (batch * kv_heads)),
     )
 
 

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels import limits
 from graphcore.kernels.gpu.attention.splits import processors_of
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.experts.operands import (
@@ -30,7 +31,6 @@ from graphcore.kernels.gpu.experts.operands import (
     row_sums,
 )
 from graphcore.kernels.gpu.layout import DeviceLayout
-from graphcore.kernels.gpu.matrix import MOST_TOKENS
 from graphcore.kernels.gpu.mean_squares import FusedNorm, feed_next
 from graphcore.kernels.gpu.pdl import pdl_options
 
@@ -179,7 +179,7 @@ def launch_few_summed(
 
 def most_arrivals(device: torch.device) -> int:
     """Return the largest number of counters that a launch takes: one for each program, at one choice a token."""
-    return RESIDENT_WARPS * processors_of(device) + MOST_TOKENS
+    return RESIDENT_WARPS * processors_of(device) + limits.MOST_TOKENS
 
 
 def rows_of(form: DeviceLayout | None, matrices: int) -> int:

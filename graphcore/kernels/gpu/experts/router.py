@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels import limits
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.epilogue import scaled_and_biased, store_products
-from graphcore.kernels.gpu.matrix import DENSE, MOST_TOKENS, DeviceMatrix
+from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
 from graphcore.kernels.gpu.pdl import pdl_options
 from graphcore.kernels.gpu.products.dense import dense_tile, dotted_sums, in_pairs, multiplied_sums
 
@@ -163,7 +164,7 @@ def launch_route(
 ) -> tuple[Tensor, Tensor]:
     """Implement `route_decode_experts`."""
     num_experts = len(weight)
-    assert len(x) <= MOST_TOKENS, f"{len(x)} tokens, this kernel is for up to {MOST_TOKENS}"
+    assert len(x) <= limits.MOST_TOKENS, f"{len(x)} tokens, this kernel is for up to {limits.MOST_TOKENS}"
     assert x.is_contiguous(), "the kernel takes x row by row"
     scores = x.new_empty(len(x), num_experts)
     chosen, shares = _empty_choice(scores, top_k)

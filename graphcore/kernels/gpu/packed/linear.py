@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from graphcore.kernels import limits
 from graphcore.kernels.gpu.int8_rows import launch_norm_to_codes
 from graphcore.kernels.gpu.layout import DeviceForm
-from graphcore.kernels.gpu.matrix import MOST_TOKENS, DeviceMatrix
+from graphcore.kernels.gpu.matrix import DeviceMatrix
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_product
 from graphcore.kernels.gpu.packed.to_dense import launch_unpack, tensor_scale_of
 from graphcore.kernels.packing import GROUP_ROWS
@@ -32,7 +33,7 @@ def launch_packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, form: D
     if rounds:
         rows, scale = launch_norm_to_codes(rows, None, None, 0.0, True, True, x.dtype)
     product = out.view(-1, form.rows)
-    if len(rows) <= MOST_TOKENS:
+    if len(rows) <= limits.MOST_TOKENS:
         matrix = DeviceMatrix(packed, bias, None, form.format, form.rows)
         launch_packed_product(_aligned(rows), scale, [matrix], False, "", product, False)
     elif scale is None:

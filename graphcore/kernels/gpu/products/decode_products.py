@@ -19,8 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels import limits
 from graphcore.kernels.gpu.epilogue import activated
-from graphcore.kernels.gpu.matrix import DENSE, MOST_TOKENS, DeviceMatrix
+from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
 from graphcore.kernels.gpu.mean_squares import FusedNorm, feed_of
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_packed_product
 from graphcore.kernels.gpu.products.dense import launch_dense_gated, launch_dense_product
@@ -221,7 +222,7 @@ def _launch(
     eps: float,
     feed: FusedNorm | None = None,
 ) -> None:
-    assert len(x) <= MOST_TOKENS, f"{len(x)} tokens, these kernels are for up to {MOST_TOKENS}"
+    assert len(x) <= limits.MOST_TOKENS, f"{len(x)} tokens, these kernels are for up to {limits.MOST_TOKENS}"
     assert x.is_contiguous(), "kernels take x row by row"
     begin = 0
     for run in launches(matrices):

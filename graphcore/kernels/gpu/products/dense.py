@@ -20,9 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels import limits
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.epilogue import activated, scaled_and_biased, store_products
-from graphcore.kernels.gpu.matrix import MOST_MATRICES, MOST_TOKENS, DeviceMatrix
+from graphcore.kernels.gpu.matrix import MOST_MATRICES, DeviceMatrix
 from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.gpu.pdl import pdl_options
 
@@ -276,7 +277,7 @@ def dense_tile(x: Tensor, rows: int) -> dict[str, int]:
     common = {"enable_fp_fusion": True, **pdl_options()}
     if tokens > MOST_MULTIPLIED and x.dtype is not torch.float32:
         per_program = DOTTED_ROWS if rows >= FEWEST_DOTTED * DOTTED_ROWS else DOTTED_ROWS // 2
-        shape = {"DOTS": True, "N": MOST_TOKENS, "R": per_program, "G": WARPS, "V": DOTTED_COLUMNS}
+        shape = {"DOTS": True, "N": limits.MOST_TOKENS, "R": per_program, "G": WARPS, "V": DOTTED_COLUMNS}
         even = columns % (WARPS * DOTTED_COLUMNS) == 0
         return {**shape, "IS_EVEN": even, "num_warps": WARPS, "num_stages": 4, **common}
     vector, threads = LOAD_NBYTES // x.element_size(), 32 * WARPS
