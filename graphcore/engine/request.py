@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from graphcore.engine.output import Generation, OutputStream, Timings, TokenEvent
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
+from graphcore.sampling_params import SamplingParams
 from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
 from graphcore.tokenizer.tokenizer import Tokenizer
 
@@ -114,7 +114,7 @@ class TokenSequence:
         params: sampling parameters, with the sequence's own seed.
         feed: where its events go.
         row: number of this answer among those of its call.
-        mask: function that narrows the next token; None for none.
+        mask: function from the new tokens so far to those that may come next; None for none.
         deadline: time.perf_counter() at which it ends; None for none.
         reuses_cache: True to skip the beginning of the prompt that an ended sequence left in the caches.
         cache_row: row of the caches; None while it waits or is put aside.

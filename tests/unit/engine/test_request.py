@@ -2,7 +2,7 @@
 
 from graphcore.engine.output import OutputStream
 from graphcore.engine.request import RunningRequest, TokenSequence
-from graphcore.engine.sampling_params import SamplingParams
+from graphcore.sampling_params import SamplingParams
 from graphcore.tokenizer.text_stream import StopStrings
 
 
