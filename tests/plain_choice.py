@@ -5,14 +5,15 @@ That kernels choose what is chosen here: tests/unit/kernels/gpu/sampling.
 
 import pytest
 import torch
+from draws import draw_of
 from torch import Tensor
 
-from graphcore.graph.gpu.sampling import NEUTRAL
 from graphcore.kernels.ops.draw import Draw, choose_token
+from graphcore.sampling_params import PARAMETERS, WHOLE_NUMBERS
 
 FLOW = "Tensor(a!) token_ids, Tensor(b!) starts, Tensor(c!) counts, Tensor(d!) left, Tensor ends"
 OUTPUTS = "Tensor(e!) chosen, Tensor(f!) report"
-DRAWING = "Tensor numbers, Tensor seeds, Tensor(z!) seen, bool narrows"
+DRAWING = "Tensor numbers, Tensor seeds, Tensor(z!) seen, bool has_top_k_top_p"
 LIBRARY = torch.library.Library("graphcore_tests", "DEF")
 LIBRARY.define(f"likeliest(Tensor logits, {FLOW}, {OUTPUTS}) -> ()")
 LIBRARY.define(f"drawn(Tensor logits, {DRAWING}, {FLOW}, {OUTPUTS}) -> ()")
@@ -20,21 +21,29 @@ LIBRARY.define(f"drawn(Tensor logits, {DRAWING}, {FLOW}, {OUTPUTS}) -> ()")
 
 def likeliest(logits: Tensor, *flow: Tensor) -> None:
     rows = range(len(logits))
-    go_on(logits, [Draw(0, 0, *NEUTRAL) for _ in rows], *flow)
+    go_on(logits, [draw_of() for _ in rows], *flow)
 
 
-def drawn(logits: Tensor, numbers: Tensor, seeds: Tensor, seen: Tensor, narrows: bool, *flow: Tensor) -> None:
+def drawn(logits: Tensor, numbers: Tensor, seeds: Tensor, seen: Tensor, has_top_k_top_p: bool, *flow: Tensor) -> None:
     _, starts, counts, *_ = flow
     draws = [
-        Draw(seed, start + count, temperature, int(top_k), top_p, *others, seen[row].clone())
-        for row, (seed, start, count, (temperature, top_k, top_p, *others)) in enumerate(
+        draw_of(seed=seed, position=start + count, seen=seen[row].clone(), **values_of(own))
+        for row, (seed, start, count, own) in enumerate(
             zip(seeds.tolist(), starts.tolist(), counts.tolist(), numbers.tolist(), strict=True)
         )
     ]
     for row, count in enumerate(counts.tolist()):
-        assert narrows or not count or (draws[row].top_k == 0 and draws[row].top_p == 1.0), "this graph cuts no tokens"
+        assert has_top_k_top_p or not count or (draws[row].params.top_k == 0 and draws[row].params.top_p == 1.0), (
+            "this graph cuts no tokens"
+        )
     for row, token in go_on(logits, draws, *flow):
         seen[row, token] = 1
+
+
+def values_of(numbers: list[float]) -> dict[str, float | int]:
+    """Return the sampling parameters of a row by name."""
+    named = dict(zip(PARAMETERS, numbers, strict=True))
+    return {name: int(value) if name in WHOLE_NUMBERS else value for name, value in named.items()}
 
 
 def go_on(

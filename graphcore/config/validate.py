@@ -5,15 +5,18 @@ Streaming settings that depend on the device are checked by the plan.
 
 import os
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
+from typing import Any
 
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.dtype_names import DTYPES, KV_ALIASES, KV_DTYPES, real_kv_name
-from graphcore.config.settings import SamplingSettings, Settings, StreamingSettings
+from graphcore.config.settings import Settings, StreamingSettings
 from graphcore.encodings import PACKABLE
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
+from graphcore.sampling_params import PARAMETERS, TRUNCATING
 
 THREADS_PER_CPU = 4
 POLICIES = Path(__file__).parents[1] / "streaming" / "policies"
@@ -41,8 +44,8 @@ def validate_settings(settings: Settings) -> None:
     _check_choices(settings)
     kv_names(settings.kv_dtype)
     _check_sizes(settings)
-    check_sampling(settings.sampling)
-    check_cuts(settings.sampling)
+    check_sampling(vars(settings.sampling))
+    check_truncation(vars(settings.sampling))
     _check_prompts(settings)
     _ = settings.cache_folder  # raises where it cannot be one
     check_streaming(settings)
@@ -121,31 +124,30 @@ def check_seed(seed: int) -> None:
         raise ConfigError(f"seed={seed} must be a number of 64 bits, -2^63 to 2^64 - 1")
 
 
-def check_sampling(sampling: SamplingSettings) -> None:
-    """Reject values that give no distribution; neutral: temperature 0, top_k 0, top_p 1, min_p 0, penalty 1.
+def check_sampling(values: Mapping[str, Any]) -> None:
+    """Check that each sampling parameter is in its bounds.
 
     At their limits, which clients send, values mean what they approach: top_p=0 and min_p=1 leave the likeliest token.
+
+    Raises:
+        ConfigError: a value gives no distribution; the message says which values may be given.
     """
-    ranges = (
-        ("temperature", sampling.temperature >= 0, "0 (greedy) or more"),
-        ("top_k", sampling.top_k >= -1, "0 or -1 (off), or more"),
-        ("top_p", 0 <= sampling.top_p <= 1, "0 (greedy) to 1 (off)"),
-        ("min_p", 0 <= sampling.min_p <= 1, "0 (off) to 1 (greedy)"),
-        ("repetition_penalty", 0.01 <= sampling.repetition_penalty <= 100, "0.01 to 100; 1 is off"),
-    )
-    for key, is_right, allowed in ranges:
-        value = vars(sampling)[key]
-        if not is_right or value in (float("inf"), float("-inf")):
-            raise ConfigError(f"sampling.{key}={value} must be {allowed}")
+    for key, bounds in PARAMETERS.items():
+        value = values[key]
+        if not bounds.least <= value <= bounds.most or value == inf:
+            raise ConfigError(f"sampling.{key}={value} must be {bounds.allowed}")
 
 
-def check_cuts(sampling: SamplingSettings) -> None:
-    """Reject cuts beside a temperature of 0, which they do not change: whoever set them expects a sampled answer."""
-    agreeing = {"top_k": (-1, 0, 1), "top_p": (0, 1), "min_p": (0, 1)}  # off, or greedy as well
-    narrows = [key for key, values in agreeing.items() if vars(sampling)[key] not in values]
-    if sampling.temperature == 0 and narrows:
+def check_truncation(values: Mapping[str, Any]) -> None:
+    """Check that no top-k, top-p or min-p stands beside a temperature of 0: whoever set it expects a sampled answer.
+
+    Raises:
+        ConfigError: a value has no effect.
+    """
+    idle = [key for key in TRUNCATING if values[key] not in (PARAMETERS[key].beside_greedy or ())]
+    if values["temperature"] == 0 and idle:
         raise ConfigError(
-            f"sampling.{narrows[0]}={vars(sampling)[narrows[0]]} has no effect with sampling.temperature=0 (greedy); "
+            f"sampling.{idle[0]}={values[idle[0]]} has no effect with sampling.temperature=0 (greedy); "
             "raise the temperature or leave it out"
         )
 

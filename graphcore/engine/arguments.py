@@ -12,10 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from graphcore.config.dtype_names import with_real_dtype
-from graphcore.config.settings import SamplingSettings
-from graphcore.config.validate import UNLIMITED, check_cuts, check_sampling
-from graphcore.engine.sampling_params import SamplingParams
+from graphcore.config.validate import UNLIMITED, check_sampling, check_truncation
 from graphcore.errors import ConfigError
+from graphcore.sampling_params import NEUTRAL, WHOLE_NUMBERS, SamplingParams
 from graphcore.tokenizer.chat_template import Message
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor | np.ndarray
@@ -217,26 +216,24 @@ def check_stops(stop: object) -> list[str]:
 def sampling_params(values: Mapping[str, float | int | None]) -> SamplingParams:
     """Return checked sampling parameters; None is a parameter's neutral value.
 
-    A temperature of 0 that is given turns off the cuts beside it, since clients send them together.
+    A temperature of 0 that is given turns off top-k, top-p and min-p beside it, since clients send them together.
 
     Raises:
-        ConfigError: a name is unknown, a value is out of range, or there are cuts and no temperature.
+        ConfigError: a name is unknown, a value is out of range, or there is a top-k, top-p or min-p and no temperature.
     """
-    known = SamplingParams()
-    unknown = values.keys() - vars(known).keys()
+    unknown = values.keys() - NEUTRAL.keys()
     if unknown:
-        raise ConfigError(f"unknown sampling parameter '{sorted(unknown)[0]}'; known: {', '.join(vars(known))}")
+        raise ConfigError(f"unknown sampling parameter '{sorted(unknown)[0]}'; known: {', '.join(NEUTRAL)}")
     given: dict[str, Any] = {
-        name: whole_number(name, value) if name in ("top_k", "seed") else _number(name, value)
+        name: whole_number(name, value) if name in WHOLE_NUMBERS else _number(name, value)
         for name, value in values.items()
         if value is not None
     }
-    params = replace(known, **given)
-    settings = SamplingSettings(**{name: value for name, value in vars(params).items() if name != "seed"})
-    check_sampling(settings)
+    params = SamplingParams(**given)
+    check_sampling(vars(params))
     if "temperature" not in given:
-        check_cuts(settings)
-    return params if params.temperature else replace(params, top_k=0, top_p=1.0, min_p=0.0)
+        check_truncation(vars(params))
+    return params if params.temperature else params.without_truncation()
 
 
 def check_bool(name: str, value: object, meaning: str) -> None:

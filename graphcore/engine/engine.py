@@ -34,13 +34,13 @@ from graphcore.engine.queue import RequestQueue
 from graphcore.engine.request import Mask, Request, RequestStatus
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.request_handle import RequestHandle, TokenStream
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.engine.saved_caches import SavedCaches
 from graphcore.engine.scoring import decoded_logits
 from graphcore.engine.sequence_state import Extension, SequenceState, extend_states
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.progress import Progress, ignore_progress
+from graphcore.sampling_params import SamplingParams
 from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.tokenizer import Tokenizer
 
@@ -182,8 +182,8 @@ class Engine:
             mask: function from the new tokens so far to the tokens that may come next, a [V] tensor of bool, or None
                 for all; the engine's thread calls it for each token. An error in it ends this request alone.
             reuse_cache: True skips the beginning of the prompt that an earlier such request left in the caches.
-            **sampling: fields of `SamplingParams`: temperature (0 is greedy), top_k, top_p, min_p, repetition_penalty,
-                seed; None is the neutral value.
+            **sampling: fields of `SamplingParams`, such as temperature (0 is greedy), top_p and seed; None is the
+                neutral value.
 
         Raises:
             ConfigError: a value is out of range, a prompt is empty or longer than the context, or the engine is closed.

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.gpu.capture import Captures
 from graphcore.graph.program import Program
 from graphcore.kvcache.forward_sequences import ForwardCache
 from graphcore.progress import Progress, ignore_progress
+from graphcore.sampling_params import SamplingParams
 from graphcore.streaming.policy import Policy
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from graphcore.engine.forward_pass import ObservedStep, RowChunk, chunks_by_pass, run_pass
 from graphcore.engine.model_runner import ModelRunner, RunnerSizes
 from graphcore.engine.programs import Programs
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.gpu.capture import Captures
@@ -29,6 +28,7 @@ from graphcore.kvcache.forward_sequences import ForwardCache, ForwardSequencePoo
 from graphcore.kvcache.page_allocator import PageAllocator
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.progress import Progress, ignore_progress
+from graphcore.sampling_params import SamplingParams
 from graphcore.streaming.policy import Policy, watched
 from graphcore.streaming.scheduler import never, run_together
 

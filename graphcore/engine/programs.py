@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from graphcore.engine.sampling_params import SamplingParams, sampling_phase
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.gpu.capture import CapturedStep
-from graphcore.graph.gpu.sampling import SamplingRows
+from graphcore.graph.gpu.sampling import SamplingRows, sampling_phase
 from graphcore.graph.program import Program
 from graphcore.kernels.cpu.program import rows_by_program, widths_of
 from graphcore.nn.spec import MoESpec
+from graphcore.sampling_params import SamplingParams
 
 
 class DecodeStep(NamedTuple):
@@ -46,8 +46,8 @@ class Programs:
         """Return the program of a decode step, built and compiled at its first use.
 
         Args:
-            phase: "decode"; "sample" or "narrow" (captured graphs that draw from all tokens, or from those that top-k
-                and top-p keep).
+            phase: "decode"; "sample" or "top_k_top_p" (captured graphs that draw from all tokens, or from those that
+                top-k and top-p keep).
             width: number of rows.
             is_greedy: True for a decode program that chooses the likeliest token and feeds it to itself.
             number: number of the program among equal ones, which run together.
@@ -56,8 +56,8 @@ class Programs:
         if key not in self._of_width:
             build = {
                 "decode": lambda: self._builder.decode(width, is_greedy),
-                "sample": lambda: self._builder.sample(width, narrows=False),
-                "narrow": lambda: self._builder.sample(width, narrows=True),
+                "sample": lambda: self._builder.sample(width, has_top_k_top_p=False),
+                "top_k_top_p": lambda: self._builder.sample(width, has_top_k_top_p=True),
             }
             self._of_width[key] = build[phase]()
         return self._of_width[key]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from graphcore.engine.output import Generation, OutputStream, Timings, TokenEvent
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.kvcache.chunks import Chunks
+from graphcore.sampling_params import SamplingParams
 from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
 
 Mask = Callable[[Sequence[int]], Tensor | None]

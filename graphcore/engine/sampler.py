@@ -4,58 +4,14 @@ Legend: V vocab.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.request import Request
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.kernels.ops.draw import Draw, DrawKernel, choose_tokens, not_finite
-
-
-@dataclass
-class RowSampling:
-    """How the next token of one sequence is chosen.
-
-    Attributes:
-        params: sampling parameters, with the sequence's own seed.
-        position: int, position of the next token in its sequence: the number of tokens before it.
-        seen: [V] bool, tokens that the penalty applies to; None without a penalty.
-        mask: [V] bool, tokens that may come next; None for all. It is applied before everything else.
-    """
-
-    params: SamplingParams
-    position: int
-    seen: Tensor | None = None
-    mask: Tensor | None = None
-
-    @classmethod
-    def after(cls, history: Sequence[int], params: SamplingParams, vocab: int, device: torch.device) -> "RowSampling":
-        """Return the choice of the token that follows a history."""
-        seen: Tensor | None = None
-        if params.repetition_penalty != 1.0:
-            seen = torch.zeros(vocab, dtype=torch.bool, device=device)
-            seen[torch.tensor(list(history), dtype=torch.int64, device=device)] = True
-        return cls(params, len(history), seen)
-
-    def append(self, token_id: int) -> None:
-        """Make a token a part of the sequence; the next choice is that of the token after it."""
-        self.position += 1
-        if self.seen is not None:
-            self.seen[token_id] = True
-
-    @property
-    def takes_likeliest(self) -> bool:
-        """Whether the next token is the likeliest of all."""
-        return self.params.is_greedy and self.mask is None
-
-    @property
-    def draw(self) -> Draw:
-        """The choice in the words of the kernels."""
-        return Draw(self.params.seed, self.position, *self.params.numbers, self.seen, self.mask)
 
 
 class Sampler:
@@ -68,7 +24,7 @@ class Sampler:
     def __init__(self, library: str | None) -> None:
         self._kernel = None if library is None else DrawKernel(library, torch.get_num_threads())
 
-    def choose(self, logits: Sequence[Tensor], rows: Sequence[RowSampling]) -> list[int]:
+    def choose(self, logits: Sequence[Tensor], rows: Sequence[Draw]) -> list[int]:
         """Return each row's next token; neither the logits nor the rows change.
 
         Args:
@@ -78,8 +34,7 @@ class Sampler:
         Raises:
             GraphError: a logit is NaN or infinite, or a mask allows no token.
         """
-        draws = [row.draw for row in rows]
-        return choose_tokens(logits, draws) if self._kernel is None else self._kernel.choose(logits, draws)
+        return choose_tokens(logits, rows) if self._kernel is None else self._kernel.choose(logits, rows)
 
 
 class SequenceSampler:
@@ -88,7 +43,7 @@ class SequenceSampler:
     def __init__(self, runner: ModelRunner) -> None:
         self._sizes, self._device = runner.sizes, runner.device
         self._sampler = Sampler(runner.library)
-        self._rows: dict[Request, RowSampling] = {}
+        self._rows: dict[Request, Draw] = {}
 
     def choose(
         self, requests: Sequence[Request], logits: Sequence[Tensor], likeliest: Sequence[int] | None = None
@@ -99,7 +54,7 @@ class SequenceSampler:
             logits: [V] float32 of each request.
             likeliest: each request's likeliest token, -1 where a logit is not finite; None where it is not known.
         """
-        at, rows = list[int](), list[RowSampling]()
+        at, rows = list[int](), list[Draw]()
         for index, request in enumerate(requests):
             row = self._row_or_failure(request)
             if row is not None:
@@ -125,7 +80,7 @@ class SequenceSampler:
         """Free what is kept of a request."""
         self._rows.pop(request, None)
 
-    def _row_or_failure(self, request: Request) -> RowSampling | None:
+    def _row_or_failure(self, request: Request) -> Draw | None:
         """Return how the next token is chosen; None if there is none, or the mask, a caller's function, has failed."""
         try:
             return None if request.has_ended else self._row(request)
@@ -133,25 +88,25 @@ class SequenceSampler:
             request.fail(error)
             return None
 
-    def _row(self, request: Request) -> RowSampling:
+    def _row(self, request: Request) -> Draw:
         """Return how the request's next token is chosen."""
         if request not in self._rows:
             history = request.prompt_ids
-            self._rows[request] = RowSampling.after(history, request.params, self._sizes.vocab, self._device)
+            self._rows[request] = Draw.after(history, request.params, self._sizes.vocab, self._device)
         row = self._rows[request]
         if request.mask is not None:
             mask = checked_mask(request.mask(tuple(request.token_ids)), self._sizes.vocab)
             row.mask = None if mask is None else mask.to(self._device)
         return row
 
-    def _chosen(self, logits: Sequence[Tensor], rows: Sequence[RowSampling]) -> Sequence[int | Exception]:
+    def _chosen(self, logits: Sequence[Tensor], rows: Sequence[Draw]) -> Sequence[int | Exception]:
         """Return each row's next token, or why it has none."""
         try:
             return self._sampler.choose(logits, rows)
         except Exception:  # noqa: BLE001  # a row's error ends that row
             return [self._alone(one, row) for one, row in zip(logits, rows, strict=True)]
 
-    def _alone(self, logits: Tensor, row: RowSampling) -> int | Exception:
+    def _alone(self, logits: Tensor, row: Draw) -> int | Exception:
         try:
             return self._sampler.choose([logits], [row])[0]
         except Exception as error:  # noqa: BLE001  # it belongs to the row's reader

@@ -112,9 +112,9 @@ class GraphBuilder:
             return self._choosing(batch, "decode") if is_greedy else self._captured(self._program(batch, "decode"))
         return self.token(batch, is_greedy=is_greedy)
 
-    def sample(self, batch: int, narrows: bool) -> Program:
-        """Return a captured decode program that draws the next token; `narrows` is True to apply top-k or top-p."""
-        return self._choosing(batch, "narrow" if narrows else "sample")
+    def sample(self, batch: int, has_top_k_top_p: bool) -> Program:
+        """Return a captured decode program that draws the next token, from those that top-k and top-p keep or all."""
+        return self._choosing(batch, "top_k_top_p" if has_top_k_top_p else "sample")
 
     def sampling_rows(self, batch: int) -> SamplingRows:
         """Return the rows that all captured programs of `batch` sequences share, if they choose tokens themselves."""

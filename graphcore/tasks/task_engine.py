@@ -6,9 +6,9 @@ from graphcore.engine.engine import Engine
 from graphcore.engine.loading.load_model import Check, no_check
 from graphcore.engine.loading.runtime_config import describe_runtime, refuse_graph
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
+from graphcore.sampling_params import SamplingParams
 from graphcore.tasks.report.startup import cache_state
 from graphcore.tasks.task import Context
 from graphcore.weights.plan import Plan
@@ -99,15 +99,7 @@ def describe_compile(report: CompileReport) -> str:
 
 def sampling_of(settings: Settings) -> SamplingParams:
     """Return the sampling parameters that the settings ask for."""
-    sampling = settings.sampling
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=settings.seed,
-    )
+    return SamplingParams(**vars(settings.sampling), seed=settings.seed)
 
 
 def stops_of(settings: Settings) -> list[str]:

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from draws import draw_of
 from tiny_models import TinyModel
 
 from graphcore.graph.gpu.sampling import RowSettings, SamplingBuffers, choose_step
@@ -80,7 +81,7 @@ def test_the_device_chooses_the_tokens_of_the_statement(vocab: int) -> None:
     logits = torch.randn(len(CUTS), vocab, generator=generator) * torch.linspace(0.1, 9.0, len(CUTS))[:, None]
     logits[-1] = (logits[-1] * 2).round() / 2  # ties
     for position in (1, 4095, (1 << 33) + 5):
-        draws = [Draw(seed=position - at, position=position, **cuts) for at, cuts in enumerate(CUTS)]
+        draws = [draw_of(seed=position - at, position=position, **cuts) for at, cuts in enumerate(CUTS)]
         expected = choose_tokens(logits, draws)
         assert device_tokens(logits, draws) == expected
 
@@ -90,10 +91,9 @@ def device_tokens(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
     rows, device = len(draws), torch.device("cuda")
     choosing = SamplingBuffers.allocate(rows, logits.shape[1], device)
     for row, one in enumerate(draws):
-        numbers = (one.temperature, one.top_k, one.top_p, one.min_p, one.repetition_penalty)
-        choosing.put(row, RowSettings(numbers=numbers, seed=one.seed))
+        choosing.put(row, RowSettings(params=one.params))
     state = StepState.empty(rows, 1, device)
     state.put_rows([[0]] * rows, [one.position - 1 for one in draws])
     state.logits = logits.cuda()
-    choose_step(state, choosing, "narrow").replay()
+    choose_step(state, choosing, "top_k_top_p").replay()
     return state.chosen.tolist()

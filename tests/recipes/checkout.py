@@ -1,4 +1,4 @@
-"""What a recipe's test works in: a copy of a contributor's checkout that takes new files, and changes to none."""
+"""What a recipe's test works in: a copy of a contributor's checkout, with new files and edits that the recipe names."""
 
 import json
 import os
@@ -21,6 +21,9 @@ SECONDS = 120
 # name to fill in: `graphcore/tasks/commands/<task>.py`.
 RECIPE = r"\*\*{title}\.\*\*(.*?)(?:\n\n|\Z)"
 PATH_TO_ADD = re.compile(r"`([\w./<>-]*<\w+>[\w./<>-]*)`")
+
+
+Edits = dict[str, tuple[tuple[str, str], ...]]  # by file: what is there, and what is put before it
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,18 @@ class Checkout:
         self.added.append(path)
         return place
 
+    def edit(self, title: str, edits: Edits) -> None:
+        """Edit files that a recipe names, and no others."""
+        recipe = recipe_text(title)
+        for path, places in edits.items():
+            assert f"`{path}`" in recipe or f"`{Path(path).parent}/`" in recipe, f"the recipe does not name {path}"
+            file = self.root / path
+            content = file.read_text(encoding="utf-8")
+            for place, added in places:
+                assert content.count(place) == 1, f"{path} has {place!r} {content.count(place)} times"
+                content = content.replace(place, added + place)
+            file.write_text(content, encoding="utf-8")
+
     def run(self, *arguments: str, cwd: Path | None = None, seconds: float = SECONDS) -> Finished:
         """Run `python run.py` with these arguments, in a run folder that is made up unless they start with --."""
         self.num_runs += 1
@@ -112,16 +127,21 @@ class Checkout:
         assert not missing, f"CONTRIBUTING.md's recipe for {title!r} names {missing}, which the recipe did not need"
 
 
+def recipe_text(title: str) -> str:
+    """Return the text of a recipe of CONTRIBUTING.md, given its title: "A task"."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.search(RECIPE.format(title=re.escape(title)), text, re.DOTALL)
+    assert found is not None, f"CONTRIBUTING.md has no recipe that begins with **{title}.**"
+    return found[1]
+
+
 def recipe_paths(title: str) -> dict[str, re.Pattern[str]]:
     """Return the paths that a recipe names, and what files of theirs are called.
 
     Args:
         title: of the recipe: "A task".
     """
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    found = re.search(RECIPE.format(title=re.escape(title)), text, re.DOTALL)
-    assert found is not None, f"CONTRIBUTING.md has no recipe that begins with **{title}.**"
-    paths = PATH_TO_ADD.findall(found[1])
+    paths = PATH_TO_ADD.findall(recipe_text(title))
     assert paths, f"CONTRIBUTING.md's recipe for {title!r} names no file to add, such as `folder/<name>.py`"
     return {path: re.compile(r"[^/]+".join(map(re.escape, re.split(r"<\w+>", path)))) for path in paths}
 

@@ -1,18 +1,15 @@
 """An operation is a statement, an instruction and a kernel: added as CONTRIBUTING.md says, they compute the same."""
 
 import json
-import re
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
-from checkout import Checkout
+from checkout import Checkout, Edits
 
 from graphcore.kernels.cpu.library import can_have_kernels
 
 pytestmark = pytest.mark.thorough
 
-ROOT = Path(__file__).parents[2]
 TITLE = "An operation"
 SECONDS = 500  # the kernels are built
 FUNCTION = '''def softsign(x: Tensor) -> Tensor:
@@ -29,7 +26,6 @@ SIGN = "case Elements::SOFTSIGN: return x / (splat(1.0f) + (x < splat(0.0f) ? -x
 ENTRY = (
     'softsign: lambda recorder, node, x: recorder.elementwise("softsign", x, None, recorder.out(node, x.shape[-1])),'
 )
-Edits = dict[str, tuple[tuple[str, str], ...]]  # by file: what is there, and what is put before it
 
 STATEMENT: Edits = {
     "graphcore/nn/mlp.py": (("class ActivationModule", f"{FUNCTION}\n\n"),),
@@ -112,34 +108,19 @@ print((found[0] - expected).abs().max().item())
 CLOSE = 1e-5  # float32, two orders of summation
 
 
-def edit(checkout: Checkout, edits: Edits) -> None:
-    """Edit files that the recipe names, and no others."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    recipe = re.search(rf"\*\*{TITLE}\.\*\*(.*?)\n\n", text, re.DOTALL)
-    assert recipe is not None, f"CONTRIBUTING.md has no recipe that begins with **{TITLE}.**"
-    for path, places in edits.items():
-        assert f"`{path}`" in recipe[1] or f"`{Path(path).parent}/`" in recipe[1], f"the recipe does not name {path}"
-        file = checkout.root / path
-        content = file.read_text(encoding="utf-8")
-        for place, added in places:
-            assert content.count(place) == 1, f"{path} has {place!r} {content.count(place)} times"
-            content = content.replace(place, added + place)
-        file.write_text(content, encoding="utf-8")
-
-
 def obstacles(checkout: Checkout) -> list[str | None]:
     found: list[str | None] = json.loads(checkout.python(MODULE + OBSTACLES))
     return found
 
 
 def test_what_has_no_entry_yet_is_refused_by_name(checkout: Checkout) -> None:
-    edit(checkout, STATEMENT)
+    checkout.edit(TITLE, STATEMENT)
     assert obstacles(checkout) == ["no native instruction for softsign", "no GPU kernel for softsign"]
 
 
 @pytest.mark.skipif(not can_have_kernels(), reason="needs a C++ compiler")
 def test_an_operation_runs_in_a_native_program(checkout: Checkout) -> None:
-    edit(checkout, STATEMENT | INSTRUCTION)
+    checkout.edit(TITLE, STATEMENT | INSTRUCTION)
     assert obstacles(checkout)[0] is None
     code = MODULE + BY_INSTRUCTIONS.format(cache=str(checkout.cache))
     assert float(checkout.python(code, seconds=SECONDS)) < CLOSE
@@ -147,6 +128,6 @@ def test_an_operation_runs_in_a_native_program(checkout: Checkout) -> None:
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 def test_an_operation_runs_as_a_kernel(checkout: Checkout) -> None:
-    edit(checkout, STATEMENT | KERNEL)
+    checkout.edit(TITLE, STATEMENT | KERNEL)
     assert obstacles(checkout)[1] is None
     assert float(checkout.python(MODULE + BY_KERNELS)) < CLOSE

@@ -36,8 +36,7 @@ from graphcore.engine.batching.interface import DecodeLoop
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.engine.sampler import SequenceSampler
-from graphcore.engine.sampling_params import sampling_phase
-from graphcore.graph.gpu.sampling import RowSettings, SamplingRows
+from graphcore.graph.gpu.sampling import RowSettings, SamplingRows, sampling_phase
 from graphcore.graph.program import Program
 from graphcore.kernels.ops.draw import not_finite
 from graphcore.streaming.policy import Resident
@@ -155,7 +154,7 @@ class DeviceDecodeLoop(DecodeLoop):
         params = request.params
         history = request.ids if params.repetition_penalty != 1.0 else ()
         left = self._most(request) - len(request.token_ids)
-        return RowSettings(left, request.end_ids, params.numbers, params.seed, history)
+        return RowSettings(left, request.end_ids, params.for_kernels(), history)
 
     def finish(self, ended: Sequence[tuple[Request, Tensor]]) -> bool:
         """Choose first tokens on the device, and read the steps that the host is too far behind."""

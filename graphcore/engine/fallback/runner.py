@@ -16,7 +16,6 @@ from graphcore.engine.fallback.layer_hooks import LayerHooks, recording
 from graphcore.engine.fallback.weight_groups import SkeletonWeights
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import RunnerSizes, StaticRunner
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
@@ -24,6 +23,7 @@ from graphcore.graph.step import GreedyStep, Step
 from graphcore.kernels.cpu.library import prebuilt_library
 from graphcore.kvcache.forward_sequences import ForwardCache
 from graphcore.progress import Progress, ignore_progress
+from graphcore.sampling_params import SamplingParams
 from graphcore.streaming.policy import Policy, Resident
 
 

@@ -4,13 +4,13 @@ Legend: B rows, V vocab, E end tokens.
 
     logits -> token, log probability -> next input; a row that has ended has no token in the next step
 
-Everything that differs between rows and runs (end tokens, how many tokens a row may choose, temperature and cuts,
-seeds) lies in tensors at fixed addresses, so that one graph serves all of them. Three graphs, which share the tensors,
-choose in three ways (phases); a row's token is the same in each that may choose it:
+Everything that differs between rows and runs (end tokens, how many tokens a row may choose, sampling parameters) lies
+in tensors at fixed addresses, so that one graph serves all of them. Three graphs, which share the tensors, choose in
+three ways (phases); a row's token is the same in each that may choose it:
 
-    "decode"   the likeliest token                       rows that are greedy
-    "sample"   a draw from all tokens, or the likeliest  rows without top-k and top-p
-    "narrow"   a draw from the tokens that are kept      any row
+    "decode"        the likeliest token                                rows that are greedy
+    "sample"        a draw from all tokens, or the likeliest           rows without top-k and top-p
+    "top_k_top_p"   a draw from the tokens that top-k and top-p keep   any row
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,11 +21,19 @@ from torch import Tensor
 
 from graphcore.device import on_device
 from graphcore.graph.state import StepState
+from graphcore.sampling_params import SamplingParams
 
 MOST_ENDS = 64
 UNLIMITED = 1 << 62
 SEEDS = 1 << 64
-NEUTRAL = (0.0, 0.0, 1.0, 0.0, 1.0)  # temperature, top_k, top_p, min_p, repetition penalty
+GREEDY = SamplingParams()
+
+
+def sampling_phase(params: Sequence[SamplingParams]) -> str:
+    """Return the phase of the decode program that chooses tokens with rows' sampling parameters."""
+    if all(each.is_greedy for each in params):
+        return "decode"
+    return "top_k_top_p" if any(each.has_top_k_top_p for each in params) else "sample"
 
 
 @dataclass(frozen=True)
@@ -35,15 +43,13 @@ class RowSettings:
     Attributes:
         left: number of tokens that the row may choose, the next one included.
         ends: tokens that end the row; the device knows MOST_ENDS of them, and the host sees others a few steps later.
-        numbers: temperature, top_k, top_p, min_p and repetition penalty.
-        seed: seed of the row's draws; the lower 64 bits count.
+        params: sampling parameters, in kernels' own terms.
         history: tokens that the penalty applies to from the beginning.
     """
 
     left: int = UNLIMITED
     ends: Collection[int] = ()
-    numbers: Sequence[float] = NEUTRAL
-    seed: int = 0
+    params: SamplingParams = GREEDY
     history: Sequence[int] = ()
 
 
@@ -56,7 +62,7 @@ class SamplingBuffers:
         ends: [B, E] int64, tokens that end each row; -1 for an unused entry.
         report: [B, 3] float64 for the last step: token (-1 where the row had none), natural logarithm of its
             probability before sampling changed it, number of logits that were not finite.
-        numbers: settings of each row, [B, 5] float32: temperature, top_k, top_p, min_p, repetition penalty.
+        numbers: sampling parameters of each row, [B, NUMBERS] float32, in the order of `PARAMETERS`.
         seeds: [B] int64; what a row draws follows from its seed and the token's position.
         seen: [B, V] uint8, 1 for tokens that the penalty applies to.
     """
@@ -76,7 +82,7 @@ class SamplingBuffers:
             return torch.full(shape, value, dtype=torch.int64, device=device)
 
         report = torch.zeros(batch, 3, dtype=torch.float64, device=device)
-        numbers = torch.tensor([NEUTRAL] * batch, dtype=torch.float32, device=device)
+        numbers = torch.tensor([GREEDY.numbers] * batch, dtype=torch.float32, device=device)
         seen = torch.zeros(batch, vocab, dtype=torch.uint8, device=device)
         return cls(full(UNLIMITED, batch), full(-1, batch, MOST_ENDS), report, numbers, full(0, batch), seen)
 
@@ -85,8 +91,8 @@ class SamplingBuffers:
         device, known = self.left.device, sorted(settings.ends)[:MOST_ENDS]
         self.left[row].fill_(settings.left)
         self.ends[row].copy_(on_device([*known, *[-1] * (MOST_ENDS - len(known))], device))
-        self.numbers[row].copy_(on_device(settings.numbers, device, torch.float32))
-        self.seeds[row].fill_((settings.seed + SEEDS // 2) % SEEDS - SEEDS // 2)
+        self.numbers[row].copy_(on_device(settings.params.numbers, device, torch.float32))
+        self.seeds[row].fill_((settings.params.seed + SEEDS // 2) % SEEDS - SEEDS // 2)
         self.seen[row].zero_()
         if settings.history:
             self.seen[row].index_fill_(0, on_device(settings.history, device), 1)
@@ -102,7 +108,7 @@ class ChooseStep:
     """Chooses the next token of each row and makes it the next input, without leaving the device.
 
     Attributes:
-        phase: way of choosing: "decode", "sample" or "narrow".
+        phase: way of choosing: "decode", "sample" or "top_k_top_p".
         choose: kernel that takes the likeliest token, or draws one (`graphcore.kernels.gpu`).
     """
 
@@ -120,7 +126,7 @@ class ChooseStep:
         if self.phase == "decode":
             self.choose(state.logits, *flow, *outputs)
             return
-        drawing = (choosing.numbers, choosing.seeds, choosing.seen, self.phase == "narrow")
+        drawing = (choosing.numbers, choosing.seeds, choosing.seen, self.phase == "top_k_top_p")
         self.choose(state.logits, *drawing, *flow, *outputs)
 
 

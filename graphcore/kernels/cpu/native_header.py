@@ -1,8 +1,8 @@
-"""Writes native/encodings.h, the facts of encodings for the C++ kernels, from quant/formats/.
+"""Writes headers of the C++ kernels: encodings.h from quant/formats/, sampling_params.h from sampling_params.py.
 
     python -m graphcore.kernels.cpu.native_header
 
-The header is committed, so that the kernels build without Python; a test compares it with this module's output.
+The headers are committed, so that the kernels build without Python; a test compares them with this module's output.
 """
 
 from graphcore.encodings import Encoding
@@ -10,8 +10,8 @@ from graphcore.kernels.cpu.kernel_packing import FORMAT_NUMBERS, TAIL_NBYTES
 from graphcore.kernels.cpu.library import SOURCES
 from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.quant.registry import FORMATS
+from graphcore.sampling_params import PARAMETERS, WHOLE_NUMBERS
 
-HEADER = SOURCES / "encodings.h"
 TABLE_SIZE = 16  # entries of a vector's lookup table, indexed by codes of four bits
 
 TEXT = """\
@@ -58,7 +58,29 @@ inline constexpr Encoding ENCODINGS[] = {{
 """
 
 
-def native_header() -> str:
+PARAMS_TEXT = """\
+// The parameters of a row's choice. graphcore/kernels/cpu/native_header.py writes this file from sampling_params.py.
+#pragma once
+
+#include <cstdint>
+
+namespace graphcore {{
+
+struct SamplingParams {{
+{fields}
+}};
+
+}}  // namespace graphcore
+"""
+
+
+def sampling_params_header() -> str:
+    """Return the text of native/sampling_params.h."""
+    types = {name: "int32_t" if name in WHOLE_NUMBERS else "float" for name in PARAMETERS}
+    return PARAMS_TEXT.format(fields="\n".join(f"    {kind} {name};" for name, kind in types.items()))
+
+
+def encodings_header() -> str:
     """Return the text of native/encodings.h."""
     known = [FORMATS[name] for name in FORMAT_NUMBERS]  # in the order of the numbers
     assert list(FORMAT_NUMBERS.values()) == list(range(len(known))), "numbers index a table"
@@ -105,5 +127,8 @@ def _facts(one: Encoding) -> str:
     return f"{{{one.block_elements}, {one.block_nbytes}, {one.bits}, {offset}, {largest}, {table}}}"
 
 
+HEADERS = {"encodings.h": encodings_header, "sampling_params.h": sampling_params_header}
+
 if __name__ == "__main__":
-    HEADER.write_text(native_header(), encoding="utf-8")
+    for name, text in HEADERS.items():
+        (SOURCES / name).write_text(text(), encoding="utf-8")

@@ -24,13 +24,14 @@ rarely than that; tokens below 1e-9 of the likeliest have no mass.
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from graphcore.errors import GraphError
 from graphcore.kernels.cpu.library import open_library
+from graphcore.sampling_params import PARAMETERS, WHOLE_NUMBERS, SamplingParams
 
 HIDDEN = float("-inf")
 LANES, WORDS = 16, 4
@@ -55,25 +56,48 @@ MOST_FLOAT = torch.finfo(torch.float32).max
 MASS_ONE = 2.0**30
 
 
-class Draw(NamedTuple):
-    """The choice of one token; the defaults take the likeliest.
+@dataclass
+class Draw:
+    """The choice of one sequence's next token.
 
     Attributes:
-        seed, position: int, key and counter of the noise; their lower 64 bits count.
-        temperature, top_k, top_p, min_p, repetition_penalty: as in `SamplingParams`, rounded to float32.
+        params: sampling parameters, in kernels' own terms, with the sequence's own seed; kernels round them to float32.
+        position: int, position of the token in its sequence: the number of tokens before it. Seed and position are key
+            and counter of the noise; their lower 64 bits count.
         seen: [V] bool or uint8, tokens that the penalty applies to; None without a penalty.
-        mask: [V] bool, tokens that may be chosen; None for all.
+        mask: [V] bool, tokens that may be chosen; None for all. It is applied before everything else.
     """
 
-    seed: int = 0
+    params: SamplingParams
     position: int = 0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
     seen: Tensor | None = None
     mask: Tensor | None = None
+
+    @classmethod
+    def after(cls, history: Sequence[int], params: SamplingParams, vocab: int, device: torch.device) -> "Draw":
+        """Return the choice of the token that follows a history."""
+        seen: Tensor | None = None
+        if params.repetition_penalty != 1.0:
+            seen = torch.zeros(vocab, dtype=torch.bool, device=device)
+            seen[torch.tensor(list(history), dtype=torch.int64, device=device)] = True
+        return cls(params.for_kernels(), len(history), seen)
+
+    def append(self, token_id: int) -> None:
+        """Make a token a part of the sequence; the next choice is that of the token after it."""
+        self.position += 1
+        if self.seen is not None:
+            self.seen[token_id] = True
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether the token is the likeliest of all."""
+        return self.params.is_greedy and self.mask is None
+
+
+class _Params(ctypes.Structure):
+    """The parameters as C++ sees them: the struct of native/sampling_params.h."""
+
+    _fields_ = tuple((name, ctypes.c_int32 if name in WHOLE_NUMBERS else ctypes.c_float) for name in PARAMETERS)
 
 
 class _Row(ctypes.Structure):
@@ -85,11 +109,7 @@ class _Row(ctypes.Structure):
         ("allowed", ctypes.c_void_p),
         ("seed", ctypes.c_uint64),
         ("position", ctypes.c_uint64),
-        ("temperature", ctypes.c_float),
-        ("top_p", ctypes.c_float),
-        ("min_p", ctypes.c_float),
-        ("penalty", ctypes.c_float),
-        ("top_k", ctypes.c_int32),
+        ("params", _Params),
         ("num_bad", ctypes.c_int32),
         ("token", ctypes.c_int64),
     )
@@ -130,9 +150,8 @@ def _row(logits: Tensor, draw: Draw) -> _Row:
     for one in (draw.seen, draw.mask):
         assert one is None or (one.is_contiguous() and one.shape == logits.shape and one.element_size() == 1)
     seen, mask = (None if one is None else one.data_ptr() for one in (draw.seen, draw.mask))
-    numbers = (draw.temperature, draw.top_p, draw.min_p, draw.repetition_penalty)
-    top_k = min(draw.top_k, len(logits))
-    return _Row(logits.data_ptr(), seen, mask, draw.seed, draw.position, *numbers, top_k)
+    params = draw.params
+    return _Row(logits.data_ptr(), seen, mask, params.seed, draw.position, _Params(*params.numbers))
 
 
 def choose_tokens(logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[int]:
@@ -153,14 +172,16 @@ def choose_tokens(logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[int]:
 def choose_token(logits: Tensor, draw: Draw) -> int:
     """Return the token that `draw` chooses from finite logits, [V] float32."""
     if draw.seen is not None:
-        logits = torch.where(draw.seen != 0, penalise(logits, draw.repetition_penalty), logits)
+        logits = torch.where(draw.seen != 0, penalise(logits, draw.params.repetition_penalty), logits)
     if draw.mask is not None:
         logits = logits.masked_fill(~draw.mask, HIDDEN)
         if not bool(draw.mask.any()):
             raise nothing_allowed()
-    if draw.temperature == 0.0:
+    if draw.params.temperature == 0.0:
         return int(logits.argmax())
-    return int((kept_weights(logits, draw) / noise(draw.seed, draw.position, len(logits), logits.device)).argmax())
+    return int(
+        (kept_weights(logits, draw) / noise(draw.params.seed, draw.position, len(logits), logits.device)).argmax()
+    )
 
 
 def penalise(logits: Tensor, penalty: float) -> Tensor:
@@ -170,18 +191,19 @@ def penalise(logits: Tensor, penalty: float) -> Tensor:
 
 
 def kept_weights(logits: Tensor, draw: Draw) -> Tensor:
-    """Return the weights of all tokens, [V] float32, 0 for those that top-k, top-p and min-p cut; one always stays."""
-    factor = (1.0 / _rounded(draw.temperature, logits)).clamp(max=MOST_FLOAT)
+    """Return the weights of all tokens, [V] float32, 0 for those that top-k, top-p and min-p leave out; one always
+    stays."""
+    factor = (1.0 / _rounded(draw.params.temperature, logits)).clamp(max=MOST_FLOAT)
     weights = weight_of((logits - logits.max()) * factor)
-    if 0 < draw.top_k < len(logits):
-        weights = weights.masked_fill(logits < logits.topk(draw.top_k).values[-1], 0.0)
-    share = _rounded(draw.top_p, logits)
+    if 0 < draw.params.top_k < len(logits):
+        weights = weights.masked_fill(logits < logits.topk(draw.params.top_k).values[-1], 0.0)
+    share = _rounded(draw.params.top_p, logits)
     if share < 1.0:
         ordered, order = masses(weights).sort(descending=True, stable=True)  # of equal ones the first
         before = ordered.cumsum(0) - ordered
         wanted = (share.double() * ordered.sum().double()).ceil().clamp(min=1)
         weights = weights.index_fill(0, order[before >= wanted], 0.0)
-    return weights.masked_fill(weights < _rounded(draw.min_p, logits), 0.0)
+    return weights.masked_fill(weights < _rounded(draw.params.min_p, logits), 0.0)
 
 
 def _rounded(number: float, logits: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from graphcore.engine.arguments import params_from
 from graphcore.engine.output import Generation
 from graphcore.engine.request_handle import RequestHandle
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
+from graphcore.sampling_params import SamplingParams
 from graphcore.tasks.chat.conversation import Conversation
 from graphcore.tasks.report.console import Console
 from graphcore.tasks.task import Record

@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass
 
 from graphcore.config.user_path import user_path
 from graphcore.config.validate import UNLIMITED
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
+from graphcore.sampling_params import NEUTRAL, WHOLE_NUMBERS
 from graphcore.tasks.chat.session import Session
 from graphcore.tasks.requests.sampling_keys import changed_params
 
 TAKEN_AWAY = "-"
-WHOLE = ("top_k", "seed", "max_new_tokens")
+WHOLE = (*WHOLE_NUMBERS, "max_new_tokens")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _set(session: Session, argument: str) -> None:
 def _assignment(word: str) -> tuple[str, float | int | None]:
     """Return key and value of "temperature=0.7"; None for null."""
     key, separator, text = word.removeprefix("sampling.").partition("=")
-    known = (*asdict(SamplingParams()), "max_new_tokens")
+    known = (*NEUTRAL, "max_new_tokens")
     if key not in known:
         raise ConfigError(f"/set knows no '{key}'{nearest(key, known)}; known: {', '.join(known)}")
     if not separator:
@@ -140,8 +140,7 @@ def _exit(session: Session, _argument: str) -> None:
 COMMANDS = {
     "help": Command("", "lists the commands", _help),
     "system": Command("[TEXT]", "sets the system message; - takes it away, nothing shows it", _system),
-    "set": Command("[KEY=VALUE ...]", "sets temperature, top_k, top_p, min_p, repetition_penalty, seed, "
-                   "max_new_tokens; nothing shows them", _set),
+    "set": Command("[KEY=VALUE ...]", f"sets {', '.join(NEUTRAL)}, max_new_tokens; nothing shows them", _set),
     "retry": Command("", "answers again what you said last", _retry),
     "continue": Command("", "goes on with the last answer", _continue),
     "save": Command("FILE", "writes the chat to a file", _save),

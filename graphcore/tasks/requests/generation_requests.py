@@ -8,8 +8,8 @@ from typing import Any
 from graphcore.config.settings import Settings
 from graphcore.engine.engine import Engine
 from graphcore.engine.prompt_encoder import PromptEncoder
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError, GraphcoreError
+from graphcore.sampling_params import SamplingParams
 from graphcore.tasks.requests.prompts import (
     EncodedPrompt,
     Prompt,

@@ -16,9 +16,9 @@ from typing import Any
 from graphcore.config.user_path import STANDARD_STREAM
 from graphcore.config.validate import UNLIMITED
 from graphcore.engine.arguments import check_messages
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
+from graphcore.sampling_params import SamplingParams
 from graphcore.tasks.requests.prompts import Prompt, checked_prompt
 from graphcore.tasks.requests.text_input import LONGEST_FILE, read_text
 from graphcore.tokenizer.chat_template import Message

@@ -5,16 +5,17 @@ from dataclasses import asdict
 
 from graphcore.config.validate import check_seed
 from graphcore.engine.arguments import sampling_params
-from graphcore.engine.sampling_params import SamplingParams
+from graphcore.sampling_params import SamplingParams
 
 
 def changed_params(params: SamplingParams, values: Mapping[str, float | int]) -> SamplingParams:
     """Return the parameters with new values, checked like those of the command line.
 
-    A new temperature of 0 turns off all cuts. New cuts beside the old temperature of 0 are refused.
+    A new temperature of 0 turns off top-k, top-p and min-p. New ones beside the old temperature of 0 are refused.
 
     Raises:
-        ConfigError: a name is unknown, a value is out of range, or there are new cuts and no temperature above 0.
+        ConfigError: a name is unknown, a value is out of range, or there is a new top-k, top-p or
+            min-p and no temperature above 0.
     """
     old = {name: value for name, value in asdict(params).items() if name != "temperature" or value > 0}
     params = sampling_params({**old, **values})

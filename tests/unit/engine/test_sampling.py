@@ -17,10 +17,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from graphcore.engine.sampler import RowSampling, Sampler
-from graphcore.engine.sampling_params import SamplingParams
+from graphcore.engine.sampler import Sampler
 from graphcore.errors import GraphError
-from graphcore.kernels.ops.draw import kept_weights, penalise
+from graphcore.kernels.ops.draw import Draw, kept_weights, penalise
+from graphcore.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 VOCAB = 50
@@ -50,10 +50,10 @@ def random_logits(seed: int, rows: int = 40) -> torch.Tensor:
 
 def rows_of(
     params: SamplingParams, count: int, position: int = 0, histories: Sequence[Sequence[int]] = ()
-) -> list[RowSampling]:
+) -> list[Draw]:
     """Return rows that draw with seeds from params.seed on, each after its history."""
     rows = [
-        RowSampling.after(history, replace(params, seed=params.seed + row), VOCAB, CPU)
+        Draw.after(history, replace(params, seed=params.seed + row), VOCAB, CPU)
         for row, history in enumerate(histories or [()] * count)
     ]
     return [replace(row, position=row.position + position) for row in rows]
@@ -83,7 +83,7 @@ def test_the_tokens_that_stay_are_those_of_transformers(params: SamplingParams, 
     warm = TemperatureLogitsWarper(temperature)(torch.zeros(len(logits), 1, dtype=torch.int64), logits.clone())
     expected = ~transformers_cut(warm, params).isinf()
     (row,) = rows_of(replace(params, temperature=temperature), 1)
-    found = torch.stack([kept_weights(each, row.draw) > 0 for each in logits])
+    found = torch.stack([kept_weights(each, row) > 0 for each in logits])
     assert torch.equal(found, expected)
     assert found.any(dim=-1).all()
 
@@ -92,7 +92,7 @@ def test_the_tokens_that_stay_are_those_of_transformers(params: SamplingParams, 
 def test_only_tokens_that_stay_are_drawn_and_each_of_few(params: SamplingParams, sampler: Sampler) -> None:
     logits = random_logits(seed=2, rows=6)
     warm = replace(params, temperature=3.0)
-    allowed = torch.stack([kept_weights(each, rows_of(warm, 1)[0].draw) > 0 for each in logits])
+    allowed = torch.stack([kept_weights(each, rows_of(warm, 1)[0]) > 0 for each in logits])
     drawn = torch.zeros_like(allowed)
     for position in range(300):
         drawn.scatter_(1, torch.tensor(sampler.choose(logits, rows_of(warm, 6, position)))[:, None], True)
@@ -141,8 +141,8 @@ def test_draws_follow_the_probabilities(temperature: float, top_k: int, sampler:
     count = 3_000
     logits = torch.from_numpy(row).float().expand(count, -1)
     params = SamplingParams(temperature=temperature, top_k=top_k, seed=11)
-    once = [RowSampling(replace(params, seed=11 + at), 0) for at in range(count)]
-    often = [RowSampling(replace(params, seed=11), at) for at in range(count)]
+    once = [Draw(replace(params, seed=11 + at), 0) for at in range(count)]
+    often = [Draw(replace(params, seed=11), at) for at in range(count)]
     for rows in (once, often):
         shares = np.bincount(sampler.choose(logits, rows), minlength=len(row)) / count
         deviation = np.sqrt(expected * (1 - expected) / count)
@@ -152,7 +152,7 @@ def test_draws_follow_the_probabilities(temperature: float, top_k: int, sampler:
 def test_rows_of_different_settings_choose_as_if_they_were_alone(sampler: Sampler) -> None:
     logits = random_logits(seed=5, rows=len(CUTS))
     rows = [
-        RowSampling.after([3, at], replace(cut, temperature=at / 4, repetition_penalty=1 + at / 9, seed=at), VOCAB, CPU)
+        Draw.after([3, at], replace(cut, temperature=at / 4, repetition_penalty=1 + at / 9, seed=at), VOCAB, CPU)
         for at, cut in enumerate(CUTS)
     ]
     rows[3].mask = torch.arange(VOCAB) % 7 == 2
@@ -174,12 +174,12 @@ def test_seeds_differ_and_the_largest_one_works(sampler: Sampler) -> None:
 def test_likelier_tokens_that_reach_top_p_exactly_are_enough(top_p: float, kept: int) -> None:
     """Four tokens of a fourth each: sums of them are exact."""
     (row,) = rows_of(SamplingParams(temperature=1.0, top_p=top_p), 1)
-    assert kept_weights(torch.zeros(4), row.draw).tolist() == [1.0] * kept + [0.0] * (4 - kept)
+    assert kept_weights(torch.zeros(4), row).tolist() == [1.0] * kept + [0.0] * (4 - kept)
 
 
 def test_a_token_as_likely_as_min_p_asks_for_stays() -> None:
     (row,) = rows_of(SamplingParams(temperature=1.0, min_p=1.0), 1)
-    assert kept_weights(torch.tensor([1.0, 3.0, 3.0, 2.0]), row.draw).tolist() == [0.0, 1.0, 1.0, 0.0]
+    assert kept_weights(torch.tensor([1.0, 3.0, 3.0, 2.0]), row).tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
 def test_a_mask_that_allows_nothing_is_an_error_by_name(sampler: Sampler) -> None:

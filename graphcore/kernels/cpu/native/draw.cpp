@@ -109,7 +109,7 @@ struct Room {
 constexpr int BUCKETS = (0x4E800000 >> 19) + 1;  // by the upper bits of a mass as a float, at most 2^30
 
 // The tokens that top-p keeps: those heavier than `least`, and those of that mass up to the index `last`.
-struct KVFormat {
+struct KeptByTopP {
     int32_t least = 0, last = INT_MAX;
 };
 
@@ -142,11 +142,11 @@ float prepare(Draw& row, int vocab, const Room& room) {
     std::memset(all, 1, BLOCK);
     IntPart bad{};
     const int whole = vocab / BLOCK;
-    const auto prepare_one = is_changed(row) ? prepare_block<true> : row.temperature ? prepare_block<false> : prepare_block<false, false>;
+    const auto prepare_one = is_changed(row) ? prepare_block<true> : row.params.temperature ? prepare_block<false> : prepare_block<false, false>;
     for (int block = 0; block < whole; block++) {
         const int begin = block * BLOCK;
         const uint8_t *const seen = row.seen ? row.seen + begin : none, *const allowed = row.allowed ? row.allowed + begin : all;
-        prepare_one(row.logits + begin, seen, allowed, row.penalty, room.x + begin, room.peaks[block], bad);
+        prepare_one(row.logits + begin, seen, allowed, row.params.repetition_penalty, room.x + begin, room.peaks[block], bad);
     }
     if (whole < room.blocks) {
         const int begin = whole * BLOCK, count = vocab - begin;
@@ -155,7 +155,7 @@ float prepare(Draw& row, int vocab, const Room& room) {
         std::memcpy(logits, row.logits + begin, size_t(count) * 4);
         if (row.seen) std::memcpy(seen, row.seen + begin, size_t(count));
         std::memcpy(allowed, row.allowed ? row.allowed + begin : all, size_t(count));
-        prepare_block<true>(logits, seen, allowed, row.penalty, room.x + begin, room.peaks[whole], bad);
+        prepare_block<true>(logits, seen, allowed, row.params.repetition_penalty, room.x + begin, room.peaks[whole], bad);
     }
     row.num_bad = -sum(bad);
     return *std::max_element(room.peaks, room.peaks + room.blocks);
@@ -222,7 +222,7 @@ int32_t mass_of_bits(int32_t bits) {
 
 // Returns which tokens are kept if those before each of them, heaviest first and of equals the first, have less than
 // `wanted`. It finds the bits of the least mass by 13, 9 and 10: the first from all tokens, the others from a list.
-KVFormat keep_mass(const Room& room, int64_t total, int64_t wanted) {
+KeptByTopP keep_mass(const Room& room, int64_t total, int64_t wanted) {
     // tokens of this mass or less have at most total - wanted together, so that none of them is needed
     const int32_t light = int32_t(std::min<int64_t>((total - wanted) / (room.blocks * BLOCK), INT_MAX));
     int64_t before = 0;  // mass of the tokens in heavier buckets than the chosen one
@@ -269,7 +269,7 @@ KVFormat keep_mass(const Room& room, int64_t total, int64_t wanted) {
         }
         count = left;
     }
-    KVFormat kept{mass_of_bits(bits[0])};
+    KeptByTopP kept{mass_of_bits(bits[0])};
     int64_t places = (wanted - before + kept.least - 1) / kept.least;
     if (places >= count) return kept;
     for (int block = 0; block < room.blocks; block++) {
@@ -281,8 +281,8 @@ KVFormat keep_mass(const Room& room, int64_t total, int64_t wanted) {
 }
 
 // Returns the winner of the race.
-int64_t race(const Draw& row, const Room& room, const KVFormat& kept) {
-    const FloatPart min_p = splat(row.min_p);
+int64_t race(const Draw& row, const Room& room, const KeptByTopP& kept) {
+    const FloatPart min_p = splat(row.params.min_p);
     const IntPart least = splat_int(kept.least), last = splat_int(kept.last);
     const float least_noise = exponential_of(WordPart{} + 0xFFFFFFFFu)[0];
     IntPart lanes;
@@ -326,17 +326,17 @@ void draw_token(Draw& row, int vocab, uint8_t* memory) {
     const float highest = prepare(row, vocab, room);
     row.token = -1;
     if (row.num_bad || highest == HIDDEN) return;
-    if (row.temperature == 0.0f) {
+    if (row.params.temperature == 0.0f) {
         const int block = first_of(peaks, highest);
         const float* const values = is_changed(row) || block == vocab / BLOCK ? x : row.logits;  // x has the last block's rest
         row.token = int64_t(block) * BLOCK + first_of(values + block * BLOCK, highest);
         return;
     }
-    const float least = 0 < row.top_k && row.top_k < vocab ? kth_highest(room, row.top_k) : HIDDEN;
-    const int64_t total = weigh(room, highest, least, std::min(1.0f / row.temperature, FLT_MAX));
-    KVFormat kept;
-    if (row.top_p < 1.0f) {
-        const double share = double(row.top_p) * double(total);
+    const float least = 0 < row.params.top_k && row.params.top_k < vocab ? kth_highest(room, row.params.top_k) : HIDDEN;
+    const int64_t total = weigh(room, highest, least, std::min(1.0f / row.params.temperature, FLT_MAX));
+    KeptByTopP kept;
+    if (row.params.top_p < 1.0f) {
+        const double share = double(row.params.top_p) * double(total);
         const int64_t below = int64_t(share);
         kept = keep_mass(room, total, std::max<int64_t>(1, below + (double(below) < share)));
     }

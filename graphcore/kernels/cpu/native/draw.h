@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "sampling_params.h"
 #include "team.h"
 
 namespace graphcore {
@@ -19,9 +20,7 @@ struct Draw {
     const uint8_t* seen;      // [vocab], 1 for tokens that the penalty applies to; null without a penalty
     const uint8_t* allowed;   // [vocab], 1 for tokens that may be chosen; null if all may be
     uint64_t seed, position;
-    float temperature;        // 0 takes the likeliest token
-    float top_p, min_p, penalty;
-    int32_t top_k;
+    SamplingParams params;    // a temperature of 0 takes the likeliest token
     int32_t num_bad;          // out: logits that are not finite
     int64_t token;            // out: -1 if no token may be chosen
 };

@@ -41,30 +41,34 @@ from graphcore.kernels.gpu.sampling.weights_and_noise import MOST_FLOAT, mass_of
 
 torch.library.define(
     "graphcore::choose_drawn",
-    f"(Tensor logits, Tensor numbers, Tensor seeds, Tensor(z!) seen, bool narrows, {FLOW}, {OUTPUTS}) -> ()",
+    f"(Tensor logits, Tensor numbers, Tensor seeds, Tensor(z!) seen, bool has_top_k_top_p, {FLOW}, {OUTPUTS}) -> ()",
 )
 
 
-def choose_drawn(logits: Tensor, numbers: Tensor, seeds: Tensor, seen: Tensor, narrows: bool, *flow: Tensor) -> None:
+def choose_drawn(
+    logits: Tensor, numbers: Tensor, seeds: Tensor, seen: Tensor, has_top_k_top_p: bool, *flow: Tensor
+) -> None:
     """Draw each row's token and make it the next input.
 
     The position of a row's draw is starts + counts, where its token will be.
 
     Args:
         logits: [B, V] float32; V below 2 ** 24.
-        numbers: [B, 5] float32: temperature (0 takes the likeliest), top_k (0 for off), top_p, min_p, repetition
-            penalty.
+        numbers: [B, NUMBERS] float32: sampling parameters in the order of `PARAMETERS`; a temperature of 0 takes the
+            likeliest token.
         seeds: [B] int64.
         seen: [B, V] uint8, 1 for tokens that the penalty applies to; the chosen ones are added.
-        narrows: True to apply top_k and top_p.
+        has_top_k_top_p: True for rows with top-k or top-p.
         *flow: token_ids, starts, counts, left, ends, chosen and report of `choose_likeliest`; the log probability is
             that of the logits, before sampling changed them.
     """
-    torch.ops.graphcore.choose_drawn.default(logits, numbers, seeds, seen, narrows, *flow)
+    torch.ops.graphcore.choose_drawn.default(logits, numbers, seeds, seen, has_top_k_top_p, *flow)
 
 
 @torch.library.register_fake("graphcore::choose_drawn")
-def _fake(_logits: Tensor, _numbers: Tensor, _seeds: Tensor, _seen: Tensor, _narrows: bool, *_flow: Tensor) -> None:
+def _fake(
+    _logits: Tensor, _numbers: Tensor, _seeds: Tensor, _seen: Tensor, _has_top_k_top_p: bool, *_flow: Tensor
+) -> None:
     return None
 
 
@@ -101,7 +105,7 @@ def _draw(
     vocab,
     num_rows,
     PARTS: tl.constexpr,
-    NARROWS: tl.constexpr,
+    HAS_TOP_K_TOP_P: tl.constexpr,
     SIZE: tl.constexpr,
     NUM_FIELDS: tl.constexpr,
 ):
@@ -112,9 +116,11 @@ def _draw(
     scores = tl.load(changed + row * vocab + at, mask=is_there, other=float("-inf"))
     parts += row * NUM_FIELDS * PARTS
     if tl.load(numbers + TEMPERATURE) > 0.0:
-        weights = sampling_weights(scores, is_there, numbers, sums, found, parts, vocab, row, num_rows, NARROWS, PARTS)
+        weights = sampling_weights(
+            scores, is_there, numbers, sums, found, parts, vocab, row, num_rows, HAS_TOP_K_TOP_P, PARTS
+        )
         is_kept = weights >= tl.load(numbers + MIN_P)
-        if NARROWS:
+        if HAS_TOP_K_TOP_P:
             if tl.load(numbers + TOP_P) < 1.0:
                 is_kept &= kept_by_top_p(mass_of(weights), numbers, sums, found, ties, row, part, num_rows, PARTS)
         position = tl.load(starts + row) + tl.load(counts + row)
@@ -123,7 +129,7 @@ def _draw(
 
 
 def launch_choose_drawn(
-    logits: Tensor, numbers: Tensor, seeds: Tensor, seen: Tensor, narrows: bool, *flow: Tensor
+    logits: Tensor, numbers: Tensor, seeds: Tensor, seen: Tensor, has_top_k_top_p: bool, *flow: Tensor
 ) -> None:
     """Implement `choose_drawn`."""
     rows, vocab = logits.shape
@@ -133,10 +139,23 @@ def launch_choose_drawn(
     grid = (rows, num_parts)
     sizes: dict[str, Any] = {"SIZE": PART, "NUM_FIELDS": FIELDS, "num_warps": 4, "enable_fp_fusion": False}
     _penalise[grid](logits, numbers, seen, changed, parts, vocab, num_parts, **sizes)
-    searched = launch_search(changed, numbers, parts) if narrows else Searched(seeds, seeds, seeds)  # these are unread
+    searched = (
+        launch_search(changed, numbers, parts) if has_top_k_top_p else Searched(seeds, seeds, seeds)
+    )  # these are unread
     _, starts, counts, *_ = flow
     _draw[grid](
-        changed, numbers, seeds, starts, counts, parts, *searched, vocab, rows, num_parts, NARROWS=narrows, **sizes
+        changed,
+        numbers,
+        seeds,
+        starts,
+        counts,
+        parts,
+        *searched,
+        vocab,
+        rows,
+        num_parts,
+        HAS_TOP_K_TOP_P=has_top_k_top_p,
+        **sizes,
     )
     finish(logits, parts, flow, seen)
 

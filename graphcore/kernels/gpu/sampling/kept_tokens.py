@@ -26,11 +26,20 @@ from torch import Tensor
 
 from graphcore.kernels.gpu.sampling.likeliest import FIELDS, HIGHEST, PART
 from graphcore.kernels.gpu.sampling.weights_and_noise import factor_of, mass_of, sampling_weight
+from graphcore.sampling_params import PARAMETERS
 
 DIGITS = tl.constexpr(16)
 PASSES = tl.constexpr(8)
-NUMBERS = tl.constexpr(5)  # settings of sampling of a row
-TEMPERATURE, TOP_K, TOP_P, MIN_P, PENALTY = (tl.constexpr(index) for index in range(5))
+NUMBERS = tl.constexpr(len(PARAMETERS))  # of a row, in the order of PARAMETERS
+
+
+def column_of(name: str) -> tl.constexpr:
+    """Return the column of a sampling parameter in the rows [B, NUMBERS]."""
+    return tl.constexpr(list(PARAMETERS).index(name))
+
+
+TEMPERATURE, TOP_K, TOP_P, MIN_P = map(column_of, ("temperature", "top_k", "top_p", "min_p"))
+PENALTY = column_of("repetition_penalty")
 
 
 class Searched(NamedTuple):
@@ -61,8 +70,8 @@ def largest_of(parts, FIELD: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
-def cuts_count(numbers, vocab):
-    """Return whether top-k cuts anything."""
+def has_top_k(numbers, vocab):
+    """Return whether top-k leaves out any token."""
     top_k = tl.load(numbers + TOP_K)
     return (top_k > 0) & (top_k < vocab)
 
@@ -101,13 +110,23 @@ def threshold_before(numbers, sums, found, number, row, num_rows, IS_MASS: tl.co
 
 @triton.jit
 def sampling_weights(
-    values, is_there, numbers, sums, found, parts, vocab, row, num_rows, NARROWS: tl.constexpr, PARTS: tl.constexpr
+    values,
+    is_there,
+    numbers,
+    sums,
+    found,
+    parts,
+    vocab,
+    row,
+    num_rows,
+    HAS_TOP_K_TOP_P: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Return the weights of a part's tokens, 0 for those that top-k cuts; `parts` are the row's."""
+    """Return the weights of a part's tokens, 0 for those that top-k leaves out; `parts` are the row's."""
     largest = largest_of(parts, HIGHEST, PARTS)
     weights = sampling_weight((values - largest) * factor_of(tl.load(numbers + TEMPERATURE)))
-    if NARROWS:
-        if cuts_count(numbers, vocab):
+    if HAS_TOP_K_TOP_P:
+        if has_top_k(numbers, vocab):
             is_there &= key_of(values) >= threshold_before(numbers, sums, found, PASSES, row, num_rows, False, PARTS)
     return tl.where(is_there, weights, 0.0)
 
@@ -129,7 +148,7 @@ def _search(
 ):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     numbers += row * NUMBERS
-    if tl.load(numbers + TOP_P) < 1.0 if IS_MASS else cuts_count(numbers, vocab):
+    if tl.load(numbers + TOP_P) < 1.0 if IS_MASS else has_top_k(numbers, vocab):
         search: tl.constexpr = 1 if IS_MASS else 0
         base = tl.zeros((), dtype=tl.int64)
         if number > 0:

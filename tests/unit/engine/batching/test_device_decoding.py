@@ -8,8 +8,8 @@ from paced import Paced
 
 from graphcore import Engine
 from graphcore.engine.batching.device_decode_loop import LAG
-from graphcore.engine.sampling_params import SamplingParams
 from graphcore.errors import GraphError
+from graphcore.sampling_params import SamplingParams
 from graphcore.tasks.measuring.random_batch import RandomBatch
 
 PROMPT = [1, 2, 3, 4, 5, 6]

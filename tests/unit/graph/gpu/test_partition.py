@@ -92,7 +92,7 @@ def test_the_choice_on_the_device_is_in_the_last_piece_with_the_head(
 ) -> None:
     builder = cut_builder(())
     builder.kind = "captured"
-    (step,) = builder.sample(2, narrows=True).steps
+    (step,) = builder.sample(2, has_top_k_top_p=True).steps
     assert isinstance(step, CapturedStep)
     pieces = cut(step.steps, streamed)
     assert [" ".join(str(step.group) for step in piece.steps) for piece in pieces] == expected

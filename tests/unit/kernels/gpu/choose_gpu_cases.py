@@ -6,6 +6,7 @@ import torch
 
 from graphcore.kernels.gpu.sampling.drawn import launch_choose_drawn
 from graphcore.kernels.gpu.sampling.likeliest import launch_choose_likeliest
+from graphcore.sampling_params import PARAMETERS
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -16,19 +17,19 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
 
         logits = empty(1, vocab, dtype=torch.float32)
         flow = (empty(1, 1), *(empty(1) for _ in range(3)), empty(1, 16), empty(1), empty(1, 3, dtype=torch.float64))
-        settings = empty(1, 5, dtype=torch.float32), empty(1), empty(1, vocab, dtype=torch.uint8)
+        settings = empty(1, len(PARAMETERS), dtype=torch.float32), empty(1), empty(1, vocab, dtype=torch.uint8)
 
         def likeliest(logits: torch.Tensor = logits, flow: tuple[torch.Tensor, ...] = flow) -> None:
             launch_choose_likeliest(logits, *flow)
 
         def drawn(
-            narrows: bool,
+            has_top_k_top_p: bool,
             logits: torch.Tensor = logits,
             flow: tuple[torch.Tensor, ...] = flow,
             settings: tuple[torch.Tensor, ...] = settings,
         ) -> None:
-            launch_choose_drawn(logits, *settings, narrows, *flow)
+            launch_choose_drawn(logits, *settings, has_top_k_top_p, *flow)
 
         yield f"{name} likeliest", likeliest
         yield f"{name} drawn", lambda drawn=drawn: drawn(False)
-        yield f"{name} narrowed", lambda drawn=drawn: drawn(True)
+        yield f"{name} drawn by top-k, top-p", lambda drawn=drawn: drawn(True)

@@ -58,9 +58,9 @@ def likeliest(logits: Tensor) -> Flow:
 def drawn(logits: Tensor, draws: Sequence[Draw]) -> Flow:
     """Draw a token for each row, which has its own settings, history and position."""
     flow = Flow.of(len(logits), starts=[draw.position - 1 for draw in draws])
-    numbers = [(one.temperature, one.top_k, one.top_p, one.min_p, one.repetition_penalty) for one in draws]
+    numbers = [one.params.numbers for one in draws]
     seen = torch.stack([torch.zeros(logits.shape[1]) if one.seen is None else one.seen for one in draws])
-    seeds = torch.tensor([one.seed for one in draws])
-    narrows = any(one.top_k > 0 or one.top_p < 1.0 for one in draws)
-    choose_drawn(logits, torch.tensor(numbers), seeds, seen.to(torch.uint8), narrows, *flow.tensors())
+    seeds = torch.tensor([one.params.seed for one in draws])
+    has_top_k_top_p = any(one.params.top_k > 0 or one.params.top_p < 1.0 for one in draws)
+    choose_drawn(logits, torch.tensor(numbers), seeds, seen.to(torch.uint8), has_top_k_top_p, *flow.tensors())
     return flow

@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from draws import changed, draw_of
 from torch import Tensor
 
 from graphcore.errors import GraphError
@@ -24,13 +25,14 @@ from graphcore.kernels.ops.draw import (
     philox,
     weight_of,
 )
+from graphcore.sampling_params import PARAMETERS
 
-TEMPERATURES = (0.0, 1e-40, 1e-6, 0.3, 1.0, 2.5, 100.0)
-TOP_KS, TOP_PS, MIN_PS = (
-    (0, 0, 1, 7, 40, 300, 4000),
-    (1.0, 1.0, 0.0, 1e-6, 0.3, 0.5, 0.95, 0.99999),
-    (0.0, 0.0, 0.1, 1.0),
-)
+CHOICES = {
+    "temperature": (0.0, 1e-40, 1e-6, 0.3, 1.0, 2.5, 100.0),
+    "top_k": (0, 0, 1, 7, 40, 300, 4000),
+    "top_p": (1.0, 1.0, 0.0, 1e-6, 0.3, 0.5, 0.95, 0.99999),
+    "min_p": (0.0, 0.0, 0.1, 1.0),
+}
 
 
 def logits_of(rows: int, vocab: int, spread: float = 3.0, seed: int = 0) -> Tensor:
@@ -49,9 +51,10 @@ def random_draw(vocab: int, source: random.Random) -> Draw:
     mask = torch.rand(vocab, generator=bits) < source.choice((0.01, 0.5)) if source.random() < 0.2 else None
     if mask is not None:
         mask[source.randrange(vocab)] = True
-    numbers = (source.choice(choices) for choices in (TEMPERATURES, TOP_KS, TOP_PS, MIN_PS))
+    values = {name: source.choice(choices) for name, choices in CHOICES.items()}
     penalty = source.choice((1.3, 0.5)) if seen is not None else 1.0
-    return Draw(source.getrandbits(64), source.getrandbits(source.choice((8, 40))), *numbers, penalty, seen, mask)
+    noise_of = {"seed": source.getrandbits(64), "position": source.getrandbits(source.choice((8, 40)))}
+    return draw_of(**noise_of, **values, repetition_penalty=penalty, seen=seen, mask=mask)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,10 @@ def test_philox_gives_its_authors_known_answers(key: int, counter: tuple[int, ..
     """The vectors of Random123's kat_vectors for philox4x32-10."""
     first, second, third, fourth = (torch.tensor([word]) for word in counter)
     assert tuple(int(word) for word in philox(key, (first, second, third, fourth))) == expected
+
+
+def test_draws_have_values_of_every_parameter() -> None:
+    assert {*CHOICES, "repetition_penalty"} == set(PARAMETERS), "the kernel is compared with what random_draw returns"
 
 
 def test_noise_takes_the_word_of_its_token() -> None:
@@ -110,9 +117,9 @@ def test_the_kernel_chooses_what_torch_chooses(vocab: int, spread: float, kernel
 
 @pytest.mark.parametrize("vocab", [49152, 262144])
 def test_the_kernel_chooses_what_torch_chooses_from_large_vocabularies(vocab: int, kernel: DrawKernel) -> None:
-    warm = Draw(seed=3, temperature=0.8)
+    warm = draw_of(seed=3, temperature=0.8)
     cuts = ({}, {"top_k": 40}, {"top_p": 0.95}, {"top_k": 400, "top_p": 0.9, "min_p": 0.01}, {"top_p": 0.999})
-    draws = [warm._replace(position=at, **cut) for at, cut in enumerate(cuts)]
+    draws = [changed(warm, position=at, **cut) for at, cut in enumerate(cuts)]
     for spread in (0.5, 3.0):
         logits = logits_of(len(draws), vocab, spread)
         assert kernel.choose(logits, draws) == choose_tokens(logits, draws)
@@ -124,7 +131,7 @@ def test_every_token_has_the_noise_of_the_statement(is_masked: bool, kernel: Dra
     vocab, temperature = 192, 1.0
     mask = torch.ones(vocab, dtype=torch.bool) if is_masked else None
     for position in range(40):
-        draw = Draw(seed=11, position=position, temperature=temperature, mask=mask)
+        draw = draw_of(seed=11, position=position, temperature=temperature, mask=mask)
         drawn = noise(11, position, vocab)
         logits = drawn.log()  # weights in proportion to the noise: all scores are equal but for their last bits
         assert kernel.choose(logits[None], [draw]) == [choose_token(logits, draw)]
@@ -134,16 +141,16 @@ def test_of_equals_top_k_keeps_all_and_top_p_the_first(kernel: DrawKernel) -> No
     logits = torch.zeros(1, 600)
     logits[0, 100:104] = 1.0
     for draw, kept in (
-        (Draw(temperature=1.0, top_k=2), {100, 101, 102, 103}),
-        (Draw(temperature=0.05, top_p=0.74), {100, 101, 102}),
-        (Draw(temperature=0.01, top_p=0.75), {100, 101, 102}),
-        (Draw(temperature=0.01, top_p=0.75001), {100, 101, 102, 103}),
-        (Draw(temperature=0.05, top_p=0.01), {100}),
-        (Draw(temperature=1.0, top_k=4, min_p=1.0), {100, 101, 102, 103}),
-        (Draw(temperature=1e-4), {100, 101, 102, 103}),
+        (draw_of(temperature=1.0, top_k=2), {100, 101, 102, 103}),
+        (draw_of(temperature=0.05, top_p=0.74), {100, 101, 102}),
+        (draw_of(temperature=0.01, top_p=0.75), {100, 101, 102}),
+        (draw_of(temperature=0.01, top_p=0.75001), {100, 101, 102, 103}),
+        (draw_of(temperature=0.05, top_p=0.01), {100}),
+        (draw_of(temperature=1.0, top_k=4, min_p=1.0), {100, 101, 102, 103}),
+        (draw_of(temperature=1e-4), {100, 101, 102, 103}),
     ):
         assert set(kept_weights(logits[0], draw).nonzero()[:, 0].tolist()) == kept
-        rows = [draw._replace(position=at) for at in range(300)]
+        rows = [changed(draw, position=at) for at in range(300)]
         assert set(kernel.choose(logits.expand(300, -1), rows)) == kept
 
 
@@ -156,13 +163,13 @@ def test_draws_are_distributed_as_float64_says(cuts: dict[str, float], kernel: D
     """Chi-squared over positions, over seeds, and over both; 7 deviations above its mean have a chance of 1 in 10^6."""
     vocab, count = 130, 40_000
     logits = logits_of(1, vocab, 1.0)[0]
-    draw = Draw(**{"temperature": 1.0, **cuts})
-    scaled = logits.double().numpy() / draw.temperature
+    draw = draw_of(**{"temperature": 1.0, **cuts})
+    scaled = logits.double().numpy() / draw.params.temperature
     weights = np.where(kept_weights(logits, draw).numpy() > 0, np.exp(scaled - scaled.max()), 0.0)
     expected = count * weights / weights.sum()
     kept = expected > 0
     for of in (lambda at: (77, at), lambda at: (at, 5), lambda at: (at % 200, at // 200)):
-        rows = [draw._replace(seed=of(at)[0], position=of(at)[1]) for at in range(count)]
+        rows = [changed(draw, seed=of(at)[0], position=of(at)[1]) for at in range(count)]
         found = np.bincount(kernel.choose([logits] * count, rows), minlength=vocab)
         assert not found[~kept].any()
         degrees = kept.sum() - 1
@@ -174,8 +181,8 @@ def test_draws_are_distributed_as_float64_says(cuts: dict[str, float], kernel: D
 def test_neighbouring_seeds_and_positions_draw_independently(seeds: int, positions: int, kernel: DrawKernel) -> None:
     """Pairs of draws from 8 equal tokens: 64 cells, 63 degrees of freedom."""
     count, logits = 20_000, torch.zeros(1, 8)
-    draws = [Draw(seed=at % 141, position=at // 141 + 1, temperature=1.0) for at in range(count)]
-    others = [draw._replace(seed=draw.seed + seeds, position=draw.position + positions) for draw in draws]
+    draws = [draw_of(seed=at % 141, position=at // 141 + 1, temperature=1.0) for at in range(count)]
+    others = [changed(draw, seed=draw.params.seed + seeds, position=draw.position + positions) for draw in draws]
     first, second = (np.array(kernel.choose([logits[0]] * count, each)) for each in (draws, others))
     found = np.bincount(first * 8 + second, minlength=64)
     assert ((found - count / 64) ** 2 / (count / 64)).sum() < 63 + 7 * math.sqrt(2 * 63)
@@ -194,7 +201,7 @@ def test_a_penalty_lowers_what_was_seen(temperature: float, kernel: DrawKernel) 
     logits = torch.tensor([[3.0, 2.9, -1.0, 0.5, 0.4] + [-5.0] * 90])
     seen = torch.zeros(95, dtype=torch.uint8)
     seen[:2] = 1
-    draw = Draw(temperature=temperature, repetition_penalty=10.0, seen=seen)
+    draw = draw_of(temperature=temperature, repetition_penalty=10.0, seen=seen)
     assert kernel.choose(logits, [draw]) == choose_tokens(logits, [draw]) == [3]
 
 
@@ -203,13 +210,13 @@ def test_a_mask_comes_before_everything_else(temperature: float, kernel: DrawKer
     logits = torch.tensor([[9.0, 8.0, -1.0, 0.5, 0.4] + [-3.0] * 90])
     mask = torch.zeros(95, dtype=torch.bool)
     mask[[2, 4, 80]] = True
-    rows = [Draw(seed=at, temperature=temperature, top_p=0.999, mask=mask) for at in range(200)]
+    rows = [draw_of(seed=at, temperature=temperature, top_p=0.999, mask=mask) for at in range(200)]
     found = kernel.choose(logits.expand(200, -1), rows)
     assert set(found) == ({4} if temperature == 0 else {2, 4, 80})
     assert found == choose_tokens(logits.expand(200, -1), rows)
     for choose in (kernel.choose, choose_tokens):
         with pytest.raises(GraphError, match="allows no token"):
-            choose(logits, [rows[0]._replace(mask=torch.zeros(95, dtype=torch.bool))])
+            choose(logits, [changed(rows[0], mask=torch.zeros(95, dtype=torch.bool))])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -219,20 +226,20 @@ def test_logits_that_are_not_finite_are_refused(bad: float, at: int, kernel: Dra
     logits[1, at] = bad
     for choose in (kernel.choose, choose_tokens):
         with pytest.raises(GraphError, match="not finite"):
-            choose(logits, [Draw()] * 3)
+            choose(logits, [draw_of()] * 3)
 
 
 def test_the_first_of_equal_logits_is_the_likeliest(kernel: DrawKernel) -> None:
     logits = torch.zeros(2, 700)
     logits[1, 650:] = 1.0
-    assert kernel.choose(logits, [Draw()] * 2) == choose_tokens(logits, [Draw()] * 2) == [0, 650]
+    assert kernel.choose(logits, [draw_of()] * 2) == choose_tokens(logits, [draw_of()] * 2) == [0, 650]
 
 
 def test_logits_as_large_as_float32_has_them_do_no_harm(kernel: DrawKernel) -> None:
     logits = torch.tensor([[3e38, -3e38, 1.0, 2e38]])
     draws = [
-        Draw(temperature=0.5, repetition_penalty=0.1, seen=torch.ones(4, dtype=torch.bool)),
-        Draw(temperature=1e-3),
+        draw_of(temperature=0.5, repetition_penalty=0.1, seen=torch.ones(4, dtype=torch.bool)),
+        draw_of(temperature=1e-3),
     ]
     for draw in draws:
         assert kernel.choose(logits, [draw]) == choose_tokens(logits, [draw])

@@ -2,17 +2,18 @@
 
 import pytest
 import torch
+from draws import changed, draw_of
 
 from graphcore.graph.gpu.sampling import MOST_ENDS, RowSettings, SamplingBuffers, SamplingRows, choose_step
 from graphcore.graph.state import StepState
-from graphcore.kernels.ops.draw import Draw, choose_tokens
+from graphcore.kernels.ops.draw import choose_tokens
 
 CPU, VOCAB = torch.device("cpu"), 300
 DRAWS = [
-    Draw(seed=(1 << 64) - 3, position=9, temperature=0.8, top_p=0.7),
-    Draw(seed=5, position=4, temperature=0.0),
-    Draw(seed=-6, position=70, temperature=2.0, top_k=9),
-    Draw(seed=1 << 63, position=1, temperature=1.0, min_p=0.1, repetition_penalty=1.9),
+    draw_of(seed=(1 << 64) - 3, position=9, temperature=0.8, top_p=0.7),
+    draw_of(seed=5, position=4, temperature=0.0),
+    draw_of(seed=-6, position=70, temperature=2.0, top_k=9),
+    draw_of(seed=1 << 63, position=1, temperature=1.0, min_p=0.1, repetition_penalty=1.9),
 ]
 
 
@@ -23,14 +24,14 @@ def test_rows_choose_by_their_own_settings_limits_and_ends() -> None:
     choosing.seen.fill_(1)  # an earlier sequence's
     seen = torch.zeros(VOCAB, dtype=torch.bool)
     seen[history] = True
-    expected = choose_tokens(logits[:4], [*DRAWS[:3], DRAWS[3]._replace(seen=seen)])
+    expected = choose_tokens(logits[:4], [*DRAWS[:3], changed(DRAWS[3], seen=seen)])
     ends = ({expected[1]}, {expected[0]}, {expected[2], 5}, ())
     for row, (draw, left, each) in enumerate(zip(DRAWS, (7, 1, 7, 7), ends, strict=True)):
         past = history if row == 3 else ()
-        choosing.put(row, RowSettings(left, each, numbers_of(draw), draw.seed, past))
+        choosing.put(row, RowSettings(left, each, draw.params, past))
     state.put_rows([[0]] * 4, [one.position - 1 for one in DRAWS])
     state.logits, state.chosen = logits, torch.full((5,), -9)
-    choose_step(state, choosing, "narrow").replay()
+    choose_step(state, choosing, "top_k_top_p").replay()
     assert state.chosen.tolist() == [*expected, -9]  # the last row is idle
     assert choosing.report[:, 0].tolist() == [*expected, -1]
     assert state.span.counts.tolist() == [1, 0, 0, 1, 0]  # goes on, last token, end token, goes on, idle
@@ -48,11 +49,7 @@ def test_the_device_knows_as_many_ends_of_a_row_as_it_has_room_for() -> None:
     assert set(choosing.ends[1].tolist()) == {-1}
 
 
-def numbers_of(draw: Draw) -> tuple[float, ...]:
-    return draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.repetition_penalty
-
-
-@pytest.mark.parametrize("phase", ["sample", "narrow"])
+@pytest.mark.parametrize("phase", ["sample", "top_k_top_p"])
 def test_a_row_that_joins_chooses_its_first_token_and_leaves_the_others_alone(phase: str) -> None:
     state = StepState.empty(3, 1, CPU)
     state.put_rows([[11], [], [13]], [4, 0, 6])
@@ -61,12 +58,14 @@ def test_a_row_that_joins_chooses_its_first_token_and_leaves_the_others_alone(ph
     for tensor in everything(rows):
         tensor[1] = 1  # an earlier sequence's
     before = [tensor.clone() for tensor in everything(rows)]
-    draw = Draw(seed=-6, position=70, temperature=2.0, top_k=9 if phase == "narrow" else 0, repetition_penalty=1.5)
+    draw = draw_of(
+        seed=-6, position=70, temperature=2.0, top_k=9 if phase == "top_k_top_p" else 0, repetition_penalty=1.5
+    )
     logits, history = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2)) * 3, [5, 8]
     seen = torch.zeros(VOCAB, dtype=torch.bool)
     seen[history] = True
-    (token,) = choose_tokens(logits, [draw._replace(seen=seen)])
-    rows.begin_after(1, logits, 70, RowSettings(5, {3}, numbers_of(draw), draw.seed, history), phase)
+    (token,) = choose_tokens(logits, [changed(draw, seen=seen)])
+    rows.begin_after(1, logits, 70, RowSettings(5, {3}, draw.params, history), phase)
     assert (state.token_ids[1].item(), state.span.starts[1].item(), state.span.counts[1].item()) == (token, 70, 1)
     assert (rows.choosing.left[1].item(), rows.choosing.report[1, 0].item()) == (4, token)
     assert rows.choosing.seen[1].nonzero()[:, 0].tolist() == sorted({*history, token})

@@ -5,14 +5,16 @@ import torch
 import triton
 import triton.language as tl
 from choosing import drawn
+from draws import changed, draw_of
 from torch import Tensor
 
 from graphcore.kernels.gpu.sampling.likeliest import PART
 from graphcore.kernels.gpu.sampling.weights_and_noise import noise_of, sampling_weight
 from graphcore.kernels.ops import draw as rule
 from graphcore.kernels.ops.draw import Draw, choose_token, choose_tokens, kept_weights, penalise
+from graphcore.sampling_params import PARAMETERS
 
-WARM = Draw(seed=5, temperature=0.8)
+WARM = draw_of(seed=5, temperature=0.8)
 CUTS = [
     {"top_k": 1},
     {"top_k": 7},
@@ -32,6 +34,10 @@ CUTS = [
 ]
 
 
+def test_draws_have_values_of_every_parameter() -> None:
+    assert set(PARAMETERS) <= {name for draw in CUTS for name in draw} | {"repetition_penalty"}
+
+
 def logits_of(rows: int, vocab: int, seed: int = 0) -> Tensor:
     """Return [rows, vocab] logits from nearly flat to nearly certain, and in the last row few different values."""
     generator = torch.Generator().manual_seed(seed * 1000 + vocab)
@@ -43,10 +49,10 @@ def logits_of(rows: int, vocab: int, seed: int = 0) -> Tensor:
 def many_draws(vocab: int, seed: int) -> list[Draw]:
     """Return draws with all kinds of cuts at other positions, some with a penalty."""
     generator = torch.Generator().manual_seed(seed)
-    draws = [WARM._replace(**cuts, position=1 + at * (seed + 7)) for at, cuts in enumerate(CUTS)]
+    draws = [changed(WARM, **cuts, position=1 + at * (seed + 7)) for at, cuts in enumerate(CUTS)]
     seen = torch.rand(len(draws), vocab, generator=generator) < 0.2
     return [
-        draw._replace(repetition_penalty=1.4, seen=row) if at % 3 == 1 else draw
+        changed(draw, repetition_penalty=1.4, seen=row) if at % 3 == 1 else draw
         for at, (draw, row) in enumerate(zip(draws, seen, strict=True))
     ]
 
@@ -99,9 +105,9 @@ def test_rows_of_different_settings_choose_the_tokens_of_the_statement(vocab: in
     ],
 )
 def test_ties_and_extremes(values: list[float], cuts: dict[str, float], kept: list[int]) -> None:
-    draw, logits = Draw(temperature=1.0, position=1, **cuts), torch.tensor([values])
+    draw, logits = draw_of(temperature=1.0, position=1, **cuts), torch.tensor([values])
     assert kept_weights(logits[0], draw).nonzero()[:, 0].tolist() == kept  # the statement says the same
-    draws = [draw._replace(seed=seed_of(token, len(values))) for token in range(len(values))]
+    draws = [changed(draw, seed=seed_of(token, len(values))) for token in range(len(values))]
     rows = logits.expand(len(draws), -1).contiguous()
     found = drawn(rows, draws).chosen.tolist()
     assert [token for row, token in enumerate(found) if token == row] == kept
@@ -118,7 +124,7 @@ def seed_of(token: int, vocab: int) -> int:
 
 def test_a_share_that_is_one_in_float32_cuts_nothing() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0, -1.0]]).expand(40, -1).contiguous()
-    draws = [WARM._replace(top_p=0.9999999999, seed=seed, position=1) for seed in range(40)]
+    draws = [changed(WARM, top_p=0.9999999999, seed=seed, position=1) for seed in range(40)]
     assert set(drawn(logits, draws).chosen.tolist()) == {0, 1, 2, 3}
 
 
@@ -126,9 +132,9 @@ def test_a_tie_over_the_parts_of_the_vocabulary_ends_in_the_right_one() -> None:
     logits = torch.full((1, 2 * PART + 9), -30.0)
     likely = [*range(PART - 5, PART), *range(PART, PART + 9), 2 * PART + 3]
     logits[0, likely] = 1.0
-    draw = Draw(temperature=1.0, top_p=0.7)
+    draw = draw_of(temperature=1.0, top_p=0.7)
     assert kept_weights(logits[0], draw).nonzero()[:, 0].tolist() == likely[:11]
-    draws = [draw._replace(position=at) for at in range(1, 50)]
+    draws = [changed(draw, position=at) for at in range(1, 50)]
     rows = logits.expand(len(draws), -1).contiguous()
     found = drawn(rows, draws).chosen.tolist()
     assert likely[10] in found
@@ -140,7 +146,7 @@ def test_a_penalty_without_temperature_takes_the_likeliest_that_is_left() -> Non
     seen = torch.zeros(logits.shape, dtype=torch.bool)
     for _ in range(4):
         expected = torch.where(seen, penalise(logits, 1.5), logits).argmax(-1)
-        flow = drawn(logits, [Draw(position=1, repetition_penalty=1.5, seen=row) for row in seen])
+        flow = drawn(logits, [draw_of(position=1, repetition_penalty=1.5, seen=row) for row in seen])
         assert torch.equal(flow.chosen, expected)
         logprobs = logits.double().log_softmax(-1).gather(1, expected[:, None])[:, 0]
         torch.testing.assert_close(flow.report[:, 1], logprobs, rtol=1e-5, atol=1e-5)
@@ -151,7 +157,7 @@ def test_draws_follow_the_probabilities() -> None:
     """Chi-square over 4 tokens that min-p keeps: 3 degrees of freedom, 16.27 is passed once in a thousand."""
     row = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
     rows = 300
-    draws = [Draw(seed=at % 20, position=1 + at // 20, temperature=1.5, min_p=0.2) for at in range(rows)]
+    draws = [draw_of(seed=at % 20, position=1 + at // 20, temperature=1.5, min_p=0.2) for at in range(rows)]
     counts = torch.bincount(drawn(row.expand(rows, -1).contiguous(), draws).chosen, minlength=6)
     assert counts[4:].sum() == 0
     wanted = torch.softmax(row[:4].double() / 1.5, dim=-1) * rows

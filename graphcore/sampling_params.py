@@ -1,0 +1,114 @@
+"""Sampling parameters: how the next token is chosen. One table, the fields of `SamplingParams`; plain data, no torch.
+
+What follows from a field, so that a new one is added here (CONTRIBUTING.md, "A sampling parameter"):
+
+    keywords, lines of a file, /set, checks    config/validate.py, engine/arguments.py, tasks/
+    the struct of a row in C++                 kernels/cpu/native/sampling_params.h (native_header.py writes it)
+    columns of the rows on a GPU               kernels/gpu/sampling/kept_tokens.py, graph/gpu/sampling.py
+
+`SamplingSettings` (config/settings.py) has the same fields for Hydra; a test compares them with this table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from math import inf
+from operator import attrgetter
+from typing import Any
+
+COLDEST = 1e-5  # temperatures below are greedy, as in vLLM
+HOTTEST = 1e30  # all kept tokens are equally likely long before; products with it stay finite
+MOST_KEPT = 1 << 30  # more than any vocabulary has, so that it keeps all
+
+
+@dataclass(frozen=True)
+class SamplingBounds:
+    """The values that a sampling parameter may have.
+
+    Attributes:
+        allowed: the values in words, for messages.
+        least: smallest value.
+        most: largest value; infinity itself is no value.
+        beside_greedy: values that may be set beside a temperature of 0, because they are off, or greedy as well; None
+            if all may. Parameters that have them truncate: they leave out tokens.
+        in_kernels: smallest and largest value that kernels take; values beyond mean the same.
+    """
+
+    allowed: str
+    least: float
+    most: float = inf
+    beside_greedy: tuple[float, ...] | None = None
+    in_kernels: tuple[float, float] | None = None
+
+
+def _parameter(neutral: float, *bounds: Any, **more: Any) -> Any:
+    """Return a field of `SamplingParams`, whose annotation, float or int, is also its type in kernels."""
+    return field(default=neutral, metadata={"bounds": SamplingBounds(*bounds, **more)})
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling parameters; the defaults are neutral: greedy, without truncation and without penalty.
+
+    Attributes:
+        temperature: float, divisor of the logits; 0 is greedy.
+        top_k: int, number of the likeliest tokens that are kept; 0 and -1 are off.
+        top_p: float, total probability of the likeliest tokens that are kept; 1 is off, 0 is greedy.
+        min_p: float, least probability of a token that is kept, as a share of the likeliest token's; 0 is off, 1 is
+            greedy.
+        repetition_penalty: float, divisor of positive logits, and factor of negative ones, of tokens that were seen;
+            1 is off.
+        seed: int, seed of the random draws, of which the lower 64 bits count; prompt number i of a call draws with
+            seed + i.
+    """
+
+    temperature: float = _parameter(0.0, "0 (greedy) or more", 0, in_kernels=(0.0, HOTTEST))
+    top_k: int = _parameter(0, "0 or -1 (off), or more", -1, beside_greedy=(-1, 0, 1), in_kernels=(0, MOST_KEPT))
+    top_p: float = _parameter(1.0, "0 (greedy) to 1 (off)", 0, 1, beside_greedy=(0, 1))
+    min_p: float = _parameter(0.0, "0 (off) to 1 (greedy)", 0, 1, beside_greedy=(0, 1))
+    repetition_penalty: float = _parameter(1.0, "0.01 to 100; 1 is off", 0.01, 100)
+    seed: int = 0  # a setting of its own on the command line, and of 64 bits in kernels: none of PARAMETERS
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is always taken: no other is kept, and there is no repetition penalty."""
+        return self.keeps_one and self.repetition_penalty == 1.0
+
+    @property
+    def keeps_one(self) -> bool:
+        """Whether a setting is at the limit where only the likeliest token is left, after the penalty."""
+        return self.temperature < COLDEST or self.top_p == 0.0 or self.min_p == 1.0
+
+    @property
+    def has_top_k_top_p(self) -> bool:
+        """Whether tokens are drawn from those that top-k or top-p keep."""
+        return not self.keeps_one and (self.top_k > 0 or self.top_p < 1.0)
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The values of PARAMETERS, in their order; kernels take those of `for_kernels`."""
+        values: tuple[float, ...] = _values_of(self)
+        return values
+
+    def without_truncation(self) -> "SamplingParams":
+        """Return the same without top-k, top-p and min-p."""
+        return replace(self, **{name: NEUTRAL[name] for name in TRUNCATING})
+
+    def for_kernels(self) -> "SamplingParams":
+        """Return the same with limits in kernels' own terms: a temperature of 0 alone takes the likeliest token."""
+        if self.keeps_one:
+            return replace(self.without_truncation(), temperature=0.0)
+        ranges = {name: each.in_kernels for name, each in PARAMETERS.items() if each.in_kernels}
+        values = vars(self)
+        return replace(self, **{name: min(max(values[name], low), high) for name, (low, high) in ranges.items()})
+
+
+PARAMETERS: Mapping[str, SamplingBounds] = {
+    one.name: one.metadata["bounds"] for one in fields(SamplingParams) if one.metadata
+}
+"""The bounds of each parameter but the seed, in the order in which kernels take their values."""
+
+TRUNCATING = tuple(name for name, bounds in PARAMETERS.items() if bounds.beside_greedy is not None)
+NEUTRAL: Mapping[str, Any] = vars(SamplingParams())
+WHOLE_NUMBERS = tuple(one.name for one in fields(SamplingParams) if one.type is int)  # those that are whole numbers
+
+_values_of = attrgetter(*PARAMETERS)

@@ -1,0 +1,47 @@
+"""The table of sampling parameters and what is written by hand beside it: settings and their neutral values."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from graphcore.config.settings import SamplingSettings
+from graphcore.sampling_params import COLDEST, HOTTEST, MOST_KEPT, NEUTRAL, PARAMETERS, SamplingParams
+
+SAMPLING = Path(__file__).parents[2] / "conf" / "sampling"
+
+
+def test_settings_are_those_of_the_table_in_its_order() -> None:
+    typed = {one.name: one.type for one in fields(SamplingParams) if one.name in PARAMETERS}
+    assert list({one.name: one.type for one in fields(SamplingSettings)}.items()) == list(typed.items())
+    assert list(NEUTRAL) == [*PARAMETERS, "seed"]
+
+
+def test_greedy_settings_are_neutral() -> None:
+    values = yaml.safe_load((SAMPLING / "greedy.yaml").read_text(encoding="utf-8"))
+    assert values == {name: NEUTRAL[name] for name in PARAMETERS}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_neutral_values_are_in_their_bounds(name: str) -> None:
+    bounds = PARAMETERS[name]
+    assert bounds.least <= NEUTRAL[name] <= bounds.most
+    assert bounds.beside_greedy is None or NEUTRAL[name] in bounds.beside_greedy
+
+
+@pytest.mark.parametrize(
+    ("params", "numbers"),
+    [
+        (SamplingParams(), (0.0, 0, 1.0, 0.0, 1.0)),
+        (SamplingParams(0.7, 40, 0.9, 0.1, 1.2), (0.7, 40, 0.9, 0.1, 1.2)),
+        (SamplingParams(COLDEST / 2, 40, 0.9, 0.1, 1.2), (0.0, 0, 1.0, 0.0, 1.2)),
+        (SamplingParams(0.7, 40, 0.0), (0.0, 0, 1.0, 0.0, 1.0)),
+        (SamplingParams(0.7, 40, min_p=1.0), (0.0, 0, 1.0, 0.0, 1.0)),
+        (SamplingParams(1e300, -1), (HOTTEST, 0, 1.0, 0.0, 1.0)),
+        (SamplingParams(0.7, 1 << 40), (0.7, MOST_KEPT, 1.0, 0.0, 1.0)),
+    ],
+    ids=str,
+)
+def test_kernels_take_limits_in_their_own_terms(params: SamplingParams, numbers: tuple[float, ...]) -> None:
+    assert params.for_kernels().numbers == numbers
