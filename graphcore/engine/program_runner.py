@@ -82,10 +82,6 @@ class ProgramRunner(ModelRunner):
         """Return a program of a decode step; phases are those of `Programs.of_width`."""
         return self.programs.of_width(phase, width, is_greedy)
 
-    def greedy_step(self, tokens: Mapping[int, tuple[int, int]]) -> list[Program]:
-        """Return the programs of one decode step, with their inputs; each chooses the likeliest token and feeds it."""
-        return [program for program, _ in self.programs.step(tokens, is_greedy=True)]
-
     def num_passes(self, lengths: Sequence[int], start: int = 0) -> int:
         """Return the number of passes over the weights in which `feed` runs rows of these lengths from `start` on."""
         rows = [range(length) for length in lengths]

@@ -59,6 +59,13 @@ class ContinuousBatching(Batching):
                 return admitted
         return len(waiting)
 
+    def resume(self, requests: Sequence[Request], cached: int) -> None:
+        """Run requests from now on whose first `cached` tokens are in the first rows; the prefix cache gets nothing."""
+        assert not self.running, "rows are in use"
+        for row, request in enumerate(requests):
+            request.begin(row, cached, is_as_alone=False)
+            self._admission.requests.append(request)
+
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run one token of each request that decodes, and chunks of the prompts of the others."""
         tokens, prompts = self._work()
