@@ -114,7 +114,7 @@ def gap(engine: Engine, rounds: int, tokens: int) -> None:
 def admission_of(engine: Engine) -> CacheAdmission:
     """Return who has which part of an idle engine's caches."""
     engine._scheduler.run_alone("storm", lambda: None)  # the last sequences have left
-    found = engine._passes
+    found = engine.batching
     assert isinstance(found, passes.ContinuousBatching), "a storm is for graphcore's own programs"
     return found._admission
 
@@ -160,11 +160,11 @@ def storm(engine: Engine, count: int, shared: int) -> None:
         forget(engine)
         alone.append(engine.generate(ids, most, ignore_eos=True)[0].token_ids)
     forget(engine)
-    files_before, found, aside = nameless_files(), list[int](), list[int]()
+    files_before, found, swapped = nameless_files(), list[int](), list[int]()
     write = SwapFile.write.__func__  # type: ignore[attr-defined]
 
     def noted(cls: type[SwapFile], kept: SwappedSequence, folder: Path) -> SwapFile:
-        aside.append(kept.tokens)
+        swapped.append(kept.tokens)
         return write(cls, kept, folder)  # type: ignore[no-any-return]
 
     setattr(SwapFile, "write", classmethod(noted))  # noqa: B010  # mypy knows no other type of the method
@@ -191,9 +191,8 @@ def storm(engine: Engine, count: int, shared: int) -> None:
             for done in [pool.submit(one, number) for number in range(begin, min(begin + step, count))]:
                 done.result()
             print(f"{min(begin + step, count)} requests: {resident_nbytes('VmRSS') / 2**20:.1f} MiB", flush=True)
-    print(
-        f"{sum(map(bool, found))} prompts began in the cache, {sum(found)} tokens; {len(aside)} times one was put aside"
-    )
+    hits = sum(map(bool, found))
+    print(f"{hits} prompts began in the cache, {sum(found)} tokens; {len(swapped)} times one was swapped out")
     check_all_given_back(engine, files_before)
 
 

@@ -6,7 +6,7 @@ import pytest
 from fake_cuda import FakeCuda
 
 from graphcore import Engine
-from graphcore.engine.engine import passes_of
+from graphcore.engine.engine import batching_of
 from graphcore.graph import block_compiler as kinds
 
 TINY = Path(__file__).parent / "golden" / "tiny"
@@ -26,5 +26,5 @@ def engine_of(name: str = "qwen3", *overrides: str) -> Engine:
 def captured_engine(name: str = "qwen3", *overrides: str) -> Engine:
     engine = engine_of(name, *overrides)
     engine.runner.builder.kind, engine.runner.builder.library = "captured", None
-    engine._scheduler._passes = passes_of(engine.runner, engine.settings.cache_folder)
+    engine._scheduler.batching = batching_of(engine.runner, engine.settings.cache_folder)
     return engine

@@ -73,7 +73,7 @@ def time_prefill(engine: Engine, tokens: int, repeats: int) -> list[float]:
 
 def decode_work(engine: Engine, batch: int, depth: int, steps: int) -> RandomBatch:
     """Return greedy steps from a depth at which the caches are as some earlier run left them."""
-    return RandomBatch(own(engine), batch, depth, 1, steps, seed=1)
+    return RandomBatch(engine, batch, depth, 1, steps, seed=1)
 
 
 def own(engine: Engine) -> ProgramRunner:

@@ -71,7 +71,6 @@ class Engine:
         self.prompts = loaded.prompts
         self._on_progress = on_progress
         self._requests = RequestBuilder(loaded, self.prompts, loaded_runner(loaded).sizes)
-        self._passes = passes_of(loaded_runner(loaded), self.settings.cache_folder / "aside")
         self._scheduler = self._new_scheduler()
 
     @classmethod
@@ -140,6 +139,11 @@ class Engine:
         """
         self._scheduler.check_open()
         return loaded_runner(self.loaded)
+
+    @property
+    def batching(self) -> Batching:
+        """The way in which the engine's requests run together; for measurements inside `holding_back`."""
+        return self._scheduler.batching
 
     @property
     def stats(self) -> dict[str, int | str | float]:
@@ -303,9 +307,9 @@ class Engine:
 
     def _saved_caches(self, name: str) -> SavedCaches:
         self._scheduler.check_open()
-        if not isinstance(self._passes, ContinuousBatching):
+        if not isinstance(self.batching, ContinuousBatching):
             raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
-        return SavedCaches(name, self.loaded, self._passes.snapshots, self._scheduler, self._on_progress)
+        return SavedCaches(name, self.loaded, self.batching.snapshots, self._scheduler, self._on_progress)
 
     def _new_scheduler(self) -> RequestQueue:
         runner, limits = loaded_runner(self.loaded), self.settings.batching
@@ -316,7 +320,8 @@ class Engine:
             if here is not None:
                 here._on_progress(stage, group, done, total)
 
-        return RequestQueue(self._passes, limits.max_waiting, runner.enter_thread, report)
+        batching = batching_of(runner, self.settings.cache_folder / "aside")
+        return RequestQueue(batching, limits.max_waiting, runner.enter_thread, report)
 
     def _submit(self, name: str, requests: Sequence[Request]) -> RequestHandle:
         handle = RequestHandle(requests, self)  # if Ctrl-C comes before it is returned, nobody holds it
@@ -530,7 +535,7 @@ def loaded_runner(loaded: LoadedModel) -> ModelRunner:
     return loaded.runner
 
 
-def passes_of(runner: ModelRunner, folder: Path) -> Batching:
+def batching_of(runner: ModelRunner, folder: Path) -> Batching:
     """Return the way in which a runner's sequences run together.
 
     Args:

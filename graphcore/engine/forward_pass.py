@@ -1,10 +1,10 @@
-"""Forward passes: which chunks of rows of tokens run together, and the one function that runs them.
+"""Forward passes: which chunks of rows of tokens run together, and what frees their activations.
 
 row 0   ====|====|=       chunks end at multiples of prefill_chunk, so they depend on the row's positions alone
 row 1   ==|
 pass    0    1    2       a pass takes the next chunk of as many rows as there is room for, first rows first
 
-Requests, logits, hidden states and scoring all run on `run_pass`.
+Requests, logits, hidden states and scoring all run `run_together` (streaming/scheduler.py) inside `one_pass`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from graphcore.graph.program import Program
 from graphcore.graph.step import Step
 from graphcore.kvcache.chunks import Chunks
-from graphcore.streaming.policy import Policy
-from graphcore.streaming.scheduler import never, run_together
 
 
 @dataclass(frozen=True)
@@ -66,24 +64,9 @@ def chunks_by_pass(
 
 
 @contextmanager
-def run_pass(
-    policy: Policy,
-    chunks: Sequence[Program],
-    decodes: Sequence[Program] = (),
-    is_stopped: Callable[[], bool] = never,
-) -> Iterator[None]:
-    """Run programs in one pass over the weights. Inside the block their states hold what the pass computed.
-
-    Args:
-        chunks: programs of chunks; after the block their states hold logits only.
-        decodes: programs of decode steps.
-        is_stopped: function that is asked before each group whether the pass is to be given up.
-
-    Raises:
-        StoppedError: the pass was given up; the KV cache holds a part of its tokens.
-    """
+def one_pass(chunks: Sequence[Program]) -> Iterator[None]:
+    """Free the activations of chunks' programs after the block, which runs them in one pass and reads their states."""
     try:
-        run_together([*decodes, *chunks], policy, is_stopped)
         yield
     finally:
         for program in chunks:

@@ -6,7 +6,7 @@ Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -95,14 +95,6 @@ class ModelRunner(ABC):
         Args:
             width: number of rows.
             is_greedy: True for a program that chooses the likeliest next token and feeds it to itself.
-        """
-
-    @abstractmethod
-    def greedy_step(self, tokens: Mapping[int, tuple[int, int]]) -> list[Program]:
-        """Return the programs of one decode step, with their inputs; each chooses the likeliest token and feeds it.
-
-        Args:
-            tokens: the id and the position of the token of each row of the caches.
         """
 
     @abstractmethod

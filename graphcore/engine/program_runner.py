@@ -7,13 +7,12 @@ Each row's cache is kept between calls: a call says at which position each row s
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from graphcore.engine.forward_pass import ObservedStep, RowChunk, chunks_by_pass, run_pass
+from graphcore.engine.forward_pass import ObservedStep, RowChunk, chunks_by_pass, one_pass
 from graphcore.engine.model_runner import ModelRunner, RunnerSizes
 from graphcore.engine.programs import Programs
 from graphcore.errors import ConfigError
@@ -30,7 +29,7 @@ from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.progress import Progress, ignore_progress
 from graphcore.sampling_params import SamplingParams
 from graphcore.streaming.policy import Policy, watched
-from graphcore.streaming.scheduler import never, run_together
+from graphcore.streaming.scheduler import run_together
 
 
 class ProgramRunner(ModelRunner):
@@ -82,10 +81,6 @@ class ProgramRunner(ModelRunner):
         """Return a program of a decode step; phases are those of `Programs.of_width`."""
         return self.programs.of_width(phase, width, is_greedy)
 
-    def greedy_step(self, tokens: Mapping[int, tuple[int, int]]) -> list[Program]:
-        """Return the programs of one decode step, with their inputs; each chooses the likeliest token and feeds it."""
-        return [program for program, _ in self.programs.step(tokens, is_greedy=True)]
-
     def num_passes(self, lengths: Sequence[int], start: int = 0) -> int:
         """Return the number of passes over the weights in which `feed` runs rows of these lengths from `start` on."""
         rows = [range(length) for length in lengths]
@@ -125,7 +120,10 @@ class ProgramRunner(ModelRunner):
             steps = self.programs.step(ones) if ones else []
             policy = watched(self.policy, on_progress, "prefill", done, total)
             several = [chunk for chunk in chunks if len(chunk.ids) > 1]
-            with self.run_prompts(several, [step.program for step in steps], policy) as ended:
+            decodes = [step.program for step in steps]
+            programs, ended = self.prompt_programs(several, decodes)
+            with one_pass(programs):
+                run_together([*decodes, *programs], policy)
                 for row, after in ended.items():
                     logits[row] = after[0]
             for program, places in steps:
@@ -135,29 +133,20 @@ class ProgramRunner(ModelRunner):
             on_progress("prefill", None, done, total)
         return logits
 
-    @contextmanager
-    def run_prompts(
-        self,
-        chunks: Sequence[RowChunk],
-        decodes: Sequence[Program],
-        policy: Policy,
-        is_stopped: Callable[[], bool] = never,
-    ) -> Iterator[Mapping[int, Tensor]]:
-        """Run chunks of prompts and decode steps in one pass; yield the logits [1, V] of each row whose last chunk ran.
+    def prompt_programs(
+        self, chunks: Sequence[RowChunk], decodes: Sequence[Program]
+    ) -> tuple[list[Program], Mapping[int, Tensor]]:
+        """Return the programs of chunks of prompts, and where the logits [1, V] of each row that ends will be.
 
         Args:
             chunks: chunks of at least two tokens.
-            decodes: programs of decode steps, with their inputs.
-            policy: policy of the runner, which may be watched.
-            is_stopped: function that is asked before each group whether the pass is to be given up.
+            decodes: programs of decode steps that run in the same pass.
         """
         programs = [(chunk, self._program_of(chunk)) for chunk in chunks]
         ended = {chunk.row: program.state.logits for chunk, program in programs if chunk.is_last}
         # Logits are needed only where a row ends, and the head may have to be read from a disk.
         self.policy.skip([] if decodes or ended else [step.group for _, program in programs for step in program.heads])
-        wanted = [program if chunk.is_last else program.without_head() for chunk, program in programs]
-        with run_pass(policy, wanted, decodes, is_stopped):
-            yield ended
+        return [program if chunk.is_last else program.without_head() for chunk, program in programs], ended
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -211,7 +200,8 @@ class ProgramRunner(ModelRunner):
         """
         for chunks in self._chunks_by_pass(rows, starts):
             programs = [prepare(chunk, self._program_of(chunk).without_head()) for chunk in chunks]
-            with run_pass(self.policy, programs):
+            with one_pass(programs):
+                run_together(programs, self.policy)
                 yield [(chunk, program.state) for chunk, program in zip(chunks, programs, strict=True)]
 
     @torch.inference_mode()

@@ -66,15 +66,13 @@ class Programs:
         """Return a program of one sequence, which has that row of the caches, built and compiled at its first use.
 
         Args:
-            phase: "prefill"; "token" or "greedy" (the steps of a decode program, called one by one even where decode is
-                captured, which only make logits, or also choose the likeliest token and feed it to themselves).
+            phase: "prefill"; "token" (the steps of a decode program, called one by one even where decode is captured).
         """
         key = (phase, cache_row)
         if key not in self._of_row:
             build = {
                 "prefill": lambda: self._builder.prefill(1, cache_row),
                 "token": lambda: self._builder.token(1, cache_row),
-                "greedy": lambda: self._builder.token(1, cache_row, is_greedy=True),
             }
             self._of_row[key] = build[phase]()
         return self._of_row[key]
@@ -99,7 +97,18 @@ class Programs:
         """Whether the threads that run a decode step find the likeliest tokens on the way, without being asked."""
         return self._builder.records
 
-    def step(self, tokens: Mapping[int, tuple[int, int]], is_greedy: bool = False) -> list[DecodeStep]:
+    def rows_of_step(self, num_sequences: int) -> list[int]:
+        """Return the number of rows with a token in each of the programs that `step` returns."""
+        if self._builder.records:
+            return rows_by_program(num_sequences)
+        return [num_sequences] if self._runs_all_rows else [1] * num_sequences
+
+    @property
+    def _runs_all_rows(self) -> bool:
+        """Whether one program decodes all rows of the KV cache."""
+        return self._builder.captures_graphs or self.has_rows_alike
+
+    def step(self, tokens: Mapping[int, tuple[int, int]]) -> list[DecodeStep]:
         """Return the programs that run one token of each of some rows, in one pass, with their inputs.
 
         Native programs take up to 16 rows each, and no more of them run than the rows need. A compiled program or a
@@ -107,19 +116,18 @@ class Programs:
 
         Args:
             tokens: the id and the position of the token of each row of the caches.
-            is_greedy: True for programs that choose the likeliest token and feed it to themselves.
         """
         if self._builder.records:
             return self._native_step(tokens)
-        if self._builder.captures_graphs or self.has_rows_alike:
-            program = self.of_width("decode", self._batch_size, is_greedy)
+        if self._runs_all_rows:
+            program = self.of_width("decode", self._batch_size)
             rows = range(self._batch_size)
             ids = [[tokens[row][0]] if row in tokens else [] for row in rows]
             program.state.put_rows(ids, [tokens[row][1] if row in tokens else 0 for row in rows])
             return [DecodeStep(program, {row: row for row in tokens})]
         steps = []
         for row, (token_id, position) in tokens.items():
-            program = self.of_row("greedy" if is_greedy else "token", row)
+            program = self.of_row("token", row)
             program.state.put_rows([[token_id]], [position])
             steps.append(DecodeStep(program, {row: 0}))
         return steps

@@ -93,7 +93,7 @@ class RequestQueue:
     """The queue of an engine's requests, and the worker thread that runs them.
 
     Args:
-        passes: the way in which requests run together.
+        batching: way in which requests run together.
         most_waiting: requests that may wait; more are refused.
         enter_thread: function that the thread calls before it computes.
         on_progress: callback of the stages "prefill" and "generate", called by the thread.
@@ -104,9 +104,9 @@ class RequestQueue:
     """
 
     def __init__(
-        self, passes: Batching, most_waiting: int, enter_thread: Callable[[], None], on_progress: Progress
+        self, batching: Batching, most_waiting: int, enter_thread: Callable[[], None], on_progress: Progress
     ) -> None:
-        self._passes, self._most_waiting = passes, most_waiting
+        self.batching, self._most_waiting = batching, most_waiting
         self._enter_thread, self._on_progress = enter_thread, on_progress
         self.changes = threading.Condition(threading.RLock())
         self._waiting: deque[Request] = deque()
@@ -190,7 +190,7 @@ class RequestQueue:
         """Return how far each request is that has not ended, running ones first."""
         self._leave_parent()
         with self.changes:
-            return [each.status for each in (*self._passes.running, *self._waiting) if not each.has_ended]
+            return [each.status for each in (*self.batching.running, *self._waiting) if not each.has_ended]
 
     def close(self) -> None:
         """Refuse further requests, end all others with an error, and wait until the thread has ended.
@@ -253,10 +253,10 @@ class RequestQueue:
     def next_work(self) -> Callable[[], None] | None:
         """Return what the thread is to do next; None if there is nothing. The lock is held."""
         if self.is_closed or is_interpreter_ending():
-            has_any = bool(self._waiting or self._passes.running or self._jobs)
+            has_any = bool(self._waiting or self.batching.running or self._jobs)
             return self._end_all if has_any else None
         self._drop_ended()
-        has_requests = bool(self._waiting or self._passes.running)
+        has_requests = bool(self._waiting or self.batching.running)
         self._was_job = bool(self._jobs) and not (self._was_job and has_requests)  # jobs and passes take turns
         if self._was_job:
             return self._run_job
@@ -281,7 +281,7 @@ class RequestQueue:
         try:
             self._enter_thread()
             with torch.inference_mode():
-                take_back = self._passes.lend_cache() if lends else lambda: None
+                take_back = self.batching.lend_cache() if lends else lambda: None
             try:
                 found = work()
             finally:
@@ -294,30 +294,30 @@ class RequestQueue:
 
     @torch.inference_mode()
     def _run_pass(self) -> None:
-        passes = self._passes
+        batching = self.batching
         try:
             with self.changes:
-                for _ in range(passes.admit(tuple(self._waiting))):
+                for _ in range(batching.admit(tuple(self._waiting))):
                     self._waiting.popleft()
                 self.changes.notify_all()  # there is room in the queue
-            running = [request for request in passes.running if not request.has_ended]
+            running = [request for request in batching.running if not request.has_ended]
             for request in running:
                 request.batch = max(request.batch, len(running))
             self._enter_thread()
-            passes.run(self._on_progress, self._is_given_up)
+            batching.run(self._on_progress, self._is_given_up)
         except StoppedError:
             if self.is_closed:
-                passes.fail(closed_error())
-            passes.give_up()
+                batching.fail(closed_error())
+            batching.give_up()
         except BaseException as error:  # noqa: BLE001  # it belongs to those who wait
-            passes.fail(error)
-        passes.leave()
+            batching.fail(error)
+        batching.leave()
 
     def _is_given_up(self) -> bool:
         """Return whether nobody waits for the pass that runs."""
         if self.is_closed or is_interpreter_ending():
             return True
-        return all(request.has_ended or request.is_unwanted for request in self._passes.running)
+        return all(request.has_ended or request.is_unwanted for request in self.batching.running)
 
     def end_overdue(self) -> None:
         """End requests that nobody wants, and those whose deadline has passed.
@@ -326,7 +326,7 @@ class RequestQueue:
         """
         now = time.perf_counter()
         with self.changes:
-            requests = (*self._waiting, *self._passes.running)
+            requests = (*self._waiting, *self.batching.running)
         for request in requests:
             if request.is_unwanted:
                 request.end("interrupted")
@@ -338,7 +338,7 @@ class RequestQueue:
         if any(request.has_ended for request in self._waiting):
             self._waiting = deque(request for request in self._waiting if not request.has_ended)
             self.changes.notify_all()
-        self._passes.leave()
+        self.batching.leave()
 
     def _end_all(self, error: Exception | None = None) -> None:
         """End everything, as the engine is closed or for another reason; whoever is told may need a caller's lock."""
@@ -348,7 +348,7 @@ class RequestQueue:
             jobs, self._jobs = self._jobs, deque()
         for request in waiting:
             request.fail(error)
-        self._passes.fail(error)
+        self.batching.fail(error)
         for _, answer, _ in jobs:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(error)

@@ -21,7 +21,7 @@ def test_a_captured_step_runs_the_kernels_that_it_ran(
     tiny: TinyModel = tiny_model(name)
     engine = load_on(tiny.folder, graph="captured", dtype="bf16")
     assert isinstance(engine.runner, ProgramRunner)
-    work = RandomBatch(engine.runner, batch, 20, 1, 1, seed=1)
+    work = RandomBatch(engine, batch, 20, 1, 1, seed=1)
     work.fill()
     found = kernels_of(work.decode)
     assert found, "a step runs something"

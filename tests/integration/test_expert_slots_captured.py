@@ -19,7 +19,7 @@ from tiny_models import MIXTURES, TinyModel
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine.engine import passes_of
+from graphcore.engine.engine import batching_of
 from graphcore.engine.loading import build as building
 from graphcore.engine.loading import plan_run as planning
 from graphcore.engine.program_runner import ProgramRunner
@@ -71,7 +71,7 @@ def engine_of(
             folder, dtype=dtype, streaming=streaming, graph="eager", device="cpu", overrides=sizes
         ) as engine:
             engine.runner.builder.kind, engine.runner.builder.library = "captured", None
-            engine._scheduler._passes = passes_of(engine.runner, engine.settings.cache_folder)
+            engine._scheduler.batching = batching_of(engine.runner, engine.settings.cache_folder)
             yield engine
 
 

@@ -107,7 +107,7 @@ def test_loading_and_saving_while_requests_run_lose_no_page_and_change_no_token(
                 engine.load_cache(file)
                 engine.save_cache(PROMPT, tmp_path / f"again{number}")
         assert [(each.result(SECONDS).token_ids, each.result().logprobs) for each in handles] == expected
-        admission: Any = engine._passes._admission  # type: ignore[attr-defined]
+        admission: Any = engine.batching._admission  # type: ignore[attr-defined]
         engine.load_cache(file)
         with torch.inference_mode():
             admission.clear_prefix_cache()

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.interface import Batching, DecodeLoop, done_of
-from graphcore.engine.forward_pass import RowChunk
+from graphcore.engine.forward_pass import RowChunk, one_pass
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.progress import Progress
 from graphcore.streaming.policy import Policy, Resident, watched
-from graphcore.streaming.scheduler import never
+from graphcore.streaming.scheduler import never, run_together
 
 
 class ContinuousBatching(Batching):
@@ -59,6 +59,13 @@ class ContinuousBatching(Batching):
                 return admitted
         return len(waiting)
 
+    def resume(self, requests: Sequence[Request], cached: int) -> None:
+        """Run requests from now on whose first `cached` tokens are in the first rows; the prefix cache gets nothing."""
+        assert not self.running, "rows are in use"
+        for row, request in enumerate(requests):
+            request.begin(row, cached, is_as_alone=False)
+            self._admission.requests.append(request)
+
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run one token of each request that decodes, and chunks of the prompts of the others."""
         tokens, prompts = self._work()
@@ -72,7 +79,9 @@ class ContinuousBatching(Batching):
             policy = self._report(stepped, prompts, on_progress)
             # A pass over resident weights is short, and its tokens may be used again.
             stops = never if isinstance(policy, Resident) else is_stopped
-            with self._runner.run_prompts(chunks, decodes, policy, stops) as logits:
+            programs, logits = self._runner.prompt_programs(chunks, decodes)
+            with one_pass(programs):
+                run_together([*decodes, *programs], policy, stops)
                 ended = [(one, logits[one.own_row]) for one, _ in prompts if one.own_row in logits]
         for request, count in [*((one, 1) for one in stepped), *((one, len(ids)) for one, ids in prompts)]:
             is_prompt = request.is_in_prompt

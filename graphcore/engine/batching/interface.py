@@ -23,6 +23,13 @@ class Batching(ABC):
         """Admit the first requests that wait, and return how many there was room for."""
 
     @abstractmethod
+    def resume(self, requests: Sequence[Request], cached: int) -> None:
+        """Run requests from now on whose first `cached` tokens are in rows 0, 1, ... of the KV cache already.
+
+        For measurements, while no other request runs. A row keeps its pages if its request is swapped out at the end.
+        """
+
+    @abstractmethod
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run one pass, and give each request that is due one its next token.
 

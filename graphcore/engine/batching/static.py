@@ -48,11 +48,17 @@ class StaticBatching(Batching):
         held, self._held = self._held, []
         prompt = first.prompt_ids
         is_one = len(wave) == 1 and first.reuses_cache
-        first.begin(0, self._runner.reusable(held, prompt) if is_one and held else 0)
-        for cache_row, request in enumerate(wave[1:], start=1):
-            request.begin(cache_row, 0)
-        self._wave, self._begun, self._is_new = tuple(wave), wave, True
+        self._begin(wave, self._runner.reusable(held, prompt) if is_one and held else 0)
         return len(wave)
+
+    def resume(self, requests: Sequence[Request], cached: int) -> None:
+        """Begin a wave of requests whose first `cached` tokens are in the first rows."""
+        self._begin(list(requests), cached)
+
+    def _begin(self, wave: list[Request], cached: int) -> None:
+        for row, request in enumerate(wave):
+            request.begin(row, cached)
+        self._wave, self._begun, self._is_new = tuple(wave), wave, True
 
     def _fits(self, first: Request, request: Request) -> bool:
         """Return whether a request may be in a wave with another one."""

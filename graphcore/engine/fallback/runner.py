@@ -6,7 +6,7 @@ A decode program has one step, which is a whole pass. The pass acquires its weig
 Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -74,13 +74,6 @@ class TransformersRunner(StaticRunner):
         state = StepState.empty(width, 1, self.device)
         steps: list[Step] = [PassStep(0, state, self.cached)]
         return Program(state, [*steps, GreedyStep(0, state)] if is_greedy else steps)
-
-    def greedy_step(self, tokens: Mapping[int, tuple[int, int]]) -> list[Program]:
-        """Return the program of one decode step of all rows; it chooses the likeliest token and feeds it."""
-        program = self.program("decode", len(tokens), is_greedy=True)
-        token_ids, positions = zip(*(tokens[row] for row in range(len(tokens))), strict=True)
-        program.state.put_rows([[token_id] for token_id in token_ids], positions)
-        return [program]
 
     def num_passes(self, lengths: Sequence[int], start: int = 0) -> int:
         """Return the number of passes over the weights in which `feed` runs rows of these lengths from `start` on."""

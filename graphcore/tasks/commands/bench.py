@@ -3,7 +3,9 @@
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
+import torch
 from omegaconf import MISSING
 
 from graphcore.config.byte_sizes import in_words
@@ -74,7 +76,7 @@ def run(context: Context, task: BenchSettings) -> Record:
             "process_to_first_token_seconds": first_token_at,
             **timed,
             "first_token_seconds": timed["prefill"]["median_seconds"],
-            "graph": {**ran["graph"], "kernels_per_token": count_kernels(work.decode_one, engine.runner.device)},
+            "graph": {**ran["graph"], "kernels_per_token": step_kernels(work, engine.runner.device)},
             "memory": {**ran["memory"], **resident_record(growth, ran["graph"]["prefill"], peak_nbytes)},
             "bandwidth": bandwidth,
             "streaming": streaming_results(engine, streaming),
@@ -121,8 +123,13 @@ def check_room(engine: Engine, task: BenchSettings) -> None:
 
 def random_batch(engine: Engine, task: BenchSettings) -> RandomBatch:
     """Return the batch to time; the settings' seed draws its tokens."""
-    runner, seed = engine.runner, engine.settings.seed
-    return RandomBatch(runner, task.batch, task.depth, task.prompt_tokens, task.new_tokens, seed)
+    return RandomBatch(engine, task.batch, task.depth, task.prompt_tokens, task.new_tokens, engine.settings.seed)
+
+
+def step_kernels(work: RandomBatch, device: torch.device) -> int:
+    """Return the number of kernels that one decode step starts, without those of a request that begins or ends."""
+    one, two = (count_kernels(partial(work.decode_some, steps), device) for steps in (1, 2))
+    return two - one
 
 
 def measure(context: Context, engine: Engine, work: RandomBatch, repeats: int) -> tuple[Record, dict[str, Interval]]:

@@ -1,34 +1,38 @@
-"""The work that task=bench times: a prefill and a run of decode steps, each from a KV cache of a given depth.
+"""The work that task=bench times: requests that prefill or decode, each from a KV cache of a given depth.
 
     cache: [ depth tokens | timed prefill ]        then, in the same slots,        [ depth tokens | timed decode ]
 
 Legend: B sequences, V vocab.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from graphcore.engine.batching.device_decode_loop import LAG, Readback
-from graphcore.engine.model_runner import ModelRunner
-from graphcore.graph.gpu.sampling import RowSettings
-from graphcore.streaming.scheduler import run_program, run_together
+from graphcore.engine.engine import Engine
+from graphcore.engine.request import Request
+from graphcore.progress import ignore_progress
+from graphcore.streaming.scheduler import never
 from graphcore.tasks.measuring.weight_reads import runner_step_nbytes
+from graphcore.tokenizer.text_stream import StopStrings
 
 
 @dataclass
 class RandomBatch:
     """A batch of random prompts, with the prefill and the decode steps to time.
 
-    A later run overwrites the cache beyond the depth; a transformers model's cache only grows, so it is filled anew
-    before each run. Sliding-window layers then hold the keys of other tokens than in
-    a real sequence, but the same number of them, and of the same size.
+    They run as the engine's requests do, pass by pass, but in the calling thread, where profilers see them. A later
+    run overwrites the cache beyond the depth; a transformers model's cache only grows, so it is filled anew before each
+    run. Sliding-window layers then hold the keys of other tokens than in a real sequence, but the same number of them,
+    and of the same size.
 
     Attributes:
         depth: number of tokens that every sequence's cache holds before the timed part.
+        tokens: new tokens of each request of the last run.
     """
 
-    runner: ModelRunner
+    engine: Engine
     batch: int
     depth: int
     prompt_tokens: int
@@ -36,6 +40,7 @@ class RandomBatch:
     seed: int
 
     def __post_init__(self) -> None:
+        self.runner = self.engine.runner
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.batch, self.depth + self.prompt_tokens)
         vocab = self.runner.sizes.vocab
@@ -43,6 +48,7 @@ class RandomBatch:
         self._before = [row[: self.depth] for row in ids]
         self._prompts = [row[self.depth :] for row in ids]
         self._is_filled = False
+        self.tokens: list[list[int]] = []
 
     @torch.inference_mode()
     def fill(self) -> None:
@@ -54,50 +60,43 @@ class RandomBatch:
     def first_prefill(self) -> None:
         """Run the prompts from empty caches."""
         self._is_filled = False
-        self._run_prompts(0)
+        self._run(self._prompts, 0, 1)
 
     def prefill(self) -> None:
         """Run the prompts from the depth, and choose a token for each."""
-        self._run_prompts(self.depth)
-
-    @torch.inference_mode()
-    def _run_prompts(self, start: int) -> None:
-        self.runner.feed(self._prompts, [start] * self.batch).argmax(dim=-1).tolist()
+        self._run(self._whole(self.prompt_tokens), self.depth, 1)
 
     def decode(self) -> None:
-        """Run new_tokens greedy steps from the depth; each token is fed back and read by the host, as in generating."""
-        self._run_steps(self.new_tokens)
+        """Run new_tokens greedy steps from the depth."""
+        self._run(self._whole(1), self.depth, self.new_tokens)
 
-    def decode_one(self) -> None:
-        """Run one step from the depth."""
-        self._run_steps(1)
+    def decode_some(self, steps: int) -> None:
+        """Run some greedy steps from the depth."""
+        self._run(self._whole(1), self.depth, steps)
+
+    def _whole(self, count: int) -> list[list[int]]:
+        """Return the tokens of the depth, and the first `count` of each prompt."""
+        return [[*before, *prompt[:count]] for before, prompt in zip(self._before, self._prompts, strict=True)]
 
     @torch.inference_mode()
-    def _run_steps(self, steps: int) -> None:
-        first = {row: (prompt[0], self.depth) for row, prompt in enumerate(self._prompts)}
-        programs = self.runner.greedy_step(first)
-        program = programs[0]
-        if program.choice is None:
-            for step in range(steps):
-                self._reserve(step)
-                run_together(programs, self.runner.policy)
-                for one in programs:
-                    one.state.chosen.tolist()
-            return
-        for row in range(self.batch):
-            program.choice.choosing.put(row, RowSettings(left=steps))
-        readback = Readback(program.choice.choosing.report, LAG + 1)
-        for step in range(steps + LAG):  # the host reads LAG steps late, as in generating
-            if step < steps:
-                self._reserve(step)
-                run_program(program, self.runner.policy)
-                readback.send()
-            if step >= LAG:
-                readback.take()
-
-    def _reserve(self, step: int) -> None:
-        for row in range(self.batch):
-            self.runner.reserve(row, self.depth + step, self.depth + step + 1)
+    def _run(self, prompts: Sequence[Sequence[int]], cached: int, new_tokens: int) -> None:
+        """Run a request for each prompt, after tokens that its row holds, until all have ended."""
+        requests = [Request(ids, new_tokens, frozenset(), None, StopStrings([])) for ids in prompts]
+        batching = self.engine.batching
+        with self.engine.holding_back():
+            batching.resume(requests, cached)
+            try:
+                while not all(request.has_ended for request in requests):
+                    batching.run(ignore_progress, never)
+            except BaseException as error:  # Ctrl-C too
+                batching.fail(error)
+                raise
+            for request in requests:
+                request.swap_out()  # the row keeps its pages for the next run
+            batching.leave()
+        for request in requests:
+            request.output.wait_to_end()  # raises what has failed
+        self.tokens = [request.token_ids for request in requests]
 
     def weight_nbytes(self) -> int:
         """Return the bytes of weights that a decode step reads."""

@@ -22,8 +22,7 @@ def runner_step_nbytes(runner: ModelRunner, batch: int) -> int:
     A transformers model reads one row of each table for each sequence, and everything else whole, all experts included.
     """
     if isinstance(runner, ProgramRunner):
-        steps = runner.programs.step(dict.fromkeys(range(batch), (0, 0)), is_greedy=True)
-        return sum(step_nbytes(runner.builder.decoder, len(rows)) for _, rows in steps)
+        return sum(step_nbytes(runner.builder.decoder, rows) for rows in runner.programs.rows_of_step(batch))
     assert isinstance(runner, TransformersRunner), "there are two kinds of runners"
     model, weights = runner.skeleton.model, runner.skeleton.weights()
     tables = {name for name in weights if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding)}

@@ -82,24 +82,22 @@ def test_each_timed_part_is_what_transformers_computes_at_that_depth(model: Fall
     overrides = ["model.fallback=transformers", "model.attention=eager", "batch_size=2", "prefill_chunk=4"]
     with Engine.load(model.folder, dtype="fp32", device="cpu", graph="eager", overrides=overrides) as engine:
         runner = engine.runner
-        work = RandomBatch(runner, 2, depth, 6, 5, seed=0)
-        seen, feed, step = [], runner.feed, runner.greedy_step
+        work = RandomBatch(engine, 2, depth, 6, 5, seed=0)
+        seen, feed = [], runner.feed
         runner.feed = lambda *given: seen.append(feed(*given)) or seen[-1]
-        runner.greedy_step = lambda given: seen.append(step(given)) or seen[-1]
         for _ in range(2):  # the second time as the first
             work.fill()
             work.prefill()
             logits = seen[-1]
             work.fill()
             work.decode()
-            chosen = [int(row) for row in seen[-1][0].state.chosen]
     prompts = [before + prompt for before, prompt in zip(work._before, work._prompts, strict=True)]
     with torch.no_grad():
         expected = model.reference(input_ids=torch.tensor(prompts)).logits[:, -1]
         ids = torch.tensor([row[: depth + 1] for row in prompts])
         made = model.reference.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
     assert (logits - expected).abs().max() < 1e-5
-    assert chosen == made[:, -1].tolist()
+    assert work.tokens == made[:, depth + 1 :].tolist()
     assert (work.num_prefill_passes(), work.num_fill_passes()) == (2, 3 if depth else 0)
 
 

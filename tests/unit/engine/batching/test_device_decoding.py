@@ -225,7 +225,7 @@ def test_warming_up_captures_what_will_run(cuda: FakeCuda) -> None:
 def test_a_timed_decode_takes_as_many_steps_as_it_says_each_time(cuda: FakeCuda) -> None:
     engine = captured_engine()
     tokens_of(engine, [PROMPT], 3)  # the limits of a generation are not those of a measurement
-    work = RandomBatch(engine.runner, 3, 4, 3, 6, seed=1)
+    work = RandomBatch(engine, 3, 4, 3, 6, seed=1)
     work.fill()
     starts = engine.runner.programs.sampling_rows.state.span.starts
     for _ in range(2):

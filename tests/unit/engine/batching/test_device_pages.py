@@ -1,6 +1,6 @@
 """A cache that is too small for all sequences, where a device chooses tokens two steps ahead: nothing changes a token.
 
-Three sequences share the pages of one and a half. The latest ones are put aside, come back, or run again.
+Three sequences share the pages of one and a half. The latest ones are swapped out, swapped in, or run again.
 """
 
 import random
@@ -30,7 +30,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 @pytest.fixture
 def swapped_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list of the tokens that each sequence held when it was put aside."""
+    """Return a list of the tokens that each sequence held when it was swapped out."""
     tokens: list[int] = []
     before = Request.swap_out
 
@@ -80,7 +80,7 @@ def test_sequences_that_were_swapped_out_get_the_tokens_that_they_get_alone(
 
 @torch.inference_mode()
 def assert_all_pages_return(engine: Engine) -> None:
-    admission = engine._scheduler._passes._admission  # type: ignore[attr-defined]  # passes of programs
+    admission = engine._scheduler.batching._admission  # type: ignore[attr-defined]  # passes of programs
     assert isinstance(admission, CacheAdmission)
     assert engine.status() == []
     admission.clear_prefix_cache()

@@ -9,7 +9,9 @@ from packed_matrices import native_kernels
 from task_runs import RunTask
 
 from graphcore import Engine
+from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.request import Request
 from graphcore.tasks.measuring.random_batch import RandomBatch
 from graphcore.tasks.measuring.weight_reads import step_nbytes
 
@@ -45,7 +47,7 @@ def test_weights_read_per_step_are_all_but_the_embedding_table_and_rows_of_it(fa
     head = next(size for name, size in tables.items() if "wpe" not in name) if is_tied else 0
     used = sum(tensor.shape[1] for name, tensor in stored.items() if name in rows)
     with Engine.load(TINY / family, dtype="fp32", graph="eager", device="cpu") as engine:
-        found = RandomBatch(engine.runner, 1, 0, 1, 1, 0).weight_nbytes()
+        found = RandomBatch(engine, 1, 0, 1, 1, 0).weight_nbytes()
     assert found == 4 * (others + head + used)
 
 
@@ -70,15 +72,15 @@ def test_each_program_of_a_step_reads_the_weights_for_its_rows() -> None:
     native_kernels()
     with Engine.load(TINY / "gptoss", dtype="fp32", device="cpu", overrides=["batch_size=20"]) as engine:
         decoder = engine.runner.builder.decoder
-        work = RandomBatch(engine.runner, 20, 0, 5, 3, seed=0)
+        work = RandomBatch(engine, 20, 0, 5, 3, seed=0)
         assert work.weight_nbytes() == 2 * step_nbytes(decoder, 10)
         work.prefill()
         work.decode()
         states = [program.state for program, _ in engine.runner.programs.step(dict.fromkeys(range(20), (1, 0)))]
         assert [int(state.span.counts.sum()) for state in states] == [10, 10]
-        tokens = [int(state.chosen[0]) for state in states]
-        for prompt, token in zip((work._prompts[0], work._prompts[10]), tokens, strict=True):
-            assert engine.generate([prompt[:1]], 3, ignore_eos=True)[0].token_ids[-1] == token
+        for at in (0, 10):
+            expected = engine.generate([work._prompts[at][:1]], 3, ignore_eos=True)[0].token_ids
+            assert work.tokens[at] == list(expected)
 
 
 def test_packed_weights_are_read_as_packed_bytes(run_task: RunTask) -> None:
@@ -122,30 +124,37 @@ def test_memory_is_what_the_process_holds(run_task: RunTask) -> None:
 
 
 def test_every_timed_part_begins_at_the_depth(run_task: RunTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    fed: list[tuple[list[int], list[int]]] = []
-    feed = ProgramRunner.feed
+    begun: list[tuple[str, list[int], int]] = []
+    feed, resume = ProgramRunner.feed, ContinuousBatching.resume
 
-    def spy(self: ProgramRunner, rows: list[list[int]], starts: list[int]) -> torch.Tensor:
-        fed.append(([len(row) for row in rows], list(starts)))
+    def fill(self: ProgramRunner, rows: list[list[int]], starts: list[int]) -> torch.Tensor:
+        begun.append(("fill", [len(row) for row in rows], starts[0]))
         return feed(self, rows, starts)
 
-    monkeypatch.setattr(ProgramRunner, "feed", spy)
+    def run(self: ContinuousBatching, requests: list[Request], cached: int) -> None:
+        begun.append(("run", [len(request.prompt_ids) for request in requests], cached))
+        resume(self, requests, cached)
+
+    monkeypatch.setattr(ProgramRunner, "feed", fill)
+    monkeypatch.setattr(ContinuousBatching, "resume", run)
     run_task(LLAMA, *SMALL, "task.depth=9", "task.batch=2")
-    first, fill, *timed = fed
-    assert (first, fill) == (([6, 6], [0, 0]), ([9, 9], [0, 0]))
-    assert timed == [([6, 6], [9, 9])] * (1 + 3)  # one is not timed
+    first, filled, *timed = begun
+    assert (first, filled) == (("run", [6, 6], 0), ("fill", [9, 9], 0))
+    repeats = 1 + 3  # one is not timed
+    kernels = 2 * 1  # of one step and of two
+    assert timed == [("run", [15, 15], 9)] * repeats + [("run", [10, 10], 9)] * (repeats + kernels)
 
 
-def test_decode_runs_the_engines_own_greedy_tokens() -> None:
+def test_decode_gives_the_engines_own_greedy_tokens_each_time() -> None:
     with Engine.load(TINY / "llama3", dtype="fp32", graph="eager", device="cpu") as engine:
-        work = RandomBatch(engine.runner, 1, 7, 3, 5, seed=0)
-        work.fill()
-        seen: list[int] = []
-        decode_one = engine.runner.program("decode", 1, True)
-        work.decode()
-        seen.append(int(decode_one.state.chosen))
+        work = RandomBatch(engine, 1, 7, 3, 5, seed=0)
         ids = work._before[0] + [work._prompts[0][0]]
-        assert engine.generate([ids], max_new_tokens=5)[0].token_ids[-1] == seen[0]
+        expected = engine.generate([ids], max_new_tokens=5, ignore_eos=True)[0].token_ids
+        for _ in range(2):
+            work.fill()
+            work.decode()
+            assert work.tokens == [list(expected)]
+        assert engine.status() == []
 
 
 @pytest.mark.thorough
