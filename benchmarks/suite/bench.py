@@ -43,14 +43,14 @@ class Loaded:
         plan, choices = self.engine.plan, self.engine.choices
         return {
             **self.engine.stats,
-            "context": choices.context,
+            "context": choices.context_length,
             "load_seconds": self.load_seconds,
             "warm_seconds": self.warm_seconds,
             "compile_cache_misses": self.compiled.cache_misses,
             "plan_total_bytes": plan.total_nbytes,
             "streamed_groups": len(plan.groups.streamed),
             "groups": plan.groups.num_layer_groups,
-            "notes": list(choices.notes),
+            "notes": list(self.engine.notes),
         }
 
 

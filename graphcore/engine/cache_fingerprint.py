@@ -25,27 +25,27 @@ def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Prog
     Raises:
         CheckpointError: a file of the model cannot be read any more.
     """
-    choices, settings = loaded.choices, loaded.settings
+    runtime, settings = loaded.runtime, loaded.settings
     dtypes = {dtype: name for name, dtype in DTYPES.items()}
     kinds = [
-        kind if isinstance(kind, str) else {**dtypes, FLOAT8: "fp8"}[kind] for kind in dict.fromkeys(choices.kv_dtype)
+        kind if isinstance(kind, str) else {**dtypes, FLOAT8: "fp8"}[kind] for kind in dict.fromkeys(runtime.kv_dtype)
     ]
     sizes = {table.page for table in runner.pages.tables}
-    is_gpu = choices.device.type == "cuda"
+    is_gpu = runtime.device.type == "cuda"
     return {
         WEIGHTS: weights_hash(loaded, runner, on_progress),
-        "dtype": dtypes[choices.dtype],
+        "dtype": dtypes[runtime.dtype],
         "kv_dtype": ",".join(kinds),
         "quant": settings.quant.format,
         "quant.activations": settings.quant.activations,
-        "prefill_chunk": str(choices.prefill_chunk),
+        "prefill_chunk": str(runtime.prefill_chunk),
         PAGE: ",".join(map(str, sorted(sizes))),
-        "graph": "eager" if choices.prefill == "eager" else "compiled",
-        "device": torch.cuda.get_device_name(choices.device) if is_gpu else f"{choices.device.type} {cpu_name()}",
-        "kernels": "none" if choices.packing.library is None else choices.packing.library.stem,
+        "graph": "eager" if runtime.prefill == "eager" else "compiled",
+        "device": torch.cuda.get_device_name(runtime.device) if is_gpu else f"{runtime.device.type} {cpu_name()}",
+        "kernels": "none" if runtime.packing.library is None else runtime.packing.library.stem,
         "torch": torch.__version__,
         SOURCE: settings.model.checkpoint,
-        CONTEXT: str(choices.context),
+        CONTEXT: str(runtime.context_length),
     }
 
 

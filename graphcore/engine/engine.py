@@ -59,7 +59,8 @@ class Engine:
         settings: Settings, everything that was asked for.
         config: ModelConfig, the checkpoint's configuration with graphcore's names and its defaults filled in.
         plan: Plan, bytes on the device.
-        choices: RuntimeConfig, the device, dtype, graph kind and context that really run.
+        choices: RuntimeConfig, the device, dtype, graph kind and context length that really run.
+        notes: Sequence[str], lines about what graphcore chose or what may surprise.
         prompts: PromptEncoder, encoder of texts and messages to token ids.
         loaded: LoadedModel, the model with its weights and what moves them; for measurements and inspection.
     """
@@ -67,7 +68,7 @@ class Engine:
     def __init__(self, loaded: LoadedModel, on_progress: Progress = ignore_progress) -> None:
         self.loaded = loaded
         self.settings, self.config = loaded.settings, loaded.config
-        self.plan, self.choices = loaded.plan, loaded.choices
+        self.plan, self.choices, self.notes = loaded.plan, loaded.runtime, loaded.notes
         self.prompts = loaded.prompts
         self._on_progress = on_progress
         self._requests = RequestBuilder(loaded, self.prompts, loaded_runner(loaded).sizes)
@@ -516,7 +517,7 @@ class Engine:
         self.close()
 
     def __repr__(self) -> str:
-        """Return a line with the checkpoint, the model's shape and the choices, or "closed"."""
+        """Return a line with the checkpoint, the model's shape and the runtime configuration, or "closed"."""
         shape = f"{self.config.model_type}, {self.config.num_hidden_layers} layers"
         state = ("closed",) if self._scheduler.is_closed else describe_runtime(self.choices, self.settings)
         return f"Engine({', '.join((self.settings.model.checkpoint, shape, *state))})"

@@ -34,7 +34,7 @@ class PlanRequest:
         prefetch: number of groups to read ahead; None for 1 if that fits, else 0.
         mode: "async" or "sync".
         expert_cache: bytes for experts on the device; None for what the budget leaves.
-        context: tokens of KV cache for each sequence.
+        context_length: tokens of KV cache for each sequence.
         may_halve_context: True if the context is a default, so that a shorter one is acceptable.
         maps_experts: True if experts wait in memory that the device's kernels can read.
         has_layer_slots: True if such experts may have slots that the kernels fill; the experts of all layers then wait.
@@ -46,7 +46,7 @@ class PlanRequest:
     prefetch: int | None
     mode: str
     expert_cache: int | None
-    context: int
+    context_length: int
     may_halve_context: bool
     maps_experts: bool = False
     has_layer_slots: bool = True
@@ -64,12 +64,12 @@ class PlanRequest:
         return (1, 0) if self.prefetch is None else (self.prefetch,)
 
     @property
-    def contexts(self) -> tuple[int, ...]:
+    def context_lengths(self) -> tuple[int, ...]:
         """Context lengths in tokens, in the order in which they are tried."""
-        contexts = [self.context]
-        while self.may_halve_context and contexts[-1] // 2 >= LEAST_CONTEXT:
-            contexts.append(contexts[-1] // 2)
-        return tuple(contexts)
+        context_lengths = [self.context_length]
+        while self.may_halve_context and context_lengths[-1] // 2 >= LEAST_CONTEXT:
+            context_lengths.append(context_lengths[-1] // 2)
+        return tuple(context_lengths)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Costs:
     buffer_nbytes: int = 0
     overhead_nbytes: int = 0
     loading_nbytes: int = 0
-    program_nbytes: Callable[[int], int] = lambda context: 0
+    program_nbytes: Callable[[int], int] = lambda context_length: 0
 
 
 def plan_streaming(sizes: WeightSizes, request: PlanRequest, costs: Costs, memory: Memory) -> Plan:
@@ -106,10 +106,9 @@ def plan_streaming(sizes: WeightSizes, request: PlanRequest, costs: Costs, memor
             the free memory.
     """
     budget = budget_of(request, memory)
-    tries = [(context, prefetch) for context in request.contexts for prefetch in request.prefetches]
     tried: list[Plan] = []
-    for context, prefetch in tries:
-        plans = list(_plans(sizes, request, costs, memory.device, context, prefetch))
+    for context_length, prefetch in product(request.context_lengths, request.prefetches):
+        plans = list(_plans(sizes, request, costs, memory.device, context_length, prefetch))
         fitting = [plan for plan in plans if plan.peak_nbytes <= budget]
         if fitting:
             grown = _grown(min(fitting, key=_badness), sizes, request, budget)
@@ -140,7 +139,7 @@ def budget_of(request: PlanRequest, memory: Memory) -> int:
 
 
 def _plans(
-    sizes: WeightSizes, request: PlanRequest, costs: Costs, device: str, context: int, prefetch: int
+    sizes: WeightSizes, request: PlanRequest, costs: Costs, device: str, context_length: int, prefetch: int
 ) -> Iterator[Plan]:
     """Yield all plans for one context and one prefetch, with as few experts on the device as possible."""
     rest = Plan(
@@ -149,14 +148,14 @@ def _plans(
             sizes.head_slices,
             features_nbytes=sizes.features,
         ),
-        kv_nbytes=costs.kv_nbytes(context),
+        kv_nbytes=costs.kv_nbytes(context_length),
         device=device,
         policy=request.policy,
         mode=request.mode,
-        context=context,
+        context_length=context_length,
         always_nbytes=sizes.always,
         other=OtherMemory(
-            costs.workspace_nbytes, 0, costs.overhead_nbytes, costs.loading_nbytes, costs.program_nbytes(context)
+            costs.workspace_nbytes, 0, costs.overhead_nbytes, costs.loading_nbytes, costs.program_nbytes(context_length)
         ),
         read_nbytes=sizes.read_nbytes,
     )
@@ -199,8 +198,9 @@ def _grown(plan: Plan, sizes: WeightSizes, request: PlanRequest, budget: int) ->
 
 
 def _notes(plan: Plan, sizes: WeightSizes, request: PlanRequest) -> Iterator[str]:
-    if plan.context != request.context:
-        yield f"context_length={plan.context}, because {request.context} tokens of KV cache do not fit in the budget"
+    if plan.context_length != request.context_length:
+        asked = request.context_length
+        yield f"context_length={plan.context_length}, because {asked} tokens of KV cache do not fit in the budget"
     if request.keeps == "most" and not plan.is_streaming:
         yield f"streaming={request.policy}: everything fits, so nothing streams"
     if plan.groups.streamed and plan.groups.num_slots == 1 and request.prefetch is None and request.mode == "async":
@@ -212,7 +212,7 @@ def _notes(plan: Plan, sizes: WeightSizes, request: PlanRequest) -> Iterator[str
 def _refusal(smallest: Plan, request: PlanRequest, budget: int) -> str:
     """Return the message that no plan fits in the budget, with the smallest budget that works."""
     has = f"{in_words(budget)} are free" if request.budget is None else f"the budget is {in_words(budget)}"
-    context = f"at context_length={smallest.context} "
+    context = f"at context_length={smallest.context_length} "
     if request.keeps == "all":
         return f"{needs_in_words(smallest)}, {has}; {ADVICE}; {smallest.peak_nbytes} bytes would do {context}".rstrip()
     return (

@@ -1,6 +1,5 @@
-"""The machine and the rates that task=plan plans for, and the choices for a model on that machine."""
+"""The machine and the rates that task=plan plans for, and the target on that machine."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,14 +7,7 @@ import torch
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, resolve_device
-from graphcore.engine.loading.open_model import Model
-from graphcore.engine.loading.runtime_config import (
-    RuntimeConfig,
-    find_kernels,
-    refuse_graph,
-    runtime_config_here,
-    runtime_config_on,
-)
+from graphcore.engine.loading.runtime_config import ComputeTarget, find_kernels, refuse_graph
 from graphcore.errors import ConfigError
 from graphcore.memory_limit import free_ram_nbytes
 from graphcore.planning.machine import CPU, Machine, Speeds
@@ -79,18 +71,15 @@ def rate_of(key: str, value: Any) -> float:
     return float(size_of(key, value.removesuffix(PER_SECOND) if isinstance(value, str) else value))
 
 
-def choices_for(machine: Machine, settings: Settings, model: Model) -> RuntimeConfig:
-    """Return the choices for a model on a machine.
+def target_on(machine: Machine, settings: Settings) -> ComputeTarget | None:
+    """Return the target on a described machine; None for this machine.
 
     Another machine is assumed to have C++ kernels on its CPU if this one has them, to have Triton on its GPU, and to
     compute in bf16 unless a dtype is set.
-
-    Raises:
-        ConfigError: the model cannot do what was asked.
     """
     if machine.is_here:
-        return runtime_config_here(settings, model)
+        return None
     on_gpu = machine.device.type == "cuda"
     dtype = DTYPES.get(settings.dtype.name, torch.bfloat16)
     library = None if on_gpu else find_kernels(settings.cache_folder, CPU)[0]
-    return replace(runtime_config_on(settings, model, machine.device, dtype, library, on_gpu), notes=model.config.notes)
+    return ComputeTarget(machine.device, dtype, library, on_gpu, is_here=False)

@@ -29,7 +29,7 @@ def load_engine(context: Context, check: Check = no_check) -> Engine:
     refuse_graph(settings)  # before anything is fetched
     engine = Engine.from_settings(settings, context.console.progress, check)
     context.console.expect_groups(moved_nbytes(engine.plan))
-    for note in (*engine.choices.notes, *group_note(context, engine.config.model_type)):
+    for note in (*engine.notes, *group_note(context, engine.config.model_type)):
         context.console.note(note)
     return engine
 
@@ -82,7 +82,7 @@ def describe(engine: Engine, load_seconds: float) -> str:
         f"{model_name(engine.settings.model)} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
         *describe_runtime(engine.choices, engine.settings),
         f"weights {in_words(plan.weight_nbytes)}",
-        f"kv cache {in_words(plan.kv_nbytes)} for {engine.choices.context} tokens",
+        f"kv cache {in_words(plan.kv_nbytes)} for {engine.choices.context_length} tokens",
         f"loaded in {load_seconds:.1f} s",
     )
     return f"[{'; '.join(parts)}]"

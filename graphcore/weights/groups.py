@@ -85,10 +85,14 @@ def movable_groups(decoder: Decoder, layer_groups: Sequence[range], head_parts: 
 
 
 def _layer_group(decoder: Decoder, index: int, layers: range) -> Group:
-    first, last = layers.start, layers.stop - 1
-    label = f"layer {first}" if first == last else f"layers {first} to {last}"
     weights = [weight for layer in layers for weight in _matrices(decoder.layers[layer], f"layers.{layer}.")]
-    return Group(index, label, weights)
+    return Group(index, layers_label(layers), weights)
+
+
+def layers_label(layers: range) -> str:
+    """Return the label of a group of layers, such as "layers 2 to 3"."""
+    first, last = layers.start, layers.stop - 1
+    return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
 def _matrices(module: nn.Module, prefix: str) -> Iterator[GroupWeight]:

@@ -200,7 +200,7 @@ class Plan:
         device: name of the device.
         policy: name of the streaming policy, such as "off".
         mode: "async" or "sync".
-        context: tokens of KV cache for each sequence; None if not planned.
+        context_length: tokens of KV cache for each sequence; None if not planned.
         always_nbytes: bytes of vectors, which never stream and belong to no group.
         other: memory besides weights and caches.
         experts: plan of the experts that do not stay; None if the model has none, or all stay.
@@ -215,7 +215,7 @@ class Plan:
     device: str
     policy: str = "off"
     mode: str = "async"
-    context: int | None = None
+    context_length: int | None = None
     always_nbytes: int = 0
     other: OtherMemory = OtherMemory()
     experts: ExpertPlan | None = None

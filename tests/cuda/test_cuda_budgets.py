@@ -91,7 +91,7 @@ def test_what_the_machine_does_not_lock_streams_all_the_same(
 
     monkeypatch.setattr(CudaRegistrar, "register", limited)
     engine = load_on(folder, "streaming.source=host", graph="captured", dtype="bf16", streaming="on")
-    assert any("quota is used up" in note for note in engine.choices.notes)
+    assert any("quota is used up" in note for note in engine.notes)
     assert differing(results(engine, NUM_TOKENS), resident(folder, "captured", "bf16")) == []
 
 

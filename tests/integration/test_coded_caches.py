@@ -181,7 +181,7 @@ def test_the_plan_counts_the_codes(wide_model: Wide) -> None:
         assert engine.plan.kv_nbytes == held
         assert engine.choices.kv_dtype == KVTypes("q8_0", "q4_0")
         assert str(engine.choices.kv_dtype) == "q8_0,q4_0"
-        assert any("4 billion" in note for note in engine.choices.notes)
+        assert any("4 billion" in note for note in engine.notes)
 
 
 def test_heads_that_are_no_whole_blocks_are_refused(tiny_model: Wide) -> None:

@@ -363,7 +363,7 @@ def test_a_wrong_call_is_refused_in_one_line(wrong: str, engine: Engine) -> None
 
 def test_one_override_may_be_given_as_a_text(folder: Path) -> None:
     with Engine.load(folder, graph="eager", device="cpu", overrides="context_length=50") as engine:
-        assert engine.choices.context == 50
+        assert engine.choices.context_length == 50
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_a_prompt_that_chunks_would_change_runs_whole(
     model = fallback_model(name, "eager")
     with load(model, "prefill_chunk=16") as engine:
         assert torch.equal(engine.logits(model.ids), model.outputs().logits)
-        assert any(note.startswith("prompts run whole, and one by one") for note in engine.choices.notes)
+        assert any(note.startswith("prompts run whole, and one by one") for note in engine.notes)
 
 
 def test_stream_and_sampling_give_what_generate_gives(fallback_model: Callable[[str, str], FallbackModel]) -> None:

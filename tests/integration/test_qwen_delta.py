@@ -95,7 +95,7 @@ def test_tensors_of_other_parts_are_left_out_with_one_note(tmp_path: Path) -> No
     save_multimodal(tmp_path, model)
     assert max(errors_of(tmp_path, model, "eager")) < TOLERANCE
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager") as engine:
-        notes = [note for note in engine.choices.notes if "left out" in note]
+        notes = [note for note in engine.notes if "left out" in note]
     assert notes == ["left out of the checkpoint: vision (1 tensor) and multi-token prediction (2 tensors)"]
 
 
@@ -104,7 +104,7 @@ def test_layers_of_a_gguf_file_that_predict_further_tokens_are_left_out_with_one
     path = write_gguf(tmp_path / "model.gguf", "qwen3_5", model, predicting=1)
     assert max(errors_of(path, model, "eager")) < TOLERANCE
     with Engine.load(path, dtype="fp32", device="cpu", graph="eager") as engine:
-        notes = [note for note in engine.choices.notes if "left out" in note]
+        notes = [note for note in engine.notes if "left out" in note]
     assert notes == ["left out of the checkpoint: multi-token prediction (1 tensor)"]
 
 

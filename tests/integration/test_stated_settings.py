@@ -58,7 +58,7 @@ def test_a_scaled_model_runs_to_factor_times_its_original_context(tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps({**raw, **settings}))
     with load(tmp_path) as engine:
         assert error(engine, reference) < TOLERANCE
-        assert engine.choices.context == 256
+        assert engine.choices.context_length == 256
     longest = int(64 * settings["rope_scaling"]["factor"])
     with pytest.raises(ConfigError, match=f"context_length=1000, but the model was made for {longest} tokens"):
         load(tmp_path, 1000)
@@ -82,7 +82,7 @@ def test_no_generation_config_keeps_a_model_from_running(tmp_path: Path, fallbac
         (tmp_path / "generation_config.json").write_text(text, encoding="utf-8")
         with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=overrides) as engine:
             assert engine.loaded.end_ids == ends
-            notes = [note for note in engine.choices.notes if "generation_config.json" in note]
+            notes = [note for note in engine.notes if "generation_config.json" in note]
             assert len(notes) == (2 if ends else 1)  # the number that is none, and the id that is none
 
 
@@ -99,7 +99,7 @@ def test_a_quantization_config_left_over_full_weights_is_ignored_with_a_note(
     overrides = ["model.fallback=transformers"] if fallback else []
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=overrides) as engine:
         assert error(engine, reference) < TOLERANCE
-        assert any("quantization_config is ignored" in note for note in engine.choices.notes)
+        assert any("quantization_config is ignored" in note for note in engine.notes)
 
 
 @pytest.mark.parametrize("flag", ["load_in_4bit", "load_in_8bit"])
@@ -146,7 +146,7 @@ def test_dynamic_scaling_runs_to_where_it_changes_nothing(tmp_path: Path) -> Non
     reference.save_pretrained(tmp_path)
     with load(tmp_path) as engine:
         assert error(engine, reference) < TOLERANCE
-        assert any("rope_type 'dynamic' changes nothing up to" in note for note in engine.choices.notes)
+        assert any("rope_type 'dynamic' changes nothing up to" in note for note in engine.notes)
     with pytest.raises(ConfigError, match=r"made for 256 tokens; .* set model\.fallback=transformers$"):
         load(tmp_path, 257)
 
@@ -184,7 +184,7 @@ def test_a_llama_file_with_a_window_is_a_mistral_all_of_whose_layers_slide(tmp_p
     with load(file) as engine:
         assert error(engine, reference) < TOLERANCE
         assert engine.config.model_type == "mistral"
-        assert any("every layer slides, as in transformers' mistral" in note for note in engine.choices.notes)
+        assert any("every layer slides, as in transformers' mistral" in note for note in engine.notes)
     for none in (0, 2**32 - 1):
         unbounded = write_gguf(tmp_path / "full.gguf", reference, "llama", attention__sliding_window=none)
         with load(unbounded) as engine:
@@ -199,7 +199,7 @@ def test_a_window_that_the_type_does_not_use_is_ignored_with_a_note(tmp_path: Pa
     file = write_gguf(tmp_path / "model.gguf", reference, name, attention__sliding_window=WINDOW)
     with load(file) as engine:
         assert error(engine, reference) < TOLERANCE
-        assert any(f"{name}.attention.sliding_window is 8, which is ignored" in note for note in engine.choices.notes)
+        assert any(f"{name}.attention.sliding_window is 8, which is ignored" in note for note in engine.notes)
 
 
 def test_a_gemma3_file_without_a_window_has_full_attention(tmp_path: Path) -> None:

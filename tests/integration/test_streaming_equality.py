@@ -208,5 +208,5 @@ def test_weights_that_are_packed_at_load_stream_to_the_bit_from_ram(files: dict[
     with load(files["gpt2_packed_table"], context, streaming="off", dtype="bf16", quant=quant) as engine:
         expected = engine.logits(ids)
     with load(files["gpt2_packed_table"], context, dtype="bf16", quant=quant) as engine:
-        assert any("streamed weights wait in RAM" in note for note in engine.choices.notes)
+        assert any("streamed weights wait in RAM" in note for note in engine.notes)
         assert torch.equal(engine.logits(ids), expected)

@@ -50,7 +50,7 @@ def folder(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> Path:
 def check(folder: Path, tiny: TinyModel, note: str | None) -> None:
     with Engine.load(folder, dtype="fp32", device="cpu", graph="eager", overrides=["context_length=64"]) as engine:
         assert (engine.logits(tiny.ids.tolist()) - tiny.logits).abs().max() < TOLERANCE
-        said = [line for line in engine.choices.notes if "checkpoint" in line or "wrappers" in line or "shards" in line]
+        said = [line for line in engine.notes if "checkpoint" in line or "wrappers" in line or "shards" in line]
     assert len(said) == (note is not None)
     assert note is None or note in said[0]
 

@@ -34,7 +34,7 @@ def with_vocab(path: Path, values: dict[str, str | list[str] | list[int]]) -> st
 
 def check_runs_on_ids(source: str, reason: str) -> None:
     with Engine.load(source, graph="eager") as engine:
-        assert [note for note in engine.choices.notes if reason in note]
+        assert [note for note in engine.notes if reason in note]
         assert not engine.has_tokenizer
         assert len(engine.generate([1, 2, 3], max_new_tokens=2)[0].token_ids) == 2
         for prompt in ("text", [{"role": "user", "content": "text"}]):
@@ -59,7 +59,7 @@ def test_notes_on_a_vocabulary_reach_the_user(tmp_path: Path) -> None:
     tokens = [chr(33 + token_id) for token_id in range(VOCAB - 2)] + ["!", "<|im_end|>"]
     source = with_vocab(tmp_path / "m.gguf", {"model": "gpt2", "tokens": tokens, "merges": ["a b"]})
     with Engine.load(source, graph="eager") as engine:
-        notes = "\n".join(engine.choices.notes)
+        notes = "\n".join(engine.notes)
         for part in ("stand there twice ('!')", "token_type is missing", "pre is missing", "pieces that are no tokens"):
             assert part in notes
         assert len(engine.generate("ab", max_new_tokens=2)[0].token_ids) == 2

@@ -3,7 +3,8 @@
 source -> local folder -> SafetensorsCheckpoint -> transformers config -> Skeleton -> Loader -> groups -> runner
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,8 +26,8 @@ from graphcore.engine.fallback.weight_groups import SkeletonWeights
 from graphcore.engine.fallback.weights_in_place import load_resident_skeleton, moved_names, open_transformers_stream
 from graphcore.engine.loading.build import Running
 from graphcore.engine.loading.open_model import read_tokenizer
-from graphcore.engine.loading.plan_run import plan_request_of
-from graphcore.engine.loading.runtime_config import RuntimeConfig, choose_context
+from graphcore.engine.loading.plan_run import at_plan, plan_request_of
+from graphcore.engine.loading.runtime_config import RuntimeConfig, choose_context_length
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.kernels.ops.kv_formats import kv_types
 from graphcore.planning.costs import LIBRARIES, making_nbytes
@@ -67,12 +68,14 @@ class TransformersParts:
     """A transformers model before any weight is allocated or read.
 
     Attributes:
+        notes: lines about what graphcore chose or what may surprise.
         loader: loader of the weights.
         weights: the skeleton's weights, sorted by how they can move.
         longest: most tokens that the model was trained for.
     """
 
-    choices: RuntimeConfig
+    runtime: RuntimeConfig
+    notes: Sequence[str]
     loader: Loader
     weights: SkeletonWeights
     longest: int
@@ -102,14 +105,15 @@ def open_transformers(
         checkpoint, model_config_of(config, checkpoint.folder), *read_tokenizer(checkpoint, cache_dir)
     )
     check_sizes(model.config, checkpoint)
-    choices = fallback_choices(settings, model, config)
-    skeleton = build_skeleton(config, settings.model.attention, choices.dtype, checkpoint.source)
+    notes = [*model.config.notes, f"{model.config.model_type} runs through transformers' own classes, eager"]
+    runtime = fallback_runtime(settings, model, config, notes)
+    skeleton = build_skeleton(config, settings.model.attention, runtime.dtype, checkpoint.source)
     loader = match_skeleton(skeleton, checkpoint)
-    choices = replace(choices, notes=(*choices.notes, *notes_on_left_out(loader)))
+    notes += notes_on_left_out(loader)
     weights = SkeletonWeights.of(skeleton, loader, settings.streaming.layer_group_size)
-    plan, tier = plan_transformers(settings, model.config, choices, weights, skeleton.attention)
+    plan, tier = plan_transformers(settings, model.config, runtime, weights, skeleton.attention)
     longest = model.config.max_position_embeddings
-    return model, TransformersParts(choices.within(plan, tier), loader, weights, longest), plan, tier
+    return model, TransformersParts(at_plan(runtime, notes, plan, tier), notes, loader, weights, longest), plan, tier
 
 
 def run_transformers(
@@ -120,10 +124,10 @@ def run_transformers(
     Raises:
         CheckpointError: a file has changed, or holds values that are no weights.
     """
-    choices, weights = parts.choices, parts.weights
-    load_resident_skeleton(weights, choices.device, on_progress, moved_names(weights, plan))
-    stream = open_transformers_stream(weights, plan, tier, choices.device, settings.streaming.pinned_memory)
-    return Running(TransformersRunner(weights, stream.policy, choices, parts.longest), stream)
+    runtime, weights = parts.runtime, parts.weights
+    load_resident_skeleton(weights, runtime.device, on_progress, moved_names(weights, plan))
+    stream = open_transformers_stream(weights, plan, tier, runtime.device, settings.streaming.pinned_memory)
+    return Running(TransformersRunner(weights, stream.policy, runtime, parts.longest), stream)
 
 
 def check_settings(settings: Settings) -> None:
@@ -145,8 +149,13 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(f"{key}={value} is not possible with {WITHOUT}: {reason}; leave it out")
 
 
-def fallback_choices(settings: Settings, model: TransformersModel, config: "PreTrainedConfig") -> RuntimeConfig:
-    """Return the choices for a transformers model on this machine.
+def fallback_runtime(
+    settings: Settings, model: TransformersModel, config: "PreTrainedConfig", notes: list[str]
+) -> RuntimeConfig:
+    """Return the runtime configuration of a transformers model on this machine.
+
+    Args:
+        notes: list that a line is added to if prompts run whole.
 
     Raises:
         ConfigError: the machine or the model cannot do what was asked.
@@ -155,8 +164,7 @@ def fallback_choices(settings: Settings, model: TransformersModel, config: "PreT
     dtype = resolve_dtype(settings.dtype.name, stored_dtype(model.checkpoint, model.config), device)
     if settings.model.attention == "flash_attention_2":
         _check_flash(device, dtype)
-    context = choose_context(settings, model.config.max_position_embeddings)
-    notes = [*model.config.notes, f"{model.config.model_type} runs through transformers' own classes, eager"]
+    context_length = choose_context_length(settings, model.config.max_position_embeddings)
     runs_whole = why_whole(config)
     if runs_whole:
         notes.append(f"prompts run whole, and one by one: {runs_whole}")
@@ -166,11 +174,10 @@ def fallback_choices(settings: Settings, model: TransformersModel, config: "PreT
         kv_dtype=kv_types(dtype),
         graph="eager",
         prefill="eager",
-        context=context,
+        context_length=context_length,
         batch_size=1 if runs_whole else settings.batching.max_sequences,
-        prefill_chunk=context if runs_whole else min(settings.prefill_chunk, context),
+        prefill_chunk=context_length if runs_whole else min(settings.prefill_chunk, context_length),
         packing=PackingPolicy(None, "float", STORED),
-        notes=tuple(notes),
     )
 
 
@@ -187,22 +194,22 @@ def _check_flash(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def plan_transformers(
-    settings: Settings, config: ModelConfig, choices: RuntimeConfig, weights: SkeletonWeights, attention: str
+    settings: Settings, config: ModelConfig, runtime: RuntimeConfig, weights: SkeletonWeights, attention: str
 ) -> tuple[Plan, Tier]:
     """Return the plan, and the tier that streamed weights are read from.
 
     Raises:
         PlanError: the model does not fit on the device or in RAM; the message has the smallest budget that works.
     """
-    streaming, machine, is_on_cpu = settings.streaming, Machine.here(choices.device), choices.device.type == "cpu"
-    tier = choose_tier(streaming, choices.device, weights.loader)
+    streaming, machine, is_on_cpu = settings.streaming, Machine.here(runtime.device), runtime.device.type == "cpu"
+    tier = choose_tier(streaming, runtime.device, weights.loader)
     # A weight that is no matrix of rows is read whole.
     movable = (weight for group in weights.groups() for weight in group.weights)
     reads = buffer_nbytes(tier, [weight.tensor.nbytes for weight in movable if weight.tensor.dim() > 2])
     own = ((name, tensor) for name, tensor in weights.weights.items() if name not in weights.shared)
     costs = Costs(
-        kv_nbytes=lambda tokens: cached_nbytes(config, choices, tokens),
-        workspace_nbytes=pass_nbytes(config, choices, attention),
+        kv_nbytes=lambda tokens: cached_nbytes(config, runtime, tokens),
+        workspace_nbytes=pass_nbytes(config, runtime, attention),
         buffer_nbytes=reads if is_on_cpu else 0,
         overhead_nbytes=0 if is_on_cpu else LIBRARIES,
         loading_nbytes=max(
@@ -210,27 +217,27 @@ def plan_transformers(
             for name, tensor in own
         ),
     )
-    plan = plan_streaming(weights.sizes(), plan_request_of(settings, choices.context), costs, machine.memory)
+    plan = plan_streaming(weights.sizes(), plan_request_of(settings, runtime.context_length), costs, machine.memory)
     check_host(streaming, plan, tier, machine, ram_nbytes(plan, tier, reads))
     return plan, tier
 
 
-def cached_nbytes(config: ModelConfig, choices: RuntimeConfig, tokens: int) -> int:
+def cached_nbytes(config: ModelConfig, runtime: RuntimeConfig, tokens: int) -> int:
     """Return the bytes of keys and values of `tokens` tokens, assuming that every layer keeps both for each token."""
     heads = config.attention.num_key_value_heads * config.attention.head_dim
-    return 2 * config.num_hidden_layers * heads * tokens * choices.batch_size * choices.dtype.itemsize
+    return 2 * config.num_hidden_layers * heads * tokens * runtime.batch_size * runtime.dtype.itemsize
 
 
-def pass_nbytes(config: ModelConfig, choices: RuntimeConfig, attention: str) -> int:
+def pass_nbytes(config: ModelConfig, runtime: RuntimeConfig, attention: str) -> int:
     """Return an estimate of the bytes that one prefill chunk takes at once, with a copy of one layer's cache.
 
     transformers' classes do not state it. Eager attention holds every head's scores of a chunk, also in float32.
     """
-    rows = choices.batch_size * choices.prefill_chunk
-    itemsize = choices.dtype.itemsize
+    rows = runtime.batch_size * runtime.prefill_chunk
+    itemsize = runtime.dtype.itemsize
     activations = rows * (8 * config.hidden_size + 4 * config.intermediate_size) * itemsize
     heads = config.attention.num_attention_heads if attention == "eager" else 1
-    scores = rows * choices.context * heads * (2 * itemsize + 4)
-    copied = 2 * cached_nbytes(config, choices, choices.context) // config.num_hidden_layers
-    logits = 2 * choices.batch_size * config.vocab_size * 4
+    scores = rows * runtime.context_length * heads * (2 * itemsize + 4)
+    copied = 2 * cached_nbytes(config, runtime, runtime.context_length) // config.num_hidden_layers
+    logits = 2 * runtime.batch_size * config.vocab_size * 4
     return activations + scores + copied + logits

@@ -33,18 +33,18 @@ class TransformersRunner(StaticRunner):
     Args:
         weights: weights that are bound for good, or to slots that `policy` fills.
         policy: streaming policy that layer groups and the head's slices are acquired from.
-        choices: device and sizes.
+        runtime: device and sizes.
         longest: most tokens that the model was trained for.
     """
 
-    def __init__(self, weights: SkeletonWeights, policy: Policy, choices: RuntimeConfig, longest: int) -> None:
+    def __init__(self, weights: SkeletonWeights, policy: Policy, runtime: RuntimeConfig, longest: int) -> None:
         self.policy = Resident()
-        self.device = choices.device
+        self.device = runtime.device
         library = prebuilt_library() if self.device.type == "cpu" else None  # nothing else here needs it: no build
         self.library = None if library is None else str(library)
         self.skeleton = skeleton = weights.skeleton
         vocab = weights.weights[skeleton.head_weight].shape[0]
-        self.sizes = RunnerSizes(choices.batch_size, choices.prefill_chunk, vocab, choices.context, longest)
+        self.sizes = RunnerSizes(runtime.batch_size, runtime.prefill_chunk, vocab, runtime.context_length, longest)
         layers = skeleton.layer_modules()
         groups = [[layers[index] for index in group] for group in weights.layer_groups]
         whole = [skeleton.model.get_submodule(skeleton.head)]

@@ -16,7 +16,7 @@ from torch import Tensor
 from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.engine.fallback.table_and_head import SlicedHead, TableEmbedding
 from graphcore.planning.sizes import WeightSizes
-from graphcore.weights.groups import Group, GroupWeight, split_layers
+from graphcore.weights.groups import Group, GroupWeight, layers_label, split_layers
 from graphcore.weights.layout import aligned
 from graphcore.weights.loader import Loader
 
@@ -73,9 +73,8 @@ class SkeletonWeights:
 
     def _layer_group(self, index: int, layers: range) -> Group:
         prefixes = tuple(f"{self.skeleton.layers}.{layer}." for layer in layers)
-        label = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
         names = [name for name, weight in self.weights.items() if name.startswith(prefixes) and weight.dim() > 1]
-        return Group(index, label, [self._weight(name) for name in names])
+        return Group(index, layers_label(layers), [self._weight(name) for name in names])
 
     def _weight(self, name: str) -> GroupWeight:
         owner, _, leaf = name.rpartition(".")

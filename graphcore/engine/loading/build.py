@@ -38,16 +38,16 @@ def build_running(
     Raises:
         CheckpointError: a file has changed, or holds values that are no weights.
     """
-    choices, decoder, loader = parts.choices, parts.decoder, parts.loader
-    compiled_dir, _ = code_folder(settings.cache_folder, choices.device)
-    with compile_cache(compiled_dir), compiler_loading(choices.device, is_needed=choices.prefill == "compiled"):
-        stream = stream_weights(loader, decoder, plan, settings.streaming, tier, choices.device, on_progress)
+    runtime, decoder, loader = parts.runtime, parts.decoder, parts.loader
+    compiled_dir, _ = code_folder(settings.cache_folder, runtime.device)
+    with compile_cache(compiled_dir), compiler_loading(runtime.device, is_needed=runtime.prefill == "compiled"):
+        stream = stream_weights(loader, decoder, plan, settings.streaming, tier, runtime.device, on_progress)
     with ExitStack() as undo:
         undo.callback(stream.close)  # if there is no memory left for the caches
         builder = _builder(model, parts, stream, compiled_dir, on_progress)
         undo.pop_all()
-    prompt_tokens = settings.batching.prompt_tokens(choices.prefill_chunk, plan.is_streaming)
-    runner = ProgramRunner(builder, stream.policy, choices.batch_size, choices.prefill_chunk, prompt_tokens)
+    prompt_tokens = settings.batching.prompt_tokens(runtime.prefill_chunk, plan.is_streaming)
+    runner = ProgramRunner(builder, stream.policy, runtime.batch_size, runtime.prefill_chunk, prompt_tokens)
     return Running(runner, stream)
 
 
@@ -58,8 +58,8 @@ def _builder(
     compiled_dir: Path,
     on_progress: Progress,
 ) -> GraphBuilder:
-    choices, moving = parts.choices, stream.moving
-    caches = _caches(model.spec, choices, moving.plan.is_streaming)
+    runtime, moving = parts.runtime, stream.moving
+    caches = _caches(model.spec, runtime, moving.plan.is_streaming)
     compiled: list[str] = []
 
     def report(name: str) -> None:
@@ -68,36 +68,36 @@ def _builder(
 
     return GraphBuilder(
         parts.decoder,
-        choices.graph,
+        runtime.graph,
         moving.layer_groups,
         caches,
-        choices.context,
-        choices.device,
+        runtime.context_length,
+        runtime.device,
         report,
         compiled_dir,
-        choices.packing.library,
+        runtime.packing.library,
         head_parts=moving.heads,
         streamed=frozenset(moving.plan.groups.streamed),
         fetched=None if stream.experts is None else stream.experts.fetched,
-        compiles=choices.prefill == "compiled",
-        decode_kernels=_decode_kernels(choices, caches),
-        is_dependent=choices.is_dependent,
+        compiles=runtime.prefill == "compiled",
+        decode_kernels=_decode_kernels(runtime, caches),
+        is_dependent=runtime.is_dependent,
     )
 
 
-def _caches(spec: ModelSpec, choices: RuntimeConfig, is_streaming: bool) -> tuple[LayerCache, ...]:
+def _caches(spec: ModelSpec, runtime: RuntimeConfig, is_streaming: bool) -> tuple[LayerCache, ...]:
     """Return the caches of all layers; memory that a plan has promised is taken now."""
-    caches = allocate_cache(spec, choices.cache_sizes(choices.context), choices.device)
+    caches = allocate_cache(spec, runtime.cache_sizes(runtime.context_length), runtime.device)
     if is_streaming:
         for tensor in (tensor for cache in caches for tensor in cache.tensors):
             tensor.zero_()  # the system provides memory at the first write
     return caches
 
 
-def _decode_kernels(choices: RuntimeConfig, caches: Sequence[LayerCache]) -> DecodeKernels | None:
+def _decode_kernels(runtime: RuntimeConfig, caches: Sequence[LayerCache]) -> DecodeKernels | None:
     """Return the decode kernels of a GPU; None where decode steps are not captured or Triton is missing."""
-    if choices.device.type != "cuda" or choices.graph != "captured" or not register():
+    if runtime.device.type != "cuda" or runtime.graph != "captured" or not register():
         return None
     from graphcore.graph.gpu.kernel_decode import DeviceBlocks  # brings Triton, which a machine without a GPU may lack
 
-    return DeviceBlocks.allocate(caches, choices.device)
+    return DeviceBlocks.allocate(caches, runtime.device)

@@ -1,7 +1,7 @@
 """From settings to a loaded model: opened, prepared, planned and built, by graphcore or on transformers' classes."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,8 @@ class LoadedModel:
         settings: everything that was asked for.
         config: the checkpoint's configuration with graphcore's names and its defaults filled in.
         prompts: encoder of texts and messages to token ids.
-        choices: the device, dtype, graph kind and context that really run.
+        runtime: the device, dtype, graph kind and context length that really run.
+        notes: lines about what graphcore chose or what may surprise.
         loader: sources of the weights, and the errors of those that were packed at load.
         plan: bytes on the device.
         weight_stream: mover of the streamed weights, with a record of what it moved.
@@ -49,7 +50,8 @@ class LoadedModel:
     settings: Settings
     config: ModelConfig
     prompts: PromptEncoder
-    choices: RuntimeConfig
+    runtime: RuntimeConfig
+    notes: Sequence[str]
     loader: Loader
     plan: Plan
     weight_stream: WeightStream
@@ -64,13 +66,13 @@ class LoadedModel:
 
     def stats_of(self, runner: ModelRunner) -> dict[str, int | str | float]:
         """Return the entries of `Engine.stats`; those of captured graphs and an expert cache only where they exist."""
-        choices, plan = self.choices, self.plan
+        runtime, plan = self.runtime, self.plan
         hit_rate, captures = self.weight_stream.expert_hit_rate, runner.captures
         return {
-            "graph": choices.graph,
-            "prefill": choices.prefill,
-            "dtype": str(choices.dtype).removeprefix("torch."),
-            "device": str(choices.device),
+            "graph": runtime.graph,
+            "prefill": runtime.prefill,
+            "dtype": str(runtime.dtype).removeprefix("torch."),
+            "device": str(runtime.device),
             "compiled_graphs": runner.num_compiled,
             "weight_bytes": plan.weight_nbytes,
             "kv_bytes": plan.kv_nbytes,
@@ -125,9 +127,9 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
     return_freed_memory()
     if free_memory is not None:
         free_memory.look("loaded")
-    notes = (note for note in (*loaded.prompts.notes, loaded.weight_stream.note, spinning_note()) if note)
-    choices = replace(loaded.choices, notes=(*loaded.choices.notes, *notes))
-    return replace(loaded, choices=choices, free_memory=free_memory)
+    added = (*loaded.prompts.notes, loaded.weight_stream.note, spinning_note())
+    notes = (*loaded.notes, *(note for note in added if note))
+    return replace(loaded, notes=notes, free_memory=free_memory)
 
 
 def load_own(settings: Settings, on_progress: Progress, check: Check) -> LoadedModel:
@@ -144,7 +146,15 @@ def load_own(settings: Settings, on_progress: Progress, check: Check) -> LoadedM
     if isinstance(model.checkpoint, GGUFCheckpoint):
         model.checkpoint.forget_arrays()  # the tokenizer has read what it needs of them
     return LoadedModel(
-        settings, model.config, prompts, parts.choices, parts.loader, plan, running.stream, running.runner
+        settings,
+        model.config,
+        prompts,
+        parts.runtime,
+        parts.notes,
+        parts.loader,
+        plan,
+        running.stream,
+        running.runner,
     )
 
 
@@ -157,7 +167,15 @@ def load_fallback(settings: Settings, on_progress: Progress, check: Check) -> Lo
     check(prompts)
     running = run_transformers(settings, parts, plan, tier, on_progress)
     return LoadedModel(
-        settings, model.config, prompts, parts.choices, parts.loader, plan, running.stream, running.runner
+        settings,
+        model.config,
+        prompts,
+        parts.runtime,
+        parts.notes,
+        parts.loader,
+        plan,
+        running.stream,
+        running.runner,
     )
 
 

@@ -10,6 +10,7 @@ from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.engine.loading.open_model import Model
 from graphcore.engine.loading.prepare_model import PreparedModel
+from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.errors import PlanError
 from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
 from graphcore.kernels.cpu.program import widths_of
@@ -49,14 +50,24 @@ def plan_run(
         PlanError: the model does not fit on the device or in RAM; the message has the smallest budget that works.
         ConfigError: streaming.source names a tier that the weights cannot be read from.
     """
-    choices, machine = parts.choices, machine or Machine.here(parts.choices.device)
+    machine = machine or Machine.here(parts.runtime.device)
     streaming, obstacle = settings.streaming, ""
     if keeps_of(streaming) != "all":
         obstacle = disk_obstacle(settings, parts, machine)
-    tier = choose_tier(streaming, choices.device, parts.loader, obstacle, machine.is_here)
+    tier = choose_tier(streaming, parts.runtime.device, parts.loader, obstacle, machine.is_here)
     may_read_files = tier.kind == "host" and streaming.source == "auto" and not obstacle
     plan, tier = _fitting(settings, model, parts, machine, tier, has_files=not obstacle, may_read_files=may_read_files)
-    return replace(parts, choices=choices.within(plan, tier)), plan, tier
+    return replace(parts, runtime=at_plan(parts.runtime, parts.notes, plan, tier)), plan, tier
+
+
+def at_plan(runtime: RuntimeConfig, notes: list[str], plan: Plan, tier: Tier) -> RuntimeConfig:
+    """Return the runtime configuration for the plan's context length, which may be smaller; add the plan's notes."""
+    notes += plan.notes
+    if tier.note and plan.is_streaming:
+        notes.append(tier.note)
+    if plan.context_length is None:
+        return runtime
+    return runtime.shortened(plan.context_length)
 
 
 def _fitting(
@@ -98,7 +109,7 @@ def _plan(
     settings: Settings, model: Model, parts: PreparedModel, tier: Tier, machine: Machine, layer_slots: bool
 ) -> Plan:
     """Return the plan for weights that are streamed from the tier. Args: layer_slots: `PlanRequest.has_layer_slots`."""
-    request = plan_request_of(settings, parts.choices.context, maps_experts(settings, parts, tier))
+    request = plan_request_of(settings, parts.runtime.context_length, maps_experts(settings, parts, tier))
     return plan_streaming(
         sizes_of(parts.decoder, parts.loader.is_tied, settings.streaming.layer_group_size),
         replace(request, has_layer_slots=layer_slots),
@@ -107,11 +118,11 @@ def _plan(
     )
 
 
-def plan_request_of(settings: Settings, context: int, maps_experts: bool = False) -> PlanRequest:
+def plan_request_of(settings: Settings, context_length: int, maps_experts: bool = False) -> PlanRequest:
     """Return the settings that a plan depends on.
 
     Args:
-        context: tokens of KV cache for each sequence.
+        context_length: tokens of KV cache for each sequence.
         maps_experts: the same field of `PlanRequest`.
     """
     streaming, keeps = settings.streaming, keeps_of(settings.streaming)
@@ -122,7 +133,7 @@ def plan_request_of(settings: Settings, context: int, maps_experts: bool = False
         prefetch=None if streaming.prefetch == "auto" else streaming.prefetch,
         mode=streaming.mode,
         expert_cache=parse_nbytes("streaming.expert_cache", streaming.expert_cache),
-        context=context,
+        context_length=context_length,
         may_halve_context=settings.context_length is None and keeps != "all",
         maps_experts=maps_experts,
     )
@@ -134,25 +145,25 @@ def maps_experts(settings: Settings, parts: PreparedModel, tier: Tier) -> bool:
     Matrices that have to be unpacked before a product do not qualify: unpacking copies them, and torch copies within
     one device only.
     """
-    is_lockable = parts.choices.device.type == "cuda" and tier.kind == "host" and settings.streaming.pinned_memory
+    is_lockable = parts.runtime.device.type == "cuda" and tier.kind == "host" and settings.streaming.pinned_memory
     packings = [linear.packing for linear in expert_linears(parts.decoder).values()]
     return is_lockable and all(packing is None or isinstance(packing, DevicePacking) for packing in packings)
 
 
 def costs_of(settings: Settings, model: Model, parts: PreparedModel, tier: Tier) -> Costs:
     """Return what the device will hold besides weights; on a GPU this includes CUDA's own memory."""
-    choices, spec = parts.choices, model.spec
-    batch, is_gpu = choices.batch_size, choices.device.type == "cuda"
+    runtime, spec = parts.runtime, model.spec
+    batch, is_gpu = runtime.batch_size, runtime.device.type == "cuda"
     cached = allocated_cache_nbytes if is_gpu else cache_nbytes
-    waiting, more = (further_nbytes(settings, spec, choices.prefill_chunk, moves) for moves in (False, True))
+    waiting, more = (further_nbytes(settings, spec, runtime.prefill_chunk, moves) for moves in (False, True))
     return Costs(
-        kv_nbytes=lambda context: cached(spec, choices.cache_sizes(context)),
+        kv_nbytes=lambda context_length: cached(spec, runtime.cache_sizes(context_length)),
         workspace_nbytes=waiting
-        + workspace_nbytes(spec, batch, choices.prefill_chunk, choices.dtype, is_eager=choices.prefill == "eager"),
+        + workspace_nbytes(spec, batch, runtime.prefill_chunk, runtime.dtype, is_eager=runtime.prefill == "eager"),
         moving_nbytes=more - waiting,
         buffer_nbytes=0 if is_gpu else read_nbytes(parts, tier),
         loading_nbytes=loading_nbytes(parts.loader, parts.decoder, is_on_cpu=not is_gpu),
-        overhead_nbytes=overhead_nbytes(spec, parts.decoder, batch, choices.graph == "captured", choices.dtype)
+        overhead_nbytes=overhead_nbytes(spec, parts.decoder, batch, runtime.graph == "captured", runtime.dtype)
         if is_gpu
         else 0,
         program_nbytes=programs_of(parts, keeps_of(settings.streaming) != "all"),
@@ -166,15 +177,15 @@ def further_nbytes(settings: Settings, spec: ModelSpec, chunk: int, is_streaming
 
 
 def programs_of(parts: PreparedModel, is_streaming: bool) -> Callable[[int], int]:
-    """Return the function from a context in tokens to the bytes of native decode programs; 0 where there are none."""
-    choices, library = parts.choices, parts.choices.packing.library
-    if choices.graph != "captured" or choices.device.type != "cpu" or library is None:
-        return lambda context: 0
+    """Return the function from a context length to the bytes of native decode programs; 0 where there are none."""
+    runtime, library = parts.runtime, parts.runtime.packing.library
+    if runtime.graph != "captured" or runtime.device.type != "cpu" or library is None:
+        return lambda context_length: 0
     fetches = is_streaming and bool(expert_linears(parts.decoder))
     sizes = ProgramSizes(
-        widths_of(choices.batch_size), choices.batch_size, choices.kv_dtype, choices.prefill_chunk, library, fetches
+        widths_of(runtime.batch_size), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, library, fetches
     )
-    return cache(lambda context: programs_nbytes(parts.decoder, sizes, context))
+    return cache(lambda context_length: programs_nbytes(parts.decoder, sizes, context_length))
 
 
 def disk_obstacle(settings: Settings, parts: PreparedModel, machine: Machine) -> str:
@@ -218,4 +229,4 @@ def read_nbytes(parts: PreparedModel, tier: Tier) -> int:
 
 def ram_of(parts: PreparedModel, plan: Plan, tier: Tier) -> int:
     """Return the bytes of RAM besides the device: weights that are kept there, and buffers on the way to a GPU."""
-    return ram_nbytes(plan, tier, 0 if parts.choices.device.type == "cpu" else read_nbytes(parts, tier))
+    return ram_nbytes(plan, tier, 0 if parts.runtime.device.type == "cpu" else read_nbytes(parts, tier))

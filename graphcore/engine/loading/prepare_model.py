@@ -3,18 +3,32 @@
 No weight is allocated or read.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from graphcore.arch.config.rope_parameters import advice_on_context
 from graphcore.arch.registry import architecture_of
 from graphcore.arch.weight_map import weight_shapes
 from graphcore.config.settings import Settings
+from graphcore.config.user_path import lacks_home
 from graphcore.device import find_cpp_compiler
+from graphcore.engine.loading.kv_dtype import choose_kv_types, note_on_kv_types
 from graphcore.engine.loading.open_model import Model
-from graphcore.engine.loading.runtime_config import RuntimeConfig, runtime_config_here
+from graphcore.engine.loading.runtime_config import (
+    NO_HOME,
+    ComputeTarget,
+    RuntimeConfig,
+    choose_context_length,
+    choose_dependence,
+    choose_graph,
+    choose_snapshots,
+    packing_policy_of,
+    target_here,
+)
 from graphcore.errors import ConfigError
+from graphcore.graph.compile import code_folder
 from graphcore.graph.cpu.native_decode import native_obstacle
 from graphcore.graph.gpu.kernel_obstacles import device_obstacle
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
@@ -32,51 +46,106 @@ from graphcore.weights.packed_weights import PackingPolicy, WeightPacker, is_sto
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model's choices, its decoder on the meta device, and the loader of its weights."""
+    """A model's runtime configuration, its decoder on the meta device, and the loader of its weights.
 
-    choices: RuntimeConfig
+    Attributes:
+        notes: lines about what graphcore chose or what may surprise; loading adds to them.
+    """
+
+    runtime: RuntimeConfig
+    notes: list[str]
     decoder: Decoder
     loader: Loader
 
 
 def prepare_model(
-    settings: Settings, model: Model, choices: RuntimeConfig | None = None, on_progress: Progress = ignore_progress
+    settings: Settings,
+    model: Model,
+    target: ComputeTarget | None = None,
+    on_progress: Progress = ignore_progress,
+    source_note: str = "",
 ) -> PreparedModel:
-    """Return the model's choices, decoder and loader; no weight is allocated or read.
+    """Return the model's runtime configuration, decoder and loader; no weight is allocated or read.
 
     Args:
-        choices: choices for another machine; None makes them for this one.
+        target: the device on another machine; None is the one that the settings name on this machine.
         on_progress: callback while kernels are built.
+        source_note: note about the checkpoint's source, which follows those about the device.
 
     Raises:
         ConfigError: the machine or the model cannot do what was asked.
         CheckpointError: names or shapes are wrong.
     """
-    choices = choices or runtime_config_here(settings, model, on_progress)
-    decoder, loader = match_model(model, choices.dtype, choices.packing)
+    target = target or target_here(settings, model, on_progress)
+    graph, prefill, graph_note = choose_graph(settings.graph.kind, target.device, target.has_kernels)
+    context_length = choose_context_length(settings, model.spec.context, advice_on_context(model.config.rope))
+    kv_dtype = choose_kv_types(settings.kv_dtype, model, target.dtype, target.device)
+    packing = packing_policy_of(settings, target)
+    is_dependent, notes = False, [*model.config.notes]
+    if target.is_here:
+        is_dependent, dependence_note = choose_dependence(settings.dependent_launches, graph, target.device)
+        chosen = graph_note, *note_on_kv_types(kv_dtype, model), *notes_on_building(settings, target, prefill)
+        notes += filter(None, (*chosen, dependence_note))
+    notes += filter(None, (source_note,))
+    decoder, loader = match_model(model, target.dtype, packing)
+    notes += notes_on_unread(model, loader)
+    if graph == "captured" and target.device.type == "cpu" and (obstacle := native_obstacle(decoder)) is not None:
+        graph = prefill = graph_without_native_programs(settings, obstacle)
+        notes.append(f"decode runs {graph}: {obstacle}")
+    runtime = RuntimeConfig(
+        device=target.device,
+        dtype=target.dtype,
+        kv_dtype=kv_dtype,
+        graph=graph,
+        prefill=prefill,
+        context_length=context_length,
+        cache_tokens=settings.batching.cache_tokens,
+        snapshots=choose_snapshots(settings, model.spec),
+        batch_size=settings.batching.max_sequences,
+        prefill_chunk=min(settings.prefill_chunk, context_length),
+        packing=packing,
+        is_dependent=is_dependent,
+    )
+    notes += notes_on_kernels(settings, runtime, decoder, loader)
+    return PreparedModel(runtime, notes, decoder, loader)
+
+
+def graph_without_native_programs(settings: Settings, obstacle: str) -> str:
+    """Return how a model runs on a CPU if its decoder cannot be recorded: "compiled", or "eager" without a compiler.
+
+    Raises:
+        ConfigError: the settings ask for captured steps.
+    """
+    if settings.graph.kind == "captured":
+        raise ConfigError(f"graph=captured is not possible: {obstacle}; use graph=auto")
+    return "eager" if find_cpp_compiler() is None else "compiled"
+
+
+def notes_on_building(settings: Settings, target: ComputeTarget, prefill: str) -> Sequence[str]:
+    """Return notes about where code is built and kept; empty ones where there is nothing to say."""
+    home_note = NO_HOME if lacks_home(settings.cache_dir) else ""
+    code_note = code_folder(settings.cache_folder, target.device)[1] if prefill == "compiled" else ""
+    return home_note, target.note, code_note
+
+
+def notes_on_unread(model: Model, loader: Loader) -> Sequence[str]:
+    """Return notes about tensors of the checkpoint that no weight is made of."""
     used = {source.name for source in loader.sources.values()}
-    unused = notes_on_unused(architecture_of(model.config), model.config, model.checkpoint, used, model.stored_layers)
-    choices = replace(choices, notes=(*choices.notes, *unused))
-    is_native = choices.graph == "captured" and choices.device.type == "cpu"
-    if is_native and (obstacle := native_obstacle(decoder)) is not None:
-        if settings.graph.kind == "captured":
-            raise ConfigError(f"graph=captured is not possible: {obstacle}; use graph=auto")
-        kind = "eager" if find_cpp_compiler() is None else "compiled"
-        notes = (*choices.notes, f"decode runs {kind}: {obstacle}")
-        choices = replace(choices, graph=kind, prefill=kind, notes=notes)
-    if choices.graph == "captured" and choices.device.type == "cuda":
-        choices = replace(choices, notes=(*choices.notes, *notes_on_decode(decoder, choices.batch_size)))
+    return notes_on_unused(architecture_of(model.config), model.config, model.checkpoint, used, model.stored_layers)
+
+
+def notes_on_kernels(settings: Settings, runtime: RuntimeConfig, decoder: Decoder, loader: Loader) -> Iterator[str]:
+    """Yield notes on what no kernel computes, and on settings of packed weights that have no effect."""
+    if runtime.graph == "captured" and runtime.device.type == "cuda":
+        yield from notes_on_decode(decoder, runtime.batch_size)
     packed = len({one.name for one in loader.sources.values() if is_stored_packed(loader.checkpoint, one)})
-    if packed and choices.device.type == "cpu" and choices.packing.library is None:
-        choices = replace(choices, notes=(*choices.notes, note_on_unpacking(decoder)))
+    if packed and runtime.device.type == "cpu" and runtime.packing.library is None:
+        yield note_on_unpacking(decoder)
     if settings.quant.format != STORED and packed:
         asked = settings.quant.format
-        note = f"quant={asked} packs dense weights: the checkpoint's {packed} packed tensors stay as they are"
-        choices = replace(choices, notes=(*choices.notes, note))
+        yield f"quant={asked} packs dense weights: the checkpoint's {packed} packed tensors stay as they are"
     if settings.quant.activations == "int8" and not rounds_activations(decoder):
-        note = "quant.activations=int8 has no effect: dtype=fp32, or no matrix that the kernels multiply packed"
-        choices = replace(choices, notes=(*choices.notes, note))
-    return PreparedModel(choices, decoder, loader)
+        yield "quant.activations=int8 has no effect: dtype=fp32, or no matrix that the kernels multiply packed"
 
 
 def notes_on_decode(decoder: Decoder, batch_size: int) -> Sequence[str]:

@@ -7,15 +7,11 @@ from pathlib import Path
 
 import torch
 
-from graphcore.arch.config.rope_parameters import advice_on_context
 from graphcore.build_folder import build_folder, temporary_folder
 from graphcore.config.settings import Settings
-from graphcore.config.user_path import lacks_home
 from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_dtype
-from graphcore.engine.loading.kv_dtype import choose_kv_types, note_on_kv_types
 from graphcore.engine.loading.open_model import Model
 from graphcore.errors import ConfigError, GraphError
-from graphcore.graph.compile import code_folder
 from graphcore.kernels.cpu.library import can_have_kernels, find_library, loads
 from graphcore.kernels.gpu.pdl import FIRST_CAPABILITY, supports_pdl
 from graphcore.kernels.gpu.registration import register
@@ -25,7 +21,6 @@ from graphcore.nn.spec import DeltaSpec, ModelSpec
 from graphcore.planning.machine import free_device_nbytes
 from graphcore.progress import Progress, ignore_progress
 from graphcore.weights.packed_weights import PackingPolicy
-from graphcore.weights.plan import Plan, Tier
 
 FREE_SHARE = 0.8  # share of free memory that weights may take when they are unpacked at load
 NO_HOME = "no home folder is known: cache_dir is a temporary folder, which the next start does not find; set cache_dir"
@@ -40,12 +35,11 @@ class RuntimeConfig:
         kv_dtype: what keys and values are kept as.
         graph: how decode steps run: "captured", "compiled" or "eager".
         prefill: how everything else runs, prompts and decode steps that are not captured: "compiled" or "eager".
-        context: most tokens of KV cache of one sequence.
-        cache_tokens: tokens of KV cache that all sequences share; None follows from the context.
+        context_length: most tokens of KV cache of one sequence.
+        cache_tokens: tokens of KV cache that all sequences share; None follows from the context length.
         snapshots: copies of recurrent states beside those of the sequences.
         packing: policy of how packed weights are held and multiplied.
         is_dependent: whether a captured step's kernels are launched dependently (kernels/gpu/pdl.py).
-        notes: lines about choices that graphcore made or that may surprise.
     """
 
     device: torch.device
@@ -53,84 +47,70 @@ class RuntimeConfig:
     kv_dtype: KVTypes
     graph: str
     prefill: str
-    context: int
+    context_length: int
     batch_size: int
     prefill_chunk: int
     packing: PackingPolicy
-    notes: tuple[str, ...]
     cache_tokens: int | None = None
     snapshots: int = 0
     is_dependent: bool = False
 
-    def cache_sizes(self, context: int) -> CacheSizes:
-        """Return what the caches hold for sequences of at most `context` tokens."""
-        shared = self.cache_tokens or max(context, self.batch_size * min(context, DEFAULT_CONTEXT))
-        kept = context, self.kv_dtype, self.prefill_chunk
+    def cache_sizes(self, context_length: int) -> CacheSizes:
+        """Return what the caches hold for sequences of at most `context_length` tokens."""
+        shared = self.cache_tokens or max(context_length, self.batch_size * min(context_length, DEFAULT_CONTEXT))
+        kept = context_length, self.kv_dtype, self.prefill_chunk
         return CacheSizes(self.batch_size, *kept, tokens=shared, snapshots=self.snapshots)
 
-    def within(self, plan: Plan, tier: Tier) -> "RuntimeConfig":
-        """Return the choices with the plan's context, which may be smaller, and with the plan's notes."""
-        context = self.context if plan.context is None else plan.context
-        notes = (*self.notes, *plan.notes, *([tier.note] if tier.note and plan.is_streaming else []))
-        return replace(self, context=context, prefill_chunk=min(self.prefill_chunk, context), notes=notes)
+    def shortened(self, context_length: int) -> "RuntimeConfig":
+        """Return the configuration for the context length of a plan, which may be smaller."""
+        return replace(self, context_length=context_length, prefill_chunk=min(self.prefill_chunk, context_length))
 
 
-def runtime_config_here(settings: Settings, model: Model, on_progress: Progress = ignore_progress) -> RuntimeConfig:
-    """Return the choices for a model on this machine, building the C++ kernels where that is still to be done.
+@dataclass(frozen=True)
+class ComputeTarget:
+    """The device that a model is loaded for, and what computes there.
+
+    Attributes:
+        dtype: compute dtype.
+        library: the library of C++ kernels; None where there is none.
+        has_triton: True where Triton kernels multiply packed weights.
+        is_here: True if the device is in this machine.
+        note: line about the kernels; empty if there is nothing to say.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    library: Path | None
+    has_triton: bool
+    is_here: bool = True
+    note: str = ""
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether graphcore's own kernels can run: C++ on the CPU, Triton on a GPU."""
+        return self.library is not None or self.has_triton
+
+
+def target_here(settings: Settings, model: Model, on_progress: Progress = ignore_progress) -> ComputeTarget:
+    """Return the target on this machine, building the C++ kernels where that is still to be done.
 
     Args:
         on_progress: callback while kernels are built.
 
     Raises:
-        ConfigError: the machine or the model cannot do what was asked.
+        ConfigError: the machine does not have the device, or cannot compute in the dtype.
     """
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype.name, model.dtype, device)
-    library, library_note = find_kernels(settings.cache_folder, device, on_progress)
-    on_gpu = device.type == "cuda" and register()
-    choices = runtime_config_on(settings, model, device, dtype, library, on_gpu)
-    packing = replace(choices.packing, dense_nbytes=room_for_dense(settings, device))
-    is_dependent, dependence_note = choose_dependence(settings.dependent_launches, choices.graph, device)
-    code_note = code_folder(settings.cache_folder, device)[1] if choices.prefill == "compiled" else ""
-    home_note = NO_HOME if lacks_home(settings.cache_dir) else ""
-    added = (home_note, library_note, code_note, dependence_note)
-    notes = (*choices.notes, *(note for note in added if note))
-    return replace(choices, packing=packing, is_dependent=is_dependent, notes=notes)
+    library, note = find_kernels(settings.cache_folder, device, on_progress)
+    return ComputeTarget(device, dtype, library, device.type == "cuda" and register(), note=note)
 
 
-def runtime_config_on(
-    settings: Settings, model: Model, device: torch.device, dtype: torch.dtype, library: Path | None, on_gpu: bool
-) -> RuntimeConfig:
-    """Return the choices for a model on a device, which need not be in this machine.
-
-    Args:
-        dtype: compute dtype.
-        library: the library of C++ kernels; None where there is none.
-        on_gpu: True where Triton kernels multiply packed weights.
-
-    Raises:
-        ConfigError: the device or the model cannot do what was asked.
-    """
-    has_kernels = library is not None or on_gpu
-    graph, prefill, graph_note = choose_graph(settings.graph.kind, device, has_kernels)
-    context = choose_context(settings, model.spec.context, advice_on_context(model.config.rope))
-    kv_types = choose_kv_types(settings.kv_dtype, model, dtype, device)
-    return RuntimeConfig(
-        device=device,
-        dtype=dtype,
-        kv_dtype=kv_types,
-        graph=graph,
-        prefill=prefill,
-        context=context,
-        cache_tokens=settings.batching.cache_tokens,
-        snapshots=choose_snapshots(settings, model.spec),
-        batch_size=settings.batching.max_sequences,
-        prefill_chunk=min(settings.prefill_chunk, context),
-        packing=PackingPolicy(
-            library, choose_rounding(settings.quant.activations, dtype), settings.quant.format, on_gpu=on_gpu
-        ),
-        notes=(*model.config.notes, *([graph_note] if graph_note else []), *note_on_kv_types(kv_types, model)),
-    )
+def packing_policy_of(settings: Settings, target: ComputeTarget) -> PackingPolicy:
+    """Return how weights are packed on the target."""
+    rounding = choose_rounding(settings.quant.activations, target.dtype)
+    room = room_for_dense(settings, target.device) if target.is_here else 0
+    return PackingPolicy(target.library, rounding, settings.quant.format, target.has_triton, room)
 
 
 def room_for_dense(settings: Settings, device: torch.device) -> int:
@@ -140,7 +120,7 @@ def room_for_dense(settings: Settings, device: torch.device) -> int:
     return int(FREE_SHARE * free_device_nbytes(device))
 
 
-def choose_context(settings: Settings, longest: int, advice: str = "") -> int:
+def choose_context_length(settings: Settings, longest: int, advice: str = "") -> int:
     """Return the tokens of KV cache for each sequence.
 
     Args:
@@ -151,15 +131,15 @@ def choose_context(settings: Settings, longest: int, advice: str = "") -> int:
         ConfigError: the settings ask for more tokens than that.
     """
     shared = settings.batching.cache_tokens or longest
-    context = settings.context_length or min(longest, DEFAULT_CONTEXT, shared)
-    if context > longest:
-        raise ConfigError(f"context_length={context}, but the model was made for {longest} tokens{advice}")
-    if context > shared:
+    context_length = settings.context_length or min(longest, DEFAULT_CONTEXT, shared)
+    if context_length > longest:
+        raise ConfigError(f"context_length={context_length}, but the model was made for {longest} tokens{advice}")
+    if context_length > shared:
         raise ConfigError(
-            f"context_length={context}, but batching.cache_tokens={shared} is all that sequences share, so that none "
-            "could come so far; set less context_length, or more batching.cache_tokens"
+            f"context_length={context_length}, but batching.cache_tokens={shared} is all that sequences share, so that "
+            "none could come so far; set less context_length, or more batching.cache_tokens"
         )
-    return context
+    return context_length
 
 
 def choose_snapshots(settings: Settings, spec: ModelSpec) -> int:
@@ -283,8 +263,8 @@ def choose_dependence(setting: str, graph: str, device: torch.device) -> tuple[b
     )
 
 
-def describe_runtime(choices: RuntimeConfig, settings: Settings) -> Sequence[str]:
-    """Return the choices in short words, for one line of output."""
-    dtype = {value: name for name, value in DTYPES.items()}[choices.dtype]
-    graphs = (f"graph={choices.graph}", *([f"prefill={choices.prefill}"] if choices.prefill != choices.graph else []))
-    return (str(choices.device), dtype, *graphs, f"streaming={settings.streaming.policy}")
+def describe_runtime(runtime: RuntimeConfig, settings: Settings) -> Sequence[str]:
+    """Return the runtime configuration in short words, for one line of output."""
+    dtype = {value: name for name, value in DTYPES.items()}[runtime.dtype]
+    graphs = (f"graph={runtime.graph}", *([f"prefill={runtime.prefill}"] if runtime.prefill != runtime.graph else []))
+    return (str(runtime.device), dtype, *graphs, f"streaming={settings.streaming.policy}")

@@ -122,7 +122,7 @@ class GraphcoreForCausalLM(PreTrainedModel, GenerationMixin):
 
     def new_cache(self) -> EngineCache:
         """Return an empty cache for `past_key_values`."""
-        return EngineCache(self.engine.choices.context)
+        return EngineCache(self.engine.choices.context_length)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise ConfigError: the weights are the engine's."""
@@ -190,7 +190,7 @@ class GraphcoreForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             position_ids: [B, T], numbers of the prompt's tokens, padding left out.
         """
-        context = self.engine.choices.context
+        context = self.engine.choices.context_length
         if position_ids is None or int(position_ids.max()) >= context:
             return
         columns = position_ids.shape[1]

@@ -85,7 +85,7 @@ class Conversation:
 
     def _fitting(self, ids: Callable[[], list[int]], most: int, room: int) -> list[int]:
         found = ids()
-        while len(found) + room > self.engine.choices.context and self.left_out < most:
+        while len(found) + room > self.engine.choices.context_length and self.left_out < most:
             self.left_out += 1
             found = ids()
         return found

@@ -90,7 +90,7 @@ class Session:
 
     @property
     def _room(self) -> int:
-        context = self.conversation.engine.choices.context
+        context = self.conversation.engine.choices.context_length
         return min(self.max_new_tokens or context, context // ROOM)
 
     def _answer(self, prompt_ids: Callable[[], list[int]], is_more: bool = False) -> tuple[Generation, int]:
@@ -104,15 +104,17 @@ class Session:
         """
         engine, left_out = self.conversation.engine, self.conversation.left_out
         ids = prompt_ids()
-        if len(ids) > engine.choices.context:
-            raise ConfigError(_no_room(len(ids), engine.choices.context, is_more))
-        most = self.max_new_tokens or engine.choices.context
+        if len(ids) > engine.choices.context_length:
+            raise ConfigError(_no_room(len(ids), engine.choices.context_length, is_more))
+        most = self.max_new_tokens or engine.choices.context_length
         params = params_from(self.params, len(self.turns))
         handle = engine.submit(ids, most, self.stops, reuse_cache=True, **asdict(params))
         newly = self.conversation.left_out - left_out
         if newly:
             turns = "turn is" if newly == 1 else f"{newly} turns are"
-            self.console.note(f"[the context of {engine.choices.context} tokens is full: the oldest {turns} left out]")
+            self.console.note(
+                f"[the context of {engine.choices.context_length} tokens is full: the oldest {turns} left out]"
+            )
         with self.waiting():
             self._print_events(handle, is_more)
         return handle.result(), handle.cached
@@ -131,7 +133,7 @@ class Session:
 
     def _end_turn(self, text: str, command: str | None, answer: Generation, reused: int) -> None:
         """Print why the answer was cut, if it was, and keep the turn's record."""
-        full = f"the context of {self.conversation.engine.choices.context} tokens is full"
+        full = f"the context of {self.conversation.engine.choices.context_length} tokens is full"
         cut = {
             "length": f"max_new_tokens={self.max_new_tokens} allows no more; /continue goes on",
             "context": f"{full}; /continue leaves out the oldest turns and goes on"

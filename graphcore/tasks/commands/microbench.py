@@ -61,7 +61,7 @@ def run(context: Context, task: MicrobenchSettings) -> Record:
         context.console.note(describe(engine, load_seconds))
         compiled = engine.warm_up()
         program = own_runner(engine, "microbench").program("decode", 1, is_greedy=True)
-        lengths = sorted({min(length, engine.choices.context) for length in task.lengths})
+        lengths = sorted({min(length, engine.choices.context_length) for length in task.lengths})
         work = StepWork.of(engine, program, task.repeats)
         timings = {}
         for index, length in enumerate(lengths):

@@ -139,7 +139,7 @@ def cut_text(engine: Engine, task: PerplexitySettings, text: str) -> Cut:
             f"task.text={task.text} is too short: {len(tokens.token_ids)} token, with none before it to predict it "
             "from; give a longer text"
         )
-    length = task.window or min(engine.choices.context, DEFAULT_WINDOW)
+    length = task.window or min(engine.choices.context_length, DEFAULT_WINDOW)
     engine.runner.sizes.check_context(length)
     stride = task.stride or max(1, length // 2)
     return Cut(tokens, length, stride, cut_windows(tokens, length, stride))

@@ -1,6 +1,6 @@
 """task=plan: print where weights and caches would lie, whether they fit and how fast it would be; reads no weight."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from graphcore.planning.sizes import sizes_of
 from graphcore.progress import Progress
 from graphcore.streaming.moving_weights import find_moving
 from graphcore.streaming.weight_stream import link_opener
-from graphcore.tasks.plan_machine import choices_for, machine_of, speeds_of
+from graphcore.tasks.plan_machine import machine_of, speeds_of, target_on
 from graphcore.tasks.report.plan_report import (
     group_rows,
     memory_record,
@@ -65,6 +65,7 @@ class Outcome:
     """A plan with its source, its rates, and the error if it does not fit.
 
     Attributes:
+        notes: lines about what graphcore chose or what may surprise.
         source: tier that streamed weights are read from, "disk" or "host"; empty if the plan does not fit.
         ram_nbytes: bytes in RAM besides those on the device.
         expert_nbytes: bytes of all experts.
@@ -74,7 +75,8 @@ class Outcome:
     """
 
     config: ModelConfig
-    choices: RuntimeConfig
+    runtime: RuntimeConfig
+    notes: Sequence[str]
     plan: Plan
     source: str
     ram_nbytes: int = 0
@@ -92,11 +94,12 @@ def run(context: Context, task: PlanSettings) -> Record:
     speeds = speeds_of(task.link, task.disk, task.bandwidth)
     machine = machine_of(settings, task.device_memory, task.ram)
     outcome = planned(settings, machine, speeds, console.progress)
-    config, choices, plan = outcome.config, outcome.choices, outcome.plan
+    config, plan = outcome.config, outcome.plan
     rates = outcome.rates if outcome.error is None else None
     predicted = [] if rates is None else [predict(plan, rates, sequences) for sequences in PREDICTED_SEQUENCES]
-    for note in (*choices.notes, *group_note(context, config.model_type), *([outcome.note] if outcome.note else [])):
-        console.note(note)
+    for note in (*outcome.notes, *group_note(context, config.model_type), outcome.note):
+        if note:
+            console.note(note)
     groups = planned_groups(plan, config.num_hidden_layers, settings.streaming.layer_group_size, outcome.expert_nbytes)
     free = machine.memory.free_nbytes
     title = f"{model_name(settings.model)} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
@@ -110,7 +113,7 @@ def run(context: Context, task: PlanSettings) -> Record:
         console.line(movement_line(plan, outcome.source, predicted))
     return {
         **_fit(outcome),
-        **_ran(settings, config, choices),
+        **_ran(settings, outcome),
         "streaming": planned_streaming_record(plan, outcome.source),
         "groups": [{"name": one.name, "bytes": one.nbytes, "place": one.place} for one in groups],
         "memory": {**memory_record(plan), "ram_bytes": outcome.ram_nbytes},
@@ -136,7 +139,7 @@ def planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: P
             return _planned_own(settings, machine, speeds, on_progress, note)
         opened, fallback, plan, tier = open_transformers(settings, on_progress)
         rates = speeds.rates(machine, tier.kind, plan.is_streaming)
-        return Outcome(opened.config, fallback.choices, plan, tier.kind, rates=rates, note=note)
+        return Outcome(opened.config, fallback.runtime, fallback.notes, plan, tier.kind, rates=rates, note=note)
 
 
 @contextmanager
@@ -166,8 +169,7 @@ def model_to_plan(settings: Settings, on_progress: Progress) -> Iterator[tuple[M
 def _planned_own(settings: Settings, machine: Machine, speeds: Speeds, on_progress: Progress, note: str) -> Outcome:
     """Return the plan of one of graphcore's own models; a note says that its files have headers only."""
     own = open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
-    choices = choices_for(machine, settings, own)
-    parts = prepare_model(settings, own, replace(choices, notes=(*choices.notes, note)) if note else choices)
+    parts = prepare_model(settings, own, target_on(machine, settings), source_note=note)
     experts = sizes_of(parts.decoder, parts.loader.is_tied, 1).experts
     expert_nbytes = 0 if experts is None else experts.total_nbytes
     try:
@@ -175,10 +177,11 @@ def _planned_own(settings: Settings, machine: Machine, speeds: Speeds, on_progre
     except PlanError as error:
         if not isinstance(error.smallest, Plan):
             raise
-        return Outcome(own.config, parts.choices, error.smallest, "", 0, expert_nbytes, error=error)
+        return Outcome(own.config, parts.runtime, parts.notes, error.smallest, "", 0, expert_nbytes, error=error)
     rates, missing = known_rates(settings, parts, plan, tier, machine, speeds, on_progress, has_weights=not note)
     held = ram_of(parts, plan, tier)
-    return Outcome(own.config, parts.choices, plan, tier.kind, held, expert_nbytes, rates, note=missing)
+    made = parts.runtime, parts.notes, plan, tier.kind, held
+    return Outcome(own.config, *made, expert_nbytes, rates, note=missing)
 
 
 def known_rates(
@@ -203,9 +206,9 @@ def known_rates(
         keys = " and ".join(f"task.{name}" for name in missing)
         return rates, f"tokens/s are left out: give {keys}" if missing else ""
     on_progress("measure", None, 0, 0)
-    link_to = link_opener(parts.choices.device, settings.streaming.pinned_memory)
+    link_to = link_opener(parts.runtime.device, settings.streaming.pinned_memory)
     moving = find_moving(parts.decoder, plan, settings.streaming.layer_group_size)
-    library = parts.choices.packing.library
+    library = parts.runtime.packing.library
     rates = measure_rates(parts.loader, moving, tier, machine, speeds, library, link_to)
     low = "tokens/s are left out: too little memory is free to measure its rate; give task.bandwidth"
     return rates, "" if rates else low
@@ -218,20 +221,21 @@ def _fit(outcome: Outcome) -> Record:
     return {"fits": True}
 
 
-def _ran(settings: Settings, config: ModelConfig, choices: RuntimeConfig) -> Record:
+def _ran(settings: Settings, outcome: Outcome) -> Record:
+    config, runtime = outcome.config, outcome.runtime
     return {
         "model": {
             "source": settings.model.checkpoint,
             "model_type": config.model_type,
             "num_hidden_layers": config.num_hidden_layers,
         },
-        "device": str(choices.device),
-        "dtype": str(choices.dtype).removeprefix("torch."),
-        "kv_dtype": str(choices.kv_dtype),
-        "graph": {"kind": choices.graph, "prefill": choices.prefill},
-        "context_length": choices.context,
+        "device": str(runtime.device),
+        "dtype": str(runtime.dtype).removeprefix("torch."),
+        "kv_dtype": str(runtime.kv_dtype),
+        "graph": {"kind": runtime.graph, "prefill": runtime.prefill},
+        "context_length": runtime.context_length,
         "threads": torch.get_num_threads(),
-        "notes": list(choices.notes),
+        "notes": list(outcome.notes),
     }
 
 

@@ -87,7 +87,7 @@ def tier_rows(plan: Plan, free: int) -> Iterator[Row]:
     if plan.resident_expert_nbytes:
         yield "experts", plan.resident_expert_nbytes, "all" if plan.experts is None else "of the other layers"
     yield "vectors", plan.always_nbytes, ""
-    yield "kv cache", plan.kv_nbytes, f"{plan.context} tokens"
+    yield "kv cache", plan.kv_nbytes, f"{plan.context_length} tokens"
     if plan.other.workspace_nbytes:
         yield "workspace", plan.other.workspace_nbytes, ""
     if plan.other.program_nbytes:

@@ -43,7 +43,7 @@ def ran_record(engine: Engine, notes: Sequence[str] = ()) -> Record:
             "capture_seconds": stats.get("capture_seconds"),
         },
         "streaming": {"policy": engine.settings.streaming.policy},
-        "context_length": engine.choices.context,
+        "context_length": engine.choices.context_length,
         "threads": torch.get_num_threads(),
         "late_seconds": None if library is None else seconds_late(str(library)),
         "memory": {
@@ -52,7 +52,7 @@ def ran_record(engine: Engine, notes: Sequence[str] = ()) -> Record:
             "kv_bytes": stats["kv_bytes"],
             "device": device_record(engine),
         },
-        "notes": [*engine.choices.notes, *notes],
+        "notes": [*engine.notes, *notes],
     }
 
 

@@ -232,7 +232,7 @@ def test_context_is_the_most_that_can_be_asked_for() -> None:
     tiny = ["n_embd=16", "n_head=2", "n_layer=1", "n_positions=8", "vocab_size=20"]
     overrides = ["model=gpt2", *(f"model.random_config.{change}" for change in tiny)]
     with Engine.load("random:", graph="eager", overrides=[*overrides, "context_length=8"]) as engine:
-        assert engine.choices.context == 8
+        assert engine.choices.context_length == 8
     with pytest.raises(ConfigError, match="context_length=9, but the model was made for 8 tokens"):
         Engine.load("random:", graph="eager", overrides=[*overrides, "context_length=9"])
 

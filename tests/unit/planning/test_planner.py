@@ -47,7 +47,7 @@ def test_a_plan_is_never_above_its_budget_and_counts_every_byte(
         assume(False)
     assert plan.total_nbytes <= budget
     assert plan.total_nbytes == account(plan, sizes)
-    assert plan.kv_nbytes == KV * (plan.context or 0)
+    assert plan.kv_nbytes == KV * (plan.context_length or 0)
     assert plan.groups.num_slots <= len(plan.groups.streamed)
 
 
@@ -66,7 +66,7 @@ def test_the_refusal_names_the_smallest_budget_that_works(sizes: WeightSizes, as
 def rank(plan: Plan) -> tuple[float, ...]:
     """Return what more budget may only make smaller: first the context is kept, then the prefetch, then bytes."""
     slots = plan.groups.num_slots if plan.groups.streamed else 9
-    return (-(plan.context or 0), -min(slots, 2), plan.groups.streamed_nbytes, expected_bytes_per_token(plan))
+    return (-(plan.context_length or 0), -min(slots, 2), plan.groups.streamed_nbytes, expected_bytes_per_token(plan))
 
 
 @given(any_sizes(), any_request(), st.integers(1, 400_000), st.integers(0, 100_000))
@@ -76,12 +76,12 @@ def test_more_budget_never_makes_a_plan_worse(sizes: WeightSizes, asked: PlanReq
     except PlanError:
         assume(False)
     richer = plan_of(sizes, replace(asked, budget=budget + more))
-    assert (richer.context or 0) >= (less.context or 0)
-    if richer.context == less.context and asked.prefetches != (1, 0):
+    assert (richer.context_length or 0) >= (less.context_length or 0)
+    if richer.context_length == less.context_length and asked.prefetches != (1, 0):
         assert richer.groups.streamed_nbytes <= less.groups.streamed_nbytes
         if richer.groups.streamed_nbytes == less.groups.streamed_nbytes:
             assert expected_bytes_per_token(richer) <= expected_bytes_per_token(less)
-    elif richer.context == less.context:
+    elif richer.context_length == less.context_length:
         assert rank(richer) <= rank(less)
 
 
@@ -152,18 +152,18 @@ def test_decode_programs_count_with_the_context_that_is_planned() -> None:
     assert plan.other.program_nbytes == 50 + 2 * 100
     assert plan.total_nbytes == plain.total_nbytes + 250
     least = 1000 + 33 + 77 + 11 + KV * 1024 + 50 + 2 * 1024
-    asked = replace(plan_request("on", least), context=4096, may_halve_context=True)
-    assert plan_of(SIZES, asked, costs).context == 1024
-    assert plan_of(SIZES, replace(asked, budget=least - 1), costs).context == 512
+    asked = replace(plan_request("on", least), context_length=4096, may_halve_context=True)
+    assert plan_of(SIZES, asked, costs).context_length == 1024
+    assert plan_of(SIZES, replace(asked, budget=least - 1), costs).context_length == 512
 
 
 def test_a_context_that_nobody_asked_for_is_halved_until_it_fits() -> None:
-    asked = replace(plan_request("on", 2000 + 33 + 77 + 11 + KV * 1500), context=4096, may_halve_context=True)
+    asked = replace(plan_request("on", 2000 + 33 + 77 + 11 + KV * 1500), context_length=4096, may_halve_context=True)
     plan = plan_of(SIZES, asked)
-    assert (plan.context, plan.groups.num_slots) == (1024, 2)
+    assert (plan.context_length, plan.groups.num_slots) == (1024, 2)
     assert plan.notes == ("context_length=1024, because 4096 tokens of KV cache do not fit in the budget",)
-    assert replace(asked, context=3000).contexts == (3000, 1500, 750)
-    assert replace(asked, context=700).contexts == (700,)
+    assert replace(asked, context_length=3000).context_lengths == (3000, 1500, 750)
+    assert replace(asked, context_length=700).context_lengths == (700,)
     with pytest.raises(PlanError, match="at context_length=4096"):
         plan_of(SIZES, replace(asked, may_halve_context=False))
 

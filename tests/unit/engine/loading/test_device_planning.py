@@ -25,9 +25,11 @@ GPU = torch.device("cuda", 0)
 FREE = {"cuda": 1 << 30, "cpu": 8 << 30}
 
 
-def packing_policy(is_gpu: bool, *arguments: object, on_gpu: bool) -> PackingPolicy:
+def packing_policy(
+    is_gpu: bool, library: Path | None, rounding: str, stored: str, on_gpu: bool, room: int
+) -> PackingPolicy:
     """Return how weights are packed on the device that is planned for, which is not here."""
-    return PackingPolicy(*arguments, on_gpu=is_gpu)  # type: ignore[arg-type]
+    return PackingPolicy(library, rounding, stored, is_gpu, room)
 
 
 def plan_on(
@@ -44,7 +46,7 @@ def plan_on(
     parts = prepare_model(settings, model)
     monkeypatch.setattr(machine, "free_device_nbytes", lambda device: FREE[device.type])
     monkeypatch.setattr(machine, "physical_device_nbytes", lambda device: FREE[device.type])
-    _, plan, tier = plan_run(settings, model, replace(parts, choices=replace(parts.choices, device=device)))
+    _, plan, tier = plan_run(settings, model, replace(parts, runtime=replace(parts.runtime, device=device)))
     return plan, tier
 
 

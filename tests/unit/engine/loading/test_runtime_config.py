@@ -22,7 +22,6 @@ from graphcore.engine.loading.runtime_config import (
     choose_rounding,
     find_kernels,
     refuse_graph,
-    runtime_config_here,
 )
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError, GraphError
 from graphcore.kernels.cpu import library
@@ -124,14 +123,12 @@ def test_launches_are_dependent_where_the_gpu_can_unless_the_user_says_no(
 
 
 def test_a_run_without_support_says_that_dependent_launches_are_off() -> None:
-    asked = runtime_config_here(compose_settings(["device=cpu", "graph=eager", "dependent_launches=on"]), model())
-    assert not asked.is_dependent
+    asked = prepare_model(compose_settings(["device=cpu", "graph=eager", "dependent_launches=on"]), model())
+    assert not asked.runtime.is_dependent
     assert [note for note in asked.notes if "dependent_launches=on has no effect" in note]
     for setting in ("auto", "off"):
-        choices = runtime_config_here(
-            compose_settings(["device=cpu", "graph=eager", f"dependent_launches={setting}"]), model()
-        )
-        assert not [note for note in choices.notes if "dependent" in note]
+        parts = prepare_model(compose_settings(["device=cpu", "graph=eager", f"dependent_launches={setting}"]), model())
+        assert not [note for note in parts.notes if "dependent" in note]
 
 
 def test_what_would_be_compiled_runs_eager_without_a_compiler_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,11 +170,12 @@ def test_auto_without_a_compiler_is_eager_and_says_why(monkeypatch: pytest.Monke
     assert (kind, prefill) == ("eager", "eager")
     assert "no C++ compiler" in note
     settings = compose_settings(["device=cpu", "graph=auto", f"cache_dir={tmp_path}"])
-    choices = runtime_config_here(settings, model())
-    assert (choices.graph, choices.prefill, choices.packing.library) == ("eager", "eager", None)
-    assert choices.notes[0] == note
-    assert "kernels are missing: none were built when it was installed" in choices.notes[1]
-    assert not any("\n" in line for line in choices.notes)
+    parts = prepare_model(settings, model())
+    runtime = parts.runtime
+    assert (runtime.graph, runtime.prefill, runtime.packing.library) == ("eager", "eager", None)
+    assert parts.notes[0] == note
+    assert "kernels are missing: none were built when it was installed" in parts.notes[1]
+    assert not any("\n" in line for line in parts.notes)
 
 
 @pytest.mark.parametrize(("kind", "word"), [("compiled", "compiler"), ("captured", "CUDA device, or a C\\+\\+")])
@@ -237,8 +235,8 @@ def test_without_a_home_folder_the_default_cache_is_a_temporary_one(
     monkeypatch.setattr(Path, "home", unknown)
     assert compose_settings([]).cache_folder == temporary_folder()
     assert compose_settings([f"cache_dir={tmp_path}"]).cache_folder == tmp_path
-    choices = runtime_config_here(compose_settings(["graph=eager"]), model())
-    assert any(note.startswith("no home folder is known") for note in choices.notes)
+    notes = prepare_model(compose_settings(["graph=eager"]), model()).notes
+    assert any(note.startswith("no home folder is known") for note in notes)
 
 
 @pytest.mark.parametrize("kind", ["auto", "eager"])
@@ -262,9 +260,9 @@ def test_matrices_lie_as_triton_reads_them_where_it_is(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     for found in (object(), None):
         monkeypatch.setattr(registration, "find_spec", lambda _, found=found: found)
-        choices = runtime_config_here(compose_settings([]), model())
-        assert choices.packing.on_gpu == (found is not None)
-        assert choices.graph == ("captured" if found else "eager")
+        runtime = prepare_model(compose_settings([]), model()).runtime
+        assert runtime.packing.on_gpu == (found is not None)
+        assert runtime.graph == ("captured" if found else "eager")
 
 
 @pytest.mark.parametrize(
@@ -298,7 +296,7 @@ def test_rounding_that_was_asked_for_in_vain_is_told(
     monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_kernels", lambda *_: (Path("kernels.so"), ""))
     monkeypatch.setattr(KernelPacking, "nbytes", 64)
     settings = compose_settings(["device=cpu", "graph=eager", "quant.activations=int8", *overrides])
-    notes = prepare_model(settings, model()).choices.notes
+    notes = prepare_model(settings, model()).notes
     assert any("quant.activations=int8 has no effect" in note for note in notes) != has_effect
 
 
@@ -307,9 +305,12 @@ def test_a_model_that_the_kernels_do_not_know_decodes_compiled(monkeypatch: pyte
     ternary = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
     bitnet = {"model_type": "bitnet", "hidden_act": "relu2", "layer_types": None, "quantization_config": ternary}
     ours = [model(), model(**bitnet)]  # whose rows are too short for i2_s: dense weights between 8-bit activations
-    chosen = [prepare_model(compose_settings(["device=cpu"]), each).choices for each in ours]
-    assert [(choices.graph, choices.prefill) for choices in chosen] == [("captured", "eager"), ("compiled", "compiled")]
-    assert "decode runs compiled" in chosen[1].notes[0]
+    prepared = [prepare_model(compose_settings(["device=cpu"]), each) for each in ours]
+    assert [(one.runtime.graph, one.runtime.prefill) for one in prepared] == [
+        ("captured", "eager"),
+        ("compiled", "compiled"),
+    ]
+    assert "decode runs compiled" in prepared[1].notes[0]
     with pytest.raises(ConfigError, match="graph=captured is not possible"):
         prepare_model(compose_settings(["device=cpu", "graph=captured"]), ours[1])
 
@@ -333,22 +334,22 @@ def test_without_kernels_matrices_are_unpacked_once_if_they_fit(
     linears = [one for one in prepared.decoder.modules() if isinstance(one, Linear)]
     assert {one.packing is None for one in linears} == {is_dense}
     said = "unpacked once" if is_dense else "unpacked for each use"
-    assert [said in note for note in prepared.choices.notes] == [True]
+    assert [said in note for note in prepared.notes] == [True]
 
 
 def test_the_context_is_the_models_own_up_to_a_default() -> None:
     eager = ["device=cpu", "graph=eager"]
-    assert runtime_config_here(compose_settings(eager), model()).context == 512
+    assert prepare_model(compose_settings(eager), model()).runtime.context_length == 512
     long = model(max_position_embeddings=131072)
-    assert runtime_config_here(compose_settings(eager), long).context == DEFAULT_CONTEXT
-    assert runtime_config_here(compose_settings([*eager, "context_length=100000"]), long).context == 100000
+    assert prepare_model(compose_settings(eager), long).runtime.context_length == DEFAULT_CONTEXT
+    assert prepare_model(compose_settings([*eager, "context_length=100000"]), long).runtime.context_length == 100000
     with pytest.raises(ConfigError, match="512"):
-        runtime_config_here(compose_settings([*eager, "context_length=513"]), model())
+        prepare_model(compose_settings([*eager, "context_length=513"]), model())
 
 
 def test_a_prefill_chunk_is_no_longer_than_the_context() -> None:
     settings = compose_settings(["device=cpu", "graph=eager", "context_length=64"])
-    assert runtime_config_here(settings, model()).prefill_chunk == 64
+    assert prepare_model(settings, model()).runtime.prefill_chunk == 64
 
 
 @pytest.mark.parametrize(
@@ -364,9 +365,9 @@ def test_a_prefill_chunk_is_no_longer_than_the_context() -> None:
 )
 def test_dtypes_of_compute_and_cache(dtype: str, stored: str | None, expected: torch.dtype) -> None:
     eager = ["device=cpu", "graph=eager", f"dtype={dtype}"]
-    choices = runtime_config_here(compose_settings(eager), model(stored))
-    assert (choices.dtype, choices.kv_dtype) == (expected, kv_types(expected))
-    wide = runtime_config_here(compose_settings([*eager, "kv_dtype=fp32"]), model(stored))
+    runtime = prepare_model(compose_settings(eager), model(stored)).runtime
+    assert (runtime.dtype, runtime.kv_dtype) == (expected, kv_types(expected))
+    wide = prepare_model(compose_settings([*eager, "kv_dtype=fp32"]), model(stored)).runtime
     assert (wide.dtype, wide.kv_dtype) == (expected, kv_types(torch.float32))
 
 

@@ -343,13 +343,13 @@ def test_a_matrix_that_no_kernel_reads_is_decoded_compiled_and_said_so(tiny_mode
     settings.graph.kind = "auto"
     parts = prepare_model(settings, model)
     assert native_obstacle(parts.decoder) is not None
-    assert parts.choices.graph == "compiled"
-    assert any("decode runs compiled" in note for note in parts.choices.notes)
+    assert parts.runtime.graph == "compiled"
+    assert any("decode runs compiled" in note for note in parts.notes)
     settings.graph.kind = "captured"
     with pytest.raises(ConfigError, match=r"graph=captured is not possible.*use graph=auto"):
         prepare_model(settings, model)
     settings.quant.format = "tq2_0"
-    assert prepare_model(settings, model).choices.graph == "captured"
+    assert prepare_model(settings, model).runtime.graph == "captured"
 
 
 def test_a_projection_that_rounds_its_input_is_recorded_only_where_the_kernels_round_it() -> None:

@@ -60,7 +60,7 @@ def test_logits_and_tokens_are_those_of_resident_weights(
         assert torch.equal(engine.logits(IDS), resident[0])
         assert engine.generate(IDS, max_new_tokens=20, ignore_eos=True)[0].token_ids == resident[1]
         assert len(queues.copied) > 20
-        notes = [note for note in engine.choices.notes if "pinned_memory" in note]
+        notes = [note for note in engine.notes if "pinned_memory" in note]
     assert bool(notes) == (quota == 0)
     if pins is not None:
         assert pins.addresses == []  # unlocked when the engine is closed
@@ -78,7 +78,7 @@ def test_a_store_that_can_be_locked_in_part_is_copied_from_there_and_through_two
     for seed in range(5):
         queues, driver = simulated(seed), Driver(ring + free.most // 2)
         with engine_on(monkeypatch, queues, Pins(driver), "streaming.source=host", f"streaming.{how}") as engine:
-            (note,) = [note for note in engine.choices.notes if "pinned_memory" in note]
+            (note,) = [note for note in engine.notes if "pinned_memory" in note]
             assert "of RAM could be locked (out of memory); the other weights go through" in note
             assert 1 < len(driver.locked) < len(groups)
             assert engine.generate(IDS, max_new_tokens=20, ignore_eos=True)[0].token_ids == resident[1]

@@ -101,7 +101,7 @@ def test_a_decode_step_reads_mapped_experts_where_they_wait_and_a_chunk_fetches_
         fetched = experts.cache.hits + experts.cache.misses
         engine.generate([[1]], max_new_tokens=6, ignore_eos=True)
         assert fetched == experts.cache.hits + experts.cache.misses  # one token of prompt, and no chunk
-        assert [note for note in engine.choices.notes if "locked" in note] == []
+        assert [note for note in engine.notes if "locked" in note] == []
 
 
 def _tables(engine: Engine) -> list[Tensor]:
@@ -126,7 +126,7 @@ def test_layers_that_could_not_be_locked_wait_for_the_host_and_a_note_says_so(
         assert experts_of(engine).fetched.mapped == {0}
         assert [type(run) for run in runs_of(engine, "decode")] == [RoutedBlock, FetchedBlock]
         assert outputs_of(engine)[1] == resident[1]
-        (note,) = [note for note in engine.choices.notes if "could not be locked" in note]
+        (note,) = [note for note in engine.notes if "could not be locked" in note]
     assert "out of memory" in note
     assert "the host fetches what the router chose" in note
 
@@ -141,7 +141,7 @@ class Elsewhere(Driver):
 def test_memory_that_kernels_find_elsewhere_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_on(monkeypatch, simulated(3), Pins(Elsewhere(1 << 40))) as engine:
         assert experts_of(engine).fetched.mapped == frozenset()
-        assert any("kernels cannot read it" in note for note in engine.choices.notes)
+        assert any("kernels cannot read it" in note for note in engine.notes)
 
 
 def test_experts_in_random_interleavings_never_read_a_slot_too_early(

@@ -12,6 +12,7 @@ from task_runs import RunTask
 
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.planning import rates
+from graphcore.streaming.link_rate import LinkRate
 
 LLAMA = f"model.checkpoint={TINY / 'llama3'}"
 
@@ -116,9 +117,9 @@ def test_rates_predict_the_speed(run_task: RunTask, capsys: pytest.CaptureFixtur
 def test_where_only_experts_move_the_rate_is_that_of_reading_one_in_each_layer(
     run_task: RunTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured: list[rates.LinkRate] = []
+    measured: list[LinkRate] = []
 
-    def noted(*arguments: Any) -> rates.LinkRate:
+    def noted(*arguments: Any) -> LinkRate:
         measured.append(measure(*arguments))
         return measured[-1]
 
