@@ -4,9 +4,9 @@ Each encoding's facts are in its module in quant/formats/, beside the meaning of
 
     block, tail, ggml_id, file_type       checkpoint/, export/     sizes and places in files
     bits, zero, levels, kernel_number     kernels/cpu/native/      generated into encodings.h
-    (kernels/cpu/native_header.py) planes                                kernels/, quant/         what a GPU holds
-    (kernels/gpu/layout.py draws it) is_ternary, narrower, head            quant/format_choice.py   the format that
-    dense weights are packed as
+                                          (kernels/cpu/native_header.py)
+    planes                                kernels/, quant/         what a GPU holds (kernels/gpu/layout.py draws it)
+    is_ternary, narrower, head            quant/format_choice.py   the format that dense weights are packed as
 """
 
 from collections.abc import Sequence
