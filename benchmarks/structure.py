@@ -4,7 +4,7 @@ Files and lines come from the sources, with the files that a review may ask abou
 importer. Imports between packages come from the import statements. From running a command,
 `python -m benchmarks.structure model=smollm2 max_new_tokens=1`, come the Python calls of graphcore that are under way
 when the first product of matrices begins, and those between a read from a file and the C++ that packs its bytes; the
-files that load a model; and the classes of the engine that a request meets.
+files that load a model; and the classes of engine and KV cache that a request meets.
 """
 
 import ast
@@ -25,6 +25,7 @@ ROOT = Path(graphcore.__file__).parent
 SMALL, LONG = 60, 300  # lines below which a file with one importer, and from which any file, is worth a question
 SAMPLING_SETTING = "min_p"  # a setting that stands for the next one
 LOADING = ("engine/", "planning/")  # folders whose files are counted on the way to a loaded model
+MET = ("graphcore.engine.", "graphcore.kvcache.", "graphcore.sampling_params")  # modules whose classes are counted
 
 
 def sources() -> dict[str, str]:
@@ -114,9 +115,9 @@ class Hops:
             self.product = [*self.asked, *list(frames_of(frame))[::-1]]
 
     def _note_class(self, frame: FrameType) -> None:
-        """Note the class of the object whose method runs, if it is one of the engine's."""
+        """Note the class of the object whose method runs, if it is of a module in `MET`."""
         own = type(frame.f_locals.get("self"))
-        if own.__module__.startswith("graphcore.engine."):
+        if own.__module__.startswith(MET):
             self.classes.add(f"{own.__module__}.{own.__qualname__}")
 
     def show(self) -> None:
@@ -126,7 +127,7 @@ class Hops:
             *sorted(self.loading),
             sep="\n    ",
         )
-        print(f"classes of engine/ that a request meets: {len(self.classes)}", *sorted(self.classes), sep="\n    ")
+        print(f"classes that a request meets: {len(self.classes)}", *sorted(self.classes), sep="\n    ")
         _show("from the command to the first product", self.product)
         shared = sum(1 for read, pack in zip(self.read, self.packing, strict=False) if read == pack)
         way = [*self.read[: shared - 2 : -1], *self.packing[shared:]]
