@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count as numbers_from
 from itertools import islice
 
 from graphcore.kvcache.chunks import Chunks, common
@@ -291,7 +292,8 @@ class PrefixCache:
     def _evict(self, table: PageTable, count: int) -> None:
         """Evict pages of a table that only the tree holds, at most so many."""
         index = self._pages.tables.index(table)
-        idle = [(node.used, id(node), node) for node in self._root.below() if self._is_idle(node, index, table)]
+        order = numbers_from(0)  # of nodes that were used last together
+        idle = [(node.used, next(order), node) for node in self._root.below() if self._is_idle(node, index, table)]
         heapq.heapify(idle)
         before = table.num_free
         while idle and table.num_free - before < count:
@@ -305,7 +307,7 @@ class PrefixCache:
                 self._release(node)
             node.prune()
             if not table.is_ring and parent is not self._root and self._is_idle(parent, index, table):
-                heapq.heappush(idle, (parent.used, id(parent), parent))
+                heapq.heappush(idle, (parent.used, next(order), parent))
         if not table.is_ring and table.num_free - before < count:
             self.forget()  # rows have the ends of paths whose beginnings only the tree has
 
