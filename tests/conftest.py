@@ -48,8 +48,14 @@ settings.register_profile("graphcore", deadline=None, max_examples=examples)
 settings.load_profile("graphcore")
 
 
-# A shell without job control starts what runs in its background, and so all child processes, with these two ignored:
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+# A shell without job control starts what runs in its background, and so all child processes, with the first two ignored,
+# and `nohup` with the third:
+ENDING = (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+)
+for number, handler in ENDING:
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 

@@ -29,11 +29,11 @@ CLOSE = 2e-5  # float32, logits of order one; sums are added in another order
 def hold_planes(monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
     """Have engines on the CPU choose packings as on a GPU, or as on a machine that has no kernels."""
 
-    def policy(_library: object, rounding: str, asked: str, *, on_gpu: bool = on_gpu) -> PackingPolicy:
+    def policy(_library: object, rounding: str, asked: str, *_others: object) -> PackingPolicy:
         return PackingPolicy(None, rounding, asked, on_gpu=on_gpu)
 
     monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_kernels", lambda *_: (None, ""))
-    monkeypatch.setattr("graphcore.engine.loading.runtime_config.PackingPolicy", lambda *how, **_: policy(*how))
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.PackingPolicy", policy)
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:

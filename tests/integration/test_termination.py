@@ -112,7 +112,7 @@ def test_what_is_ignored_or_handled_stays_so(tmp_path: Path) -> None:
     """As under nohup, and in a program that calls the command line with a handler of its own."""
     code = (
         "import os, signal\n"
-        "from graphcore.tasks import single_run\n"
+        "from graphcore.cli import single_run\n"
         "from graphcore.cli.main import main\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "signal.signal(signal.SIGTERM, lambda number, frame: print('own handler'))\n"
@@ -134,7 +134,7 @@ def test_what_is_ignored_or_handled_stays_so(tmp_path: Path) -> None:
 def test_a_result_is_written_whole_before_a_signal_ends_the_process(number: int, tmp_path: Path) -> None:
     code = (
         "import os\n"
-        "from graphcore.tasks import single_run\n"
+        "from graphcore.cli import single_run\n"
         "from graphcore.cli.main import main\n"
         "write = single_run.write_json\n"
         "def signalled(path, record):\n"
