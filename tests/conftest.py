@@ -48,7 +48,7 @@ settings.register_profile("graphcore", deadline=None, max_examples=examples)
 settings.load_profile("graphcore")
 
 
-# A shell without job control starts what runs in its background, and so all child processes, with the first two ignored;
+# A shell without job control starts background jobs, and so all their children, with the first two ignored;
 # `nohup` starts it with the third ignored:
 ENDING = (
     (signal.SIGINT, signal.default_int_handler),
