@@ -71,8 +71,8 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, folder: Path, streaming: str, *ov
     is_locking = "streaming.pinned_memory=false" not in overrides
     queues = SimulatedQueues(random.Random(0), computes_at_once=True)
 
-    def policy(*arguments: object, on_gpu: bool) -> PackingPolicy:
-        return PackingPolicy(*arguments, on_gpu=True)  # type: ignore[arg-type]
+    def policy(library: Path | None, rounding: str, asked: str, _on_gpu: bool, dense_nbytes: int) -> PackingPolicy:
+        return PackingPolicy(library, rounding, asked, on_gpu=True, dense_nbytes=dense_nbytes)
 
     with monkeypatch.context() as patch:
         let_programs_be_few(patch)
