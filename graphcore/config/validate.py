@@ -139,7 +139,7 @@ def check_sampling(values: Mapping[str, Any]) -> None:
 
 
 def check_truncation(values: Mapping[str, Any]) -> None:
-    """Check that no top-k, top-p or min-p stands beside a temperature of 0: whoever set it expects a sampled answer.
+    """Check that top-k, top-p and min-p are off if temperature is 0: a user who sets them expects sampling.
 
     Raises:
         ConfigError: a value has no effect.

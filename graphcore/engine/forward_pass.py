@@ -65,7 +65,7 @@ def chunks_by_pass(
 
 @contextmanager
 def one_pass(chunks: Sequence[Program]) -> Iterator[None]:
-    """Free the activations of chunks' programs after the block, which runs them in one pass and reads their states."""
+    """Context of one forward pass over prefill programs: their activations are freed at its exit."""
     try:
         yield
     finally:

@@ -52,7 +52,7 @@ class PrefixNode:
     children: dict[tuple[int, ...], "PrefixNode"] = field(default_factory=dict)
 
     def below(self) -> Iterator["PrefixNode"]:
-        """Yield all prefixes that begin with this one, itself left out."""
+        """Yield all descendants of this node."""
         waiting = list(self.children.values())
         while waiting:
             node = waiting.pop()
@@ -83,7 +83,7 @@ class PrefixHit:
 
 
 class PrefixCache:
-    """The tree of cached prefixes.
+    """Radix tree of cached prefixes.
 
     Args:
         pages: pages of the caches, which ask here when none is free.

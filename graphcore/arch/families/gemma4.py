@@ -193,7 +193,7 @@ class Gemma4(Architecture):
         return super().ignores(name, config) or (is_shared and any(part in UNUSED_IF_SHARED for part in parts))
 
     def complete_json(self, config: ModelConfig, fields: Fields) -> ModelConfig:
-        """Return the config with heads of full layers, shared layers, features, experts and the logits' bound."""
+    """Return the config with what only Gemma 4 has: heads of full layers, KV sharing, per-layer inputs, experts, softcap.
         return _read_settings(config, fields, self.defaults, has_features=self.model_type == "gemma4_text")
 
     def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
@@ -283,7 +283,7 @@ def _vector_folds(leaf: str, config: ModelConfig) -> tuple[Times, ...]:
 
 
 def _read_settings(config: ModelConfig, fields: Fields, defaults: ClassDefaults, has_features: bool) -> ModelConfig:
-    """Return the config with heads of full layers, shared layers, features, experts and the logits' bound.
+    """Return the config with Gemma 4's own settings: global head size, KV sharing, per-layer inputs, experts, softcap.
 
     Args:
         fields: settings of the language model in config.json.

@@ -41,7 +41,7 @@ from graphcore.kvcache.swap_file import SwapFile
 
 
 class CacheAdmission:
-    """Admission of requests to rows and pages of the KV cache.
+    """Admits requests to the KV cache: gives them a row and pages.
 
     Args:
         pages: allocator of the pages.
@@ -194,7 +194,7 @@ class CacheAdmission:
             self._prefixes.keep(request.cache_row, prompt[:sure], is_prompt=True, has_states=has_states)
 
     def leave(self, request: Request, held: Sequence[int]) -> None:
-        """Free the row and the pages of a request that has ended.
+        """Free the row and pages of a finished request.
 
         Args:
             held: tokens that the KV cache holds of it.

@@ -1,4 +1,4 @@
-"""The interfaces of batching: which requests a pass runs, and how a pass's decode steps run and choose tokens."""
+"""Interfaces: `Batching` schedules requests into forward passes, `DecodeLoop` runs decode steps and samples."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from graphcore.progress import Progress
 
 
 class Batching(ABC):
-    """A way to run requests together, pass by pass."""
+    """Schedules requests into forward passes, one pass at a time."""
 
     @property
     @abstractmethod
@@ -39,7 +39,7 @@ class Batching(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Free the rows and pages of requests that have ended."""
+        """Free the rows and pages of finished requests."""
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:

@@ -1,7 +1,7 @@
-"""Static batching: requests that begin together, of a runner whose requests cannot join a running batch.
+"""Static batching: a batch starts and ends as a whole, for runners that cannot add requests to a running batch.
 
 A transformers model keeps one cache for the rows that its prompts began with. Requests that come meanwhile wait for the
-next wave.
+next batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,107 +19,107 @@ from graphcore.streaming.scheduler import run_together
 
 
 class StaticBatching(Batching):
-    """Batching of one wave of requests after another.
+    """Runs one static batch of requests after another.
 
     Args:
-        runner: the model; request i of a wave has row i of its caches.
+        runner: the model; request i of a batch has row i of its caches.
     """
 
     def __init__(self, runner: StaticRunner) -> None:
         self._begun: list[Request] = []
         self._runner = runner
         self._chooser = SequenceSampler(runner)
-        self._wave: tuple[Request, ...] = ()
-        self._is_new = False  # whether the wave's prompts still have to run
+        self._batch: tuple[Request, ...] = ()
+        self._is_new = False  # whether the batch's prompts still have to run
         self._program: Program | None = None
         self._held: list[int] = []
 
     @property
     def running(self) -> Sequence[Request]:
-        """Requests of the wave that have not left."""
+        """Requests of the batch that have not left."""
         return self._begun
 
     def admit(self, waiting: Sequence[Request]) -> int:
-        """Begin a wave if none runs: as many of the first requests as fit."""
-        if self._wave or not waiting:
+        """Begin a batch if none runs: as many of the first requests as fit."""
+        if self._batch or not waiting:
             return 0
-        wave = list(takewhile(partial(self._fits, waiting[0]), waiting[: self._runner.sizes.batch_size]))
-        first = wave[0]
+        batch = list(takewhile(partial(self._fits, waiting[0]), waiting[: self._runner.sizes.batch_size]))
+        first = batch[0]
         held, self._held = self._held, []
         prompt = first.prompt_ids
-        is_one = len(wave) == 1 and first.reuses_cache
-        self._begin(wave, self._runner.reusable(held, prompt) if is_one and held else 0)
-        return len(wave)
+        is_one = len(batch) == 1 and first.reuses_cache
+        self._begin(batch, self._runner.reusable(held, prompt) if is_one and held else 0)
+        return len(batch)
 
     def resume(self, requests: Sequence[Request], cached: int) -> None:
-        """Begin a wave of requests whose first `cached` tokens are in the first rows."""
+        """Begin a batch of requests whose first `cached` tokens are in the first rows."""
         self._begin(list(requests), cached)
 
-    def _begin(self, wave: list[Request], cached: int) -> None:
-        for row, request in enumerate(wave):
+    def _begin(self, batch: list[Request], cached: int) -> None:
+        for row, request in enumerate(batch):
             request.begin(row, cached)
-        self._wave, self._begun, self._is_new = tuple(wave), wave, True
+        self._batch, self._begun, self._is_new = tuple(batch), batch, True
 
     def _fits(self, first: Request, request: Request) -> bool:
-        """Return whether a request may be in a wave with another one."""
+        """Return whether a request may be in a batch with another one."""
         lengths = len(first.prompt_ids), len(request.prompt_ids)
         return lengths[0] == lengths[1] or not self._runner.needs_equal_lengths
 
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
-        """Run the wave's prompts, or a token of each of its requests."""
+        """Run the batch's prompts, or a token of each of its requests."""
         if self._is_new:
             self._is_new = False
-            rows = [request.prompt_ids[request.cached :] for request in self._wave]
-            logits = self._runner.feed(rows, [request.cached for request in self._wave], on_progress)
-            for request in self._wave:
+            rows = [request.prompt_ids[request.cached :] for request in self._batch]
+            logits = self._runner.feed(rows, [request.cached for request in self._batch], on_progress)
+            for request in self._batch:
                 request.add_computed(request.num_uncomputed)
-            self._chooser.choose(self._wave, logits.unbind())
+            self._chooser.choose(self._batch, logits.unbind())
         else:
             self._run_step(on_progress, is_stopped)
-        on_progress("generate", None, *done_of(self._wave))
+        on_progress("generate", None, *done_of(self._batch))
 
     def _run_step(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run a token of each request that has not ended, and choose the next ones."""
         if self._program is None:
-            self._program = self._runner.program("decode", self._runner.width(len(self._wave)))
-        rows = [[] if request.has_ended else request.token_ids[-1:] for request in self._wave]
-        lasts = [len(request.ids) - 1 for request in self._wave]
+            self._program = self._runner.program("decode", self._runner.width(len(self._batch)))
+        rows = [[] if request.has_ended else request.token_ids[-1:] for request in self._batch]
+        lasts = [len(request.ids) - 1 for request in self._batch]
         self._program.state.put_rows(rows, lasts)
-        policy = watched(self._runner.policy, on_progress, "generate", *done_of(self._wave))
+        policy = watched(self._runner.policy, on_progress, "generate", *done_of(self._batch))
         run_together([self._program], policy, is_stopped)
-        for request, ids in zip(self._wave, rows, strict=True):
+        for request, ids in zip(self._batch, rows, strict=True):
             request.add_computed(len(ids))
-        self._chooser.choose(self._wave, self._program.state.logits[: len(rows)].unbind())
+        self._chooser.choose(self._batch, self._program.state.logits[: len(rows)].unbind())
 
     def leave(self) -> None:
-        """End the wave when all its requests have ended, and note which tokens row 0 holds."""
-        if not self._wave or not all(request.has_ended for request in self._wave):
+        """End the batch when all its requests have ended, and note which tokens row 0 holds."""
+        if not self._batch or not all(request.has_ended for request in self._batch):
             return
-        first = self._wave[0]
-        if first.reuses_cache and len(self._wave) == 1 and not self._is_new:
+        first = self._batch[0]
+        if first.reuses_cache and len(self._batch) == 1 and not self._is_new:
             self._held = first.ids[: first.num_computed]
-        self._forget_wave()
+        self._forget_batch()
 
     def fail(self, error: BaseException) -> None:
-        """End the wave with an error."""
-        for request in self._wave:
+        """End the batch with an error."""
+        for request in self._batch:
             request.fail(error)
-        self._forget_wave()
+        self._forget_batch()
 
     def give_up(self) -> None:
-        """End the wave; its rows hold nothing that can be used."""
-        for request in self._wave:
+        """End the batch; its rows hold nothing that can be used."""
+        for request in self._batch:
             request.end("interrupted")
-        self._forget_wave()
+        self._forget_batch()
 
     def lend_cache(self) -> Callable[[], None]:
         """Lend the KV cache to other calls; a row without a request holds nothing afterwards."""
         self._held = []
-        held = max((request.num_computed for request in self._wave), default=0)
-        return self._runner.lend_cache(range(0 if self._is_new else len(self._wave)), held)
+        held = max((request.num_computed for request in self._batch), default=0)
+        return self._runner.lend_cache(range(0 if self._is_new else len(self._batch)), held)
 
-    def _forget_wave(self) -> None:
-        for request in self._wave:
+    def _forget_batch(self) -> None:
+        for request in self._batch:
             self._chooser.forget(request)
-        self._wave, self._begun, self._is_new = (), [], False
+        self._batch, self._begun, self._is_new = (), [], False
         self._program = None

@@ -1,4 +1,4 @@
-"""From an opened model to one that can be planned: its decoder on the meta device, and a loader that knows its weights.
+"""Prepares an opened model for planning: a decoder on the meta device, and a loader that locates its weights.
 
 No weight is allocated or read.
 """

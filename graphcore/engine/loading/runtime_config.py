@@ -92,7 +92,7 @@ class ComputeTarget:
 
 
 def target_here(settings: Settings, model: Model, on_progress: Progress = ignore_progress) -> ComputeTarget:
-    """Return the target on this machine, building the C++ kernels where that is still to be done.
+    """Return this machine's compute target. Builds the C++ kernels if they are missing.
 
     Args:
         on_progress: callback while kernels are built.

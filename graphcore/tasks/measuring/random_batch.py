@@ -67,11 +67,11 @@ class RandomBatch:
         self._run(self._whole(self.prompt_tokens), self.depth, 1)
 
     def decode(self) -> None:
-        """Run new_tokens greedy steps from the depth."""
+        """Run `new_tokens` greedy decode steps, starting with `depth` cached tokens."""
         self._run(self._whole(1), self.depth, self.new_tokens)
 
     def decode_some(self, steps: int) -> None:
-        """Run some greedy steps from the depth."""
+        """Run `steps` greedy decode steps, starting with `depth` cached tokens."""
         self._run(self._whole(1), self.depth, steps)
 
     def _whole(self, count: int) -> list[list[int]]:
