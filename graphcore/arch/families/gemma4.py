@@ -193,7 +193,7 @@ class Gemma4(Architecture):
         return super().ignores(name, config) or (is_shared and any(part in UNUSED_IF_SHARED for part in parts))
 
     def complete_json(self, config: ModelConfig, fields: Fields) -> ModelConfig:
-    """Return the config with what only Gemma 4 has: heads of full layers, KV sharing, per-layer inputs, experts, softcap.
+        """Return the config with Gemma 4's own settings: head sizes, KV sharing, per-layer inputs, experts, softcap."""
         return _read_settings(config, fields, self.defaults, has_features=self.model_type == "gemma4_text")
 
     def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
