@@ -31,7 +31,7 @@ from graphcore.engine.model_runner import ModelRunner, StaticRunner
 from graphcore.engine.output import Generation
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.queue import RequestQueue
-from graphcore.engine.request import Mask, Request, RequestStatus
+from graphcore.engine.request import Mask, RequestStatus
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.request_handle import RequestHandle, TokenStream
 from graphcore.engine.saved_caches import SavedCaches
@@ -197,7 +197,10 @@ class Engine:
         """
         limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stop, "deadline": deadline}
         wishes = {"logprobs": logprobs, "ignore_eos": ignore_eos, "mask": mask, "reuse_cache": reuse_cache}
-        return self._submit("submit", self._requests.one("submit", prompt, n, **limits, **wishes, **sampling))
+        requests = self._requests.one("submit", prompt, n, **limits, **wishes, **sampling)
+        handle = RequestHandle(requests, self)  # if Ctrl-C comes before it is returned, nobody holds it
+        self._scheduler.submit(requests, "submit", waits=False)
+        return handle
 
     def check_request(self, prompt: Prompt, **settings: Any) -> None:
         """Check a request without running it; arguments and errors are those of `submit`."""
@@ -250,7 +253,10 @@ class Engine:
             A TokenEvent for each new token; the last one has a `finish_reason`.
         """
         asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stop}
-        return TokenStream(self._submit("stream", self._requests.one("stream", prompt, 1, **asked, **sampling)))
+        requests = self._requests.one("stream", prompt, 1, **asked, **sampling)
+        stream = TokenStream(RequestHandle(requests, self))
+        self._scheduler.submit(requests, "stream", waits=False)
+        return stream
 
     @contextmanager
     def holding_back(self) -> Iterator[None]:
@@ -289,7 +295,10 @@ class Engine:
         ids = self._requests.one("save_cache", prompt)[0].prompt_ids
 
         def run() -> None:
-            self._submit("save_cache", self._requests.one("save_cache", ids, max_new_tokens=1)).result()
+            requests = self._requests.one("save_cache", ids, max_new_tokens=1)
+            handle = RequestHandle(requests, self)
+            self._scheduler.submit(requests, "save_cache", waits=False)
+            handle.result()
 
         return caches.save(ids, file, run)
 
@@ -323,11 +332,6 @@ class Engine:
 
         batching = batching_of(runner, self.settings.cache_folder / "aside")
         return RequestQueue(batching, limits.max_waiting, runner.enter_thread, report)
-
-    def _submit(self, name: str, requests: Sequence[Request]) -> RequestHandle:
-        handle = RequestHandle(requests, self)  # if Ctrl-C comes before it is returned, nobody holds it
-        self._scheduler.submit(requests, name, waits=False)
-        return handle
 
     def chat_ids(
         self,

@@ -1,14 +1,13 @@
-"""Forward passes: which chunks of rows of tokens run together, and what frees their activations.
+"""Which chunks of rows of tokens run together in a forward pass, and steps that observe one.
 
 row 0   ====|====|=       chunks end at multiples of prefill_chunk, so they depend on the row's positions alone
 row 1   ==|
 pass    0    1    2       a pass takes the next chunk of as many rows as there is room for, first rows first
 
-Requests, logits, hidden states and scoring all run `run_together` (streaming/scheduler.py) inside `one_pass`.
+Requests, logits, hidden states and scoring all run in `ProgramRunner.forward_pass` (program_runner.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from graphcore.graph.program import Program
@@ -63,14 +62,13 @@ def chunks_by_pass(
         yield found
 
 
-@contextmanager
-def one_pass(chunks: Sequence[Program]) -> Iterator[None]:
-    """Context of one forward pass over prefill programs: their activations are freed at its exit."""
-    try:
-        yield
-    finally:
-        for program in chunks:
-            program.state.free_activations()
+Instrument = Callable[[RowChunk, Program], Program]
+"""Function from a chunk and its program to the program that runs in its place."""
+
+
+def not_instrumented(_chunk: RowChunk, program: Program) -> Program:
+    """Return the program."""
+    return program
 
 
 @dataclass

@@ -6,13 +6,14 @@ A chunk of a prompt runs as a program of its own, over one row of the caches, so
 Each row's cache is kept between calls: a call says at which position each row starts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from graphcore.engine.forward_pass import ObservedStep, RowChunk, chunks_by_pass, one_pass
+from graphcore.engine.forward_pass import Instrument, ObservedStep, RowChunk, chunks_by_pass, not_instrumented
 from graphcore.engine.model_runner import ModelRunner, RunnerSizes
 from graphcore.engine.programs import Programs
 from graphcore.errors import ConfigError
@@ -29,7 +30,7 @@ from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.progress import Progress, ignore_progress
 from graphcore.sampling_params import SamplingParams
 from graphcore.streaming.policy import Policy, watched
-from graphcore.streaming.scheduler import run_together
+from graphcore.streaming.scheduler import never, run_together
 
 
 class ProgramRunner(ModelRunner):
@@ -118,14 +119,12 @@ class ProgramRunner(ModelRunner):
         for chunks in self._chunks_by_pass(rows, starts):
             ones = {chunk.row: (chunk.ids[0], chunk.start) for chunk in chunks if len(chunk.ids) == 1}
             steps = self.programs.step(ones) if ones else []
-            policy = watched(self.policy, on_progress, "prefill", done, total)
             several = [chunk for chunk in chunks if len(chunk.ids) > 1]
-            decodes = [step.program for step in steps]
-            programs, ended = self.prompt_programs(several, decodes)
-            with one_pass(programs):
-                run_together([*decodes, *programs], policy)
-                for row, after in ended.items():
-                    logits[row] = after[0]
+            policy = watched(self.policy, on_progress, "prefill", done, total)
+            with self.forward_pass([step.program for step in steps], several, policy) as states:
+                for chunk, state in zip(several, states, strict=True):
+                    if chunk.is_last:
+                        logits[chunk.row] = state.logits[0]
             for program, places in steps:
                 for row, at in places.items():
                     logits[row] = program.state.logits[at]
@@ -133,20 +132,46 @@ class ProgramRunner(ModelRunner):
             on_progress("prefill", None, done, total)
         return logits
 
-    def prompt_programs(
-        self, chunks: Sequence[RowChunk], decodes: Sequence[Program]
-    ) -> tuple[list[Program], Mapping[int, Tensor]]:
-        """Return the programs of chunks of prompts, and where the logits [1, V] of each row that ends will be.
+    @contextmanager
+    def forward_pass(
+        self,
+        decodes: Sequence[Program],
+        chunks: Sequence[RowChunk],
+        policy: Policy,
+        is_stopped: Callable[[], bool] = never,
+        with_head: bool = True,
+        instrument: Instrument = not_instrumented,
+    ) -> Iterator[list[StepState]]:
+        """Run decode steps and chunks of rows in one pass over the weights; everything that runs a model comes here.
 
         Args:
-            chunks: chunks of at least two tokens.
-            decodes: programs of decode steps that run in the same pass.
+            decodes: programs of decode steps, with their inputs.
+            chunks: chunks that run as programs of their own.
+            policy: the runner's policy, or one that also reports each group.
+            is_stopped: function that is asked between layer groups whether the pass is to be given up.
+            with_head: True to run the head for chunks that end a row; False if `project` follows, or nothing.
+            instrument: function from a chunk and its program to the program that runs in its place.
+
+        Yields:
+            The state of each chunk, with its hidden states and logits; the exit frees its activations.
+
+        Raises:
+            StoppedError: the pass was given up; the caches hold a part of its tokens.
         """
-        programs = [(chunk, self._program_of(chunk)) for chunk in chunks]
-        ended = {chunk.row: program.state.logits for chunk, program in programs if chunk.is_last}
+        programs = [self._program_of(chunk) for chunk in chunks]
         # Logits are needed only where a row ends, and the head may have to be read from a disk.
-        self.policy.skip([] if decodes or ended else [step.group for _, program in programs for step in program.heads])
-        return [program if chunk.is_last else program.without_head() for chunk, program in programs], ended
+        needs_head = bool(decodes) or not with_head or any(chunk.is_last for chunk in chunks)
+        self.policy.skip([] if needs_head else [step.group for program in programs for step in program.heads])
+        running = [
+            instrument(chunk, program if with_head and chunk.is_last else program.without_head())
+            for chunk, program in zip(chunks, programs, strict=True)
+        ]
+        try:
+            run_together([*decodes, *running], policy, is_stopped)
+            yield [program.state for program in running]
+        finally:
+            for program in running:
+                program.state.free_activations()
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -191,18 +216,16 @@ class ProgramRunner(ModelRunner):
         self,
         rows: Sequence[Sequence[int]],
         starts: Sequence[int],
-        prepare: Callable[[RowChunk, Program], Program] = lambda chunk, program: program,
+        instrument: Instrument = not_instrumented,
     ) -> Iterator[list[tuple[RowChunk, StepState]]]:
         """Run rows at their positions up to the last block, pass by pass; yield the chunks of each, with their states.
 
         Args:
-            prepare: function from a chunk and its program without the head to the program that runs.
+            instrument: the argument of `forward_pass`.
         """
         for chunks in self._chunks_by_pass(rows, starts):
-            programs = [prepare(chunk, self._program_of(chunk).without_head()) for chunk in chunks]
-            with one_pass(programs):
-                run_together(programs, self.policy)
-                yield [(chunk, program.state) for chunk, program in zip(chunks, programs, strict=True)]
+            with self.forward_pass([], chunks, self.policy, with_head=False, instrument=instrument) as states:
+                yield [*zip(chunks, states, strict=True)]
 
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:

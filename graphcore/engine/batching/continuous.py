@@ -16,12 +16,12 @@ from torch import Tensor
 
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.interface import Batching, DecodeLoop, done_of
-from graphcore.engine.forward_pass import RowChunk, one_pass
+from graphcore.engine.forward_pass import RowChunk
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.progress import Progress
 from graphcore.streaming.policy import Policy, Resident, watched
-from graphcore.streaming.scheduler import never, run_together
+from graphcore.streaming.scheduler import never
 
 
 class ContinuousBatching(Batching):
@@ -79,10 +79,9 @@ class ContinuousBatching(Batching):
             policy = self._report(stepped, prompts, on_progress)
             # A pass over resident weights is short, and its tokens may be used again.
             stops = never if isinstance(policy, Resident) else is_stopped
-            programs, logits = self._runner.prompt_programs(chunks, decodes)
-            with one_pass(programs):
-                run_together([*decodes, *programs], policy, stops)
-                ended = [(one, logits[one.own_row]) for one, _ in prompts if one.own_row in logits]
+            with self._runner.forward_pass(decodes, chunks, policy, stops) as states:
+                ran = zip(prompts, chunks, states, strict=True)
+                ended = [(request, state.logits) for (request, _), chunk, state in ran if chunk.is_last]
         for request, count in [*((one, 1) for one in stepped), *((one, len(ids)) for one, ids in prompts)]:
             is_prompt = request.is_in_prompt
             request.add_computed(count)
