@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +15,10 @@ from command_process import run_program
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("graphcore", "conf", "benchmarks", "run.py")
+CHECKED = ("tests", "docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "hatch_build.py", "pyproject.toml")
+# Tests that every new file of the package meets.
+COMMON_TESTS = ("unit/test_named_files.py", "unit/test_names.py", "unit/test_docstrings.py")
+DRAWING = "docs/architecture.md"
 BUILT = Path(
     "graphcore/kernels/cpu/built"
 )  # libraries that pip built; a checkout without them builds one at its first use
@@ -78,13 +84,60 @@ class Checkout:
         """Edit files that a recipe names, and no others."""
         recipe = recipe_text(title)
         for path, places in edits.items():
-            assert f"`{path}`" in recipe or f"`{Path(path).parent}/`" in recipe, f"the recipe does not name {path}"
-            file = self.root / path
-            content = file.read_text(encoding="utf-8")
-            for place, added in places:
-                assert content.count(place) == 1, f"{path} has {place!r} {content.count(place)} times"
-                content = content.replace(place, added + place)
-            file.write_text(content, encoding="utf-8")
+            is_named = f"`{path}`" in recipe or f"`{Path(path).parent}/`" in recipe
+            assert is_named, f"the recipe does not name {path}"
+            self._insert(path, places)
+
+    def _insert(self, path: str, places: Sequence[tuple[str, str]]) -> None:
+        """Put a text before another one, which the file has once."""
+        file = self.root / path
+        content = file.read_text(encoding="utf-8")
+        for place, added in places:
+            assert content.count(place) == 1, f"{path} has {place!r} {content.count(place)} times"
+            content = content.replace(place, added + place)
+        file.write_text(content, encoding="utf-8")
+
+    def assert_common_tests_pass(self, drawn: Sequence[tuple[str, str]] = ()) -> None:
+        """Run the tests that every change meets, before and after the new files are drawn, and the linter on these.
+
+        Args:
+            drawn: for each new file of the package, a text that the drawing has once, and what is put before it.
+        """
+        for name in CHECKED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy2(ROOT / name, self.root / name)
+        if drawn:
+            done = self._pytest(f"tests/{COMMON_TESTS[0]}")
+            assert done.status == 1, "the drawing of the floors lacks nothing before a new file is drawn"
+            assert "test_the_drawing_of_the_floors_is_the_folder_tree" in done.out
+            self._insert(DRAWING, drawn)
+        done = self._pytest(*(f"tests/{name}" for name in COMMON_TESTS))
+        assert done.status == 0, done.out
+        sources = [path for path in self.added if path.endswith(".py")]
+        linted = subprocess.run(
+            [sys.executable, "-m", "ruff", "check", "--no-cache", *sources],
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert linted.returncode == 0, linted.stdout
+
+    def _pytest(self, *paths: str) -> Finished:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths]
+        done = subprocess.run(
+            command,
+            cwd=self.root,
+            env={**os.environ, "PYTHONPATH": str(self.root)},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
 
     def run(self, *arguments: str, cwd: Path | None = None, seconds: float = SECONDS) -> Finished:
         """Run `python run.py` with these arguments, in a run folder that is made up unless they start with --."""
@@ -114,9 +167,13 @@ class Checkout:
         done = run_program(arguments, cwd or self.root, seconds=seconds, **program)
         return Finished(done.returncode, done.stdout, done.stderr)
 
-    def assert_follows(self, title: str) -> None:
-        """Return if the files that were added are those that the recipe names; tests may be left out."""
-        named = recipe_paths(title)
+    def assert_follows(self, title: str, after: str | None = None) -> None:
+        """Return if the files that were added are those that the recipe names; tests may be left out.
+
+        Args:
+            after: title of a recipe that this one follows, whose files were added, too.
+        """
+        named = recipe_paths(title) | (recipe_paths(after) if after else {})
         unnamed = [path for path in self.added if not any(pattern.fullmatch(path) for pattern in named.values())]
         assert not unnamed, f"CONTRIBUTING.md's recipe for {title!r} names {list(named)}, and not {unnamed}"
         missing = [

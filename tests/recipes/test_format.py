@@ -38,6 +38,19 @@ class S81Format(Format):
 
 S8_1 = S81Format(name="s8_1", block_elements=32, block_nbytes=34, ggml_id=200, bits=8, zero=128)
 '''
+AFTER_DECODING = "\n\nS8_1 = "
+PACKING = '''
+    def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
+        """Encode: [N, 32] float32 -> [N, 34] uint8."""
+        scale = (dense.abs().amax(1, keepdim=True) / 127).half()
+        codes = (dense / scale.float().clamp(min=1e-8)).round().clamp(-127, 127) + 128
+        return torch.cat((codes.to(torch.uint8), scale.view(torch.uint8)), 1)
+'''
+PACKED = "A format to pack in"
+YAML = """# Matrices packed to 8 bits and a scale for 32 weights: 8.5 bits per weight.
+format: s8_1 # what dense matrices are packed as, at load or by task=pack
+activations: auto # what packed matrices are multiplied with
+"""
 LOGITS = """
 import json
 from graphcore import Engine
@@ -90,3 +103,23 @@ def test_a_format_that_is_only_read_is_one_module(checkout: Checkout, tmp_path: 
     done = checkout.run("generate", f"model.checkpoint={toy}", *WHERE)
     assert done.status == 0, done.error
     assert "weights 97.75 KiB" in done.error, "matrices stay packed"
+    checkout.assert_common_tests_pass([("q5_k  q6_k  q8_0", "s8_1  ")])
+
+
+def test_a_format_to_pack_in_has_one_function_more(checkout: Checkout, tmp_path: Path) -> None:
+    dense = write_files(tmp_path)[1]
+    run = ("generate", f"model.checkpoint={dense}", *WHERE)
+    refused = checkout.run(*run, "quant=s8_1")
+    assert refused.status == 2, "there is such a format before it is added"
+    checkout.add("graphcore/quant/formats/s8_1.py", MODULE.replace(AFTER_DECODING, PACKING + AFTER_DECODING))
+    checkout.add("conf/quant/s8_1.yaml", YAML)
+    checkout.edit(PACKED, {"graphcore/encodings.py": (('    "mxfp4",\n    "tq1_0"', '    "s8_1",\n'),)})
+    checkout.assert_follows(PACKED, after="A format")
+    packed, stored = checkout.run(*run, "quant=s8_1"), checkout.run(*run)
+    assert packed.result is not None, packed.error
+    assert stored.result is not None, stored.error
+    formats = [one["format"] for one in packed.result["quant"]["weights"]]
+    assert "s8_1" in formats
+    ids = [one["generations"][0]["token_ids"] for one in (packed.result, stored.result)]
+    assert ids[0] == ids[1], "the weights are those that the format can hold"
+    checkout.assert_common_tests_pass([("q5_k  q6_k  q8_0", "s8_1  ")])

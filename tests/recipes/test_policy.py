@@ -11,6 +11,7 @@ pytestmark = pytest.mark.thorough
 TINY = Path(__file__).parents[1] / "golden" / "tiny" / "llama3"
 MODULE = '''"""streaming.policy=lazy: each group comes when it is asked for, and is fetched again for every use."""
 
+import sys
 from typing import Any
 
 from graphcore.streaming.policy import RingPolicy, StreamingPolicy
@@ -25,7 +26,7 @@ class Lazy(RingPolicy[Any, Any]):
             filling = self.ring.filler.begin(group, self.ring.work[group], None)
             self.ring.filler.wait(filling)
             self.ring.filler.release(filling)
-            print(f"lazy {group}")
+            sys.stdout.write(f"lazy {group}\\n")
 
     def release(self, group: int) -> None:
         """Nothing is moved ahead, so nothing waits for it."""
@@ -54,6 +55,7 @@ def test_a_policy_is_one_module(checkout: Checkout) -> None:
     passes = len(ids[0])  # the prompt's gives the first token
     assert len(groups) == passes * len(set(groups))
     assert len(set(groups)) > 1
+    checkout.assert_common_tests_pass([("auto  off  on", "lazy  ")])
 
 
 def test_what_a_policy_does_not_bring_is_not_there(checkout: Checkout) -> None:
