@@ -1,15 +1,17 @@
-"""Makes a runner from a plan: loads resident weights, binds slots, allocates caches. Programs come at first use."""
+"""The backend of graphcore's own architectures: a decoder whose weights lie where the plan says, and its runner."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from graphcore.config.settings import Settings
-from graphcore.engine.loading.open_model import Model
-from graphcore.engine.loading.prepare_model import PreparedModel
+from graphcore.engine.loading.model_backend import ModelBackend, Running
+from graphcore.engine.loading.open_model import Model, open_model
+from graphcore.engine.loading.prepare_model import prepare_model
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
-from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import code_folder, compile_cache, compiler_loading
@@ -22,44 +24,38 @@ from graphcore.streaming.weight_stream import WeightStream, stream_weights
 from graphcore.weights.plan import Plan, Tier
 
 
-@dataclass(frozen=True)
-class Running:
-    """A runner and the stream that moves its weights."""
+class DecoderBackend(ModelBackend[Model, PreparedDecoder]):
+    """Models of graphcore's own architectures, which its own programs run. Programs are built at first use."""
 
-    runner: ModelRunner
-    stream: WeightStream
+    def open(self, settings: Settings, on_progress: Progress) -> Model:
+        """Return the model that the settings name, downloaded if need be; no weight is read."""
+        return open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
+
+    def prepare(self, settings: Settings, model: Model, on_progress: Progress) -> PreparedDecoder:
+        """Return the model's decoder on the meta device, for this machine; kernels are built if they are missing."""
+        return prepare_model(settings, model, on_progress=on_progress)
+
+    @torch.inference_mode()
+    def build(
+        self, settings: Settings, parts: PreparedDecoder, plan: Plan, tier: Tier, on_progress: Progress
+    ) -> Running:
+        """Load resident weights, bind slots for the others, allocate caches, and return the runner and the stream."""
+        runtime, decoder, loader = parts.runtime, parts.decoder, parts.loader
+        compiled_dir, _ = code_folder(settings.cache_folder, runtime.device)
+        with compile_cache(compiled_dir), compiler_loading(runtime.device, is_needed=runtime.prefill == "compiled"):
+            stream = stream_weights(loader, decoder, plan, settings.streaming, tier, runtime.device, on_progress)
+        with ExitStack() as undo:
+            undo.callback(stream.close)  # if there is no memory left for the caches
+            builder = _builder(parts, stream, compiled_dir, on_progress)
+            undo.pop_all()
+        prompt_tokens = settings.batching.prompt_tokens(runtime.prefill_chunk, plan.is_streaming)
+        runner = ProgramRunner(builder, stream.policy, runtime.batch_size, runtime.prefill_chunk, prompt_tokens)
+        return Running(runner, stream)
 
 
-def build_running(
-    settings: Settings, model: Model, parts: PreparedModel, plan: Plan, tier: Tier, on_progress: Progress
-) -> Running:
-    """Load resident weights, open the stream of the others, and return the runner with that stream.
-
-    Raises:
-        CheckpointError: a file has changed, or holds values that are no weights.
-    """
-    runtime, decoder, loader = parts.runtime, parts.decoder, parts.loader
-    compiled_dir, _ = code_folder(settings.cache_folder, runtime.device)
-    with compile_cache(compiled_dir), compiler_loading(runtime.device, is_needed=runtime.prefill == "compiled"):
-        stream = stream_weights(loader, decoder, plan, settings.streaming, tier, runtime.device, on_progress)
-    with ExitStack() as undo:
-        undo.callback(stream.close)  # if there is no memory left for the caches
-        builder = _builder(model, parts, stream, compiled_dir, on_progress)
-        undo.pop_all()
-    prompt_tokens = settings.batching.prompt_tokens(runtime.prefill_chunk, plan.is_streaming)
-    runner = ProgramRunner(builder, stream.policy, runtime.batch_size, runtime.prefill_chunk, prompt_tokens)
-    return Running(runner, stream)
-
-
-def _builder(
-    model: Model,
-    parts: PreparedModel,
-    stream: WeightStream,
-    compiled_dir: Path,
-    on_progress: Progress,
-) -> GraphBuilder:
+def _builder(parts: PreparedDecoder, stream: WeightStream, compiled_dir: Path, on_progress: Progress) -> GraphBuilder:
     runtime, moving = parts.runtime, stream.moving
-    caches = _caches(model.spec, runtime, moving.plan.is_streaming)
+    caches = _caches(parts.decoder.spec, runtime, moving.plan.is_streaming)
     compiled: list[str] = []
 
     def report(name: str) -> None:
