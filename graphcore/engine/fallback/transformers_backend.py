@@ -17,9 +17,8 @@ from graphcore.engine.fallback.config import check_sizes, model_config_of, read_
 from graphcore.engine.fallback.prepared_skeleton import PreparedSkeleton
 from graphcore.engine.fallback.runner import TransformersRunner
 from graphcore.engine.fallback.skeleton import build_skeleton
+from graphcore.engine.fallback.skeleton_weights import SkeletonWeights
 from graphcore.engine.fallback.stored_names import match_skeleton, notes_on_left_out
-from graphcore.engine.fallback.weight_groups import SkeletonWeights
-from graphcore.engine.fallback.weights_in_place import load_resident_skeleton, moved_names, open_transformers_stream
 from graphcore.engine.loading.model_backend import ModelBackend, Running
 from graphcore.engine.loading.open_model import OpenedModel, fetch_checkpoint, read_tokenizer
 from graphcore.engine.loading.runtime_config import RuntimeConfig, choose_context_length, device_and_dtype
@@ -27,6 +26,7 @@ from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.kernels.ops.kv_formats import kv_types
 from graphcore.progress import Progress
 from graphcore.quant.format_choice import STORED
+from graphcore.streaming.weight_stream import stream_weights
 from graphcore.weights.packed_weights import PackingPolicy
 from graphcore.weights.plan import Plan, Tier
 
@@ -108,8 +108,9 @@ class TransformersBackend(ModelBackend[TransformersModel, PreparedSkeleton]):
             CheckpointError: a file has changed, or holds values that are no weights.
         """
         runtime, weights = parts.runtime, parts.weights
-        load_resident_skeleton(weights, runtime.device, on_progress, moved_names(weights, plan))
-        stream = open_transformers_stream(weights, plan, tier, runtime.device, settings.streaming.pinned_memory)
+        moving = weights.moving(plan)
+        weights.load_resident(runtime.device, on_progress, moving.names)
+        stream = stream_weights(parts.loader, moving, tier, runtime.device, settings.streaming.pinned_memory)
         longest = parts.config.max_position_embeddings
         return Running(TransformersRunner(weights, stream.policy, runtime, longest), stream)
 

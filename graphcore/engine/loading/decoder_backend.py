@@ -20,8 +20,10 @@ from graphcore.kernels.gpu.registration import register
 from graphcore.kvcache.buffers import LayerCache, allocate_cache
 from graphcore.nn.spec import ModelSpec
 from graphcore.progress import Progress
+from graphcore.streaming.moving_weights import find_moving
 from graphcore.streaming.weight_stream import WeightStream, stream_weights
 from graphcore.weights.plan import Plan, Tier
+from graphcore.weights.resident_weights import load_resident
 
 
 class DecoderBackend(ModelBackend[Model, PreparedDecoder]):
@@ -40,10 +42,12 @@ class DecoderBackend(ModelBackend[Model, PreparedDecoder]):
         self, settings: Settings, parts: PreparedDecoder, plan: Plan, tier: Tier, on_progress: Progress
     ) -> Running:
         """Load resident weights, bind slots for the others, allocate caches, and return the runner and the stream."""
-        runtime, decoder, loader = parts.runtime, parts.decoder, parts.loader
+        runtime, decoder, loader, streaming = parts.runtime, parts.decoder, parts.loader, settings.streaming
         compiled_dir, _ = code_folder(settings.cache_folder, runtime.device)
         with compile_cache(compiled_dir), compiler_loading(runtime.device, is_needed=runtime.prefill == "compiled"):
-            stream = stream_weights(loader, decoder, plan, settings.streaming, tier, runtime.device, on_progress)
+            moving = find_moving(decoder, plan, streaming.layer_group_size)
+            load_resident(loader, decoder, runtime.device, on_progress, moving.names)
+            stream = stream_weights(loader, moving, tier, runtime.device, streaming.pinned_memory, decoder)
         with ExitStack() as undo:
             undo.callback(stream.close)  # if there is no memory left for the caches
             builder = _builder(parts, stream, compiled_dir, on_progress)

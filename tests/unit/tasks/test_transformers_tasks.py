@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from graphcore import Engine
 from graphcore.config.byte_sizes import both_in_words
-from graphcore.engine.fallback import weights_in_place
 from graphcore.tasks.measuring.random_batch import RandomBatch
 from graphcore.tasks.reference import reference_memory
+from graphcore.weights import groups
 
 
 @pytest.fixture(scope="module")
@@ -166,14 +166,14 @@ def test_verify_compares_with_transformers_own_class(
 def test_verify_names_the_layer_of_a_wrong_weight(
     run_task: RunTask, model: FallbackModel, monkeypatch: pytest.MonkeyPatch, change: float, said: str
 ) -> None:
-    right = weights_in_place.fill
+    right = groups.fill_weight
 
-    def wrong(loader: object, name: str, view: torch.Tensor) -> None:
-        right(loader, name, view)
+    def wrong(loader: object, name: str, packing: None, view: torch.Tensor, rows: range | None) -> None:
+        right(loader, name, packing, view, rows)
         if name == "model.layers.1.mlp.down_proj.weight":
             view[3].mul_(change)
 
-    monkeypatch.setattr(weights_in_place, "fill", wrong)
+    monkeypatch.setattr(groups, "fill_weight", wrong)
     run = run_task(*VERIFY, *keys(model))
     assert (run.status, run.record["first_beyond"]) == (1, "layers.1")
     assert said in run.record["error"]

@@ -13,7 +13,6 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.fallback.layer_hooks import LayerHooks
 from graphcore.engine.fallback.runner import TransformersRunner
 from graphcore.engine.fallback.transformers_backend import TransformersBackend
-from graphcore.engine.fallback.weights_in_place import load_resident_skeleton
 from graphcore.errors import UnsupportedError
 from graphcore.weights.groups import Group
 
@@ -50,7 +49,7 @@ def poisoned_runner(model: FallbackModel, *overrides: str) -> tuple[Transformers
     settings = compose_settings([*keys, *sizes, *overrides])
     backend = TransformersBackend()
     parts = backend.prepare(settings, backend.open(settings, lambda *_: None), lambda *_: None)
-    load_resident_skeleton(parts.weights, torch.device("cpu"), lambda *_: None, ())
+    parts.weights.load_resident(torch.device("cpu"), lambda *_: None)
     groups: list[Group] = parts.weights.groups()
     policy = Poisoning({group.index: [weight.tensor.data for weight in group.weights] for group in groups})
     return TransformersRunner(parts.weights, policy, parts.runtime, 128), policy
