@@ -186,7 +186,10 @@ def model_of(config: str | dict[str, object], layers: int) -> Model:
     raw = compose_settings([f"model={config}"]).model.random_config if isinstance(config, str) else config
     parsed = parse_model_config({**raw, LAYERS.get(raw["model_type"], "num_hidden_layers"): layers}, __file__)
     spec = architecture_of(parsed).spec(parsed)
-    return Model(RandomCheckpoint(spec, seed=0), None, parsed, spec, layers, "bfloat16", None)
+    weights = RandomCheckpoint(spec, seed=0)
+    return Model(
+        checkpoint=weights, path=None, config=parsed, spec=spec, stored_layers=layers, dtype="bfloat16", tokenizer=None
+    )
 
 
 def builder_of(name: str, device: torch.device, library: Path | None) -> GraphBuilder:

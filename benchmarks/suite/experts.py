@@ -7,7 +7,7 @@ worst case for slots and for a cache of experts.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from graphcore.engine.loading import plan_run as planning
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from suite.bench import Bench
 from suite.decode import room_of
 from suite.log import Measurement
@@ -33,13 +33,13 @@ def run(bench: Bench) -> None:
 @contextmanager
 def mapping_allowed(is_allowed: bool) -> Iterator[None]:
     """Let the planner map experts, or not: people have no such choice, the suite compares both."""
-    own = planning.maps_experts
+    own = PreparedDecoder.maps_experts
     if not is_allowed:
-        planning.maps_experts = lambda settings, parts, tier: False
+        PreparedDecoder.maps_experts = lambda self, settings, tier: False  # type: ignore[method-assign]
     try:
         yield
     finally:
-        planning.maps_experts = own
+        PreparedDecoder.maps_experts = own  # type: ignore[method-assign]
 
 
 def expert_row(bench: Bench, name: str, settings: tuple[str, ...]) -> float:

@@ -12,12 +12,12 @@ The size of every tensor includes its alignment, as in a slot.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from graphcore.nn.decoder import Decoder, is_movable
+from graphcore.nn.decoder import Decoder
 from graphcore.nn.moe import ExpertLinear, MoE
-from graphcore.weights.experts import fewest_slots
-from graphcore.weights.groups import split_layers
+from graphcore.weights.experts import expert_linears, fewest_slots
+from graphcore.weights.groups import movable_groups, resident_groups, split_layers
 from graphcore.weights.layout import aligned
 from graphcore.weights.matching import EMBEDDING, FEATURES, HEAD
 
@@ -100,40 +100,23 @@ def sizes_of(decoder: Decoder, is_tied: bool, layer_group_size: int) -> WeightSi
         is_tied: True if embedding and head share one stored tensor.
         layer_group_size: number of layers that move together; the last group may have fewer.
     """
-    layers = [matrices_nbytes(layer) for layer in decoder.layers]
-    parts = [decoder.head.part(rows).lm_head.weight for rows in decoder.head_rows()]
+    layer_groups = split_layers(len(decoder.layers), layer_group_size)
+    groups = movable_groups(decoder, layer_groups, [decoder.head.part(rows) for rows in decoder.head_rows()])
+    matrices = {weight.name for group in groups for weight in group.weights}
+    moving = {*matrices, EMBEDDING, FEATURES, HEAD, *expert_linears(decoder)}
+    nbytes = [group.layout.nbytes for group in groups]
     embedding = aligned(decoder.embed_tokens.weight.nbytes)
     per_layer = decoder.embed_tokens.per_layer
     return WeightSizes(
         embedding=embedding,
         head=embedding if is_tied else aligned(decoder.head.lm_head.weight.nbytes),
-        head_slices=tuple(aligned(part.nbytes) for part in parts),
+        head_slices=tuple(nbytes[len(layer_groups) :]),
         is_tied=is_tied,
-        groups=tuple(sum(layers[group.start : group.stop]) for group in split_layers(len(layers), layer_group_size)),
-        always=sum(_vectors(decoder)),
+        groups=tuple(nbytes[: len(layer_groups)]),
+        always=sum(group.layout.nbytes for group in resident_groups(decoder, is_tied, moving)),
         experts=_expert_sizes(decoder),
         features=0 if per_layer is None else aligned(per_layer.table.weight.nbytes),
     )
-
-
-def matrices_nbytes(layer: nn.Module) -> int:
-    """Return the bytes that a layer's matrices take in a slot, without experts."""
-    return sum(aligned(tensor.nbytes) for name, tensor in layer.named_buffers() if is_movable(name, tensor))
-
-
-def _vectors(decoder: Decoder) -> Iterator[int]:
-    """Yield the bytes of every weight that never moves."""
-    for prefix, group in decoder.groups():
-        for name, tensor in group.named_buffers():
-            is_in_layer = prefix.startswith("layers.")
-            moves = (is_in_layer and is_movable(name, tensor)) or prefix + name in (EMBEDDING, FEATURES, HEAD)
-            if not moves and not _is_experts_weight(group, name):
-                yield aligned(tensor.nbytes)
-
-
-def _is_experts_weight(module: nn.Module, name: str) -> bool:
-    owner, _, leaf = name.rpartition(".")
-    return leaf == "weight" and isinstance(module.get_submodule(owner), ExpertLinear)
 
 
 def _expert_sizes(decoder: Decoder) -> ExpertSizes | None:

@@ -3,9 +3,10 @@
 Legend: B batch, T tokens, D model dim, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +15,21 @@ from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.kernels.packing import Packing
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.streaming.fill_jobs import BUFFER_NBYTES, file_jobs, read_job
+from graphcore.streaming.host_store import MatrixModule
 from graphcore.streaming.pinned_memory import shared_pages
 from graphcore.weights.conversion import RowConversion, row_span
 from graphcore.weights.loader import Loader
+
+
+class RowTable(MatrixModule, Protocol):
+    """A table that need not be in memory, because its rows can be fetched one by one."""
+
+    @property
+    def width(self) -> int:
+        """Width D of a row."""
+
+    def fetch_rows(self, gather: Callable[[Tensor], Tensor]) -> None:
+        """Use `gather`, from token ids [B, T] to rows [B, T, D], from now on: the table is not in memory."""
 
 
 @dataclass
@@ -24,7 +37,7 @@ class FileRows:
     """A lookup that reads a table's rows from the checkpoint's files.
 
     Attributes:
-        weight: name of the table in the decoder.
+        weight: name of the table in the model.
         files: open files, by path.
         dim: width D of a row.
         dtype: dtype of the rows: the compute dtype for a dense table, float32 for a packed one.

@@ -2,19 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from graphcore.arch.architecture import TensorSource
 from graphcore.kernels.packing import Packing
-from graphcore.nn.decoder import Decoder
 from graphcore.streaming.pinned_memory import private_pages
 from graphcore.weights.conversion import fill_weight
-from graphcore.weights.groups import Group
+from graphcore.weights.groups import Group, GroupWeight
 from graphcore.weights.loader import Loader
-from graphcore.weights.matching import EMBEDDING, FEATURES, HEAD
-from graphcore.weights.packed_weights import packing_of
 from graphcore.weights.slots import Slot
+
+
+class MatrixModule(Protocol):
+    """A module with one matrix, which may be on the meta device: a table, a head, a projection of experts."""
+
+    @property
+    def weight(self) -> Tensor:
+        """Rows of the matrix, or its packed bytes."""
+
+    @property
+    def packing(self) -> Packing | None:
+        """Packing of the matrix; None if it is dense."""
 
 
 @dataclass(frozen=True)
@@ -36,57 +47,47 @@ class HostStore:
         return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}.values())
 
 
-def fill_store(loader: Loader, decoder: Decoder, groups: Sequence[Group], tables: Sequence[str]) -> HostStore:
-    """Read weights from the checkpoint into a store in RAM, each once.
+def fill_store(loader: Loader, groups: Sequence[Group], matrices: Mapping[str, MatrixModule]) -> HostStore:
+    """Read weights from the checkpoint into a store in RAM, each stored tensor once.
 
     Args:
         groups: groups that stream.
-        tables: names of whole weights to store: "lm_head.weight" if parts of it stream, tables whose rows are
+        matrices: whole matrices to store, by the weights' names: the head if slices of it stream, tables whose rows are
             gathered, experts' matrices.
 
     Raises:
         CheckpointError: a file changed, or holds values that are not valid weights.
     """
-    whole = {name: _whole(loader, decoder, name) for name in tables}
+    read: dict[TensorSource, Tensor] = {}  # a tied head and table are one tensor
+    for name, matrix in matrices.items():
+        if loader.sources[name] not in read:
+            read[loader.sources[name]] = _read_whole(loader, name, matrix)
+    tables = {name: read[loader.sources[name]] for name in matrices}
     held: dict[int, Tensor] = {}
     for group in groups:
         weight = group.weights[0]
         if weight.rows is not None:
-            held[group.index] = _rows_of(whole[weight.name], weight.rows, decoder)
+            held[group.index] = _rows_of(tables[weight.name], matrices[weight.name].packing, weight)
             continue
-        held[group.index] = read_group(loader, group)
-    return HostStore(held, whole)
+        slot = Slot(private_pages(group.layout.nbytes))
+        group.fill(loader, slot)
+        held[group.index] = slot.raw
+    return HostStore(held, tables)
 
 
-def read_group(loader: Loader, group: Group) -> Tensor:
-    """Read a group from the checkpoint's files and return its bytes in RAM, [nbytes] uint8."""
-    slot = Slot(private_pages(group.layout.nbytes))
-    for weight, view in zip(group.weights, slot.views(group.layout).values(), strict=True):
-        fill_weight(loader, weight.name, weight.packing, view, weight.rows)
-    return slot.raw
-
-
-def read_table(loader: Loader, name: str, packing: Packing | None, like: Tensor) -> Tensor:
-    """Read a whole weight from the checkpoint's files and return it in RAM, in the shape and dtype of `like`."""
+def _read_whole(loader: Loader, name: str, matrix: MatrixModule) -> Tensor:
+    like = matrix.weight
     table = private_pages(like.nbytes).view(like.dtype).view(like.shape)
-    fill_weight(loader, name, packing, table)
+    fill_weight(loader, name, matrix.packing, table)
     return table
 
 
-def _whole(loader: Loader, decoder: Decoder, name: str) -> Tensor:
-    if name in (EMBEDDING, FEATURES):
-        table = decoder.table(name)
-        return read_table(loader, name, table.packing, table.weight)
-    group = decoder.head if name == HEAD else decoder
-    return read_table(loader, name, packing_of(group, name), group.get_buffer(name))
-
-
-def _rows_of(table: Tensor, rows: range, decoder: Decoder) -> Tensor:
-    """Return the bytes of a range of the head's rows, as a view of its table."""
-    packing = decoder.head.lm_head.packing
+def _rows_of(table: Tensor, packing: Packing | None, part: GroupWeight) -> Tensor:
+    """Return the bytes of a row slice, [nbytes] uint8, as a view of the whole matrix, which has the packing."""
+    assert part.rows is not None, f"{part.name} is whole"
     if packing is None:
-        return table[rows.start : rows.stop].view(-1).view(torch.uint8)
-    if len(rows) == decoder.head.lm_head.outputs:
+        return table[part.rows.start : part.rows.stop].view(-1).view(torch.uint8)
+    if part.tensor.nbytes == table.nbytes:  # some packings cannot be cut
         return table
-    part, begin = packing.part(rows.start, rows.stop)
-    return table[begin : begin + part.nbytes]
+    _, begin = packing.part(part.rows.start, part.rows.stop)
+    return table[begin : begin + part.tensor.nbytes]

@@ -11,41 +11,36 @@ from torch import Tensor
 from graphcore.checkpoint.streamed_file import ByteSource, StreamedFile
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.moe import ExpertLinear
+from graphcore.streaming.embedding_rows import RowTable
+from graphcore.streaming.host_store import MatrixModule
 from graphcore.weights.experts import expert_linears
 from graphcore.weights.groups import Group, movable_groups, split_layers
 from graphcore.weights.loader import Loader
-from graphcore.weights.matching import EMBEDDING, FEATURES
+from graphcore.weights.matching import EMBEDDING, FEATURES, HEAD
 from graphcore.weights.plan import Plan
-from graphcore.weights.slots import Slot, bind
+from graphcore.weights.slots import Slot
 
 
 @dataclass(frozen=True)
 class MovingWeights:
-    """The weights of a decoder that move under a plan, decided before anything is allocated.
+    """The weights of a model that move under a plan, decided before anything is allocated.
 
     Attributes:
         groups: groups that stream through slots.
-        heads: parts of the head, if they stream; else empty.
+        sliced: head whose row slices are among these groups, by its weight's name; else empty.
+        tables: tables whose rows are fetched for each token, by their weights' names.
         experts: projections whose matrices are fetched expert by expert, by the matrices' names.
         layer_groups: range of layers of each layer group.
+        heads: parts of a decoder's head, if they stream; else empty.
     """
 
     plan: Plan
     groups: Sequence[Group] = ()
-    heads: Sequence[Head] = ()
+    sliced: Mapping[str, MatrixModule] = field(default_factory=dict)
+    tables: Mapping[str, RowTable] = field(default_factory=dict)
     experts: Mapping[str, ExpertLinear] = field(default_factory=dict)
     layer_groups: Sequence[range] = ()
-
-    @property
-    def is_gathered(self) -> bool:
-        """Whether the embedding's table is not on the device, so that its rows are fetched for each token."""
-        return not self.plan.groups.is_embedding_resident
-
-    @property
-    def tables(self) -> frozenset[str]:
-        """Names of the tables whose rows are fetched for each token."""
-        features = not self.plan.groups.are_features_resident
-        return frozenset(({EMBEDDING} if self.is_gathered else set()) | ({FEATURES} if features else set()))
+    heads: Sequence[Head] = ()
 
     @property
     def group_of_layer(self) -> dict[int, int]:
@@ -66,10 +61,17 @@ def find_moving(decoder: Decoder, plan: Plan, layer_group_size: int) -> MovingWe
         layer_group_size: number of layers that move together; the last group may have fewer.
     """
     layer_groups = split_layers(len(decoder.layers), layer_group_size)
-    parts = [decoder.head.part(rows) for rows in decoder.head_rows()]
-    groups = [group for group in movable_groups(decoder, layer_groups, parts) if group.index in plan.groups.streamed]
-    experts = {} if plan.experts is None else expert_linears(decoder, plan.experts.num_layers)
-    return MovingWeights(plan, groups, () if plan.groups.is_head_resident else parts, experts, layer_groups)
+    parts, placed = [decoder.head.part(rows) for rows in decoder.head_rows()], plan.groups
+    gathered = {EMBEDDING: not placed.is_embedding_resident, FEATURES: not placed.are_features_resident}
+    return MovingWeights(
+        plan,
+        [group for group in movable_groups(decoder, layer_groups, parts) if group.index in placed.streamed],
+        sliced={} if placed.is_head_resident else {HEAD: decoder.head.lm_head},
+        tables={name: decoder.table(name) for name, is_gathered in gathered.items() if is_gathered},
+        experts={} if plan.experts is None else expert_linears(decoder, plan.experts.num_layers),
+        layer_groups=layer_groups,
+        heads=() if placed.is_head_resident else parts,
+    )
 
 
 def open_files(loader: Loader, weights: Sequence[str], direct: bool) -> dict[Path, ByteSource]:
@@ -103,8 +105,6 @@ def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> dic
         )
         start = number % plan.groups.num_slots * plan.groups.slot_nbytes
         slot = Slot(memory.raw[start : start + group.layout.nbytes])
-        views = slot.views(group.layout)
-        for weight in group.weights:
-            bind(weight.module, weight.leaf, views[weight.name])
+        group.bind(slot)
         bound[group.index] = slot.raw
     return bound

@@ -1,6 +1,6 @@
 """Setup of everything that moves a model's weights while it runs: files, threads, slots, and the policy.
 
-plan -> load the resident weights -> find the groups that stream -> bind slots once -> filler of the slots -> policy
+weights that move -> store in RAM or open files -> bind slots once -> filler of the slots -> policy
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,28 +12,24 @@ import torch
 from torch import Tensor
 
 from graphcore.checkpoint.streamed_file import ByteSource
-from graphcore.config.settings import StreamingSettings
 from graphcore.nn.decoder import Decoder
-from graphcore.progress import Progress
 from graphcore.streaming.device.copies import DeviceFiller
 from graphcore.streaming.device.queues import CudaQueues
 from graphcore.streaming.device.stream import DeviceLink, host_ring_nbytes, stream_to_device
 from graphcore.streaming.device.timing import DeviceWatch
-from graphcore.streaming.embedding_rows import FileRows, HostRows
+from graphcore.streaming.embedding_rows import FileRows, HostRows, RowTable
 from graphcore.streaming.experts.stream import ExpertStream, LowerTier, open_experts
 from graphcore.streaming.fill_jobs import FillJob, jobs_of
 from graphcore.streaming.host_store import HostStore, fill_store
 from graphcore.streaming.link_rate import measure_copies, measure_jobs, without_conversions
-from graphcore.streaming.moving_weights import MovingWeights, bind_slots, find_moving, open_files
+from graphcore.streaming.moving_weights import MovingWeights, bind_slots, open_files
 from graphcore.streaming.pinned_memory import CudaRegistrar, Pins
 from graphcore.streaming.policy import Policy, Resident, Ring
 from graphcore.streaming.policy_registry import POLICIES
 from graphcore.streaming.thread_filler import THREADS, ThreadFiller, filler_for
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.loader import Loader
-from graphcore.weights.matching import EMBEDDING, HEAD
-from graphcore.weights.plan import Plan, Tier
-from graphcore.weights.resident_weights import load_resident
+from graphcore.weights.plan import Tier
 from graphcore.weights.slots import Slot
 
 
@@ -124,33 +120,31 @@ def link_opener(device: torch.device, pinned: bool) -> Callable[[], DeviceLink] 
 
 def stream_weights(
     loader: Loader,
-    decoder: Decoder,
-    plan: Plan,
-    streaming: StreamingSettings,
+    moving: MovingWeights,
     tier: Tier,
     device: torch.device,
-    on_progress: Progress,
+    pinned: bool,
+    decoder: Decoder | None = None,
 ) -> WeightStream:
-    """Load the resident weights, bind slots for the others, and return the stream that moves them.
+    """Bind slots and lookups for the weights that move, and return the stream that moves them.
 
     Weights that wait in RAM are read now; weights that stream from files are not.
 
     Args:
-        decoder: decoder on the meta device.
         tier: tier where the streamed weights wait.
-        on_progress: callback as for `load_resident`.
+        pinned: True if the memory that copies to a GPU start from is to be locked.
+        decoder: decoder that owns the experts; needed only if experts move.
 
     Raises:
         CheckpointError: bytes are wrong, or a file changed or cannot be read.
     """
-    moving = find_moving(decoder, plan, streaming.layer_group_size)
-    load_resident(loader, decoder, device, on_progress, moving.names)
-    store = _store(loader, decoder, moving) if tier.kind == "host" and plan.is_streaming else None
+    store = None
+    if tier.kind == "host" and moving.plan.is_streaming:
+        store = fill_store(loader, moving.groups, {**moving.sliced, **moving.tables, **moving.experts})
     files = open_files(loader, sorted(moving.names), tier.is_direct) if store is None else {}
-    for name in moving.tables:
-        decoder.table(name).fetch_rows(_rows(loader, decoder, name, store, files, device))
-    link_to = link_opener(device, streaming.pinned_memory)
-    return open_stream(loader, moving, store, files, device, link_to, decoder)
+    for name, table in moving.tables.items():
+        table.fetch_rows(_rows(loader, name, table, store, files, device))
+    return open_stream(loader, moving, store, files, device, link_opener(device, pinned), decoder)
 
 
 def open_stream(
@@ -227,27 +221,16 @@ def _open_groups(
     )
 
 
-def _store(loader: Loader, decoder: Decoder, moving: MovingWeights) -> HostStore:
-    """Read the weights that move into a store in RAM."""
-    tables = {HEAD} if moving.heads else set()
-    if moving.is_gathered and not (loader.is_tied and tables):
-        tables.add(EMBEDDING)
-    tables |= moving.tables - {EMBEDDING}
-    return fill_store(loader, decoder, moving.groups, [*sorted(tables), *moving.experts])
-
-
 def _rows(
     loader: Loader,
-    decoder: Decoder,
     name: str,
+    table: RowTable,
     store: HostStore | None,
     files: Mapping[Path, ByteSource],
     device: torch.device,
 ) -> FileRows | HostRows:
-    """Return the lookup that fetches the rows of the table `name` from the store or the files."""
-    table = decoder.table(name)
+    """Return the lookup that fetches the rows of a table from the store or the files."""
     if store is not None:
-        is_head = name == EMBEDDING and loader.is_tied and HEAD in store.tables
-        return HostRows(store.tables[HEAD if is_head else name], table.packing, device)
+        return HostRows(store.tables[name], table.packing, device)
     dtype = torch.float32 if table.packing is not None else table.weight.dtype
     return FileRows(loader, name, files, table.width, dtype, device)

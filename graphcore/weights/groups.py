@@ -8,16 +8,19 @@ Norm weights, biases, scales and position tables never move: they are less than 
 captured programs copy them. Experts belong to no group, because they move one by one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from graphcore.kernels.packing import Packing
 from graphcore.nn.decoder import Decoder, Head, is_movable
+from graphcore.weights.conversion import fill_weight
 from graphcore.weights.layout import Layout, layout_of
+from graphcore.weights.loader import Loader
 from graphcore.weights.matching import HEAD
 from graphcore.weights.packed_weights import packing_of
+from graphcore.weights.slots import Slot, bind
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class GroupWeight:
     """One weight of a group, and the module that holds it.
 
     Attributes:
-        name: name of the weight in the decoder, such as "layers.3.mlp.up_proj.weight".
+        name: name of the weight in the model, such as "layers.3.mlp.up_proj.weight".
         module: module that holds the weight.
         leaf: name of the weight in that module.
         packing: packing of the weight; None if it is dense.
@@ -47,7 +50,7 @@ class GroupWeight:
 
 @dataclass(frozen=True)
 class Group:
-    """A group of weights that move together.
+    """A group of weights that lie together in one buffer: they move together, or are loaded together for good.
 
     Attributes:
         index: number of the group, in the order of use.
@@ -61,8 +64,24 @@ class Group:
 
     @property
     def layout(self) -> Layout:
-        """Layout of the weights in the group's buffer, by their names in the decoder."""
+        """Layout of the weights in the group's buffer, by their names in the model."""
         return layout_of((weight.name, weight.tensor) for weight in self.weights)
+
+    def fill(self, loader: Loader, slot: Slot) -> None:
+        """Read the weights from the checkpoint's files and write them into a slot in RAM.
+
+        Raises:
+            CheckpointError: a file changed, or holds values that are not valid weights.
+        """
+        views = slot.views(self.layout)
+        for weight in self.weights:
+            fill_weight(loader, weight.name, weight.packing, views[weight.name], weight.rows)
+
+    def bind(self, slot: Slot) -> None:
+        """Make the modules' weights views of a slot."""
+        views = slot.views(self.layout)
+        for weight in self.weights:
+            bind(weight.module, weight.leaf, views[weight.name])
 
 
 def split_layers(num_layers: int, group_size: int) -> list[range]:
@@ -70,23 +89,23 @@ def split_layers(num_layers: int, group_size: int) -> list[range]:
     return [range(begin, min(begin + group_size, num_layers)) for begin in range(0, num_layers, group_size)]
 
 
-def movable_groups(decoder: Decoder, layer_groups: Sequence[range], head_parts: Sequence[Head]) -> list[Group]:
-    """Return all groups that can stream through slots, in the order of use.
+def numbered_groups(
+    layer_groups: Sequence[range], matrices: Callable[[int], Iterable[GroupWeight]], head_slices: Sequence[GroupWeight]
+) -> list[Group]:
+    """Return a model's groups that can stream through slots, in the order of use, with their numbers and labels.
 
     Args:
         layer_groups: range of layers of each layer group.
-        head_parts: parts of the decoder's head, one for each range of `Decoder.head_rows`.
+        matrices: function from a layer to its weights that move.
+        head_slices: row slices of the head, in order.
     """
-    groups = [_layer_group(decoder, index, layers) for index, layers in enumerate(layer_groups, start=1)]
-    for number, (rows, part) in enumerate(zip(decoder.head_rows(), head_parts, strict=True), start=1):
-        weight = GroupWeight(HEAD, part.lm_head, "weight", part.lm_head.packing, rows)
-        groups.append(Group(len(layer_groups) + number, f"head {number} of {len(head_parts)}", [weight]))
+    groups = [
+        Group(index, layers_label(layers), [weight for layer in layers for weight in matrices(layer)])
+        for index, layers in enumerate(layer_groups, start=1)
+    ]
+    for number, part in enumerate(head_slices, start=1):
+        groups.append(Group(len(layer_groups) + number, f"head {number} of {len(head_slices)}", [part]))
     return groups
-
-
-def _layer_group(decoder: Decoder, index: int, layers: range) -> Group:
-    weights = [weight for layer in layers for weight in _matrices(decoder.layers[layer], f"layers.{layer}.")]
-    return Group(index, layers_label(layers), weights)
 
 
 def layers_label(layers: range) -> str:
@@ -95,8 +114,40 @@ def layers_label(layers: range) -> str:
     return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
-def _matrices(module: nn.Module, prefix: str) -> Iterator[GroupWeight]:
-    for name, tensor in module.named_buffers():
-        if is_movable(name, tensor):
-            owner, _, leaf = name.rpartition(".")
-            yield GroupWeight(prefix + name, module.get_submodule(owner), leaf, packing_of(module, name))
+def movable_groups(decoder: Decoder, layer_groups: Sequence[range], head_parts: Sequence[Head]) -> list[Group]:
+    """Return all groups of a decoder that can stream through slots, in the order of use.
+
+    Args:
+        layer_groups: range of layers of each layer group.
+        head_parts: parts of the decoder's head, one for each range of `Decoder.head_rows`.
+    """
+    slices = [
+        GroupWeight(HEAD, part.lm_head, "weight", part.lm_head.packing, rows)
+        for rows, part in zip(decoder.head_rows(), head_parts, strict=True)
+    ]
+
+    def matrices(layer: int) -> list[GroupWeight]:
+        weights = _weights_of(decoder.layers[layer], f"layers.{layer}.")
+        return [weight for weight in weights if is_movable(weight.name, weight.tensor)]
+
+    return numbered_groups(layer_groups, matrices, slices)
+
+
+def resident_groups(decoder: Decoder, is_tied: bool, moved: Collection[str] = ()) -> list[Group]:
+    """Return the weights of a decoder that do not move, in the order of use: embedding, each layer, head.
+
+    Args:
+        is_tied: True if the head reads the embedding's bytes and has none of its own.
+        moved: names of weights that are not resident.
+    """
+    left_out = {*moved, HEAD} if is_tied else {*moved}
+    return [
+        Group(index, prefix, [weight for weight in _weights_of(module, prefix) if weight.name not in left_out])
+        for index, (prefix, module) in enumerate(decoder.groups())
+    ]
+
+
+def _weights_of(module: nn.Module, prefix: str) -> Iterator[GroupWeight]:
+    for name, _ in module.named_buffers():
+        owner, _, leaf = name.rpartition(".")
+        yield GroupWeight(prefix + name, module.get_submodule(owner), leaf, packing_of(module, name))

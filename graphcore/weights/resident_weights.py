@@ -1,4 +1,4 @@
-"""Loading of a decoder's resident weights: allocate one block of memory, fill it, bind the buffers to it, and check.
+"""Loading of resident weights: allocate one block of memory, fill it, bind the modules to it, and check.
 
     [ token embedding | positions | layer 0 | layer 1 | ... | final norm | head ]    a tied head has no bytes of its own
 
@@ -6,19 +6,19 @@ Native programs and captured graphs keep the weights' addresses. If a buffer wer
 would read stale bytes, which might go unnoticed.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from graphcore.errors import ResidencyError
 from graphcore.nn.decoder import Decoder
 from graphcore.progress import Progress
-from graphcore.weights.conversion import fill_weight
-from graphcore.weights.layout import ALIGNMENT, Layout, Place, layout_of
+from graphcore.weights.groups import Group, resident_groups
+from graphcore.weights.layout import ALIGNMENT, Layout, Place
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, HEAD
-from graphcore.weights.packed_weights import packing_of
 from graphcore.weights.slots import Slot, bind
 
 CPU = torch.device("cpu")
@@ -46,56 +46,77 @@ def load_resident(
         CheckpointError: the file changed, or holds values that are not valid weights.
         ResidencyError: a weight is not at its planned place.
     """
-    groups = list(decoder.groups())
-    layouts = [resident_layout(loader, prefix, module, moved) for prefix, module in groups]
-    whole = Slot.allocate(sum(layout.nbytes for layout in layouts), device)
-    slots = whole.split(layouts)
-    done = 0
-    for index, ((prefix, module), layout, slot) in enumerate(zip(groups, layouts, slots, strict=True)):
-        # The CPU makes the weights: for another device they are made in RAM and copied as one run.
-        made = slot if device.type == "cpu" else Slot.allocate(layout.nbytes, CPU)
-        for name, view in made.views(layout).items():
-            fill_weight(loader, prefix + name, packing_of(module, name), view)
-        if made is not slot:
-            slot.raw.copy_(made.raw)
-        for name, view in slot.views(layout).items():
-            bind(module, name, view)
-        done += layout.nbytes
-        on_progress("load", index, done, whole.raw.nbytes)
-    if loader.is_tied and HEAD not in moved:
+    groups = resident_groups(decoder, loader.is_tied, moved)
+    layouts = [group.layout for group in groups]
+    whole = load_groups(loader, groups, device, on_progress)
+    shared = {HEAD: EMBEDDING} if loader.is_tied else {}
+    if shared and HEAD not in moved:
         bind(decoder.head, HEAD, decoder.embed_tokens.weight)
-    check_resident(decoder, whole, layouts, device, moved)
+    check_resident(named_weights(decoder), whole, layouts, device, moved, shared)
     return whole.raw.nbytes
 
 
-def resident_layout(loader: Loader, prefix: str, module: nn.Module, moved: Collection[str] = ()) -> Layout:
-    """Return the layout of a group's resident weights; a tied head has no bytes of its own."""
-    left_out = {*moved, HEAD} if loader.is_tied else moved
-    return layout_of((name, tensor) for name, tensor in module.named_buffers() if prefix + name not in left_out)
+def load_groups(loader: Loader, groups: Sequence[Group], device: torch.device, on_progress: Progress) -> Slot:
+    """Allocate one block of memory for groups of weights, fill it, and bind the modules to it; return the block.
+
+    Args:
+        groups: groups of weights on the meta device; they will lie in this order.
+        on_progress: callback as for `load_resident`.
+
+    Raises:
+        CheckpointError: the file changed, or holds values that are not valid weights.
+    """
+    layouts = [group.layout for group in groups]
+    whole = Slot.allocate(sum(layout.nbytes for layout in layouts), device)
+    done = 0
+    for index, (group, layout, slot) in enumerate(zip(groups, layouts, whole.split(layouts), strict=True)):
+        # The CPU makes the weights: for another device they are made in RAM and copied as one run.
+        made = slot if device.type == "cpu" else Slot.allocate(layout.nbytes, CPU)
+        group.fill(loader, made)
+        if made is not slot:
+            slot.raw.copy_(made.raw)
+        group.bind(slot)
+        done += layout.nbytes
+        on_progress("load", index, done, whole.raw.nbytes)
+    return whole
+
+
+def named_weights(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and tensor of every weight, in the order of use; a tied head is included."""
+    for prefix, group in decoder.groups():
+        for name, tensor in group.named_buffers():
+            yield prefix + name, tensor
 
 
 def check_resident(
-    decoder: Decoder, slot: Slot, layouts: Sequence[Layout], device: torch.device, moved: Collection[str] = ()
+    weights: Iterable[tuple[str, Tensor]],
+    slot: Slot,
+    layouts: Sequence[Layout],
+    device: torch.device,
+    moved: Collection[str] = (),
+    shared: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Check that all resident weights lie where the layouts say.
 
     Args:
+        weights: name and tensor of every weight of the model, in the order of the layouts.
         slot: allocation that holds all resident weights.
-        layouts: layouts of the decoder's groups, which lie one after another in the slot.
+        layouts: layouts of the groups, which lie one after another in the slot.
         device: device of the weights.
         moved: names of weights that are not resident.
+        shared: names of weights without bytes of their own, each with the name of the weight whose bytes it reads.
 
     Raises:
         ResidencyError: a weight lies elsewhere; the message names it, its expected place and the actual one.
     """
-    expected = dict(_places(decoder, layouts))
+    tensors, expected = dict(weights), dict(_places(layouts))
     end = 0
-    for name, tensor in _buffers(decoder):
+    for name, tensor in tensors.items():
         if name in moved:
             continue
         place = expected.pop(name, None)
         if place is None:
-            _check_tied(decoder, name, tensor)
+            _check_shared(name, tensor, shared.get(name), tensors)
             continue
         wanted = f"{place.nbytes} bytes at byte {place.offset} of the weights' allocation on {device}"
         found = _fault(tensor, place, slot, device)
@@ -108,27 +129,20 @@ def check_resident(
         raise ResidencyError(f"weights {sorted(expected)} have a place, but no buffer holds them; {ADVICE}")
 
 
-def _buffers(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and tensor of every weight, in the order of use; a tied head is included."""
-    for prefix, group in decoder.groups():
-        for name, tensor in group.named_buffers():
-            yield prefix + name, tensor
-
-
-def _places(decoder: Decoder, layouts: Sequence[Layout]) -> Iterator[tuple[str, Place]]:
+def _places(layouts: Sequence[Layout]) -> Iterator[tuple[str, Place]]:
     """Yield each weight's name and place, with its offset from the slot's first byte."""
     start = 0
-    for (prefix, _), layout in zip(decoder.groups(), layouts, strict=True):
+    for layout in layouts:
         for name, place in layout.places.items():
-            yield prefix + name, Place(start + place.offset, place.shape, place.dtype)
+            yield name, Place(start + place.offset, place.shape, place.dtype)
         start += layout.nbytes
 
 
-def _check_tied(decoder: Decoder, name: str, tensor: Tensor) -> None:
-    if name != HEAD:
+def _check_shared(name: str, tensor: Tensor, partner: str | None, tensors: Mapping[str, Tensor]) -> None:
+    if partner is None:
         raise ResidencyError(f"weight '{name}' has no place in any layout; {ADVICE}")
-    if tensor is not decoder.embed_tokens.weight:
-        raise ResidencyError(f"weight '{HEAD}' must be the tensor of '{EMBEDDING}', but is another one; {ADVICE}")
+    if tensor.is_meta or tensor.data_ptr() != tensors[partner].data_ptr():
+        raise ResidencyError(f"weight '{name}' must be the tensor of '{partner}', but is another one; {ADVICE}")
 
 
 def _fault(tensor: Tensor, place: Place, slot: Slot, device: torch.device) -> str | None:

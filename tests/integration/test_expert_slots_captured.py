@@ -20,8 +20,8 @@ from torch import Tensor
 
 from graphcore import Engine
 from graphcore.engine.engine import batching_of
-from graphcore.engine.loading import build as building
-from graphcore.engine.loading import plan_run as planning
+from graphcore.engine.loading import decoder_backend
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.kernels.ops.expert_slots import CALLS, HITS, IN_PLACE, LOADED
@@ -60,9 +60,9 @@ def engine_of(
             weight_stream, "link_opener", lambda _device, _pinned: lambda: DeviceLink(queues, Pins(Driver(quota)))
         )
         patch.setattr(
-            building, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
+            decoder_backend, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
         )
-        patch.setattr(planning, "maps_experts", lambda _settings, _parts, tier: tier.kind == "host")
+        patch.setattr(PreparedDecoder, "maps_experts", lambda _self, _settings, tier: tier.kind == "host")
         sizes = ["prefill_chunk=8", f"batch_size={rows}", "context_length=32", f"kv_dtype={kv}"]
         if slots is not None:
             sizes += ["streaming.source=host", f"streaming.expert_cache={slots_nbytes(folder, dtype, slots)}"]

@@ -11,9 +11,11 @@ from streamed_engine import collect_until, fill_threads
 from torch import Tensor
 
 from graphcore import Engine
+from graphcore.planning.tier import host_nbytes
 
 pytestmark = pytest.mark.thorough
 
+PAGE = 4096  # bytes
 VOCAB = 1280  # so that the head has slices: a layer of these models has 100 to 200 KB, the head 320 KB
 SIZES = ["context_length=128", "batch_size=2", "model.fallback=transformers", "streaming.memory_budget=64MB"]
 STREAMS = {
@@ -137,6 +139,17 @@ def test_a_budget_that_is_too_small_is_refused_with_the_one_that_works(
     keys = [*SIZES, f"streaming.memory_budget={least}"]
     with Engine.load(model.folder, dtype="fp32", device="cpu", streaming="on", overrides=keys) as engine:
         assert engine.plan.total_nbytes == least
+
+
+@pytest.mark.parametrize("name", ["phi3", "granite"])  # untied and tied
+def test_weights_that_wait_in_ram_take_the_bytes_that_are_planned(
+    name: str, fallback_model: Callable[[str], FallbackModel]
+) -> None:
+    keys = [*SIZES, "streaming.source=host"]
+    with Engine.load(fallback_model(name).folder, dtype="fp32", device="cpu", streaming="on", overrides=keys) as engine:
+        planned = host_nbytes(engine.plan)
+        num_parts = len(engine.plan.groups.streamed) + 2  # each begins a page of its own
+        assert planned <= engine.loaded.weight_stream.host_nbytes <= planned + num_parts * PAGE
 
 
 def test_a_file_that_is_cut_off_ends_the_generation_with_an_error(

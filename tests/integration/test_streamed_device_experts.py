@@ -18,8 +18,8 @@ from simulated_queues import SimulatedQueues
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine.loading import build as building
-from graphcore.engine.loading import plan_run as planning
+from graphcore.engine.loading import decoder_backend
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.kernels.gpu.device_packing import DevicePacking
@@ -83,9 +83,9 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, folder: Path, streaming: str, *ov
             lambda _device, _pinned: lambda: DeviceLink(queues, Pins(Driver()) if is_locking else None),
         )
         patch.setattr(
-            building, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
+            decoder_backend, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
         )
-        patch.setattr(planning, "maps_experts", lambda _settings, _parts, tier: tier.kind == "host" and is_locking)
+        patch.setattr(PreparedDecoder, "maps_experts", lambda _self, _s, tier: tier.kind == "host" and is_locking)
         load: Callable[..., Engine] = Engine.load
         with load(
             folder, "bf16", streaming=streaming, graph="eager", device="cpu", overrides=[*SIZES, *overrides]

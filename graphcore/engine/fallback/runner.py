@@ -13,7 +13,7 @@ from torch import Tensor
 
 from graphcore.engine.fallback.cached_model import CachedModel, HeldCache, PassStep
 from graphcore.engine.fallback.layer_hooks import LayerHooks, recording
-from graphcore.engine.fallback.weight_groups import SkeletonWeights
+from graphcore.engine.fallback.skeleton_weights import SkeletonWeights
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import RunnerSizes, StaticRunner
 from graphcore.errors import ConfigError, UnsupportedError

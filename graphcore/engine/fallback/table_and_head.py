@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from graphcore.kernels.packing import Packing
 from graphcore.nn.decoder import equal_parts
 
 if TYPE_CHECKING:
@@ -26,11 +27,23 @@ class TableEmbedding(nn.Embedding):
 
     Attributes:
         gather: function from token ids [B, T] to rows [B, T, D] where the table is not in memory; else None.
+        packing: None, because the table is dense.
     """
+
+    packing: Packing | None = None
 
     def __init__(self, plain: nn.Embedding) -> None:
         super().__init__(plain.num_embeddings, plain.embedding_dim, device="meta", dtype=plain.weight.dtype)
         self.gather: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def width(self) -> int:
+        """Width D of a row."""
+        return self.embedding_dim
+
+    def fetch_rows(self, gather: Callable[[Tensor], Tensor]) -> None:
+        """Use `gather`, from token ids [B, T] to rows [B, T, D], from now on: the table is not in memory."""
+        self.gather = gather
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # Embedding's own name for it
         """Return rows, [B, T, D]."""
@@ -60,7 +73,10 @@ class SlicedHead(nn.Linear):
 
     Attributes:
         slices: slices of all rows, in order; outside the module tree, so that the head's weights keep their names.
+        packing: None, because the head is dense.
     """
+
+    packing: Packing | None = None
 
     def __init__(self, plain: nn.Linear, most_nbytes: int) -> None:
         has_bias = plain.bias is not None

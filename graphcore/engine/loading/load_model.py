@@ -1,20 +1,19 @@
-"""From settings to a loaded model: opened, prepared, planned and built, by graphcore or on transformers' classes."""
+"""From settings to a loaded model: opened, prepared, planned and built, one way for either backend."""
 
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
-from graphcore.config.settings import Settings
+from graphcore.config.settings import ModelSettings, Settings
 from graphcore.device import resolve_device, return_blocks_when_freed, return_freed_memory, use_threads
-from graphcore.engine.loading.build import build_running
-from graphcore.engine.loading.open_model import Model, open_model
+from graphcore.engine.loading.decoder_backend import DecoderBackend
+from graphcore.engine.loading.model_backend import M, ModelBackend, P
 from graphcore.engine.loading.plan_run import plan_run
-from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.prompt_encoder import PromptEncoder
@@ -25,9 +24,6 @@ from graphcore.progress import Progress
 from graphcore.streaming.weight_stream import WeightStream
 from graphcore.weights.loader import Loader
 from graphcore.weights.plan import Plan
-
-if TYPE_CHECKING:
-    from graphcore.engine.fallback.loading import TransformersModel
 
 
 @dataclass
@@ -111,9 +107,8 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
         free_memory = FreeMemory.begin(device)
     use_threads(settings.threads)
     refuse_forked(torch.get_num_threads())
-    load = load_own if settings.model.fallback is None else load_fallback
     try:
-        loaded = load(settings, on_progress, check)
+        loaded = _load(backend_of(settings.model), settings, on_progress, check)
     except torch.OutOfMemoryError as error:
         reason = str(error).strip().partition("\n")[0]
         raise PlanError(
@@ -132,17 +127,16 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
     return replace(loaded, notes=notes, free_memory=free_memory)
 
 
-def load_own(settings: Settings, on_progress: Progress, check: Check) -> LoadedModel:
-    """Load a model of one of graphcore's own architectures."""
-    model = open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
+def _load(backend: ModelBackend[M, P], settings: Settings, on_progress: Progress, check: Check) -> LoadedModel:
+    """Load a model with a backend; notes about memory and threads are left to `load_model`."""
+    model = backend.open(settings, on_progress)
     if model.tokenizer is not None and settings.chat != "off" and settings.prompt_ids is None:
         model.tokenizer.prepare_chat()
-    prompts = _encoder(settings, model)
+    source, vocab = model.checkpoint.source, model.config.vocab_size
+    prompts = PromptEncoder(model.tokenizer, source, settings.special_tokens, vocab, model.unread)
     check(prompts)
-    parts = prepare_model(settings, model, on_progress=on_progress)
-    with torch.inference_mode():
-        parts, plan, tier = plan_run(settings, model, parts)
-        running = build_running(settings, model, parts, plan, tier, on_progress)
+    parts, plan, tier = plan_run(settings, backend.prepare(settings, model, on_progress))
+    running = backend.build(settings, parts, plan, tier, on_progress)
     if isinstance(model.checkpoint, GGUFCheckpoint):
         model.checkpoint.forget_arrays()  # the tokenizer has read what it needs of them
     return LoadedModel(
@@ -158,27 +152,10 @@ def load_own(settings: Settings, on_progress: Progress, check: Check) -> LoadedM
     )
 
 
-def load_fallback(settings: Settings, on_progress: Progress, check: Check) -> LoadedModel:
-    """Load a model of one of transformers' own classes."""
-    from graphcore.engine.fallback.loading import open_transformers, run_transformers  # optional, a dozen modules
+def backend_of(settings: ModelSettings) -> ModelBackend[Any, Any]:
+    """Return the backend that the settings name: graphcore's own, or that of model.fallback=transformers."""
+    if settings.fallback is None:
+        return DecoderBackend()
+    from graphcore.engine.fallback.transformers_backend import TransformersBackend  # optional, a dozen modules
 
-    model, parts, plan, tier = open_transformers(settings, on_progress)
-    prompts = _encoder(settings, model)
-    check(prompts)
-    running = run_transformers(settings, parts, plan, tier, on_progress)
-    return LoadedModel(
-        settings,
-        model.config,
-        prompts,
-        parts.runtime,
-        parts.notes,
-        parts.loader,
-        plan,
-        running.stream,
-        running.runner,
-    )
-
-
-def _encoder(settings: Settings, model: "Model | TransformersModel") -> PromptEncoder:
-    source, vocab = model.checkpoint.source, model.config.vocab_size
-    return PromptEncoder(model.tokenizer, source, settings.special_tokens, vocab, model.unread)
+    return TransformersBackend()

@@ -1,6 +1,7 @@
 """From a checkpoint source to its config, spec and tokenizer; no weight is read.
 
-source -> local path -> Checkpoint -> ModelConfig -> ModelSpec
+source -> local path -> Checkpoint                                   fetch_checkpoint, for a model of either kind
+                        Checkpoint -> ModelConfig -> ModelSpec       open_model, for graphcore's own architectures
 """
 
 from dataclasses import dataclass
@@ -27,13 +28,11 @@ from graphcore.tokenizer.hf_folder import has_tokenizer
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Model:
-    """A checkpoint with its config, spec and tokenizer.
+@dataclass(frozen=True, kw_only=True)
+class OpenedModel:
+    """A checkpoint with its config and tokenizer, whatever runs the model.
 
     Attributes:
-        path: local file or folder; None for random weights.
-        stored_layers: number of layers in the checkpoint; the config may use only the first of them.
         dtype: name in torch of the dtype of the stored weights ("bfloat16"); None where they are packed or it is not
             stated.
         tokenizer: the tokenizer; None if the checkpoint has none.
@@ -41,13 +40,24 @@ class Model:
     """
 
     checkpoint: Checkpoint
-    path: Path | None
     config: ModelConfig
-    spec: ModelSpec
-    stored_layers: int
     dtype: str | None
     tokenizer: Tokenizer | None
     unread: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(OpenedModel):
+    """An opened model of one of graphcore's own architectures.
+
+    Attributes:
+        path: local file or folder; None for random weights.
+        stored_layers: number of layers in the checkpoint; the config may use only the first of them.
+    """
+
+    path: Path | None
+    spec: ModelSpec
+    stored_layers: int
 
 
 def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress: Progress) -> Model:
@@ -63,11 +73,10 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
         CheckpointError: there is none, it is damaged, or it is not supported.
         ConfigError: a setting contradicts the checkpoint.
     """
-    source = parse_source(settings.checkpoint)
-    if isinstance(source, RandomSource):
-        return _random_model(settings, seed, source.options)
-    path = fetch(source, cache_dir, settings.expected_sha256, on_progress)
-    checkpoint = open_checkpoint(path)
+    found = fetch_checkpoint(settings, cache_dir, on_progress)
+    if isinstance(found, RandomSource):
+        return _random_model(settings, seed, found.options)
+    path, checkpoint = found
     stored = read_config(checkpoint)
     config = stored.cut(settings.num_hidden_layers, checkpoint.source)
     spec = architecture_of(config).spec(config)
@@ -75,7 +84,16 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
     weights = weights if config.experts is None else with_stacked_experts(weights)
     dtype = stored_dtype(weights, config)
     tokenizer, unread = read_tokenizer(checkpoint, cache_dir)
-    return Model(weights, path, config, spec, stored.num_hidden_layers, dtype, tokenizer, unread)
+    return Model(
+        checkpoint=weights,
+        path=path,
+        config=config,
+        spec=spec,
+        stored_layers=stored.num_hidden_layers,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        unread=unread,
+    )
 
 
 def _random_model(settings: ModelSettings, seed: int, format_name: str) -> Model:
@@ -87,8 +105,29 @@ def _random_model(settings: ModelSettings, seed: int, format_name: str) -> Model
     config = parse_model_config(settings.random_config, where).cut(settings.num_hidden_layers, where)
     spec = architecture_of(config).spec(config)
     return Model(
-        RandomCheckpoint(spec, seed, format_name), None, config, spec, config.num_hidden_layers, "bfloat16", None
+        checkpoint=RandomCheckpoint(spec, seed, format_name),
+        path=None,
+        config=config,
+        spec=spec,
+        stored_layers=config.num_hidden_layers,
+        dtype="bfloat16",
+        tokenizer=None,
     )
+
+
+def fetch_checkpoint(
+    settings: ModelSettings, cache_dir: Path, on_progress: Progress
+) -> tuple[Path, Checkpoint] | RandomSource:
+    """Return the local path and the checkpoint that the settings name, downloaded if need be; or the random source.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    source = parse_source(settings.checkpoint)
+    if isinstance(source, RandomSource):
+        return source
+    path = fetch(source, cache_dir, settings.expected_sha256, on_progress)
+    return path, open_checkpoint(path)
 
 
 def read_tokenizer(checkpoint: Checkpoint, cache_dir: Path) -> tuple[Tokenizer | None, str]:

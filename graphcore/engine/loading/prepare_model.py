@@ -4,7 +4,6 @@ No weight is allocated or read.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -16,6 +15,7 @@ from graphcore.config.user_path import lacks_home
 from graphcore.device import find_cpp_compiler
 from graphcore.engine.loading.kv_dtype import choose_kv_types, note_on_kv_types
 from graphcore.engine.loading.open_model import Model
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import (
     NO_HOME,
     ComputeTarget,
@@ -44,27 +44,13 @@ from graphcore.weights.matching import match_weights
 from graphcore.weights.packed_weights import PackingPolicy, WeightPacker, is_stored_packed
 
 
-@dataclass(frozen=True)
-class PreparedModel:
-    """A model's runtime configuration, its decoder on the meta device, and the loader of its weights.
-
-    Attributes:
-        notes: lines about what graphcore chose or what may surprise; loading adds to them.
-    """
-
-    runtime: RuntimeConfig
-    notes: list[str]
-    decoder: Decoder
-    loader: Loader
-
-
 def prepare_model(
     settings: Settings,
     model: Model,
     target: ComputeTarget | None = None,
     on_progress: Progress = ignore_progress,
     source_note: str = "",
-) -> PreparedModel:
+) -> PreparedDecoder:
     """Return the model's runtime configuration, decoder and loader; no weight is allocated or read.
 
     Args:
@@ -107,7 +93,7 @@ def prepare_model(
         is_dependent=is_dependent,
     )
     notes += notes_on_kernels(settings, runtime, decoder, loader)
-    return PreparedModel(runtime, notes, decoder, loader)
+    return PreparedDecoder(runtime, notes, loader, decoder)
 
 
 def graph_without_native_programs(settings: Settings, obstacle: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from graphcore.build_folder import build_folder, temporary_folder
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_dtype
-from graphcore.engine.loading.open_model import Model
+from graphcore.engine.loading.open_model import OpenedModel
 from graphcore.errors import ConfigError, GraphError
 from graphcore.kernels.cpu.library import can_have_kernels, find_library, loads
 from graphcore.kernels.gpu.pdl import FIRST_CAPABILITY, supports_pdl
@@ -91,7 +91,17 @@ class ComputeTarget:
         return self.library is not None or self.has_triton
 
 
-def target_here(settings: Settings, model: Model, on_progress: Progress = ignore_progress) -> ComputeTarget:
+def device_and_dtype(settings: Settings, model: OpenedModel) -> tuple[torch.device, torch.dtype]:
+    """Return the device that the settings name on this machine, and the compute dtype there.
+
+    Raises:
+        ConfigError: the machine does not have the device, or cannot compute in the dtype.
+    """
+    device = resolve_device(settings.device)
+    return device, resolve_dtype(settings.dtype.name, model.dtype, device)
+
+
+def target_here(settings: Settings, model: OpenedModel, on_progress: Progress = ignore_progress) -> ComputeTarget:
     """Return this machine's compute target. Builds the C++ kernels if they are missing.
 
     Args:
@@ -100,8 +110,7 @@ def target_here(settings: Settings, model: Model, on_progress: Progress = ignore
     Raises:
         ConfigError: the machine does not have the device, or cannot compute in the dtype.
     """
-    device = resolve_device(settings.device)
-    dtype = resolve_dtype(settings.dtype.name, model.dtype, device)
+    device, dtype = device_and_dtype(settings, model)
     library, note = find_kernels(settings.cache_folder, device, on_progress)
     return ComputeTarget(device, dtype, library, device.type == "cuda" and register(), note=note)
 

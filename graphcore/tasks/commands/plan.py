@@ -17,10 +17,11 @@ from graphcore.checkpoint.sources.source import HubSource, parse_source
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import ModelSettings, Settings
 from graphcore.device import use_threads
-from graphcore.engine.fallback.loading import open_transformers
+from graphcore.engine.fallback.transformers_backend import TransformersBackend
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.plan_run import plan_run, ram_of
-from graphcore.engine.loading.prepare_model import PreparedModel, prepare_model
+from graphcore.engine.loading.prepare_model import prepare_model
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.errors import PlanError
 from graphcore.planning.machine import Machine, Speeds
@@ -137,9 +138,11 @@ def planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: P
         settings = replace(settings, model=model)
         if model.fallback is None:
             return _planned_own(settings, machine, speeds, on_progress, note)
-        opened, fallback, plan, tier = open_transformers(settings, on_progress)
+        backend = TransformersBackend()
+        opened = backend.open(settings, on_progress)
+        parts, plan, tier = plan_run(settings, backend.prepare(settings, opened, on_progress))
         rates = speeds.rates(machine, tier.kind, plan.is_streaming)
-        return Outcome(opened.config, fallback.runtime, fallback.notes, plan, tier.kind, rates=rates, note=note)
+        return Outcome(opened.config, parts.runtime, parts.notes, plan, tier.kind, rates=rates, note=note)
 
 
 @contextmanager
@@ -173,7 +176,7 @@ def _planned_own(settings: Settings, machine: Machine, speeds: Speeds, on_progre
     experts = sizes_of(parts.decoder, parts.loader.is_tied, 1).experts
     expert_nbytes = 0 if experts is None else experts.total_nbytes
     try:
-        parts, plan, tier = plan_run(settings, own, parts, machine)
+        parts, plan, tier = plan_run(settings, parts, machine)
     except PlanError as error:
         if not isinstance(error.smallest, Plan):
             raise
@@ -186,7 +189,7 @@ def _planned_own(settings: Settings, machine: Machine, speeds: Speeds, on_progre
 
 def known_rates(
     settings: Settings,
-    parts: PreparedModel,
+    parts: PreparedDecoder,
     plan: Plan,
     tier: Tier,
     machine: Machine,

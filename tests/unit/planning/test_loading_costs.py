@@ -21,9 +21,7 @@ import sys, threading
 from pathlib import Path
 import torch
 from graphcore.config.compose import compose_settings
-from graphcore.engine.loading.prepare_model import prepare_model
-from graphcore.engine.loading.build import build_running
-from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.decoder_backend import DecoderBackend
 from graphcore.engine.loading.plan_run import plan_run
 
 def anonymous():
@@ -32,16 +30,17 @@ def anonymous():
 
 settings = compose_settings(["device=cpu", "graph=eager", "context_length=64", "threads=2", *sys.argv[1:]])
 torch.set_num_threads(2)
-model = open_model(settings.model, 0, settings.cache_folder, lambda *stage: None)
+backend = DecoderBackend()
+model = backend.open(settings, lambda *stage: None)
 with torch.inference_mode():
-    parts, plan, tier = plan_run(settings, model, prepare_model(settings, model))
+    parts, plan, tier = plan_run(settings, backend.prepare(settings, model, lambda *stage: None))
     before, peak, over = anonymous(), [0], threading.Event()
     def watch():
         while not over.wait(0.002):
             peak[0] = max(peak[0], anonymous())
     thread = threading.Thread(target=watch)
     thread.start()
-    build_running(settings, model, parts, plan, tier, lambda *stage: None)
+    backend.build(settings, parts, plan, tier, lambda *stage: None)
     over.set()
     thread.join()
 print(plan.load_peak_nbytes, plan.other.loading_nbytes, peak[0] - before)

@@ -27,7 +27,8 @@ def test_every_group_is_the_references_weights_in_the_order_of_its_layout(
     decoder, loader = match_model(model, dtype)
     parts = [decoder.head.part(rows) for rows in decoder.head_rows()]
     groups = movable_groups(decoder, split_layers(len(decoder.layers), 2), parts)
-    store = fill_store(loader, decoder, groups, [EMBEDDING, HEAD])
+    store = fill_store(loader, groups, {EMBEDDING: decoder.embed_tokens, HEAD: decoder.head.lm_head})
+    assert (store.tables[EMBEDDING] is store.tables[HEAD]) == loader.is_tied
     assert store.groups.keys() == {group.index for group in groups}
     for group in groups:
         held, layout = store.groups[group.index], group.layout

@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from graphcore import Engine
 from graphcore.config.byte_sizes import both_in_words
-from graphcore.engine.fallback import weights_in_place
+from graphcore.engine.fallback.transformers_backend import TransformersBackend
 from graphcore.tasks.measuring.random_batch import RandomBatch
 from graphcore.tasks.reference import reference_memory
+from graphcore.weights import groups
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,13 @@ def test_generate_gives_transformers_tokens_and_says_what_ran(
     (weights,) = run.record["quant"]["weights"]
     assert (weights["format"], weights["tensors"]) == ("float32", len(model.reference.state_dict()))
     assert "olmo2 runs through transformers' own classes, eager" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_cannot_encode_the_prompt_is_refused_before_its_modules_are_made(
+    run_task: RunTask, model: FallbackModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TransformersBackend, "prepare", lambda *_: pytest.fail("modules were made"))
+    assert "has no tokenizer" in str(run_task(*keys(model), "prompt=text").error)
 
 
 def test_plan_counts_the_checkpoints_bytes(run_task: RunTask, model: FallbackModel) -> None:
@@ -166,14 +174,14 @@ def test_verify_compares_with_transformers_own_class(
 def test_verify_names_the_layer_of_a_wrong_weight(
     run_task: RunTask, model: FallbackModel, monkeypatch: pytest.MonkeyPatch, change: float, said: str
 ) -> None:
-    right = weights_in_place.fill
+    right = groups.fill_weight
 
-    def wrong(loader: object, name: str, view: torch.Tensor) -> None:
-        right(loader, name, view)
+    def wrong(loader: object, name: str, packing: None, view: torch.Tensor, rows: range | None) -> None:
+        right(loader, name, packing, view, rows)
         if name == "model.layers.1.mlp.down_proj.weight":
             view[3].mul_(change)
 
-    monkeypatch.setattr(weights_in_place, "fill", wrong)
+    monkeypatch.setattr(groups, "fill_weight", wrong)
     run = run_task(*VERIFY, *keys(model))
     assert (run.status, run.record["first_beyond"]) == (1, "layers.1")
     assert said in run.record["error"]

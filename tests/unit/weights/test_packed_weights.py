@@ -28,10 +28,11 @@ from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
 from graphcore.quant import FORMATS
+from graphcore.weights.groups import resident_groups
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
 from graphcore.weights.packed_weights import PackingPolicy, WeightPacker, formats_of, packing_of
-from graphcore.weights.resident_weights import load_resident, resident_layout
+from graphcore.weights.resident_weights import load_resident
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 40, "num_attention_heads": 4}
@@ -139,7 +140,7 @@ def test_loaded_bytes_stand_for_the_weights_and_the_error_is_measured(library: b
             assert torch.equal(packing.unpack(buffer, torch.float32), expected), prefix + name
             error = ((expected - dense).double().norm() / dense.double().norm()).item()
             assert loader.errors[prefix + name] == pytest.approx(error, rel=1e-4)
-    assert nbytes == sum(resident_layout(loader, prefix, group).nbytes for prefix, group in decoder.groups())
+    assert nbytes == sum(group.layout.nbytes for group in resident_groups(decoder, loader.is_tied))
 
 
 def test_a_tied_head_multiplies_with_the_embedding_s_packed_bytes() -> None:
@@ -280,7 +281,7 @@ def test_loading_takes_the_packed_model_and_one_tensor(asked: str, library: bool
     checkpoint = with_packed(tensors, matrices)
     policy = PackingPolicy(Path(native_kernels()) if library else None, "wide", asked)
     decoder, loader = matched(config, checkpoint, policy)
-    packed = sum(resident_layout(loader, prefix, group).nbytes for prefix, group in decoder.groups())
+    packed = sum(group.layout.nbytes for group in resident_groups(decoder, loader.is_tied))
     largest = max(tensor.nbytes for tensor in checkpoint.held.values())
     peak = peak_nbytes(decoder, loader, tmp_path)
     assert packed < peak < packed + (2.5 if asked == "stored" else 4.5) * largest

@@ -11,13 +11,15 @@ from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.registry import architecture_of
 from graphcore.errors import GraphcoreError, ResidencyError
 from graphcore.nn.decoder import Decoder
+from graphcore.weights.groups import resident_groups
 from graphcore.weights.layout import Layout, Place
 from graphcore.weights.loader import Loader
-from graphcore.weights.matching import match_weights
-from graphcore.weights.resident_weights import check_resident, load_resident, resident_layout
+from graphcore.weights.matching import EMBEDDING, HEAD, match_weights
+from graphcore.weights.resident_weights import check_resident, load_resident, named_weights
 from graphcore.weights.slots import Slot
 
 CPU = torch.device("cpu")
+TIED = {HEAD: EMBEDDING}
 
 
 def loaded(config: ModelConfig, tensors: dict[str, Tensor]) -> tuple[Decoder, Slot, list[Layout]]:
@@ -25,7 +27,7 @@ def loaded(config: ModelConfig, tensors: dict[str, Tensor]) -> tuple[Decoder, Sl
     checkpoint = FakeCheckpoint(tensors)
     sources = match_weights(architecture_of(config), config, checkpoint, shapes_of(config), config.num_hidden_layers)
     decoder, loader = meta_decoder(config), Loader(checkpoint, sources)
-    layouts = [resident_layout(loader, prefix, module) for prefix, module in decoder.groups()]
+    layouts = [group.layout for group in resident_groups(decoder, loader.is_tied)]
     nbytes = load_resident(loader, decoder, CPU, lambda *_: None)
     memory = decoder.embed_tokens.weight.untyped_storage()
     begin = decoder.embed_tokens.weight.data_ptr() - memory.data_ptr()
@@ -64,12 +66,12 @@ def test_all_weights_lie_in_one_allocation_and_pass(is_tied: bool) -> None:
     assert len({tensor.untyped_storage().data_ptr() for tensor in decoder.buffers()}) == 1
     assert all(tensor.data_ptr() % 256 == 0 for tensor in decoder.buffers())
     assert sum(layout.nbytes for layout in layouts) == slot.raw.nbytes
-    check_resident(decoder, slot, layouts, CPU)
+    check_resident(named_weights(decoder), slot, layouts, CPU, shared=TIED)
 
 
 def refused(decoder: Decoder, slot: Slot, layouts: list[Layout], device: torch.device = CPU) -> str:
     with pytest.raises(ResidencyError) as caught:
-        check_resident(decoder, slot, layouts, device)
+        check_resident(named_weights(decoder), slot, layouts, device, shared=TIED)
     assert isinstance(caught.value, GraphcoreError)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -79,7 +81,7 @@ def test_a_weight_that_was_bound_to_other_memory_is_named_with_both_places() -> 
     decoder, slot, layouts = llama()
     up = decoder.layers[1].mlp.up_proj
     up.weight = up.weight.clone()
-    start = layouts[0].nbytes + layouts[1].nbytes + layouts[2].places["mlp.up_proj.weight"].offset
+    start = layouts[0].nbytes + layouts[1].nbytes + layouts[2].places["layers.1.mlp.up_proj.weight"].offset
     said = refused(decoder, slot, layouts)
     assert f"weight 'layers.1.mlp.up_proj.weight' must be 1536 bytes at byte {start} of" in said
     assert "is in another allocation" in said
@@ -88,9 +90,9 @@ def test_a_weight_that_was_bound_to_other_memory_is_named_with_both_places() -> 
 def test_a_weight_that_was_moved_inside_the_allocation_is_named_with_both_places() -> None:
     decoder, slot, layouts = llama()
     attention = decoder.layers[0].self_attn
-    key = layouts[0].nbytes + layouts[1].places["self_attn.k_proj.weight"].offset
+    key = layouts[0].nbytes + layouts[1].places["layers.0.self_attn.k_proj.weight"].offset
     attention.k_proj.weight, attention.v_proj.weight = attention.v_proj.weight, attention.k_proj.weight
-    value = layouts[0].nbytes + layouts[1].places["self_attn.v_proj.weight"].offset
+    value = layouts[0].nbytes + layouts[1].places["layers.0.self_attn.v_proj.weight"].offset
     said = refused(decoder, slot, layouts)
     assert "'layers.0.self_attn.k_proj.weight'" in said
     assert f"at byte {key} of" in said
@@ -115,11 +117,8 @@ def test_weights_in_misaligned_memory_are_refused() -> None:
     decoder, slot, layouts = llama()
     moved = Slot(torch.cat([slot.raw, slot.raw.new_zeros(512)])[: slot.raw.nbytes + 512])
     shifted = Slot(moved.raw[-moved.raw.data_ptr() % 256 + 64 :][: slot.raw.nbytes])
-    views = (part.views(layout) for part, layout in zip(shifted.split(layouts), layouts, strict=True))
-    for (_, group), group_views in zip(decoder.groups(), views, strict=True):
-        for name, view in group_views.items():
-            owner, _, leaf = name.rpartition(".")
-            setattr(group.get_submodule(owner), leaf, view)
+    for group, part in zip(resident_groups(decoder, is_tied=False), shifted.split(layouts), strict=True):
+        group.bind(part)
     assert "no multiple of 256" in refused(decoder, shifted, layouts)
 
 
@@ -137,7 +136,7 @@ def test_places_that_overlap_or_leave_the_slot_are_refused() -> None:
     short = Slot(slot.raw[:-256])
     assert "weight 'lm_head.weight'" in (said := refused(decoder, short, layouts))
     assert "behind the slot's" in said
-    places = layouts[0].places | {"weight": Place(0, (40, 16), torch.float32)}
+    places = layouts[0].places | {"embed_tokens.weight": Place(0, (40, 16), torch.float32)}
     decoder.embed_tokens.weight = slot.raw[: 40 * 64].view(torch.float32).view(40, 16)
     said = refused(decoder, slot, [Layout(places, layouts[0].nbytes), *layouts[1:]])
     assert "overlaps the weight before it, which ends at byte 2560" in said
@@ -160,6 +159,6 @@ def test_a_weight_without_a_place_and_a_place_without_a_weight_are_refused() -> 
 
 
 def test_the_loader_checks_what_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphcore.weights.resident_weights.bind", lambda *_: None)
+    monkeypatch.setattr("graphcore.weights.groups.bind", lambda *_: None)
     with pytest.raises(ResidencyError, match=r"'embed_tokens.weight'.*meta"):
         llama()

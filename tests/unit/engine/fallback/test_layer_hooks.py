@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from graphcore.config.compose import compose_settings
 from graphcore.engine.fallback.layer_hooks import LayerHooks
-from graphcore.engine.fallback.loading import open_transformers
 from graphcore.engine.fallback.runner import TransformersRunner
-from graphcore.engine.fallback.weights_in_place import load_resident_skeleton
+from graphcore.engine.fallback.transformers_backend import TransformersBackend
 from graphcore.errors import UnsupportedError
 from graphcore.weights.groups import Group
 
@@ -48,8 +47,9 @@ def poisoned_runner(model: FallbackModel, *overrides: str) -> tuple[Transformers
     keys = ["model.fallback=transformers", f"model.attention={model.attention}", "device=cpu", "dtype=fp32"]
     sizes = ["context_length=128", "batch_size=2", f"model.checkpoint={model.folder}"]
     settings = compose_settings([*keys, *sizes, *overrides])
-    _, parts, _, _ = open_transformers(settings, lambda *_: None)
-    load_resident_skeleton(parts.weights, torch.device("cpu"), lambda *_: None, ())
+    backend = TransformersBackend()
+    parts = backend.prepare(settings, backend.open(settings, lambda *_: None), lambda *_: None)
+    parts.weights.load_resident(torch.device("cpu"), lambda *_: None)
     groups: list[Group] = parts.weights.groups()
     policy = Poisoning({group.index: [weight.tensor.data for weight in group.weights] for group in groups})
     return TransformersRunner(parts.weights, policy, parts.runtime, 128), policy

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine.loading import plan_run as planning
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.plan_run import plan_run
 from graphcore.engine.loading.prepare_model import prepare_model
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import PlanError
 from graphcore.planning import machine
 from graphcore.planning.costs import LIBRARIES
@@ -46,7 +46,7 @@ def plan_on(
     parts = prepare_model(settings, model)
     monkeypatch.setattr(machine, "free_device_nbytes", lambda device: FREE[device.type])
     monkeypatch.setattr(machine, "physical_device_nbytes", lambda device: FREE[device.type])
-    _, plan, tier = plan_run(settings, model, replace(parts, runtime=replace(parts.runtime, device=device)))
+    _, plan, tier = plan_run(settings, replace(parts, runtime=replace(parts.runtime, device=device)))
     return plan, tier
 
 
@@ -131,7 +131,7 @@ def test_experts_for_a_gpu_wait_where_its_kernels_read_them_unless_asked_otherwi
 def test_slots_that_kernels_fill_need_all_experts_in_ram_and_whole_layers_need_less(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(planning, "read_nbytes", lambda parts, tier: 0)
+    monkeypatch.setattr(PreparedDecoder, "read_nbytes", lambda self, tier: 0)
     asked = "streaming=on", "streaming.source=host"
     plan, tier = plan_on(GPU, monkeypatch, tmp_path, *asked, model_folder=GPT_OSS)
     assert plan.experts is not None
@@ -153,7 +153,7 @@ def test_experts_that_do_not_fit_in_ram_are_read_from_files(monkeypatch: pytest.
     plan, _ = plan_on(GPU, monkeypatch, tmp_path, small, model_folder=GPT_OSS)
     enough = host_nbytes(plan)
     monkeypatch.setitem(FREE, "cpu", enough - 1 + machine.RESERVE_NBYTES)
-    monkeypatch.setattr(planning, "read_nbytes", lambda parts, tier: 0)
+    monkeypatch.setattr(PreparedDecoder, "read_nbytes", lambda self, tier: 0)
     short, tier = plan_on(GPU, monkeypatch, tmp_path, small, model_folder=GPT_OSS)
     assert short.experts is not None
     assert (tier.kind, short.experts.are_mapped) == ("disk", False)

@@ -50,7 +50,11 @@ RAW = {
 def model(dtype: str | None = "bfloat16", **changes: object) -> Model:
     config = parse_model_config({**RAW, **changes}, "test")
     spec = architecture_of(config).spec(config)
-    return Model(RandomCheckpoint(spec, 0), None, config, spec, config.num_hidden_layers, dtype, tokenizer=None)
+    layers = config.num_hidden_layers
+    weights = RandomCheckpoint(spec, 0)
+    return Model(
+        checkpoint=weights, path=None, config=config, spec=spec, stored_layers=layers, dtype=dtype, tokenizer=None
+    )
 
 
 def on_machine(monkeypatch: pytest.MonkeyPatch, compiler: str | None) -> None:

@@ -12,7 +12,7 @@ from tiny_models import TinyModel
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine.loading import plan_run as planning
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.graph.step import FetchedBlock, RoutedBlock
 from graphcore.kernels.ops.expert_slots import HITS, LOADED
 from graphcore.streaming import weight_stream
@@ -47,7 +47,7 @@ def engine_on(monkeypatch: pytest.MonkeyPatch, folder: Path, driver: Driver, cac
     monkeypatch.setattr(
         weight_stream, "link_opener", lambda _device, _pinned: lambda: DeviceLink(simulated(0), Pins(driver))
     )
-    monkeypatch.setattr(planning, "maps_experts", lambda _settings, _parts, tier: tier.kind == "host")
+    monkeypatch.setattr(PreparedDecoder, "maps_experts", lambda _self, _settings, tier: tier.kind == "host")
     asked = [*SIZES, f"streaming.expert_cache={cache}"]
     with Engine.load(folder, "fp32", streaming="on", graph="eager", device="cpu", overrides=asked) as engine:
         yield engine

@@ -12,7 +12,7 @@ from simulated_queues import SimulatedQueues, simulated
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine.loading import plan_run as planning
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.graph.step import FetchedBlock, RoutedBlock
 from graphcore.streaming import weight_stream
 from graphcore.streaming.device.stream import DeviceLink
@@ -42,7 +42,7 @@ def engine_on(
 
     monkeypatch.setattr(weight_stream, "link_opener", lambda _device, _pinned: lambda: DeviceLink(queues, pins))
     # Settings that come later count; on a CPU the source would else be the files.
-    monkeypatch.setattr(planning, "maps_experts", lambda _s, _p, tier: tier.kind == "host" and pins is not None)
+    monkeypatch.setattr(PreparedDecoder, "maps_experts", lambda _p, _s, tier: tier.kind == "host" and pins is not None)
     with Engine.load(
         GPT_OSS,
         "fp32",

@@ -1,4 +1,4 @@
-"""The groups of a transformers skeleton's weights that move together, and their bytes.
+"""The weights of a transformers skeleton: the groups that move together, their bytes, and those that are loaded once.
 
     group       0                          1 .. G                      G + 1 ...
     holds       the table of embeddings    the matrices of a group     a row slice of the head
@@ -8,17 +8,23 @@ Vectors, and all weights outside layers, table and head, always stay on the devi
 class computes more than a row or a product.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.engine.fallback.table_and_head import SlicedHead, TableEmbedding
 from graphcore.planning.sizes import WeightSizes
-from graphcore.weights.groups import Group, GroupWeight, layers_label, split_layers
+from graphcore.progress import Progress
+from graphcore.streaming.moving_weights import MovingWeights
+from graphcore.weights.groups import Group, GroupWeight, numbered_groups, split_layers
 from graphcore.weights.layout import aligned
 from graphcore.weights.loader import Loader
+from graphcore.weights.plan import Plan
+from graphcore.weights.resident_weights import check_resident, load_groups
+from graphcore.weights.slots import bind
 
 
 @dataclass(frozen=True)
@@ -64,21 +70,59 @@ class SkeletonWeights:
 
     def groups(self) -> list[Group]:
         """Return every group that can move through slots, in order of use."""
-        groups = [self._layer_group(index, layers) for index, layers in enumerate(self.layer_groups, start=1)]
-        slices = () if self.head is None else self.head.slices
-        for number, part in enumerate(slices, start=1):
-            weight = GroupWeight(self.skeleton.head_weight, part, "weight", None, part.rows)
-            groups.append(Group(len(self.layer_groups) + number, f"head {number} of {len(slices)}", [weight]))
-        return groups
+        name, slices = self.skeleton.head_weight, () if self.head is None else self.head.slices
+        parts = [GroupWeight(name, part, "weight", None, part.rows) for part in slices]
+        return numbered_groups(self.layer_groups, self._matrices, parts)
 
-    def _layer_group(self, index: int, layers: range) -> Group:
-        prefixes = tuple(f"{self.skeleton.layers}.{layer}." for layer in layers)
-        names = [name for name, weight in self.weights.items() if name.startswith(prefixes) and weight.dim() > 1]
-        return Group(index, layers_label(layers), [self._weight(name) for name in names])
+    def _matrices(self, layer: int) -> list[GroupWeight]:
+        prefix = f"{self.skeleton.layers}.{layer}."
+        return [
+            self._whole(name) for name, weight in self.weights.items() if name.startswith(prefix) and weight.dim() > 1
+        ]
 
-    def _weight(self, name: str) -> GroupWeight:
+    def _whole(self, name: str) -> GroupWeight:
         owner, _, leaf = name.rpartition(".")
         return GroupWeight(name, self.skeleton.model.get_submodule(owner), leaf, None)
+
+    def moving(self, plan: Plan) -> MovingWeights:
+        """Return the weights that move under a plan."""
+        placed, skeleton = plan.groups, self.skeleton
+        head = None if placed.is_head_resident else self.head
+        table = None if placed.is_embedding_resident else self.table
+        return MovingWeights(
+            plan,
+            [group for group in self.groups() if group.index in placed.streamed],
+            sliced={} if head is None else {skeleton.head_weight: head},
+            tables={} if table is None else {skeleton.table_weight: table},
+            layer_groups=self.layer_groups,
+        )
+
+    def load_resident(self, device: torch.device, on_progress: Progress, moved: Collection[str] = ()) -> None:
+        """Allocate one block of memory for the weights that do not move, fill it, and bind the model to it.
+
+        Args:
+            on_progress: callback with "load", the weight's index, bytes done and bytes in all.
+            moved: names of weights that have no place of their own; they stay on the meta device.
+
+        Raises:
+            CheckpointError: a file has changed, or holds values that are no weights.
+            ResidencyError: a weight is not at its planned place.
+        """
+        skeleton = self.skeleton
+        names = [name for name in self.weights if name not in moved and name not in self.shared]
+        groups = [Group(index, name, [self._whole(name)]) for index, name in enumerate(names)]
+        layouts = [group.layout for group in groups]
+        slot = load_groups(self.loader, groups, device, on_progress)
+        bound = skeleton.weights()
+        for name, partner in self.shared.items():
+            if name not in moved:
+                bind(skeleton.model, name, bound[partner].detach())
+        for name, buffer in list(skeleton.model.named_buffers()):
+            if name not in self.weights:
+                bind(skeleton.model, name, buffer.to(device))
+        if skeleton.sliced_head is not None:
+            skeleton.sliced_head.bind_slices()
+        check_resident(skeleton.weights().items(), slot, layouts, device, moved, self.shared)
 
     def sizes(self) -> WeightSizes:
         """Return the bytes of the weights, sorted by how they could move."""

@@ -1,0 +1,103 @@
+"""The backend of graphcore's own architectures: a decoder whose weights lie where the plan says, and its runner."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from graphcore.config.settings import Settings
+from graphcore.engine.loading.model_backend import ModelBackend, Running
+from graphcore.engine.loading.open_model import Model, open_model
+from graphcore.engine.loading.prepare_model import prepare_model
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
+from graphcore.engine.loading.runtime_config import RuntimeConfig
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.graph.builder import GraphBuilder
+from graphcore.graph.compile import code_folder, compile_cache, compiler_loading
+from graphcore.graph.step import DecodeKernels
+from graphcore.kernels.gpu.registration import register
+from graphcore.kvcache.buffers import LayerCache, allocate_cache
+from graphcore.nn.spec import ModelSpec
+from graphcore.progress import Progress
+from graphcore.streaming.moving_weights import find_moving
+from graphcore.streaming.weight_stream import WeightStream, stream_weights
+from graphcore.weights.plan import Plan, Tier
+from graphcore.weights.resident_weights import load_resident
+
+
+class DecoderBackend(ModelBackend[Model, PreparedDecoder]):
+    """Models of graphcore's own architectures, which its own programs run. Programs are built at first use."""
+
+    def open(self, settings: Settings, on_progress: Progress) -> Model:
+        """Return the model that the settings name, downloaded if need be; no weight is read."""
+        return open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
+
+    def prepare(self, settings: Settings, model: Model, on_progress: Progress) -> PreparedDecoder:
+        """Return the model's decoder on the meta device, for this machine; kernels are built if they are missing."""
+        return prepare_model(settings, model, on_progress=on_progress)
+
+    @torch.inference_mode()
+    def build(
+        self, settings: Settings, parts: PreparedDecoder, plan: Plan, tier: Tier, on_progress: Progress
+    ) -> Running:
+        """Load resident weights, bind slots for the others, allocate caches, and return the runner and the stream."""
+        runtime, decoder, loader, streaming = parts.runtime, parts.decoder, parts.loader, settings.streaming
+        compiled_dir, _ = code_folder(settings.cache_folder, runtime.device)
+        with compile_cache(compiled_dir), compiler_loading(runtime.device, is_needed=runtime.prefill == "compiled"):
+            moving = find_moving(decoder, plan, streaming.layer_group_size)
+            load_resident(loader, decoder, runtime.device, on_progress, moving.names)
+            stream = stream_weights(loader, moving, tier, runtime.device, streaming.pinned_memory, decoder)
+        with ExitStack() as undo:
+            undo.callback(stream.close)  # if there is no memory left for the caches
+            builder = _builder(parts, stream, compiled_dir, on_progress)
+            undo.pop_all()
+        prompt_tokens = settings.batching.prompt_tokens(runtime.prefill_chunk, plan.is_streaming)
+        runner = ProgramRunner(builder, stream.policy, runtime.batch_size, runtime.prefill_chunk, prompt_tokens)
+        return Running(runner, stream)
+
+
+def _builder(parts: PreparedDecoder, stream: WeightStream, compiled_dir: Path, on_progress: Progress) -> GraphBuilder:
+    runtime, moving = parts.runtime, stream.moving
+    caches = _caches(parts.decoder.spec, runtime, moving.plan.is_streaming)
+    compiled: list[str] = []
+
+    def report(name: str) -> None:
+        compiled.append(name)
+        on_progress(f"compile {name}", None, len(compiled), 0)
+
+    return GraphBuilder(
+        parts.decoder,
+        runtime.graph,
+        moving.layer_groups,
+        caches,
+        runtime.context_length,
+        runtime.device,
+        report,
+        compiled_dir,
+        runtime.packing.library,
+        head_parts=moving.heads,
+        streamed=frozenset(moving.plan.groups.streamed),
+        fetched=None if stream.experts is None else stream.experts.fetched,
+        compiles=runtime.prefill == "compiled",
+        decode_kernels=_decode_kernels(runtime, caches),
+        is_dependent=runtime.is_dependent,
+    )
+
+
+def _caches(spec: ModelSpec, runtime: RuntimeConfig, is_streaming: bool) -> tuple[LayerCache, ...]:
+    """Return the caches of all layers; memory that a plan has promised is taken now."""
+    caches = allocate_cache(spec, runtime.cache_sizes(runtime.context_length), runtime.device)
+    if is_streaming:
+        for tensor in (tensor for cache in caches for tensor in cache.tensors):
+            tensor.zero_()  # the system provides memory at the first write
+    return caches
+
+
+def _decode_kernels(runtime: RuntimeConfig, caches: Sequence[LayerCache]) -> DecodeKernels | None:
+    """Return the decode kernels of a GPU; None where decode steps are not captured or Triton is missing."""
+    if runtime.device.type != "cuda" or runtime.graph != "captured" or not register():
+        return None
+    from graphcore.graph.gpu.kernel_decode import DeviceBlocks  # brings Triton, which a machine without a GPU may lack
+
+    return DeviceBlocks.allocate(caches, runtime.device)

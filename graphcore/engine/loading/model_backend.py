@@ -1,0 +1,101 @@
+"""The interface of what runs a model: graphcore's own decoder or one of transformers' classes.
+
+    settings --open--> OpenedModel --prepare--> PreparedModel --plan_run--> Plan --build--> Running
+
+`load_model` goes this way with either backend, `DecoderBackend` or `TransformersBackend`; `plan_run` plans for both.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from graphcore.config.settings import Settings
+from graphcore.engine.loading.open_model import OpenedModel
+from graphcore.engine.loading.runtime_config import RuntimeConfig
+from graphcore.engine.model_runner import ModelRunner
+from graphcore.planning.machine import Machine
+from graphcore.planning.planner import Costs
+from graphcore.planning.sizes import WeightSizes
+from graphcore.progress import Progress
+from graphcore.streaming.weight_stream import WeightStream
+from graphcore.weights.loader import Loader
+from graphcore.weights.plan import Plan, Tier
+
+
+@dataclass(frozen=True)
+class PreparedModel(ABC):
+    """A model before any weight is allocated or read: its modules are on the meta device.
+
+    It has two implementations: `PreparedDecoder` (graphcore's own architectures) and `PreparedSkeleton` (transformers'
+    classes).
+
+    Attributes:
+        notes: lines about what graphcore chose or what may surprise; planning adds to them.
+        loader: loader that locates the weights.
+    """
+
+    runtime: RuntimeConfig
+    notes: list[str]
+    loader: Loader
+
+    @abstractmethod
+    def sizes(self, settings: Settings) -> WeightSizes:
+        """Return the bytes of the weights, sorted by how they can move; the settings say which layers do together."""
+
+    @abstractmethod
+    def costs(self, settings: Settings, tier: Tier) -> Costs:
+        """Return what the device will hold besides weights; on a GPU this includes CUDA's own memory."""
+
+    @abstractmethod
+    def read_nbytes(self, tier: Tier) -> int:
+        """Return the bytes of the buffers through which weights are read from the tier into slots."""
+
+    def disk_obstacle(self, settings: Settings, machine: Machine) -> str:
+        """Return why weights cannot stream from the checkpoint's files; empty if they can."""
+        return ""
+
+    def maps_experts(self, settings: Settings, tier: Tier) -> bool:
+        """Return whether a GPU's kernels can read the experts in locked RAM, in the format that they have there."""
+        return False
+
+
+@dataclass(frozen=True)
+class Running:
+    """A runner and the stream that moves its weights."""
+
+    runner: ModelRunner
+    stream: WeightStream
+
+
+M = TypeVar("M", bound=OpenedModel)
+P = TypeVar("P", bound=PreparedModel)
+
+
+class ModelBackend(ABC, Generic[M, P]):
+    """How models of a kind are opened, prepared and built."""
+
+    @abstractmethod
+    def open(self, settings: Settings, on_progress: Progress) -> M:
+        """Return the model that the settings name, downloaded if need be; no weight is read.
+
+        Raises:
+            CheckpointError: there is no checkpoint, it is damaged, or it is not supported.
+            ConfigError: a setting contradicts the checkpoint, or has no effect with this backend.
+        """
+
+    @abstractmethod
+    def prepare(self, settings: Settings, model: M, on_progress: Progress) -> P:
+        """Return the model's modules on the meta device, its runtime configuration and loader; no weight is read.
+
+        Raises:
+            ConfigError: the machine or the model cannot do what was asked.
+            CheckpointError: names or shapes are wrong.
+        """
+
+    @abstractmethod
+    def build(self, settings: Settings, parts: P, plan: Plan, tier: Tier, on_progress: Progress) -> Running:
+        """Load resident weights, open the stream of the others, and return the runner with that stream.
+
+        Raises:
+            CheckpointError: a file has changed, or holds values that are no weights.
+        """

@@ -1,0 +1,127 @@
+"""A prepared model of graphcore's own architectures: its decoder, and what a plan of it needs to know."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from graphcore.arch.random_checkpoint import RandomCheckpoint
+from graphcore.config.settings import Settings
+from graphcore.engine.loading.model_backend import PreparedModel
+from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
+from graphcore.kernels.cpu.program import widths_of
+from graphcore.kernels.gpu.device_packing import DevicePacking
+from graphcore.kvcache.sizes import cache_nbytes
+from graphcore.nn.decoder import Decoder, is_movable
+from graphcore.nn.spec import ModelSpec
+from graphcore.planning.costs import (
+    allocated_cache_nbytes,
+    loading_nbytes,
+    overhead_nbytes,
+    waiting_nbytes,
+    workspace_nbytes,
+)
+from graphcore.planning.machine import Machine
+from graphcore.planning.planner import Costs
+from graphcore.planning.sizes import WeightSizes, sizes_of
+from graphcore.planning.tier import buffer_nbytes
+from graphcore.quant.format_choice import STORED
+from graphcore.streaming.experts.reading import expert_obstacle
+from graphcore.streaming.policy_registry import keeps_of
+from graphcore.weights.conversion import first_row
+from graphcore.weights.experts import expert_linears
+from graphcore.weights.matching import EMBEDDING, FEATURES
+from graphcore.weights.plan import Tier
+
+
+@dataclass(frozen=True)
+class PreparedDecoder(PreparedModel):
+    """A decoder on the meta device, with its runtime configuration and the loader of its weights."""
+
+    decoder: Decoder
+
+    def sizes(self, settings: Settings) -> WeightSizes:
+        """Return the bytes of the weights, sorted by how they can move; the settings say which layers do together."""
+        return sizes_of(self.decoder, self.loader.is_tied, settings.streaming.layer_group_size)
+
+    def costs(self, settings: Settings, tier: Tier) -> Costs:
+        """Return what the device will hold besides weights; on a GPU this includes CUDA's own memory."""
+        runtime, spec = self.runtime, self.decoder.spec
+        batch, is_gpu = runtime.batch_size, runtime.device.type == "cuda"
+        cached = allocated_cache_nbytes if is_gpu else cache_nbytes
+        waiting, more = (further_nbytes(settings, spec, runtime.prefill_chunk, moves) for moves in (False, True))
+        return Costs(
+            kv_nbytes=lambda context_length: cached(spec, runtime.cache_sizes(context_length)),
+            workspace_nbytes=waiting
+            + workspace_nbytes(spec, batch, runtime.prefill_chunk, runtime.dtype, is_eager=runtime.prefill == "eager"),
+            moving_nbytes=more - waiting,
+            buffer_nbytes=0 if is_gpu else self.read_nbytes(tier),
+            loading_nbytes=loading_nbytes(self.loader, self.decoder, is_on_cpu=not is_gpu),
+            overhead_nbytes=overhead_nbytes(spec, self.decoder, batch, runtime.graph == "captured", runtime.dtype)
+            if is_gpu
+            else 0,
+            program_nbytes=self._programs(keeps_of(settings.streaming) != "all"),
+        )
+
+    def _programs(self, is_streaming: bool) -> Callable[[int], int]:
+        """Return the function from a context to the bytes of native decode programs; 0 where there are none."""
+        runtime, library = self.runtime, self.runtime.packing.library
+        if runtime.graph != "captured" or runtime.device.type != "cpu" or library is None:
+            return lambda context_length: 0
+        fetches = is_streaming and bool(expert_linears(self.decoder))
+        sizes = ProgramSizes(
+            widths_of(runtime.batch_size), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, library, fetches
+        )
+        return cache(lambda context_length: programs_nbytes(self.decoder, sizes, context_length))
+
+    def read_nbytes(self, tier: Tier) -> int:
+        """Return the bytes of the buffers through which weights are read from the tier into slots."""
+        loader = self.loader
+        movable = [
+            loader.sources[f"layers.{index}.{name}"]
+            for index, layer in enumerate(self.decoder.layers)
+            for name, tensor in layer.named_buffers()
+            if is_movable(name, tensor)
+        ]
+        whole = [
+            sum(span.nbytes for span in loader.checkpoint.spans(source.name))
+            for source in movable
+            if first_row(loader, source, loader.checkpoint.tensors[source.name], None) is None
+        ]
+        return buffer_nbytes(tier, whole, has_experts=bool(expert_linears(self.decoder)))
+
+    def disk_obstacle(self, settings: Settings, machine: Machine) -> str:
+        """Return why weights cannot stream from the checkpoint's files; empty if they can.
+
+        In a plan for another machine random weights count as weights in a file.
+        """
+        loader = self.loader
+        if settings.quant.format != STORED:
+            return f"quant={settings.quant.format} packs them at load, and the files do not hold that"
+        if not machine.is_here and isinstance(loader.checkpoint, RandomCheckpoint):
+            return ""
+        if any(not loader.checkpoint.spans(source.name) for source in loader.sources.values()):
+            return f"{loader.checkpoint.source} has no files"
+        for name in (EMBEDDING, FEATURES):
+            source = loader.sources.get(name)
+            if source is None:
+                continue
+            packing = self.decoder.table(name).packing
+            if first_row(loader, source, loader.checkpoint.tensors[source.name], packing) is None:
+                return f"the rows of tensor '{source.name}' cannot be read one by one"
+        return expert_obstacle(loader, expert_linears(self.decoder))
+
+    def maps_experts(self, settings: Settings, tier: Tier) -> bool:
+        """Return whether a GPU's kernels can read the experts in locked RAM, in the format that they have there.
+
+        Matrices that have to be unpacked before a product do not qualify: unpacking copies them, and torch copies
+        within one device only.
+        """
+        is_lockable = self.runtime.device.type == "cuda" and tier.kind == "host" and settings.streaming.pinned_memory
+        packings = [linear.packing for linear in expert_linears(self.decoder).values()]
+        return is_lockable and all(packing is None or isinstance(packing, DevicePacking) for packing in packings)
+
+
+def further_nbytes(settings: Settings, spec: ModelSpec, chunk: int, is_streaming: bool) -> int:
+    """Return the bytes of the chunks of prompts beyond one that may run in a pass, while they wait for each other."""
+    tokens = min(settings.batching.prompt_tokens(chunk, is_streaming), chunk * settings.batching.max_sequences)
+    return waiting_nbytes(spec, max(tokens - chunk, 0))
