@@ -78,7 +78,7 @@ class Programs:
         return self._of_row[key]
 
     @property
-    def has_rows_alike(self) -> bool:
+    def is_batch_invariant(self) -> bool:
         """Whether a decode program computes each row with the same bits, whatever the other rows are.
 
         A native program does, and a GPU's decode kernels do. torch's own products and functions do not: which
@@ -106,13 +106,13 @@ class Programs:
     @property
     def _runs_all_rows(self) -> bool:
         """Whether one program decodes all rows of the KV cache."""
-        return self._builder.captures_graphs or self.has_rows_alike
+        return self._builder.captures_graphs or self.is_batch_invariant
 
     def step(self, tokens: Mapping[int, tuple[int, int]]) -> list[DecodeStep]:
         """Return the programs that run one token of each of some rows, in one pass, with their inputs.
 
         Native programs take up to 16 rows each, and no more of them run than the rows need. A compiled program or a
-        CUDA graph has all rows of the caches; those without a token idle. Where rows are not alike, each runs alone.
+        CUDA graph has all rows of the caches; those without a token idle. Where that is not batch-invariant, each runs alone.
 
         Args:
             tokens: the id and the position of the token of each row of the caches.

@@ -12,11 +12,11 @@ class Chunks:
 
     Attributes:
         size: most tokens of a chunk; borders lie at its multiples.
-        alike: fewest tokens of a chunk whose rows have the same bits in any longer chunk.
+        min_invariant: fewest tokens of a chunk that is batch-invariant: rows have the same bits in any longer one.
     """
 
     size: int
-    alike: int
+    min_invariant: int
 
     def end(self, begin: int, length: int) -> int:
         """Return where the chunk ends that begins at a position of a prompt of that length."""
@@ -25,13 +25,13 @@ class Chunks:
     def start_within(self, position: int, length: int) -> int:
         """Return the last position up to this one from which a prompt can go on without another choice of kernels."""
         border = position // self.size * self.size
-        last = self.end(position, length) - self.alike
+        last = self.end(position, length) - self.min_invariant
         return max(border, min(position, last))
 
     def sure(self, length: int) -> int:
         """Return how many of a prompt's first tokens have the bits that they have in every longer prompt."""
         border = length // self.size * self.size
-        return length if length - border >= self.alike else border
+        return length if length - border >= self.min_invariant else border
 
 
 def common(tokens: Sequence[int], others: Sequence[int]) -> int:

@@ -67,7 +67,9 @@ class PrefixSnapshots:
         self.check_snapshots()
         length = tokens // chunk * chunk if has_states else self._chunks.sure(tokens)
         if not length:
-            what = "whole chunks" if has_states else f"prompts of {min(self._chunks.alike, chunk)} tokens or more"
+            what = (
+                "whole chunks" if has_states else f"prompts of {min(self._chunks.min_invariant, chunk)} tokens or more"
+            )
             advice = f"; set prefill_chunk to at most {tokens}" if has_states and tokens > 1 else ""
             raise ConfigError(
                 f"a prompt of {tokens} tokens is too short to be saved: only {what} have the same bits in every longer "

@@ -241,7 +241,7 @@ class ModelSpec:
 
     @property
     def cache_layers(self) -> tuple[int, ...]:
-        """Index of the layer whose cache each layer uses: its own, or the last one alike that has keys and values."""
+        """Index of the layer whose cache each layer uses: its own, or the last one of its shape that has keys and values."""
         owners: dict[tuple[int | None, int, int], int] = {}
         found = []
         for index, block in enumerate(self.blocks):
@@ -249,11 +249,11 @@ class ModelSpec:
             if isinstance(one, DeltaSpec):
                 found.append(index)
                 continue
-            alike = (one.window, one.kv_heads, one.head_dim)
+            shape = (one.window, one.kv_heads, one.head_dim)
             if not one.shares_cache:
-                owners[alike] = index
-            assert alike in owners, f"layer {index} shares the cache of no earlier layer"
-            found.append(owners[alike])
+                owners[shape] = index
+            assert shape in owners, f"layer {index} shares the cache of no earlier layer"
+            found.append(owners[shape])
         return tuple(found)
 
     @property

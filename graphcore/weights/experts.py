@@ -20,7 +20,7 @@ def expert_weight(layer: int, part: str) -> str:
     return f"layers.{layer}.mlp.experts.{part}.weight"
 
 
-def alike(decoder: Decoder, last: int | None = None) -> list[list[int]]:
+def layers_by_shape(decoder: Decoder, last: int | None = None) -> list[list[int]]:
     """Group the layers with experts, or the `last` ones of them, by equal shapes, dtypes and packings of experts."""
     kinds: dict[object, list[int]] = {}
     layers = list(expert_layers(decoder).items())
@@ -41,7 +41,7 @@ def linear_of(experts: Experts, part: str) -> ExpertLinear:
 def fewest_slots(decoder: Decoder, last: int | None = None) -> int:
     """Return the fewest slots a decode step needs: for each kind of layer, the experts that a token chooses in one."""
     layers = expert_layers(decoder)
-    return sum(max(layers[layer].top_k for layer in together) for together in alike(decoder, last))
+    return sum(max(layers[layer].top_k for layer in together) for together in layers_by_shape(decoder, last))
 
 
 def expert_linears(decoder: Decoder, last: int | None = None) -> dict[str, ExpertLinear]:

@@ -16,7 +16,7 @@ does not depend on its neighbours, on its row, or on what was computed before.
     c       0 .. 15    0 .. 15    0 .. 15    0 .. 15   16 .. 31             lanes of a vector work side by side
     word       0          1          2          3         0
 
-Exponential and logarithm are polynomials of float32, without fused operations, and top-p adds whole numbers (`masses`):
+Exponential and logarithm are polynomials of float32, without fused operations, and top-p adds weights in fixed point:
 the same operations in C++ (native/draw.cpp), in Triton (gpu/sampling) and here choose the same tokens, whatever adds in
 which order. Noise is at least 6e-8, as u has 23 bits, so that tokens below a probability of 1e-7 or so are drawn more
 rarely than that; tokens below 1e-9 of the likeliest have no mass.
@@ -53,7 +53,7 @@ EXPONENTIAL = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)
 LN_2 = (0.693359375, -2.12194440e-4)  # their sum; few bits of the first, so that small multiples of it are exact
 SQRT_HALF_BITS = 0x3F3504F3
 MOST_FLOAT = torch.finfo(torch.float32).max
-MASS_ONE = 2.0**30
+FIXED_POINT_ONE = 2.0**30
 
 
 @dataclass
@@ -199,7 +199,7 @@ def kept_weights(logits: Tensor, draw: Draw) -> Tensor:
         weights = weights.masked_fill(logits < logits.topk(draw.params.top_k).values[-1], 0.0)
     share = _rounded(draw.params.top_p, logits)
     if share < 1.0:
-        ordered, order = masses(weights).sort(descending=True, stable=True)  # of equal ones the first
+        ordered, order = fixed_point(weights).sort(descending=True, stable=True)  # of equal ones the first
         before = ordered.cumsum(0) - ordered
         wanted = (share.double() * ordered.sum().double()).ceil().clamp(min=1)
         weights = weights.index_fill(0, order[before >= wanted], 0.0)
@@ -211,9 +211,9 @@ def _rounded(number: float, logits: Tensor) -> Tensor:
     return torch.tensor(number, dtype=torch.float32, device=logits.device)
 
 
-def masses(weights: Tensor) -> Tensor:
-    """Return the whole numbers that top-p orders and adds, int64: weights in units of 2^-30, rounded down."""
-    return (weights * MASS_ONE).to(torch.int64)
+def fixed_point(weights: Tensor) -> Tensor:
+    """Return weights as fixed-point numbers of 30 fractional bits, int64, rounded down; top-p orders and adds them."""
+    return (weights * FIXED_POINT_ONE).to(torch.int64)
 
 
 def weight_of(x: Tensor) -> Tensor:

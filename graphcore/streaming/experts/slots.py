@@ -14,7 +14,7 @@ from torch import Tensor
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.moe import Experts
 from graphcore.nn.spec import MoESpec
-from graphcore.weights.experts import PARTS, alike, expert_layers, fewest_slots, linear_of
+from graphcore.weights.experts import PARTS, layers_by_shape, expert_layers, fewest_slots, linear_of
 from graphcore.weights.layout import aligned
 from graphcore.weights.slots import Slot, bind
 
@@ -41,7 +41,7 @@ def expert_pools(decoder: Decoder, num_slots: int, last: int | None = None) -> l
         num_slots: number of slots in all pools together.
         last: number of layers, counted from the end, whose experts move; None for all layers with experts.
     """
-    layers, kinds = expert_layers(decoder), alike(decoder, last)
+    layers, kinds = expert_layers(decoder), layers_by_shape(decoder, last)
     rest, waiting = num_slots - fewest_slots(decoder, last), sum(map(len, kinds))
     pools = []
     for together in kinds:

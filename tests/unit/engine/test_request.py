@@ -151,7 +151,7 @@ def test_a_request_that_is_cancelled_inside_a_token_ends_after_it() -> None:
 
 
 def test_tokens_that_the_cache_lacks_come_chunk_by_chunk_and_then_one_by_one() -> None:
-    chunks = Chunks(size=4, alike=4)
+    chunks = Chunks(size=4, min_invariant=4)
     request = Request(range(10), 3, frozenset(), None, StopStrings([]))
     request.begin(0, cached=2)
     for ids in ([2, 3], [4, 5, 6, 7], [8, 9]):

@@ -27,17 +27,19 @@ class Caches:
 
     Args:
         tokens: positions of the pool.
-        alike: the same as of `Chunks`.
+        min_invariant: the same as of `Chunks`.
     """
 
-    def __init__(self, name: str = "full", tokens: int = 4 * CONTEXT, alike: int = 1, context: int = CONTEXT) -> None:
+    def __init__(
+        self, name: str = "full", tokens: int = 4 * CONTEXT, min_invariant: int = 1, context: int = CONTEXT
+    ) -> None:
         blocks = tuple(BlockSpec(8, NORM, attention, MLPSpec(8, "silu")) for attention in MODELS[name])
         spec = ModelSpec(8, 10, blocks, NORM, context)
         sizes = CacheSizes(ROWS, context, torch.float32, CHUNK, page=PAGE, tokens=tokens, snapshots=SNAPSHOTS)
         self.caches = allocate_cache(spec, sizes, torch.device("cpu"))
         self.pages = PageAllocator(spec, self.caches)
         snapshots = self.pages.snapshot_rows(ROWS) if self.pages.has_states else range(0)
-        self.tree = PrefixCache(self.pages, Chunks(CHUNK, alike), snapshots)
+        self.tree = PrefixCache(self.pages, Chunks(CHUNK, min_invariant), snapshots)
 
     def write(self, row: int, begin: int, end: int, value: float) -> bool:
         """Write a number to positions of a row, and to its states, as chunks would; False without room."""
@@ -129,11 +131,13 @@ def test_the_longest_beginning_is_found_and_holds_what_was_computed(name: str) -
 
 
 @pytest.mark.parametrize(
-    ("alike", "starts"), [(1, {9: 9, 13: 13, 15: 15}), (4, {9: 9, 13: 12, 15: 12}), (8, {9: 8, 15: 8})]
+    ("min_invariant", "starts"), [(1, {9: 9, 13: 13, 15: 15}), (4, {9: 9, 13: 12, 15: 12}), (8, {9: 8, 15: 8})]
 )
-def test_a_prompt_goes_on_only_where_its_chunk_chooses_the_same_kernels(alike: int, starts: dict[int, int]) -> None:
-    """The chunk after the start has at least `alike` tokens, or is a whole one; prompts have 30 tokens."""
-    caches = Caches(alike=alike)
+def test_a_prompt_goes_on_only_where_its_chunk_chooses_the_same_kernels(
+    min_invariant: int, starts: dict[int, int]
+) -> None:
+    """The chunk after the start has at least `min_invariant` tokens, or is a whole one; prompts have 30 tokens."""
+    caches = Caches(min_invariant=min_invariant)
     caches.keep(words(24), 100.0)
     for shared, start in starts.items():
         ids = [*words(shared), *words(30 - shared, 60)]
@@ -277,7 +281,7 @@ def test_whoever_borrows_the_cache_takes_nothing_from_the_tree() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_random_prompts_and_answers_lose_no_page_and_mix_no_bits(name: str) -> None:
     """Positions of prompts hold 1000, those of answers 5000 and more; 10,000 steps, each of several calls."""
-    caches, generator = Caches(name, tokens=2 * CONTEXT, alike=3), random.Random(1)
+    caches, generator = Caches(name, tokens=2 * CONTEXT, min_invariant=3), random.Random(1)
     running: dict[int, tuple[list[int], int, bool]] = {}  # ids, tokens that ran, has a prompt's bits
     most = 0
     for step in range(10_000 if name == "both" else 2_500):

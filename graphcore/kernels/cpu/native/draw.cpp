@@ -14,7 +14,7 @@ namespace {
 
 constexpr int BLOCK = 64;  // tokens that share sixteen counters of four words
 constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
-constexpr float MASS_ONE = float(1 << 30);  // the mass of a weight of 1; masses are whole, so that no order of sums matters
+constexpr float FIXED_POINT_ONE = float(1 << 30);  // fixed-point weights are whole, so that no order of sums matters
 
 typedef uint64_t LongPart __attribute__((vector_size(4 * PART_LANES)));
 constexpr uint64_t LOW_WORD = 0xFFFFFFFFu;
@@ -94,8 +94,8 @@ FloatPart weight_of(FloatPart x) {
     return (FloatPart)((IntPart)value & ~vanishes);
 }
 
-IntPart mass_of(FloatPart weights) { return __builtin_convertvector(weights * splat(MASS_ONE), IntPart); }
-int32_t mass_of(float weight) { return int32_t(weight * MASS_ONE); }
+IntPart fixed_point(FloatPart weights) { return __builtin_convertvector(weights * splat(FIXED_POINT_ONE), IntPart); }
+int32_t fixed_point(float weight) { return int32_t(weight * FIXED_POINT_ONE); }
 
 // A row's scratch.
 struct Room {
@@ -106,9 +106,9 @@ struct Room {
     int blocks;
 };
 
-constexpr int BUCKETS = (0x4E800000 >> 19) + 1;  // by the upper bits of a mass as a float, at most 2^30
+constexpr int BUCKETS = (0x4E800000 >> 19) + 1;  // by the upper bits of a fixed-point weight as a float, at most 2^30
 
-// The tokens that top-p keeps: those heavier than `least`, and those of that mass up to the index `last`.
+// The tokens that top-p keeps: those heavier than `least`, and those of that weight up to the index `last`.
 struct KeptByTopP {
     int32_t least = 0, last = INT_MAX;
 };
@@ -189,7 +189,7 @@ float kth_highest(const Room& room, int k) {
 }
 
 // Turns x into the weights of logits from `least` on, 0 for others, and the peaks into the largest of each block. Blocks whose
-// peak becomes 0 are not written. Returns the sum of the masses.
+// peak becomes 0 are not written. Returns the sum of the fixed-point weights.
 int64_t weigh(const Room& room, float highest, float least, float factor) {
     LongPart total{};
     for (int block = 0; block < room.blocks; block++) {
@@ -201,8 +201,8 @@ int64_t weigh(const Room& room, float highest, float least, float factor) {
                 const FloatPart kept = (FloatPart)((IntPart)weight & (value >= splat(least)));
                 store(x + i, kept);
                 most = larger(most, kept);
-                const LongPart mass = (LongPart)mass_of(kept);
-                total += (mass & LOW_WORD) + (mass >> 32);
+                const LongPart fixed = (LongPart)fixed_point(kept);
+                total += (fixed & LOW_WORD) + (fixed >> 32);
             }
         room.peaks[block] = largest(most);
     }
@@ -211,21 +211,21 @@ int64_t weigh(const Room& room, float highest, float least, float factor) {
     return sum;
 }
 
-// Returns the bits of masses as floats, which are in the same order and exact: a mass has 24 bits at most.
-IntPart bits_of(IntPart masses) { return (IntPart)to_float(masses); }
+// Returns the bits of fixed-point weights as floats, which are exact and in the same order: they have 24 bits at most.
+IntPart bits_of(IntPart fixed) { return (IntPart)to_float(fixed); }
 
-int32_t mass_of_bits(int32_t bits) {
-    float mass;
-    std::memcpy(&mass, &bits, 4);
-    return int32_t(mass);
+int32_t fixed_point_of_bits(int32_t bits) {
+    float fixed;
+    std::memcpy(&fixed, &bits, 4);
+    return int32_t(fixed);
 }
 
 // Returns which tokens are kept if those before each of them, heaviest first and of equals the first, have less than
-// `wanted`. It finds the bits of the least mass by 13, 9 and 10: the first from all tokens, the others from a list.
-KeptByTopP keep_mass(const Room& room, int64_t total, int64_t wanted) {
-    // tokens of this mass or less have at most total - wanted together, so that none of them is needed
+// `wanted`. It finds the bits of the least weight by 13, 9 and 10: the first from all tokens, the others from a list.
+KeptByTopP keep_top_p(const Room& room, int64_t total, int64_t wanted) {
+    // tokens of this weight or less have at most total - wanted together, so that none of them is needed
     const int32_t light = int32_t(std::min<int64_t>((total - wanted) / (room.blocks * BLOCK), INT_MAX));
-    int64_t before = 0;  // mass of the tokens in heavier buckets than the chosen one
+    int64_t before = 0;  // weight of the tokens in heavier buckets than the chosen one
     const auto bucket_with = [&](int buckets) {
         int bucket = buckets - 1;
         for (; bucket > 0 && before + room.sums[bucket] < wanted; bucket--) before += room.sums[bucket];
@@ -233,22 +233,22 @@ KeptByTopP keep_mass(const Room& room, int64_t total, int64_t wanted) {
     };
     std::fill(room.sums, room.sums + BUCKETS, 0);
     for (int block = 0; block < room.blocks; block++) {
-        if (mass_of(room.peaks[block]) <= light) continue;
-        alignas(64) int32_t masses[BLOCK], buckets[BLOCK];
+        if (fixed_point(room.peaks[block]) <= light) continue;
+        alignas(64) int32_t fixed[BLOCK], buckets[BLOCK];
         for (int i = 0; i < BLOCK; i += PART_LANES) {
-            const IntPart mass = mass_of(load<FloatPart>(room.x + block * BLOCK + i));
-            store(masses + i, mass);
-            store(buckets + i, bits_of(mass) >> 19);
+            const IntPart found = fixed_point(load<FloatPart>(room.x + block * BLOCK + i));
+            store(fixed + i, found);
+            store(buckets + i, bits_of(found) >> 19);
         }
-        for (int i = 0; i < BLOCK; i++) room.sums[buckets[i]] += masses[i];
+        for (int i = 0; i < BLOCK; i++) room.sums[buckets[i]] += fixed[i];
     }
     const int first = bucket_with(BUCKETS);
     int32_t* const bits = (int32_t*)room.work;  // of the chosen bucket's tokens
     int count = 0;
     for (int block = 0; block < room.blocks; block++) {
-        if (mass_of(room.peaks[block]) <= light) continue;
+        if (fixed_point(room.peaks[block]) <= light) continue;
         for (int i = 0; i < BLOCK; i += PART_LANES) {
-            const IntPart own = bits_of(mass_of(load<FloatPart>(room.x + block * BLOCK + i)));
+            const IntPart own = bits_of(fixed_point(load<FloatPart>(room.x + block * BLOCK + i)));
             if (sum((own >> 19) == splat_int(first)) == 0) continue;
             for (int lane = 0; lane < PART_LANES; lane++) {
                 bits[count] = own[lane];
@@ -259,7 +259,7 @@ KeptByTopP keep_mass(const Room& room, int64_t total, int64_t wanted) {
     for (const auto& [shift, buckets] : {std::pair(10, 512), std::pair(0, 1024)}) {
         const auto bucket_of = [shift = shift, buckets = buckets](int32_t own) { return own >> shift & (buckets - 1); };
         std::fill(room.sums, room.sums + buckets, 0);
-        for (int i = 0; i < count; i++) room.sums[bucket_of(bits[i])] += mass_of_bits(bits[i]);
+        for (int i = 0; i < count; i++) room.sums[bucket_of(bits[i])] += fixed_point_of_bits(bits[i]);
         const int bucket = bucket_with(buckets);
         int left = 0;
         for (int i = 0; i < count; i++) {
@@ -269,13 +269,13 @@ KeptByTopP keep_mass(const Room& room, int64_t total, int64_t wanted) {
         }
         count = left;
     }
-    KeptByTopP kept{mass_of_bits(bits[0])};
+    KeptByTopP kept{fixed_point_of_bits(bits[0])};
     int64_t places = (wanted - before + kept.least - 1) / kept.least;
     if (places >= count) return kept;
     for (int block = 0; block < room.blocks; block++) {
-        if (mass_of(room.peaks[block]) < kept.least) continue;
+        if (fixed_point(room.peaks[block]) < kept.least) continue;
         for (int i = block * BLOCK; i < (block + 1) * BLOCK; i++)
-            if (mass_of(room.x[i]) == kept.least && --places == 0) return kept.last = i, kept;
+            if (fixed_point(room.x[i]) == kept.least && --places == 0) return kept.last = i, kept;
     }
     return kept;
 }
@@ -291,14 +291,14 @@ int64_t race(const Draw& row, const Room& room, const KeptByTopP& kept) {
     float best = 0.0f;
     for (int block = 0; block < room.blocks; block++) {
         // the noise cannot help a block whose largest weight is too small; an equal score comes later
-        if (room.peaks[block] / least_noise <= best || mass_of(room.peaks[block]) < kept.least) continue;
+        if (room.peaks[block] / least_noise <= best || fixed_point(room.peaks[block]) < kept.least) continue;
         alignas(64) float scores[BLOCK];
         fill_noise(row.seed, row.position, block, scores);
         FloatPart most{};
         for (int i = 0; i < BLOCK; i += PART_LANES) {
             const FloatPart weights = load<FloatPart>(room.x + block * BLOCK + i);
-            const IntPart mass = mass_of(weights), index = lanes + (block * BLOCK + i);
-            const IntPart is_kept = ((mass > least) | ((mass == least) & (index <= last))) & (weights >= min_p);
+            const IntPart fixed = fixed_point(weights), index = lanes + (block * BLOCK + i);
+            const IntPart is_kept = ((fixed > least) | ((fixed == least) & (index <= last))) & (weights >= min_p);
             const FloatPart score = (FloatPart)((IntPart)(weights / load<FloatPart>(scores + i)) & is_kept);
             store(scores + i, score);
             most = larger(most, score);
@@ -338,7 +338,7 @@ void draw_token(Draw& row, int vocab, uint8_t* memory) {
     if (row.params.top_p < 1.0f) {
         const double share = double(row.params.top_p) * double(total);
         const int64_t below = int64_t(share);
-        kept = keep_mass(room, total, std::max<int64_t>(1, below + (double(below) < share)));
+        kept = keep_top_p(room, total, std::max<int64_t>(1, below + (double(below) < share)));
     }
     row.token = race(row, room, kept);
 }

@@ -3,7 +3,7 @@
 Legend: B rows, V vocab, P parts of the vocabulary, DIGITS thresholds tried at once.
 
 A float's bits, read as an integer, are in the float's order (`key_of`), and top-p orders tokens by whole numbers
-(`mass_of`). So the least value that either keeps is a number of 32 bits, which is found four bits at a time: a pass
+(`fixed_point`). So the least value that either keeps is a number of 32 bits, which is found four bits at a time: a pass
 counts (top-k) or weighs (top-p) the tokens at or above sixteen thresholds, and the next one searches between two of
 them.
 
@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.sampling.likeliest import FIELDS, HIGHEST, PART
-from graphcore.kernels.gpu.sampling.weights_and_noise import factor_of, mass_of, sampling_weight
+from graphcore.kernels.gpu.sampling.weights_and_noise import factor_of, fixed_point, sampling_weight
 from graphcore.sampling_params import PARAMETERS
 
 DIGITS = tl.constexpr(16)
@@ -161,7 +161,7 @@ def _search(
         if IS_MASS:
             parts += row * NUM_FIELDS * PARTS
             weights = sampling_weights(values, is_there, numbers, sums, found, parts, vocab, row, num_rows, True, PARTS)
-            keys = mass_of(weights)
+            keys = fixed_point(weights)
             amounts = keys
         else:
             keys = key_of(values)
@@ -195,25 +195,25 @@ def _count_ties(
         is_there = at < vocab
         values = tl.load(changed + row * vocab + at, mask=is_there, other=float("-inf"))
         parts += row * NUM_FIELDS * PARTS
-        masses = mass_of(
+        fixed = fixed_point(
             sampling_weights(values, is_there, numbers, sums, found, parts, vocab, row, num_rows, True, PARTS)
         )
         ties += row * 2 * PARTS + part
-        tl.store(ties, tl.sum((masses == least).to(tl.int64), axis=0))
-        tl.store(ties + PARTS, tl.sum(tl.where(masses > least, masses, 0), axis=0))
+        tl.store(ties, tl.sum((fixed == least).to(tl.int64), axis=0))
+        tl.store(ties + PARTS, tl.sum(tl.where(fixed > least, fixed, 0), axis=0))
 
 
 @triton.jit
-def kept_by_top_p(masses, numbers, sums, found, ties, row, part, num_rows, PARTS: tl.constexpr):
+def kept_by_top_p(fixed, numbers, sums, found, ties, row, part, num_rows, PARTS: tl.constexpr):
     """Return which tokens top-p keeps: all above the threshold, and the first of those at it."""
     least = threshold_before(numbers, sums, found, PASSES, row, num_rows, True, PARTS)
     each = tl.arange(0, PARTS)
     ties += row * 2 * PARTS
     counts, above = tl.load(ties + each), tl.sum(tl.load(ties + PARTS + each), axis=0)
     wanted = wanted_of(numbers, sums, row, num_rows, True, PARTS)
-    is_tie = (masses == least).to(tl.int32)
+    is_tie = (fixed == least).to(tl.int32)
     earlier = tl.sum(tl.where(each < part, counts, 0), axis=0) + (tl.cumsum(is_tie, axis=0) - is_tie).to(tl.int64)
-    return (masses > least) | ((is_tie != 0) & (above + earlier * least < wanted))
+    return (fixed > least) | ((is_tie != 0) & (above + earlier * least < wanted))
 
 
 def launch_search(changed: Tensor, numbers: Tensor, parts: Tensor) -> Searched:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 MOST_FLOAT = tl.constexpr(3.4028234663852886e38)
-MASS_ONE = tl.constexpr(1073741824.0)  # 2^30
+FIXED_POINT_ONE = tl.constexpr(1073741824.0)  # 2^30
 
 
 @triton.jit
@@ -34,9 +34,9 @@ def sampling_weight(x):
 
 
 @triton.jit
-def mass_of(weights):
-    """Return the whole numbers that top-p orders and adds, int64."""
-    return (weights * MASS_ONE).to(tl.int32).to(tl.int64)
+def fixed_point(weights):
+    """Return weights as fixed-point numbers of 30 fractional bits, int64, rounded down; top-p orders and adds them."""
+    return (weights * FIXED_POINT_ONE).to(tl.int32).to(tl.int64)
 
 
 @triton.jit
