@@ -112,7 +112,8 @@ class Programs:
         """Return the programs that run one token of each of some rows, in one pass, with their inputs.
 
         Native programs take up to 16 rows each, and no more of them run than the rows need. A compiled program or a
-        CUDA graph has all rows of the caches; those without a token idle. Where that is not batch-invariant, each runs alone.
+        CUDA graph has all rows of the caches; those without a token idle. Where it is not batch-invariant, each row
+        runs alone.
 
         Args:
             tokens: the id and the position of the token of each row of the caches.

@@ -241,7 +241,7 @@ class ModelSpec:
 
     @property
     def cache_layers(self) -> tuple[int, ...]:
-        """Index of the layer whose cache each layer uses: its own, or the last one of its shape that has keys and values."""
+        """Index of the layer whose cache each layer uses: its own, or the last of its shape with keys and values."""
         owners: dict[tuple[int | None, int, int], int] = {}
         found = []
         for index, block in enumerate(self.blocks):

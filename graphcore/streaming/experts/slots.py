@@ -14,7 +14,7 @@ from torch import Tensor
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.moe import Experts
 from graphcore.nn.spec import MoESpec
-from graphcore.weights.experts import PARTS, layers_by_shape, expert_layers, fewest_slots, linear_of
+from graphcore.weights.experts import PARTS, expert_layers, fewest_slots, layers_by_shape, linear_of
 from graphcore.weights.layout import aligned
 from graphcore.weights.slots import Slot, bind
 

@@ -37,7 +37,7 @@ from graphcore.kernels.gpu.sampling.likeliest import (
     store_best,
     store_logit_sums,
 )
-from graphcore.kernels.gpu.sampling.weights_and_noise import MOST_FLOAT, fixed_point, noise_of
+from graphcore.kernels.gpu.sampling.weights_and_noise import MOST_FLOAT, noise_of, to_fixed_point
 
 torch.library.define(
     "graphcore::choose_drawn",
@@ -122,7 +122,9 @@ def _draw(
         is_kept = weights >= tl.load(numbers + MIN_P)
         if HAS_TOP_K_TOP_P:
             if tl.load(numbers + TOP_P) < 1.0:
-                is_kept &= kept_by_top_p(fixed_point(weights), numbers, sums, found, ties, row, part, num_rows, PARTS)
+                is_kept &= kept_by_top_p(
+                    to_fixed_point(weights), numbers, sums, found, ties, row, part, num_rows, PARTS
+                )
         position = tl.load(starts + row) + tl.load(counts + row)
         scores = tl.where(is_kept, tl.div_rn(weights, noise_of(tl.load(seeds + row), position, at)), float("-inf"))
     store_best(parts, part, PARTS, tl.where(is_there, scores, float("-inf")), part * SIZE)

@@ -3,9 +3,9 @@
 Legend: B rows, V vocab, P parts of the vocabulary, DIGITS thresholds tried at once.
 
 A float's bits, read as an integer, are in the float's order (`key_of`), and top-p orders tokens by whole numbers
-(`fixed_point`). So the least value that either keeps is a number of 32 bits, which is found four bits at a time: a pass
-counts (top-k) or weighs (top-p) the tokens at or above sixteen thresholds, and the next one searches between two of
-them.
+(`to_fixed_point`). So the least value that either keeps is a number of 32 bits, which is found four bits at a time: a
+pass counts (top-k) or weighs (top-p) the tokens at or above sixteen thresholds, and the next one searches between two
+of them.
 
     pass 0   0_______ 1_______ 2_______ ... F_______        sums at or above each, of every part
     pass 1            10______ 11______ ... 1F______        2_______ has too little: between 1_______ and 2_______
@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.sampling.likeliest import FIELDS, HIGHEST, PART
-from graphcore.kernels.gpu.sampling.weights_and_noise import factor_of, fixed_point, sampling_weight
+from graphcore.kernels.gpu.sampling.weights_and_noise import factor_of, sampling_weight, to_fixed_point
 from graphcore.sampling_params import PARAMETERS
 
 DIGITS = tl.constexpr(16)
@@ -161,7 +161,7 @@ def _search(
         if IS_MASS:
             parts += row * NUM_FIELDS * PARTS
             weights = sampling_weights(values, is_there, numbers, sums, found, parts, vocab, row, num_rows, True, PARTS)
-            keys = fixed_point(weights)
+            keys = to_fixed_point(weights)
             amounts = keys
         else:
             keys = key_of(values)
@@ -195,7 +195,7 @@ def _count_ties(
         is_there = at < vocab
         values = tl.load(changed + row * vocab + at, mask=is_there, other=float("-inf"))
         parts += row * NUM_FIELDS * PARTS
-        fixed = fixed_point(
+        fixed = to_fixed_point(
             sampling_weights(values, is_there, numbers, sums, found, parts, vocab, row, num_rows, True, PARTS)
         )
         ties += row * 2 * PARTS + part

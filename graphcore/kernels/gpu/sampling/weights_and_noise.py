@@ -34,7 +34,7 @@ def sampling_weight(x):
 
 
 @triton.jit
-def fixed_point(weights):
+def to_fixed_point(weights):
     """Return weights as fixed-point numbers of 30 fractional bits, int64, rounded down; top-p orders and adds them."""
     return (weights * FIXED_POINT_ONE).to(tl.int32).to(tl.int64)
 
