@@ -29,6 +29,7 @@ from graphcore.engine.loading.open_model import read_tokenizer
 from graphcore.engine.loading.plan_run import at_plan, plan_request_of
 from graphcore.engine.loading.runtime_config import RuntimeConfig, choose_context_length
 from graphcore.errors import ConfigError, UnsupportedError
+from graphcore.kernels.backend import TorchBackend
 from graphcore.kernels.ops.kv_formats import kv_types
 from graphcore.planning.costs import LIBRARIES, making_nbytes
 from graphcore.planning.machine import Machine
@@ -177,7 +178,7 @@ def fallback_runtime(
         context_length=context_length,
         batch_size=1 if runs_whole else settings.batching.max_sequences,
         prefill_chunk=context_length if runs_whole else min(settings.prefill_chunk, context_length),
-        packing=PackingPolicy(None, "float", STORED),
+        packing=PackingPolicy(TorchBackend(), "float", STORED),
     )
 
 

@@ -13,6 +13,7 @@ from graphcore.engine.loading.prepare_model import PreparedModel
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.errors import PlanError
 from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
+from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.cpu.program import widths_of
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kvcache.sizes import cache_nbytes
@@ -178,12 +179,12 @@ def further_nbytes(settings: Settings, spec: ModelSpec, chunk: int, is_streaming
 
 def programs_of(parts: PreparedModel, is_streaming: bool) -> Callable[[int], int]:
     """Return the function from a context length to the bytes of native decode programs; 0 where there are none."""
-    runtime, library = parts.runtime, parts.runtime.packing.library
-    if runtime.graph != "captured" or runtime.device.type != "cpu" or library is None:
+    runtime, backend = parts.runtime, parts.runtime.backend
+    if runtime.graph != "captured" or runtime.device.type != "cpu" or not isinstance(backend, NativeBackend):
         return lambda context_length: 0
     fetches = is_streaming and bool(expert_linears(parts.decoder))
     sizes = ProgramSizes(
-        widths_of(runtime.batch_size), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, library, fetches
+        widths_of(runtime.batch_size), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches
     )
     return cache(lambda context_length: programs_nbytes(parts.decoder, sizes, context_length))
 
