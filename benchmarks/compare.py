@@ -93,13 +93,13 @@ def read_bandwidth(threads: int) -> dict[str, float | None]:
     import torch
 
     from graphcore.config.compose import compose_settings
-    from graphcore.engine.loading.runtime_config import find_kernels
+    from graphcore.kernels.backend import find_backend
     from graphcore.kernels.bandwidth import READ_NBYTES, read_buffer
 
     torch.set_num_threads(threads)
     device = torch.device("cpu")
-    library, _ = find_kernels(compose_settings([]).cache_folder, device)
-    found = read_buffer(READ_NBYTES, library, repeats=5)
+    backend, _ = find_backend(device, compose_settings([]).cache_folder)
+    found = read_buffer(READ_NBYTES, backend, repeats=5)
     return {
         "best": found.best / 1e9,
         "torch": found.torch / 1e9,

@@ -18,6 +18,7 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import Model, open_model
 from graphcore.engine.loading.prepare_model import match_model
 from graphcore.errors import PlanError
+from graphcore.kernels.backend import TorchBackend
 from graphcore.kernels.ops.kv_formats import KVType, kv_types
 from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
 from graphcore.planning.costs import allocated_cache_nbytes, overhead_nbytes, workspace_nbytes
@@ -126,7 +127,7 @@ def open_case(name: str, format_name: str) -> Case:
         "tie_word_embeddings": False,
     }
     model = open_model(settings.model, 0, Path("unused"), lambda *_: None)
-    packing = PackingPolicy(None, "wide", FORMATS[format_name])
+    packing = PackingPolicy(TorchBackend(), "wide", FORMATS[format_name])
     decoder, loader = match_model(model, torch.bfloat16, packing)
     sizes = [sizes_of(decoder, loader.is_tied, size) for size in (1, SEED_GROUP)]
     overhead = overhead_nbytes(model.spec, decoder, 1, True, torch.bfloat16)

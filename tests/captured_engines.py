@@ -8,6 +8,7 @@ from fake_cuda import FakeCuda
 from graphcore import Engine
 from graphcore.engine.engine import batching_of
 from graphcore.graph import block_compiler as kinds
+from graphcore.kernels.backend import TritonBackend
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 
@@ -25,6 +26,6 @@ def engine_of(name: str = "qwen3", *overrides: str) -> Engine:
 
 def captured_engine(name: str = "qwen3", *overrides: str) -> Engine:
     engine = engine_of(name, *overrides)
-    engine.runner.builder.kind, engine.runner.builder.library = "captured", None
+    engine.runner.builder.kind, engine.runner.builder.backend = "captured", TritonBackend()
     engine._scheduler.batching = batching_of(engine.runner, engine.settings.cache_folder)
     return engine

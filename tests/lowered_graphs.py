@@ -36,7 +36,7 @@ from graphcore.device import find_cpp_compiler
 from graphcore.engine.loading.open_model import Model
 from graphcore.engine.loading.prepare_model import match_model
 from graphcore.graph.builder import GraphBuilder
-from graphcore.kernels.cpu.library import find_library
+from graphcore.kernels.backend import Backend, TritonBackend, find_backend
 from graphcore.kvcache.buffers import allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.weights.packed_weights import PackingPolicy
@@ -192,11 +192,11 @@ def model_of(config: str | dict[str, object], layers: int) -> Model:
     )
 
 
-def builder_of(name: str, device: torch.device, library: Path | None) -> GraphBuilder:
+def builder_of(name: str, device: torch.device, backend: Backend) -> GraphBuilder:
     """Return the builder of a model whose tensors are fake, made inside the mode that fakes them."""
     config, layers, quant = MODELS[name]
     model = model_of(config, layers)
-    decoder, _ = match_model(model, DTYPE, PackingPolicy(library, "wide", quant, on_gpu=device.type == "cuda"))
+    decoder, _ = match_model(model, DTYPE, PackingPolicy(backend, "wide", quant))
     for module in decoder.modules():
         for key, buffer in module.named_buffers(recurse=False):
             module.register_buffer(key, torch.empty_like(buffer, device=device))
@@ -204,7 +204,7 @@ def builder_of(name: str, device: torch.device, library: Path | None) -> GraphBu
     return GraphBuilder(decoder, "compiled", [range(layers)], caches, CONTEXT, device)
 
 
-def lower(name: str, device: torch.device, library: Path | None) -> str:
+def lower(name: str, device: torch.device, backend: Backend) -> str:
     """Return a paragraph for each function that a model's programs for one sequence consist of."""
     from torch._inductor.graph import GraphLowering
 
@@ -215,7 +215,7 @@ def lower(name: str, device: torch.device, library: Path | None) -> str:
         torch.inference_mode(),
         FakeTensorMode(),
     ):
-        builder = builder_of(name, device, library)
+        builder = builder_of(name, device, backend)
         builder.prefill(1)
         builder.decode(1, is_greedy=False)
     return "\n".join(lowering.found.values())
@@ -228,15 +228,15 @@ def write(device: str, folder: Path, names: Iterable[str]) -> None:
     functorch.enable_autograd_cache = False
     compiler = find_cpp_compiler()
     assert compiler is not None, "a C++ compiler is needed"
-    library = None
+    backend: Backend = TritonBackend()
     if device == "cuda":
         inductor.joint_graph_constant_folding = False  # it computes constants on the device
         absent_cuda.pretend(compiler)
     else:
-        library = find_library(Path(compose_settings([]).cache_dir).expanduser() / "kernels")
+        backend, _ = find_backend(torch.device(device), compose_settings([]).cache_folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
-        (folder / f"{name}.txt").write_text(lower(name, torch.device(device), library), encoding="utf-8")
+        (folder / f"{name}.txt").write_text(lower(name, torch.device(device), backend), encoding="utf-8")
 
 
 def golden_folder() -> Path:

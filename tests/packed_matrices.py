@@ -15,6 +15,7 @@ from torch import Tensor
 
 from graphcore.compiler import prebuilt_name, targets_here
 from graphcore.config.compose import compose_settings
+from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.cpu.kernel_packing import FORMAT_NUMBERS, KernelPacking
 from graphcore.kernels.cpu.library import PREBUILT, SOURCES, build_library, find_library
 from graphcore.quant import FORMATS
@@ -41,6 +42,11 @@ def native_kernels() -> str:
     if library is None:
         pytest.skip("no C++ compiler works here")
     return str(library)
+
+
+def native_backend() -> NativeBackend:
+    """Return the backend of engines on this machine's CPU, or skip the test that needs it."""
+    return NativeBackend(native_kernels())
 
 
 def kernels_for(target: str, folder: Path) -> str:

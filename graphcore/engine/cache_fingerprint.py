@@ -42,7 +42,7 @@ def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Prog
         PAGE: ",".join(map(str, sorted(sizes))),
         "graph": "eager" if runtime.prefill == "eager" else "compiled",
         "device": torch.cuda.get_device_name(runtime.device) if is_gpu else f"{runtime.device.type} {cpu_name()}",
-        "kernels": "none" if runtime.packing.library is None else runtime.packing.library.stem,
+        "kernels": runtime.backend.kernels_name,
         "torch": torch.__version__,
         SOURCE: settings.model.checkpoint,
         CONTEXT: str(runtime.context_length),

@@ -15,6 +15,7 @@ from torch import Tensor
 from graphcore.errors import ConfigError
 from graphcore.graph.gpu.capture import Captures
 from graphcore.graph.program import Program
+from graphcore.kernels.backend import Backend, TorchBackend
 from graphcore.kvcache.forward_sequences import ForwardCache
 from graphcore.progress import Progress, ignore_progress
 from graphcore.sampling_params import SamplingParams
@@ -58,14 +59,14 @@ class ModelRunner(ABC):
     Attributes:
         policy: streaming policy of the weights.
         sizes: limits of batch, chunk, vocabulary and context.
-        library: file of the C++ kernels, for choices on the host; None where there are none.
+        backend: kernels that compute the model; the host draws tokens with theirs.
         can_rewind: True if a row can be fed again from an earlier position than its end.
     """
 
     policy: Policy
     sizes: RunnerSizes
     device: torch.device
-    library: str | None = None
+    backend: Backend = TorchBackend()
     can_rewind = True
     lends_for_states = True  # whether the caches have to be lent for `go_on`
 

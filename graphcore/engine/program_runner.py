@@ -22,6 +22,7 @@ from graphcore.graph.gpu.capture import Captures
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, Step
+from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
 from graphcore.kvcache.chunks import Chunks
 from graphcore.kvcache.forward_sequences import ForwardCache, ForwardSequencePool, ForwardSequences
@@ -56,8 +57,8 @@ class ProgramRunner(ModelRunner):
         self.device, spec = builder.device, builder.decoder.spec
         self.sizes = RunnerSizes(batch_size, prefill_chunk, spec.vocab, builder.context, spec.context)
         self.prompt_tokens = prompt_tokens or prefill_chunk
-        self.library = None if builder.library is None else str(builder.library)
-        self.chunks = Chunks(prefill_chunk, prefill_chunk if self.library is None else DENSE_TOKENS)
+        self.backend = builder.backend
+        self.chunks = Chunks(prefill_chunk, DENSE_TOKENS if isinstance(self.backend, NativeBackend) else prefill_chunk)
         self.programs = Programs(builder, batch_size)
         self.pages = PageAllocator(spec, builder.caches)
         self._holding = ForwardSequencePool(self.pages)

@@ -11,18 +11,19 @@ from torch import Tensor
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.request import Request
 from graphcore.errors import ConfigError
-from graphcore.kernels.ops.draw import Draw, DrawKernel, choose_tokens, not_finite
+from graphcore.kernels.backend import Backend
+from graphcore.kernels.ops.draw import Draw, choose_tokens, not_finite
 
 
 class Sampler:
     """Choice of next tokens on the host; rows may come and go from call to call.
 
     Args:
-        library: file of the C++ kernels, for logits on the CPU; None chooses in plain torch.
+        backend: kernels that draw; without a kernel for it, torch draws.
     """
 
-    def __init__(self, library: str | None) -> None:
-        self._kernel = None if library is None else DrawKernel(library, torch.get_num_threads())
+    def __init__(self, backend: Backend) -> None:
+        self._kernel = backend.draw_kernel()
 
     def choose(self, logits: Sequence[Tensor], rows: Sequence[Draw]) -> list[int]:
         """Return each row's next token; neither the logits nor the rows change.
@@ -42,7 +43,7 @@ class SequenceSampler:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._sizes, self._device = runner.sizes, runner.device
-        self._sampler = Sampler(runner.library)
+        self._sampler = Sampler(runner.backend)
         self._rows: dict[Request, Draw] = {}
 
     def choose(

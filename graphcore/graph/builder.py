@@ -28,6 +28,7 @@ from graphcore.graph.step import (
     HeadStep,
     Step,
 )
+from graphcore.kernels.backend import Backend, NativeBackend, TorchBackend
 from graphcore.kernels.cpu.instructions import MOST_ROWS
 from graphcore.kvcache.buffers import LayerCache, tokens_together
 from graphcore.nn.decoder import Decoder, Head
@@ -41,7 +42,8 @@ class GraphBuilder:
         kind: the way decode steps run: "captured", "compiled" or "eager".
         layer_groups: layers of each group, in order.
         caches: one cache per layer, for the largest batch.
-        library: file of the C++ kernels, which captured decode steps run on, on the CPU; None captures CUDA graphs.
+        backend: kernels that compute the model; with a `NativeBackend`, captured decode steps are native programs, else
+            CUDA graphs.
         head_parts: the decoder's head in its parts, in order, where they are bound to memory of their own.
         streamed: groups whose weights move; a captured program is cut at them.
         functions: choice of how blocks and heads run.
@@ -62,7 +64,7 @@ class GraphBuilder:
     device: torch.device
     on_compile: InitVar[Callable[[str], None]] = lambda name: None
     cache_dir: InitVar[Path | None] = None
-    library: Path | None = None
+    backend: Backend = field(default_factory=TorchBackend)
     compiles: InitVar[bool] = True
     head_parts: Sequence[Head] = ()
     streamed: Collection[int] = ()
@@ -93,12 +95,12 @@ class GraphBuilder:
     @property
     def captures_graphs(self) -> bool:
         """Whether decode programs are CUDA graphs, which choose tokens on the device."""
-        return self.kind == "captured" and self.library is None
+        return self.kind == "captured" and not isinstance(self.backend, NativeBackend)
 
     @property
     def records(self) -> bool:
         """Whether decode programs are native programs, of at most 16 rows each."""
-        return self.kind == "captured" and self.library is not None
+        return self.kind == "captured" and isinstance(self.backend, NativeBackend)
 
     def decode(self, batch: int, is_greedy: bool) -> Program:
         """Return the program that runs one token of each of `batch` sequences.
@@ -106,8 +108,8 @@ class GraphBuilder:
         Args:
             is_greedy: True to also choose the likeliest next token and make it the next input.
         """
-        if self.library is not None and self.records:
-            return self._recorded(self.library, batch, is_greedy)
+        if isinstance(self.backend, NativeBackend) and self.records:
+            return self._recorded(self.backend, batch, is_greedy)
         if self.captures_graphs:
             return self._choosing(batch, "decode") if is_greedy else self._captured(self._program(batch, "decode"))
         return self.token(batch, is_greedy=is_greedy)
@@ -136,13 +138,13 @@ class GraphBuilder:
         steps = captured(state, program.steps, self.streamed, boundary, self.captures)
         return Program(state, steps, program.choice)
 
-    def _recorded(self, library: Path, batch: int, is_greedy: bool) -> Program:
+    def _recorded(self, backend: NativeBackend, batch: int, is_greedy: bool) -> Program:
         """Return the decode step as a native program, which runs the rows that have a token."""
         assert batch <= MOST_ROWS, f"a native program of {batch} rows, and {MOST_ROWS} are the most"
         state = StepState.empty(batch, 1, self.device)
         state.most_together = tokens_together(self.decoder.spec, self.caches, self.context)
         heads = list(zip(self._head_rows, self.head_parts, strict=True))
-        groups, where = self.layer_groups, (self.caches, self.tables, str(library))
+        groups, where = self.layer_groups, (self.caches, self.tables, backend)
         fetched = self.functions.fetched
         fetcher = None if fetched is None else fetched.fetcher
         recorder = Recorder(self.decoder, groups, heads, *where, self.streamed, fetcher)

@@ -8,10 +8,10 @@ little faster.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from graphcore.kernels.backend import Backend, NativeBackend
 from graphcore.kernels.cpu.library import open_library
 from graphcore.memory_limit import affordable_nbytes
 
@@ -93,12 +93,12 @@ class ReadBandwidth:
 
 
 def measure_read_bandwidth(
-    device: torch.device, library: Path | None, nbytes: int = READ_NBYTES, repeats: int = 5
+    device: torch.device, backend: Backend, nbytes: int = READ_NBYTES, repeats: int = 5
 ) -> ReadBandwidth | None:
     """Return how fast the device's memory is read, by torch and by the kernels' reader in turns.
 
     Args:
-        library: file of the kernels, or None.
+        backend: kernels; the C++ kernels have a reader of their own.
         nbytes: largest size of the buffer; it takes at most half of the free memory. Ignored on a GPU, which uses
             `measure_device_bandwidth` with its own size.
         repeats: passes of each reader.
@@ -110,15 +110,15 @@ def measure_read_bandwidth(
         found = measure_device_bandwidth(device)
         return ReadBandwidth(found.read, None, found.nbytes, found.copied)
     nbytes = affordable_nbytes(nbytes) // LINE_NBYTES * LINE_NBYTES
-    return read_buffer(nbytes, library, repeats) if nbytes >= LEAST_NBYTES else None
+    return read_buffer(nbytes, backend, repeats) if nbytes >= LEAST_NBYTES else None
 
 
-def read_buffer(nbytes: int, library: Path | None, repeats: int) -> ReadBandwidth:
+def read_buffer(nbytes: int, backend: Backend, repeats: int) -> ReadBandwidth:
     """Return how fast a buffer of that many bytes, a multiple of 64, is read on the CPU."""
     buffer = torch.ones(nbytes // 4, dtype=torch.float32, device="cpu")
     readers: dict[str, Callable[[], object]] = {"torch": lambda: buffer.sum().item()}
-    if library is not None:
-        readers["native"] = lambda: native_sum(buffer, library)
+    if isinstance(backend, NativeBackend):
+        readers["native"] = lambda: native_sum(buffer, backend)
     fastest = dict.fromkeys(readers, float("inf"))
     for _ in range(repeats):
         for name, read in readers.items():
@@ -129,13 +129,13 @@ def read_buffer(nbytes: int, library: Path | None, repeats: int) -> ReadBandwidt
     return ReadBandwidth(nbytes / fastest["torch"], native, nbytes)
 
 
-def native_sum(buffer: torch.Tensor, library: Path) -> int:
+def native_sum(buffer: torch.Tensor, backend: NativeBackend) -> int:
     """Return the sum of a buffer's 64-bit words, modulo 2^64, read with all of torch's threads.
 
     Args:
         buffer: contiguous CPU tensor, a whole number of 64-byte lines.
-        library: file of the kernels.
+        backend: C++ kernels.
     """
     assert buffer.is_contiguous(), "the reader knows no strides"
     assert buffer.nbytes % LINE_NBYTES == 0, f"{buffer.nbytes} bytes are no whole lines"
-    return int(open_library(str(library)).graphcore_read(torch.get_num_threads(), buffer.data_ptr(), buffer.nbytes))
+    return int(open_library(backend.library).graphcore_read(torch.get_num_threads(), buffer.data_ptr(), buffer.nbytes))

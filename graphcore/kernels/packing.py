@@ -1,6 +1,12 @@
 """The interface of packed matrices: a weight's layout in memory, and products that never make it dense as a whole.
 
 Legend: O rows (output features), I columns (input features), W bytes of a stored row.
+
+    KernelPacking   the same codes in the kernels' order; products read them at memory speed     (CPU, C++ kernels)
+    DevicePacking   the same codes in planes, for Triton's kernels (device_packing.py)           (GPU)
+    StoredPacking   the file's bytes; each product first unpacks the matrix                      (anywhere, slower)
+
+A backend chooses among them (backend.py).
 """
 
 from abc import ABC, abstractmethod

@@ -1,21 +1,14 @@
-"""Chooses a weight matrix's packing, and defines the one that keeps the file's bytes.
+"""The packing that keeps a matrix as the file's bytes, for products without kernels of their own: slower, anywhere.
 
 Legend: O rows (output features), I columns (input features), W bytes of a stored row.
-
-    KernelPacking   the same codes in the kernels' order; products read them at memory speed     (CPU, with a compiler)
-    DevicePacking   the same codes in planes, for Triton's kernels (device_packing.py)           (GPU)
-    StoredPacking   the file's bytes; each product first unpacks the matrix                      (anywhere, slower)
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from graphcore.kernels.cpu.kernel_packing import KernelPacking
-from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.packing import Packing
 from graphcore.quant.registry import FORMATS
 
@@ -84,22 +77,3 @@ def _dequantize(raw: Tensor, name: str, shape: Sequence[int], dtype: torch.dtype
 
 
 torch.library.impl("graphcore::dequantize_packed", "CompositeExplicitAutograd", _dequantize)
-
-
-def choose_packing(name: str, rows: int, columns: int, library: Path | None, *, on_gpu: bool = False) -> Packing | None:
-    """Return the packing of a matrix of a stored format; None for dense, if a row is not a whole number of blocks.
-
-    Args:
-        name: name of the format.
-        rows, columns: O and I.
-        library: file of the CPU's kernels, or None where they cannot be built or do not run.
-        on_gpu: True if a GPU multiplies with the matrix.
-    """
-    one = FORMATS[name]
-    if columns % one.block_elements:
-        return None
-    if on_gpu and one.planes is not None:
-        return DevicePacking(name, rows, columns)
-    if library is not None and one.kernel_number is not None:
-        return KernelPacking(name, rows, columns, str(library))
-    return StoredPacking(name, rows, columns)

@@ -10,7 +10,8 @@ its cost follows the actual context, and no length ever becomes a shape to compi
 import torch
 from torch import Tensor, nn
 
-from graphcore.kernels.ops.attend import attend, attend_shared
+from graphcore.kernels.backend import Backend, Positions, TorchBackend
+from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.norm import UnitNorm, build_norm
@@ -27,7 +28,7 @@ class Attention(nn.Module):
     def __init__(self, spec: AttentionSpec, dim: int, dtype: torch.dtype, int8_order: Int8Order | None = None) -> None:
         super().__init__()
         self.spec = spec
-        self.library = ""  # file of the C++ kernels; empty where they are not used
+        self.backend: Backend = TorchBackend()
         width, has_values = spec.heads * spec.head_dim, not (spec.shares_cache or spec.values_are_keys)
         kv_sizes = (dim, spec.kv_heads * spec.head_dim, spec.qkv_bias, dtype, int8_order)
         self.q_proj = Linear(dim, width, spec.qkv_bias, dtype, int8_order)
@@ -58,9 +59,10 @@ class Attention(nn.Module):
             [B, T, D] compute dtype.
         """
         shared, spec = self.q_proj.prepare(x), self.spec
+        cache = k_cache, v_cache, table
         query = self.q_proj(shared).unflatten(-1, (-1, spec.head_dim))  # [B, T, H, E]
         if self.k_proj is None:
-            heads = attend_shared(self._turned(query, self.q_norm, rope), k_cache, v_cache, table, *self._scoring(span))
+            heads = self.backend.attend_shared(self._turned(query, self.q_norm, rope), cache, *self._scoring(span))
         else:
             key = self.k_proj(shared).unflatten(-1, (-1, spec.head_dim))  # [B, T, K, E]
             value = key if self.v_proj is None else self.v_proj(shared).unflatten(-1, (-1, spec.head_dim))
@@ -69,7 +71,7 @@ class Attention(nn.Module):
             if self.v_norm is not None:
                 value = self.v_norm(value)
             query, key = self._turned(query, None, rope), self._turned(key, None, rope)
-            heads = attend(query, key, value, k_cache, v_cache, table, *self._scoring(span))
+            heads = self.backend.attend(query, key, value, cache, *self._scoring(span))
         joined = heads.flatten(-2)  # [B, T, H * E]
         if self.attn_sub_norm is not None:
             joined = self.attn_sub_norm(joined)
@@ -77,10 +79,10 @@ class Attention(nn.Module):
             joined = self.gate_activation(self.gate_proj(shared)) * joined
         return self.o_proj(joined)  # type: ignore[no-any-return]  # Module.__call__
 
-    def _scoring(self, span: Span) -> tuple[Tensor, Tensor, int, float, Tensor | None, str, float]:
-        """Return the arguments of `attend` from `starts` on."""
+    def _scoring(self, span: Span) -> tuple[Positions, AttentionParameters]:
+        """Return the last arguments of the backend's `attend`."""
         spec = self.spec
-        return span.starts, span.counts, spec.window or 0, spec.scale, self.sinks, self.library, spec.cap
+        return (span.starts, span.counts), AttentionParameters(spec.window or 0, spec.scale, self.sinks, cap=spec.cap)
 
     def _turned(self, heads: Tensor, norm: nn.Module | None, rope: Tensor | None) -> Tensor:
         """Return heads [B, T, H, E] normalised, where there is a norm, and rotated, where the spec rotates."""

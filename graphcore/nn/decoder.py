@@ -4,11 +4,11 @@ Legend: B batch, T tokens, D model dim, V vocab, P positions, E head dim.
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from graphcore.kernels.backend import Backend, TorchBackend
 from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.nn.block import RESIDUAL_DTYPE, Block
 from graphcore.nn.linear import Linear
@@ -182,17 +182,17 @@ class Decoder(nn.Module):
             return [range(lm_head.outputs)]
         return equal_parts(lm_head.outputs, max(1, most * lm_head.outputs // lm_head.weight.nbytes))
 
-    def use_kernels(self, library: Path | None) -> None:
-        """Make attention and delta rules run on the C++ kernels of that library; None turns them off.
+    def use_backend(self, backend: Backend) -> None:
+        """Make attention and delta rules run on a backend; until then they run in plain torch.
 
-        Blocks that round to int8 in float32 do not use them: there a difference in the last bit becomes a whole step of
+        Blocks that round to int8 in float32 stay with torch: there a difference in the last bit becomes a whole step of
         a code, and float32 must equal the reference to the bit.
         """
         for block in self.layers:
             assert isinstance(block, Block), f"{type(block).__name__} is no block"
             is_reference = block.dtype is torch.float32 and block.spec.int8_activations is not None
             mixer = block.linear_attn if isinstance(block.spec.attention, DeltaSpec) else block.self_attn
-            mixer.library = "" if library is None or is_reference else str(library)
+            mixer.backend = TorchBackend() if is_reference else backend
 
     def rope_tables(self, positions: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return a [P, 2, E/2] float32 table for each of the spec's ropes."""

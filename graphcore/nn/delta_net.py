@@ -9,7 +9,8 @@ real, so that no length becomes a shape to compile.
 import torch
 from torch import Tensor, nn
 
-from graphcore.kernels.ops.gated_delta import delta_heads
+from graphcore.kernels.backend import Backend, TorchBackend
+from graphcore.kernels.ops.gated_delta import DeltaParts
 from graphcore.nn.linear import Linear
 from graphcore.nn.span import Span
 from graphcore.nn.spec import DeltaSpec
@@ -39,7 +40,7 @@ class DeltaNet(nn.Module):
     def __init__(self, spec: DeltaSpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.spec = spec
-        self.library = ""  # file of the C++ kernels; empty where they are not used
+        self.backend: Backend = TorchBackend()
         values = spec.value_heads * spec.value_dim
         self.in_proj_qkv = Linear(dim, spec.channels, bias=False, dtype=dtype)
         self.in_proj_z = Linear(dim, values, bias=False, dtype=dtype)
@@ -63,7 +64,7 @@ class DeltaNet(nn.Module):
         Returns:
             [B, T, D] compute dtype.
         """
-        answers = delta_heads(
+        parts = DeltaParts(
             self.in_proj_qkv(x),
             self.in_proj_z(x),
             self.in_proj_a(x),
@@ -80,6 +81,6 @@ class DeltaNet(nn.Module):
             self.spec.key_heads,
             self.spec.eps,
             self.spec.tiled,
-            self.library,
         )
+        answers = self.backend.delta_heads(parts)
         return self.out_proj(answers)  # type: ignore[no-any-return]  # Module.__call__

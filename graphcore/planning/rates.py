@@ -7,10 +7,10 @@ stream from files to a GPU take both ways, and the slower one counts.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 
 import torch
 
+from graphcore.kernels.backend import Backend
 from graphcore.kernels.bandwidth import measure_read_bandwidth
 from graphcore.memory_limit import affordable_nbytes
 from graphcore.nn.moe import ExpertLinear
@@ -44,7 +44,7 @@ def measure_rates(
     tier: Tier,
     machine: Machine,
     given: Speeds,
-    library: Path | None = None,
+    backend: Backend,
     link_to: LinkTo = None,
 ) -> Rates | None:
     """Return the rates that a plan's decode steps depend on; measure those that are not given.
@@ -53,7 +53,7 @@ def measure_rates(
         moving: weights that move under the plan.
         machine: description of this machine.
         given: speeds that are already known.
-        library: path of the C++ kernels, which read memory at the speed of products.
+        backend: kernels, whose own reader reads memory at the speed of products if they have one.
         link_to: function that opens the link to a device with its own memory (`link_opener`); None for the CPU.
 
     Returns:
@@ -64,7 +64,7 @@ def measure_rates(
     """
     read = given.bandwidth
     if read is None:
-        found = measure_read_bandwidth(machine.device, library, PROBE_NBYTES, repeats=3)
+        found = measure_read_bandwidth(machine.device, backend, PROBE_NBYTES, repeats=3)
         if found is None:
             return None
         read = found.best

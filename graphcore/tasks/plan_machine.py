@@ -7,8 +7,9 @@ import torch
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, resolve_device
-from graphcore.engine.loading.runtime_config import ComputeTarget, find_kernels, refuse_graph
+from graphcore.engine.loading.runtime_config import ComputeTarget, refuse_graph
 from graphcore.errors import ConfigError
+from graphcore.kernels.backend import TritonBackend, find_backend
 from graphcore.memory_limit import free_ram_nbytes
 from graphcore.planning.machine import CPU, Machine, Speeds
 
@@ -81,5 +82,5 @@ def target_on(machine: Machine, settings: Settings) -> ComputeTarget | None:
         return None
     on_gpu = machine.device.type == "cuda"
     dtype = DTYPES.get(settings.dtype.name, torch.bfloat16)
-    library = None if on_gpu else find_kernels(settings.cache_folder, CPU)[0]
-    return ComputeTarget(machine.device, dtype, library, on_gpu, is_here=False)
+    backend = TritonBackend() if on_gpu else find_backend(CPU, settings.cache_folder)[0]
+    return ComputeTarget(machine.device, dtype, backend, is_here=False)

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import nn
 
 from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.kernels.backend import Backend
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.packing import Packing
-from graphcore.kernels.stored_packing import choose_packing
 from graphcore.nn.decoder import Decoder, Table
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear, Experts
@@ -26,17 +25,15 @@ class PackingPolicy:
     """The settings for how weights are held in memory.
 
     Attributes:
-        library: path of the C++ kernels; None if there are none for the device, or no compiler.
+        backend: kernels that multiply the weights.
         rounding: rounding of activations before packed matrices: "float", "wide" or "block" (kernel_packing.py).
         format: format that dense matrices are packed in; "stored" leaves them dense.
-        on_gpu: True if a GPU computes.
         dense_nbytes: bytes that all weights may take unpacked if there are no kernels for packed products.
     """
 
-    library: Path | None
+    backend: Backend
     rounding: str
     format: str = STORED
-    on_gpu: bool = False
     dense_nbytes: int = 0
 
 
@@ -75,7 +72,7 @@ class WeightPacker:
         Otherwise they would be unpacked for each product. Models whose blocks round activations to int8 stay packed,
         because unpacking would change their arithmetic.
         """
-        if self.policy.library is not None or self.policy.on_gpu or self.policy.format != STORED:
+        if self.policy.backend.has_kernels or self.policy.format != STORED:
             return False
         if any(isinstance(one, Linear) and one.int8_order is not None for one in decoder.modules()):
             return False
@@ -119,7 +116,7 @@ class WeightPacker:
             chosen = choose_format(name, shape, self.policy.format, is_tied(self.sources))
         if chosen is None or FORMATS[chosen].is_dense:
             return None
-        return choose_packing(chosen, shape[-2], shape[-1], self.policy.library, on_gpu=self.policy.on_gpu)
+        return self.policy.backend.choose_packing(chosen, shape[-2], shape[-1])
 
     def _is_stored_packed(self, name: str) -> bool:
         return is_stored_packed(self.checkpoint, self.sources[name])

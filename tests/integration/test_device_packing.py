@@ -14,12 +14,12 @@ from torch import Tensor
 
 from graphcore import Engine
 from graphcore.graph.builder import GraphBuilder
+from graphcore.kernels.backend import TorchBackend, TritonBackend
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.packed.linear import launch_packed_linear
 from graphcore.kernels.gpu.packed.to_dense import launch_rows
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.nn.linear import Linear
-from graphcore.weights.packed_weights import PackingPolicy
 
 IDS = [3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37]
 CONTEXT = "context_length=64"
@@ -29,11 +29,8 @@ CLOSE = 2e-5  # float32, logits of order one; sums are added in another order
 def hold_planes(monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
     """Have engines on the CPU choose packings as on a GPU, or as on a machine that has no kernels."""
 
-    def policy(_library: object, rounding: str, asked: str, *_others: object) -> PackingPolicy:
-        return PackingPolicy(None, rounding, asked, on_gpu=on_gpu)
-
-    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_kernels", lambda *_: (None, ""))
-    monkeypatch.setattr("graphcore.engine.loading.runtime_config.PackingPolicy", policy)
+    backend = TritonBackend() if on_gpu else TorchBackend()
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_backend", lambda *_: (backend, ""))
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from graphcore.engine.loading import decoder_backend
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
+from graphcore.kernels.backend import TritonBackend
 from graphcore.kernels.ops.expert_slots import CALLS, HITS, IN_PLACE, LOADED
 from graphcore.streaming import weight_stream
 from graphcore.streaming.device.stream import DeviceLink
@@ -70,7 +71,7 @@ def engine_of(
         with Engine.load(
             folder, dtype=dtype, streaming=streaming, graph="eager", device="cpu", overrides=sizes
         ) as engine:
-            engine.runner.builder.kind, engine.runner.builder.library = "captured", None
+            engine.runner.builder.kind, engine.runner.builder.backend = "captured", TritonBackend()
             engine._scheduler.batching = batching_of(engine.runner, engine.settings.cache_folder)
             yield engine
 

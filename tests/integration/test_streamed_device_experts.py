@@ -22,12 +22,12 @@ from graphcore.engine.loading import decoder_backend
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
+from graphcore.kernels.backend import TritonBackend
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.ops.expert_slots import CALLS, IN_PLACE
 from graphcore.streaming import weight_stream
 from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.pinned_memory import Pins
-from graphcore.weights.packed_weights import PackingPolicy
 
 pytestmark = pytest.mark.thorough
 
@@ -71,12 +71,9 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, folder: Path, streaming: str, *ov
     is_locking = "streaming.pinned_memory=false" not in overrides
     queues = SimulatedQueues(random.Random(0), computes_at_once=True)
 
-    def policy(library: Path | None, rounding: str, asked: str, _on_gpu: bool, dense_nbytes: int) -> PackingPolicy:
-        return PackingPolicy(library, rounding, asked, on_gpu=True, dense_nbytes=dense_nbytes)
-
     with monkeypatch.context() as patch:
         let_programs_be_few(patch)
-        patch.setattr("graphcore.engine.loading.runtime_config.PackingPolicy", policy)
+        patch.setattr("graphcore.engine.loading.runtime_config.find_backend", lambda *_: (TritonBackend(), ""))
         patch.setattr(
             weight_stream,
             "link_opener",

@@ -27,6 +27,12 @@ ENTRY = (
     'softsign: lambda recorder, node, x: recorder.elementwise("softsign", x, None, recorder.out(node, x.shape[-1])),'
 )
 
+METHOD = '''    def softsign(self, x: Tensor) -> Tensor:
+        """Return x / (1 + |x|)."""
+        return softsign_elements(x)
+
+'''
+
 STATEMENT: Edits = {
     "graphcore/nn/mlp.py": (("class ActivationModule", f"{FUNCTION}\n\n"),),
     "graphcore/graph/lowering/shapes.py": (
@@ -50,12 +56,11 @@ KERNEL: Edits = {
     ),
     "graphcore/graph/gpu/kernel_obstacles.py": (
         ("from graphcore.nn.mlp import", "from graphcore.nn.mlp import softsign\n"),
-        ("        capped,\n", "        softsign,\n"),
+        ("    capped: KernelEntry", '    softsign: KernelEntry("softsign"),\n'),
     ),
     "graphcore/graph/gpu/kernel_entries.py": (
         ("from graphcore.kernels.gpu.elementwise", "from graphcore.kernels.gpu.elementwise import softsign_elements\n"),
-        ("from graphcore.nn.mlp import", "from graphcore.nn.mlp import softsign\n"),
-        ("capped: lambda", "softsign: lambda _run, x: softsign_elements(x),\n    "),
+        ("    def capped(self", METHOD),
     ),
 }
 MODULE = """

@@ -20,7 +20,7 @@ from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import GreedyStep, Step
-from graphcore.kernels.cpu.library import prebuilt_library
+from graphcore.kernels.backend import prebuilt_backend
 from graphcore.kvcache.forward_sequences import ForwardCache
 from graphcore.progress import Progress, ignore_progress
 from graphcore.sampling_params import SamplingParams
@@ -40,8 +40,7 @@ class TransformersRunner(StaticRunner):
     def __init__(self, weights: SkeletonWeights, policy: Policy, runtime: RuntimeConfig, longest: int) -> None:
         self.policy = Resident()
         self.device = runtime.device
-        library = prebuilt_library() if self.device.type == "cpu" else None  # nothing else here needs it: no build
-        self.library = None if library is None else str(library)
+        self.backend = prebuilt_backend(self.device)  # it only draws tokens, which is not worth a build
         self.skeleton = skeleton = weights.skeleton
         vocab = weights.weights[skeleton.head_weight].shape[0]
         self.sizes = RunnerSizes(runtime.batch_size, runtime.prefill_chunk, vocab, runtime.context_length, longest)

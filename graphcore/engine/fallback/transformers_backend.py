@@ -23,6 +23,7 @@ from graphcore.engine.loading.model_backend import ModelBackend, Running
 from graphcore.engine.loading.open_model import OpenedModel, fetch_checkpoint, read_tokenizer
 from graphcore.engine.loading.runtime_config import RuntimeConfig, choose_context_length, device_and_dtype
 from graphcore.errors import ConfigError, UnsupportedError
+from graphcore.kernels.backend import TorchBackend
 from graphcore.kernels.ops.kv_formats import kv_types
 from graphcore.progress import Progress
 from graphcore.quant.format_choice import STORED
@@ -159,7 +160,7 @@ def fallback_runtime(settings: Settings, model: TransformersModel, notes: list[s
         context_length=context_length,
         batch_size=1 if runs_whole else settings.batching.max_sequences,
         prefill_chunk=context_length if runs_whole else min(settings.prefill_chunk, context_length),
-        packing=PackingPolicy(None, "float", STORED),
+        packing=PackingPolicy(TorchBackend(), "float", STORED),
     )
 
 

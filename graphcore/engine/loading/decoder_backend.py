@@ -75,7 +75,7 @@ def _builder(parts: PreparedDecoder, stream: WeightStream, compiled_dir: Path, o
         runtime.device,
         report,
         compiled_dir,
-        runtime.packing.library,
+        runtime.backend,
         head_parts=moving.heads,
         streamed=frozenset(moving.plan.groups.streamed),
         fetched=None if stream.experts is None else stream.experts.fetched,

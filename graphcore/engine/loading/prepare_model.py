@@ -63,7 +63,7 @@ def prepare_model(
         CheckpointError: names or shapes are wrong.
     """
     target = target or target_here(settings, model, on_progress)
-    graph, prefill, graph_note = choose_graph(settings.graph.kind, target.device, target.has_kernels)
+    graph, prefill, graph_note = choose_graph(settings.graph.kind, target.device, target.backend.has_kernels)
     context_length = choose_context_length(settings, model.spec.context, advice_on_context(model.config.rope))
     kv_dtype = choose_kv_types(settings.kv_dtype, model, target.dtype, target.device)
     packing = packing_policy_of(settings, target)
@@ -125,7 +125,7 @@ def notes_on_kernels(settings: Settings, runtime: RuntimeConfig, decoder: Decode
     if runtime.graph == "captured" and runtime.device.type == "cuda":
         yield from notes_on_decode(decoder, runtime.batch_size)
     packed = len({one.name for one in loader.sources.values() if is_stored_packed(loader.checkpoint, one)})
-    if packed and runtime.device.type == "cpu" and runtime.packing.library is None:
+    if packed and runtime.device.type == "cpu" and not runtime.backend.has_kernels:
         yield note_on_unpacking(decoder)
     if settings.quant.format != STORED and packed:
         asked = settings.quant.format
@@ -173,6 +173,6 @@ def match_model(model: Model, dtype: torch.dtype, packing: PackingPolicy | None 
     shapes = weight_shapes(decoder)
     sources = match_weights(architecture, model.config, model.checkpoint, shapes, model.stored_layers)
     if packing is not None:
-        decoder.use_kernels(packing.library)
+        decoder.use_backend(packing.backend)
         WeightPacker(sources, model.checkpoint, packing).pack(decoder)
     return decoder, Loader(model.checkpoint, sources)

@@ -8,6 +8,7 @@ from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.config.settings import Settings
 from graphcore.engine.loading.model_backend import PreparedModel
 from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
+from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.cpu.program import widths_of
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kvcache.sizes import cache_nbytes
@@ -64,12 +65,12 @@ class PreparedDecoder(PreparedModel):
 
     def _programs(self, is_streaming: bool) -> Callable[[int], int]:
         """Return the function from a context to the bytes of native decode programs; 0 where there are none."""
-        runtime, library = self.runtime, self.runtime.packing.library
-        if runtime.graph != "captured" or runtime.device.type != "cpu" or library is None:
+        runtime, backend = self.runtime, self.runtime.backend
+        if runtime.graph != "captured" or runtime.device.type != "cpu" or not isinstance(backend, NativeBackend):
             return lambda context_length: 0
         fetches = is_streaming and bool(expert_linears(self.decoder))
         sizes = ProgramSizes(
-            widths_of(runtime.batch_size), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, library, fetches
+            widths_of(runtime.batch_size), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches
         )
         return cache(lambda context_length: programs_nbytes(self.decoder, sizes, context_length))
 

@@ -1,18 +1,16 @@
 """The runtime configuration: what settings leave to the machine. Device, dtype, graph kinds, context, kernels."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
-from graphcore.build_folder import build_folder, temporary_folder
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_dtype
 from graphcore.engine.loading.open_model import OpenedModel
-from graphcore.errors import ConfigError, GraphError
-from graphcore.kernels.cpu.library import can_have_kernels, find_library, loads
+from graphcore.errors import ConfigError
+from graphcore.kernels.backend import Backend, find_backend
+from graphcore.kernels.cpu.library import can_have_kernels
 from graphcore.kernels.gpu.pdl import FIRST_CAPABILITY, supports_pdl
 from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.ops.kv_formats import KVTypes
@@ -55,6 +53,11 @@ class RuntimeConfig:
     snapshots: int = 0
     is_dependent: bool = False
 
+    @property
+    def backend(self) -> Backend:
+        """The kernels that compute the model; its weights are packed for them."""
+        return self.packing.backend
+
     def cache_sizes(self, context_length: int) -> CacheSizes:
         """Return what the caches hold for sequences of at most `context_length` tokens."""
         shared = self.cache_tokens or max(context_length, self.batch_size * min(context_length, DEFAULT_CONTEXT))
@@ -72,23 +75,16 @@ class ComputeTarget:
 
     Attributes:
         dtype: compute dtype.
-        library: the library of C++ kernels; None where there is none.
-        has_triton: True where Triton kernels multiply packed weights.
+        backend: kernels that compute the model.
         is_here: True if the device is in this machine.
         note: line about the kernels; empty if there is nothing to say.
     """
 
     device: torch.device
     dtype: torch.dtype
-    library: Path | None
-    has_triton: bool
+    backend: Backend
     is_here: bool = True
     note: str = ""
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether graphcore's own kernels can run: C++ on the CPU, Triton on a GPU."""
-        return self.library is not None or self.has_triton
 
 
 def device_and_dtype(settings: Settings, model: OpenedModel) -> tuple[torch.device, torch.dtype]:
@@ -111,15 +107,15 @@ def target_here(settings: Settings, model: OpenedModel, on_progress: Progress = 
         ConfigError: the machine does not have the device, or cannot compute in the dtype.
     """
     device, dtype = device_and_dtype(settings, model)
-    library, note = find_kernels(settings.cache_folder, device, on_progress)
-    return ComputeTarget(device, dtype, library, device.type == "cuda" and register(), note=note)
+    backend, note = find_backend(device, settings.cache_folder, on_progress)
+    return ComputeTarget(device, dtype, backend, note=note)
 
 
 def packing_policy_of(settings: Settings, target: ComputeTarget) -> PackingPolicy:
     """Return how weights are packed on the target."""
     rounding = choose_rounding(settings.quant.activations, target.dtype)
     room = room_for_dense(settings, target.device) if target.is_here else 0
-    return PackingPolicy(target.library, rounding, settings.quant.format, target.has_triton, room)
+    return PackingPolicy(target.backend, rounding, settings.quant.format, room)
 
 
 def room_for_dense(settings: Settings, device: torch.device) -> int:
@@ -164,38 +160,6 @@ def choose_rounding(activations: str, dtype: torch.dtype) -> str:
     if dtype is torch.float32:
         return "float"
     return {"auto": "wide", "float": "float", "int8": "block"}[activations]
-
-
-def find_kernels(
-    cache_dir: Path, device: torch.device, on_progress: Progress = ignore_progress
-) -> tuple[Path | None, str]:
-    """Return the library of the C++ kernels, built now if need be, and a note if a CPU has to run without it."""
-    if device.type != "cpu":
-        return None, ""
-    without = "graphcore's kernels are missing: none were built when it was installed, and no C++ compiler works here"
-    try:
-        library, note = _find_or_build(cache_dir / "kernels", on_progress)
-    except GraphError as error:
-        return None, f"graphcore's kernels are missing: {error}"
-    return library, note if library else without
-
-
-def _find_or_build(kept: Path, on_progress: Progress) -> tuple[Path | None, str]:
-    """Return the library, built in a temporary folder if it cannot be kept or run in `kept`, and a note about that."""
-    try:
-        library = find_library(kept, on_progress)
-    except GraphError as error:
-        if not isinstance(error.__cause__, OSError):
-            raise
-        folder, note = build_folder(kept)
-        return find_library(folder, on_progress), note
-    if library is None or loads(library):
-        return library, ""
-    temporary = temporary_folder()  # nothing runs in a folder that is mounted noexec
-    copied = None if temporary is None else Path(shutil.copy(library, temporary))
-    if copied is None or not loads(copied):
-        raise GraphError(f"{library} cannot be loaded; set cache_dir to another folder")
-    return copied, ""
 
 
 def refuse_graph(settings: Settings) -> None:

@@ -6,12 +6,12 @@ ones. So the bytes follow from that code, whatever the model's operations are.
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from graphcore.graph.cpu.native_decode import NativeStep, Recorder
 from graphcore.graph.state import StepState
+from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.buffers import allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
@@ -29,7 +29,7 @@ class ProgramSizes:
         sequences: rows of the caches.
         kv_dtype: what keys and values are kept as.
         chunk: most tokens of a sequence in one pass.
-        library: file of the C++ kernels.
+        backend: C++ kernels that run the program.
         fetches_experts: True if experts may be fetched between a layer's instructions.
     """
 
@@ -37,7 +37,7 @@ class ProgramSizes:
     sequences: int
     kv_dtype: KVTypes
     chunk: int
-    library: Path
+    backend: NativeBackend
     fetches_experts: bool
 
 
@@ -67,7 +67,7 @@ def programs_nbytes(decoder: Decoder, sizes: ProgramSizes, context: int) -> int:
             [(range(spec.vocab), decoder.head)],
             caches,
             tables,
-            str(sizes.library),
+            sizes.backend,
             fetcher=_Nowhere() if sizes.fetches_experts else None,
         )
         return sum(_program_nbytes(recorder, rows) for rows in sizes.widths)

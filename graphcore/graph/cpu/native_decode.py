@@ -22,6 +22,7 @@ from graphcore.graph.lowering.targets import lower_to_instructions
 from graphcore.graph.lowering.tracing import Traced
 from graphcore.graph.state import StepState
 from graphcore.graph.step import ExpertFetcher, Step
+from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.cpu import instructions
 from graphcore.kernels.cpu import program as native
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
@@ -104,6 +105,7 @@ class Recorder:
         heads: parts of the head, each with its rows of the vocabulary.
         caches: one cache per layer, of which a row may have any sequence.
         tables: rope tables, [P, 2, E/2].
+        backend: C++ kernels that run the programs.
         streamed: groups whose weights move. The other groups between two of them become one step.
         fetcher: source of the experts that are not resident; None where all are.
     """
@@ -113,7 +115,7 @@ class Recorder:
     heads: Sequence[tuple[range, Head]]
     caches: Sequence[LayerCache]
     tables: Sequence[Tensor]
-    library: str
+    backend: NativeBackend
     streamed: Collection[int] = ()
     fetcher: ExpertFetcher | None = None
 
@@ -122,7 +124,7 @@ class Recorder:
 
     def record(self, state: StepState, is_greedy: bool) -> list[Step]:
         """Return the steps of a whole decode step on the state; they fill `logits`, and if greedy also `chosen`."""
-        program = native.NativeProgram(self.library, torch.get_num_threads(), state.span.counts, state.sequences)
+        program = self.backend.new_program(state.span.counts, state.sequences)
         x = program.buffer(self.decoder.spec.dim)
         ends: list[tuple[int, int]] = []  # group, and the number of instructions up to its end
         choices: list[Choice] = []

@@ -13,10 +13,9 @@ The first layer has one norm more, and zeros for counters.
 The residual stream is changed in place, in float32, and sublayers' answers are added to it unrounded. The experts'
 answers are rounded to the compute dtype, each one and their sum, so that the bits are the same where experts are
 fetched and their answers are stored first. The modules say what is computed, lowering/targets.py what is fused, and
-kernel_obstacles.py what cannot run.
+kernel_obstacles.py which method an operation runs as, and what cannot run.
 """
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from graphcore.activations import Activation
-from graphcore.graph.gpu.kernel_obstacles import OPERATIONS
+from graphcore.graph.gpu.kernel_obstacles import entries_of
 from graphcore.graph.gpu.norm_fusion import FusedLayer, NormFusion
 from graphcore.graph.gpu.product_inputs import device_matrix, normalised, product_input
 from graphcore.graph.lowering import operations
@@ -43,9 +42,9 @@ from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.kernels.ops.kv_formats import head_dim_of
 from graphcore.nn.linear import Linear
-from graphcore.nn.mlp import ActivationModule, capped
-from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, without_padding
-from graphcore.nn.norm import LayerNorm, RMSNorm
+from graphcore.nn.mlp import ActivationModule
+from graphcore.nn.moe import Experts
+from graphcore.nn.norm import RMSNorm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import Shares
 
@@ -93,7 +92,8 @@ class DeviceRun:
                     owner, _, attribute = node.target.rpartition(".")
                     self._values[node] = getattr(self.modules[owner], attribute)
                 case "call_module":
-                    self._values[node] = self._normalised(operations.norm_call(node), arguments[0])
+                    entry = ENTRIES[type(self.modules[node.target])]
+                    self._values[node] = entry(self, operations.norm_call(node), arguments[0])
                 case "call_function" if node.target is until:
                     return arguments
                 case "call_function" | "call_method":
@@ -162,7 +162,11 @@ class DeviceRun:
         self, stream: Tensor, x: Tensor, norm: NormCall, norm_of_sum: NormCall
     ) -> tuple[Tensor, Tensor]:
         """Add a normalised answer to the stream; return the stream, and its norm."""
-        return stream, self._normalised(norm_of_sum, stream, x, self._module(norm.name, RMSNorm).weight)
+        return stream, self.normed(norm_of_sum, stream, x, self._module(norm.name, RMSNorm).weight)
+
+    def normed(self, norm: NormCall, x: Tensor, *added: Tensor) -> Tensor:
+        """Return norm(x), or the norm of its sum with `added`, as `normalised` does."""
+        return normalised(self.modules[norm.name], x, norm.dtype or x.dtype, *added)
 
     def attend_heads(
         self,
@@ -232,8 +236,29 @@ class DeviceRun:
         add_expert_answers(stream, x, chosen, shares, weights, biases, places, *how)
         return stream
 
-    def _normalised(self, norm: NormCall, x: Tensor, *added: Tensor) -> Tensor:
-        return normalised(self.modules[norm.name], x, norm.dtype or x.dtype, *added)
+    def capped(self, x: Tensor, cap: float) -> Tensor:
+        """Return cap * tanh(x / cap)."""
+        return cap_elements(x, cap)
+
+    def without_padding(self, chosen: Tensor, _span: object) -> Tensor:
+        """Return the chosen experts as they are: `choose` has already left out rows without a token."""
+        return chosen
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """Return x in float32."""
+        return x.float()
+
+    def in_dtype(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return x in that dtype."""
+        return x.to(dtype)
+
+    def attribute(self, owner: object, name: str) -> Any:
+        """Return an attribute of an input, such as the positions of the span."""
+        return getattr(owner, name)
+
+    def item(self, values: Any, index: int) -> Any:
+        """Return one of several values; products that lie side by side stay together."""
+        return values if isinstance(values, Joined) else values[index]
 
     def _feed(self, stream: Tensor) -> FusedNorm | None:
         """Return where the sum that is made now is left for a norm that products apply; None if none does."""
@@ -245,30 +270,7 @@ class DeviceRun:
         return module
 
 
-ENTRIES: Mapping[object, Callable[..., Any]] = {
-    operations.project: DeviceRun.project,
-    operations.gated: DeviceRun.gated,
-    operations.add_project: DeviceRun.add_project,
-    operations.add_normed: DeviceRun.add_normed,
-    operations.add_normed_and_norm: DeviceRun.add_normed_and_norm,
-    operations.attend_heads: DeviceRun.attend_heads,
-    operations.route: DeviceRun.route,
-    operations.add_experts: DeviceRun.add_experts,
-    operations.add_scaled: DeviceRun.add_scaled,
-    operations.scaled_sum: DeviceRun.scaled_sum,
-    operations.gate: DeviceRun.gate,
-    operations.parts: DeviceRun.parts,
-    "float": lambda _run, x: x.float(),
-    "to": lambda _run, x, dtype: x.to(dtype),
-    capped: lambda _run, x, limit: cap_elements(x, limit),
-    delta_heads: DeviceRun.delta_heads,
-    scaled_by_gate: DeviceRun.scaled_by_gate,
-    choose_experts: DeviceRun.choose,
-    without_padding: lambda _run, chosen, _span: chosen,  # `choose` has already done it
-    getattr: lambda _run, owner, name: getattr(owner, name),
-    operator.getitem: lambda _run, values, index: values if isinstance(values, Joined) else values[index],
-}
-assert ENTRIES.keys() | {RMSNorm, LayerNorm} == OPERATIONS, "graph/gpu/kernel_obstacles.py says what has an entry here"
+ENTRIES = entries_of(DeviceRun, besides=("run",))
 
 
 def _dtype(linear: Linear, wide: bool) -> torch.dtype:

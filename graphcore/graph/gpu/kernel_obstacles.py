@@ -1,14 +1,19 @@
-"""Says which modules a GPU's decode kernels (graph/gpu/kernel_entries.py) can run, and why others cannot.
+"""Lists the operations that a GPU's decode kernels run, and says why they cannot run some modules.
 
-Imports no kernel: these functions are also called where Triton is not installed.
+`OPERATIONS` has each operation with the name of the method that runs it (of `DeviceRun`, graph/gpu/kernel_entries.py)
+and the function that says which calls cannot run. Nothing here imports a kernel, because a plan for a GPU is also made
+where Triton is not installed; kernel_entries.py looks its methods up by these names when it is imported.
 """
 
 import operator
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from graphcore.graph.lowering import operations
+from graphcore.graph.lowering.operations import Call
 from graphcore.graph.lowering.targets import lower_to_kernels, missing_entry
 from graphcore.graph.lowering.tracing import Traced
 from graphcore.kernels import limits
@@ -24,33 +29,90 @@ from graphcore.nn.moe import ExpertLinear, choose_experts, scaled_by_gate, witho
 from graphcore.nn.norm import LayerNorm, RMSNorm
 
 MOST_HEAD_DIM = 256
-OPERATIONS = frozenset(  # operations that graph/gpu/kernel_entries.py has an entry for
-    {
-        operations.project,
-        operations.gated,
-        operations.add_project,
-        operations.add_normed,
-        operations.add_normed_and_norm,
-        operations.attend_heads,
-        operations.route,
-        operations.add_experts,
-        operations.add_scaled,
-        operations.scaled_sum,
-        operations.gate,
-        operations.parts,
-        "float",
-        "to",
-        capped,
-        choose_experts,
-        delta_heads,
-        scaled_by_gate,
-        without_padding,
-        getattr,
-        operator.getitem,
-        RMSNorm,
-        LayerNorm,
-    }
-)
+
+
+class KernelEntry(NamedTuple):
+    """How decode kernels run an operation.
+
+    Attributes:
+        method: name of the method of `DeviceRun` that launches the kernels.
+        obstacle: function that returns why a call, given with the block's modules by name, cannot run, or None if it
+            can; None if every call can run.
+    """
+
+    method: str
+    obstacle: Callable[[Call, Mapping[str, nn.Module]], str | None] | None = None
+
+
+def _sum_obstacle(node: Call, modules: Mapping[str, nn.Module]) -> str | None:
+    """Return the obstacle of a call of `add_normed`."""
+    if isinstance(modules[node.args[2].name], LayerNorm):
+        return "a LayerNorm behind a sublayer has no decode kernel"
+    return None
+
+
+def _attention_obstacle(node: Call, modules: Mapping[str, nn.Module]) -> str | None:
+    """Return the obstacle of a call of `attend_heads`."""
+    if node.args[1] is None:
+        return "attention to another layer's keys has no decode kernel"
+    if node.args[6] is not None:
+        return "values that are normalised have no decode kernel"
+    norms = [modules[norm.name] if norm else None for norm in node.args[4:6]]
+    if any(isinstance(norm, LayerNorm) for norm in norms):
+        return "heads that a LayerNorm normalises have no decode kernel"
+    if len({(norm.eps, norm.scale_in_float32) if isinstance(norm, RMSNorm) else None for norm in norms}) > 1:
+        return "queries and keys that are normalised in different ways have no decode kernel"
+    return None
+
+
+def _choice_obstacle(node: Call, _modules: Mapping[str, nn.Module]) -> str | None:
+    """Return the obstacle of a call of `route` or `choose_experts`."""
+    return None if node.args[-1] is None else "shares of experts that are scaled have no decode kernel"
+
+
+OPERATIONS: Mapping[object, KernelEntry] = {
+    operations.project: KernelEntry("project"),
+    operations.gated: KernelEntry("gated"),
+    operations.add_project: KernelEntry("add_project"),
+    operations.add_normed: KernelEntry("add_normed", _sum_obstacle),
+    operations.add_normed_and_norm: KernelEntry("add_normed_and_norm"),
+    operations.attend_heads: KernelEntry("attend_heads", _attention_obstacle),
+    operations.route: KernelEntry("route", _choice_obstacle),
+    operations.add_experts: KernelEntry("add_experts"),
+    operations.add_scaled: KernelEntry("add_scaled"),
+    operations.scaled_sum: KernelEntry("scaled_sum"),
+    operations.gate: KernelEntry("gate"),
+    operations.parts: KernelEntry("parts"),
+    RMSNorm: KernelEntry("normed"),
+    LayerNorm: KernelEntry("normed"),
+    capped: KernelEntry("capped"),
+    delta_heads: KernelEntry("delta_heads"),
+    scaled_by_gate: KernelEntry("scaled_by_gate"),
+    choose_experts: KernelEntry("choose", _choice_obstacle),
+    without_padding: KernelEntry("without_padding"),
+    "float": KernelEntry("in_float32"),
+    "to": KernelEntry("in_dtype"),
+    getattr: KernelEntry("attribute"),
+    operator.getitem: KernelEntry("item"),
+}
+
+
+def entries_of(kernels: type, besides: Collection[str] = ()) -> Mapping[object, Callable[..., Any]]:
+    """Return the function that runs each operation: the method of the class that `OPERATIONS` names.
+
+    Args:
+        kernels: class whose public methods are the entries.
+        besides: names of its public methods that are no entries.
+
+    Raises:
+        AssertionError: an operation has no method, or a method has no operation.
+    """
+    methods = {name: one for name, one in vars(kernels).items() if callable(one) and not name.startswith("_")}
+    named = {entry.method for entry in OPERATIONS.values()}
+    missing, unused = named - methods.keys(), methods.keys() - named - set(besides)
+    assert not missing, f"{kernels.__name__} has no method {', '.join(sorted(missing))}, which OPERATIONS names"
+    assert not unused, f"OPERATIONS names no {', '.join(sorted(unused))}, a method of {kernels.__name__}"
+    return {operation: methods[entry.method] for operation, entry in OPERATIONS.items()}
 
 
 def block_obstacle(block: nn.Module, batch: int) -> str | None:
@@ -60,8 +122,7 @@ def block_obstacle(block: nn.Module, batch: int) -> str | None:
     traced = lower_to_kernels(block)
     return (
         missing_entry(traced, OPERATIONS, "GPU kernel", changes_x=True)
-        or _obstacle_of_norms(traced)
-        or _obstacle_of_choice(traced)
+        or _obstacle_of_calls(traced)
         or _obstacle_of_attention(block)
         or _obstacle_of_matrices(block)
     )
@@ -80,31 +141,19 @@ def head_obstacle(head: Head, batch: int) -> str | None:
     """Return why the head cannot run on a GPU's decode kernels, or None."""
     if batch > limits.MOST_TOKENS:
         return f"batches of more than {limits.MOST_TOKENS} have no decode kernels, this is {batch}"
-    operations = missing_entry(lower_to_kernels(head), OPERATIONS, "GPU kernel", changes_x=False)
-    return operations or _obstacle_of_linear("lm_head", head.lm_head)
+    missing = missing_entry(lower_to_kernels(head), OPERATIONS, "GPU kernel", changes_x=False)
+    return missing or _obstacle_of_linear("lm_head", head.lm_head)
 
 
-def _obstacle_of_norms(traced: Traced) -> str | None:
-    for node in traced.nodes(operations.add_normed):
-        if isinstance(traced.modules[node.args[2].name], LayerNorm):
-            return "a LayerNorm behind a sublayer has no decode kernel"
-    for node in traced.nodes(operations.attend_heads):
-        if node.args[1] is None:
-            return "attention to another layer's keys has no decode kernel"
-        if node.args[6] is not None:
-            return "values that are normalised have no decode kernel"
-        norms = [traced.modules[norm.name] if norm else None for norm in node.args[4:6]]
-        if any(isinstance(norm, LayerNorm) for norm in norms):
-            return "heads that a LayerNorm normalises have no decode kernel"
-        if len({(norm.eps, norm.scale_in_float32) if isinstance(norm, RMSNorm) else None for norm in norms}) > 1:
-            return "queries and keys that are normalised in different ways have no decode kernel"
-    return None
-
-
-def _obstacle_of_choice(traced: Traced) -> str | None:
-    for node in (*traced.nodes(operations.route), *traced.nodes(choose_experts)):
-        if node.args[-1] is not None:
-            return "shares of experts that are scaled have no decode kernel"
+def _obstacle_of_calls(traced: Traced) -> str | None:
+    """Return the obstacle of the first call that has one, in the order of `OPERATIONS`."""
+    for operation, entry in OPERATIONS.items():
+        if entry.obstacle is None:
+            continue
+        for node in traced.nodes():
+            obstacle = entry.obstacle(node, traced.modules) if node.target is operation else None
+            if obstacle is not None:
+                return obstacle
     return None
 
 

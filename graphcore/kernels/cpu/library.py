@@ -8,11 +8,13 @@ VNNI, AVX2, or plain vectors (graphcore/compiler.py has the processors and the c
 import ctypes
 import functools
 import platform
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from graphcore.build_folder import build_folder, temporary_folder
 from graphcore.checked_file import read_checked, write_checked
 from graphcore.compiler import (
     Compiler,
@@ -50,6 +52,36 @@ def find_library(folder: Path, on_progress: Progress = ignore_progress) -> Path 
         GraphError: the build failed, as in `build_library`.
     """
     return prebuilt_library() or build_library(folder, on_progress=on_progress)
+
+
+def find_runnable_library(kept: Path, on_progress: Progress = ignore_progress) -> tuple[Path | None, str]:
+    """Return a library that this process can load, and a note if the next start has to build it again.
+
+    Args:
+        kept: folder of libraries that are built at their first use. If nothing can be written there, or nothing may
+            run there, a temporary folder takes its place.
+        on_progress: the same as in `find_library`.
+
+    Returns:
+        The file, or None as in `find_library`; the note is empty if there is nothing to say.
+
+    Raises:
+        GraphError: the build failed, or the library cannot be loaded from any folder.
+    """
+    try:
+        library = find_library(kept, on_progress)
+    except GraphError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        folder, note = build_folder(kept)
+        return find_library(folder, on_progress), note
+    if library is None or loads(library):
+        return library, ""
+    temporary = temporary_folder()  # nothing runs in a folder that is mounted noexec
+    copied = None if temporary is None else Path(shutil.copy(library, temporary))
+    if copied is None or not loads(copied):
+        raise GraphError(f"{library} cannot be loaded; set cache_dir to another folder")
+    return copied, ""
 
 
 def can_have_kernels() -> bool:

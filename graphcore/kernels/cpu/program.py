@@ -113,6 +113,10 @@ class NativeProgram:
         assert isinstance(packing, KernelPacking), f"no kernel multiplies {packing.format}"
         return packing.matrix(weight)
 
+    def matrix_nbytes(self, matrix: Matrix) -> int:
+        """Return the bytes that the rows of a matrix take."""
+        return int(open_library(self.library).graphcore_packed_nbytes(matrix.format, matrix.rows, matrix.columns))
+
     def zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return a new tensor that lives as long as the program."""
         return self.own(torch.zeros(shape, dtype=dtype, device="cpu"))

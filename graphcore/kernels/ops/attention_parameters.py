@@ -16,7 +16,7 @@ class AttentionParameters(NamedTuple):
         window: largest number of keys that a query sees, its own included; 0 for all.
         scale: factor of q . k.
         sinks: [H] float32, a score of each head that its softmax counts without a value; not scaled.
-        library: file of the C++ kernels, for the CPU; empty if there is none.
+        library: file of the C++ kernels, for the CPU; empty for plain torch. A `NativeBackend` sets it.
         cap: bound of the scores, s = cap * tanh(scale * q . k / cap), before the mask; 0 for none.
     """
 

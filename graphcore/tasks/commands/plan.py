@@ -211,8 +211,7 @@ def known_rates(
     on_progress("measure", None, 0, 0)
     link_to = link_opener(parts.runtime.device, settings.streaming.pinned_memory)
     moving = find_moving(parts.decoder, plan, settings.streaming.layer_group_size)
-    library = parts.runtime.packing.library
-    rates = measure_rates(parts.loader, moving, tier, machine, speeds, library, link_to)
+    rates = measure_rates(parts.loader, moving, tier, machine, speeds, parts.runtime.backend, link_to)
     low = "tokens/s are left out: too little memory is free to measure its rate; give task.bandwidth"
     return rates, "" if rates else low
 

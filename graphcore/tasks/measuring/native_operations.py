@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from graphcore.kernels.cpu import instructions
 from graphcore.kernels.cpu import program as native
 from graphcore.kernels.cpu.kernel_packing import FORMAT_NUMBERS
-from graphcore.kernels.cpu.library import Matrix, open_library
+from graphcore.kernels.cpu.library import Matrix
 from graphcore.tasks.measuring.decode_operations import Operation, OperationName
 
 FORMAT_NAMES = {number: name for name, number in FORMAT_NUMBERS.items()}
@@ -34,7 +34,7 @@ def native_operations(program: native.NativeProgram, logits: int) -> list[Operat
     """
 
     def operation(index: int, arguments: ctypes.Structure) -> Operation:
-        name, nbytes = instruction_name(arguments, logits), weight_nbytes(arguments, program.library)
+        name, nbytes = instruction_name(arguments, logits), weight_nbytes(arguments, program)
         return Operation(name, nbytes, lambda: program.run(index, 1), lambda times: program.run_again(index, times))
 
     return [operation(index, arguments) for index, arguments in enumerate(program.arguments)]
@@ -83,13 +83,9 @@ def _described(matrices: Sequence[Matrix]) -> tuple[str, str]:
     return shapes, "+".join(names)
 
 
-def weight_nbytes(arguments: ctypes.Structure, library: str) -> int:
+def weight_nbytes(arguments: ctypes.Structure, program: native.NativeProgram) -> int:
     """Return the bytes of weights that an instruction reads; one row of an embedding, and only the chosen experts."""
-    functions = open_library(library)
-
-    def nbytes(matrix: Matrix) -> int:
-        return int(functions.graphcore_packed_nbytes(matrix.format, matrix.rows, matrix.columns))
-
+    nbytes = program.matrix_nbytes
     match arguments:
         case instructions.Project():
             return sum(nbytes(arguments.matrices[index]) for index in range(arguments.num_matrices))

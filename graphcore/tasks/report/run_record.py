@@ -9,7 +9,6 @@ from graphcore.engine.engine import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.compile import CompileReport
 from graphcore.kernels.bandwidth import measure_read_bandwidth
-from graphcore.kernels.cpu.program import seconds_late
 from graphcore.tasks.measuring.weight_reads import decode_roundings, prefill_roundings, weight_formats
 from graphcore.tasks.report.startup import cache_state
 from graphcore.tasks.task import Record
@@ -23,7 +22,7 @@ def ran_record(engine: Engine, notes: Sequence[str] = ()) -> Record:
     Args:
         notes: lines about the prompts, which follow those about the engine.
     """
-    stats, library = engine.stats, engine.choices.packing.library
+    stats = engine.stats
     return {
         "model": {
             "source": engine.settings.model.checkpoint,
@@ -45,7 +44,7 @@ def ran_record(engine: Engine, notes: Sequence[str] = ()) -> Record:
         "streaming": {"policy": engine.settings.streaming.policy},
         "context_length": engine.choices.context_length,
         "threads": torch.get_num_threads(),
-        "late_seconds": None if library is None else seconds_late(str(library)),
+        "late_seconds": engine.choices.backend.seconds_late(),
         "memory": {
             "weight_bytes": stats["weight_bytes"],
             "file_bytes": engine.loaded.loader.stored_nbytes,
@@ -111,7 +110,7 @@ def dense_record(engine: Engine) -> Record:
 
 def bandwidth_of(engine: Engine) -> Record:
     """Return the read bandwidth of memory, measured now; all null where too little memory is free to measure."""
-    found = measure_read_bandwidth(engine.runner.device, engine.choices.packing.library)
+    found = measure_read_bandwidth(engine.runner.device, engine.choices.backend)
     if found is None:
         return {**dict.fromkeys(RATES), "bytes": 0}
     return {

@@ -14,6 +14,7 @@ from graphcore.graph.cpu.native_decode import NativeStep
 from graphcore.graph.gpu.capture import CapturedStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep
+from graphcore.kernels.backend import TritonBackend
 from graphcore.planning.costs import waiting_nbytes, workspace_nbytes
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
@@ -36,7 +37,7 @@ def captured_engine(step: type[object], monkeypatch: pytest.MonkeyPatch) -> Engi
     monkeypatch.setattr(kinds, "compile_whole", lambda function, name: function)
     engine.runner.builder.kind = "captured"
     if step is CapturedStep:
-        engine.runner.builder.library = None
+        engine.runner.builder.backend = TritonBackend()
     assert [type(each) for each in engine.runner.program("decode", 1).steps] == [step]
     return engine
 

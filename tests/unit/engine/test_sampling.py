@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from packed_matrices import native_kernels
+from packed_matrices import native_backend
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -19,6 +19,7 @@ from transformers.generation.logits_process import (
 
 from graphcore.engine.sampler import Sampler
 from graphcore.errors import GraphError
+from graphcore.kernels.backend import TorchBackend
 from graphcore.kernels.ops.draw import Draw, kept_weights, penalise
 from graphcore.sampling_params import SamplingParams
 
@@ -61,7 +62,7 @@ def rows_of(
 
 @pytest.fixture(params=["torch", "kernel"])
 def sampler(request: pytest.FixtureRequest) -> Sampler:
-    return Sampler(native_kernels() if request.param == "kernel" else None)
+    return Sampler(native_backend() if request.param == "kernel" else TorchBackend())
 
 
 def transformers_cut(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

@@ -1,44 +1,34 @@
 """The reader reads every byte of its buffer, with any number of threads."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from packed_matrices import native_backend
 
+from graphcore.kernels.backend import TorchBackend
 from graphcore.kernels.bandwidth import LEAST_NBYTES, measure_read_bandwidth, native_sum, read_buffer
-from graphcore.kernels.cpu.library import find_library
-
-
-@pytest.fixture(scope="module")
-def library() -> Path:
-    """The kernels' library, from the cache that runs use."""
-    path = find_library(Path("~/.cache/graphcore/kernels").expanduser())
-    if path is None:
-        pytest.skip("no C++ compiler")
-    return path
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3, 1000])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_reader_sums_every_word(library: Path, lines: int, threads: int) -> None:
+def test_the_reader_sums_every_word(lines: int, threads: int) -> None:
     words = np.random.default_rng(lines).integers(0, 2**64, 8 * lines, dtype=np.uint64)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = native_sum(torch.from_numpy(words.view(np.int64)), library)
+        found = native_sum(torch.from_numpy(words.view(np.int64)), native_backend())
     finally:
         torch.set_num_threads(before)
     assert found % 2**64 == int(words.sum(dtype=np.uint64))
 
 
-def test_a_buffer_that_is_no_whole_number_of_lines_is_our_mistake(library: Path) -> None:
+def test_a_buffer_that_is_no_whole_number_of_lines_is_our_mistake() -> None:
     with pytest.raises(AssertionError, match="100 bytes"):
-        native_sum(torch.zeros(100, dtype=torch.uint8), library)
+        native_sum(torch.zeros(100, dtype=torch.uint8), native_backend())
 
 
-def test_the_better_reader_counts(library: Path) -> None:
-    found = read_buffer(64 * 10**5, library, repeats=2)
+def test_the_better_reader_counts() -> None:
+    found = read_buffer(64 * 10**5, native_backend(), repeats=2)
     assert found.native is not None
     assert found.best == max(found.torch, found.native)
     assert 1e8 < found.best < 1e13
@@ -46,7 +36,7 @@ def test_the_better_reader_counts(library: Path) -> None:
 
 
 def test_without_kernels_torch_alone_reads() -> None:
-    found = read_buffer(6400, None, repeats=1)
+    found = read_buffer(6400, TorchBackend(), repeats=1)
     assert found.native is None
     assert found.best == found.torch
 
@@ -56,7 +46,7 @@ def test_without_kernels_torch_alone_reads() -> None:
 )
 def test_the_buffer_takes_half_of_what_is_free_at_most(monkeypatch: pytest.MonkeyPatch, free: int, nbytes: int) -> None:
     monkeypatch.setattr("graphcore.memory_limit.free_ram_nbytes", lambda root: free)
-    found = measure_read_bandwidth(torch.device("cpu"), None, nbytes=3 * LEAST_NBYTES, repeats=1)
+    found = measure_read_bandwidth(torch.device("cpu"), TorchBackend(), nbytes=3 * LEAST_NBYTES, repeats=1)
     assert found is not None
     assert found.nbytes == nbytes
 
@@ -64,4 +54,4 @@ def test_the_buffer_takes_half_of_what_is_free_at_most(monkeypatch: pytest.Monke
 def test_where_a_buffer_would_lie_in_caches_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphcore.memory_limit.free_ram_nbytes", lambda root: 2 * LEAST_NBYTES - 1)
     monkeypatch.setattr(torch, "ones", lambda *given: pytest.fail("memory was taken"))
-    assert measure_read_bandwidth(torch.device("cpu"), None) is None
+    assert measure_read_bandwidth(torch.device("cpu"), TorchBackend()) is None

@@ -4,7 +4,6 @@ Legend: O rows (output features), I columns (input features), X experts.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from packed_matrices import KERNEL_FORMATS, StoredMatrix, native_kernels, num_di
 from torch import Tensor
 
 from graphcore.activations import CLAMPED_SWIGLU, SILU, Gating
+from graphcore.kernels.backend import Backend, NativeBackend, TorchBackend, TritonBackend
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
@@ -19,7 +19,7 @@ from graphcore.kernels.ops.experts import all_on_every, each_on_its_own
 from graphcore.kernels.ops.gating import clamped_swiglu
 from graphcore.kernels.ops.packed_experts import packed_experts
 from graphcore.kernels.packing import Packing
-from graphcore.kernels.stored_packing import StoredPacking, choose_packing
+from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.quant import FORMATS
 
 FORMS = ("kernel", "stored")
@@ -95,19 +95,19 @@ def test_a_ternary_scale_is_in_the_bytes_and_in_every_product(form: str, scale: 
 
 
 @pytest.mark.parametrize(
-    ("name", "columns", "library", "expected"),
+    ("name", "columns", "backend", "expected"),
     [
-        ("q4_k", 512, "kernels.so", KernelPacking("q4_k", 8, 512, "kernels.so")),
-        ("q4_k", 512, None, StoredPacking("q4_k", 8, 512)),
-        ("tq1_0", 512, "kernels.so", StoredPacking("tq1_0", 8, 512)),  # no kernel reads it
-        ("q4_k", 288, "kernels.so", None),  # a row is no whole number of blocks
-        ("i2_s", 96, None, None),
+        ("q4_k", 512, NativeBackend("kernels.so"), KernelPacking("q4_k", 8, 512, "kernels.so")),
+        ("q4_k", 512, TorchBackend(), StoredPacking("q4_k", 8, 512)),
+        ("tq1_0", 512, NativeBackend("kernels.so"), StoredPacking("tq1_0", 8, 512)),  # no kernel reads it
+        ("q4_k", 288, NativeBackend("kernels.so"), None),  # a row is no whole number of blocks
+        ("i2_s", 96, TorchBackend(), None),
     ],
 )
 def test_how_a_matrix_is_held_follows_from_format_shape_and_kernels(
-    name: str, columns: int, library: str | None, expected: Packing | None
+    name: str, columns: int, backend: Backend, expected: Packing | None
 ) -> None:
-    assert choose_packing(name, 8, columns, None if library is None else Path(library)) == expected
+    assert backend.choose_packing(name, 8, columns) == expected
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_how_a_matrix_is_held_follows_from_format_shape_and_kernels(
     ],
 )
 def test_a_gpu_holds_planes_where_its_kernels_read_them(name: str, expected: Packing) -> None:
-    assert choose_packing(name, 8, 512, None, on_gpu=True) == expected
-    assert choose_packing(name, 8, 288, None, on_gpu=True) is None
+    assert TritonBackend().choose_packing(name, 8, 512) == expected
+    assert TritonBackend().choose_packing(name, 8, 288) is None
 
 
 def test_stored_bytes_are_the_files() -> None:

@@ -11,6 +11,7 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.prepare_model import match_model
 from graphcore.kernels import limits
+from graphcore.kernels.backend import TritonBackend
 from graphcore.kernels.ops.delta_rule import gated_delta_chunks
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
@@ -24,7 +25,7 @@ def opened(model: str, folder: Path) -> tuple[ModelSpec, Decoder]:
     """Return a model's spec and its decoder, packed for a GPU."""
     settings = compose_settings([f"model={model}", "model.checkpoint='random:q4_k'"])
     found = open_model(settings.model, 0, folder, lambda *_: None)
-    return found.spec, match_model(found, BF16, PackingPolicy(None, "float", on_gpu=True))[0]
+    return found.spec, match_model(found, BF16, PackingPolicy(TritonBackend(), "float"))[0]
 
 
 def planned(spec: ModelSpec, decoder: Decoder, batch: int) -> int:

@@ -12,6 +12,7 @@ from suite.shapes import TRUE, model_overrides
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.prepare_model import match_model
+from graphcore.kernels.backend import TorchBackend
 from graphcore.kvcache.sizes import PAGE, CacheSizes, cache_nbytes, page_size
 from graphcore.planning.sizes import sizes_of
 from graphcore.weights.packed_weights import PackingPolicy
@@ -36,7 +37,7 @@ def config_of(model: str, format_name: str) -> dict:
 def test_bytes_are_the_planners_within_some_percent(model: str, format_name: str) -> None:
     settings = compose_settings(model_overrides(model, f"random:{format_name}", False))
     opened = open_model(settings.model, 0, Path("unused"), lambda *_: None)
-    decoder, loader = match_model(opened, torch.bfloat16, PackingPolicy(None, "wide", "stored"))
+    decoder, loader = match_model(opened, torch.bfloat16, PackingPolicy(TorchBackend(), "wide", "stored"))
     shape = shape_of(settings.model.random_config, format_name)
     total = shape.tables + shape.layers * shape.layer
     assert total == pytest.approx(sizes_of(decoder, loader.is_tied, 1).total_nbytes, rel=0.1)

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from types import MappingProxyType
 import pytest
 import torch
 from fake_checkpoint import GPT2, LLAMA, FakeCheckpoint, config_of, meta_decoder, shapes_of, stored_gpt2, stored_tensors
-from packed_matrices import GOLDEN, native_kernels, stored_matrix
+from packed_matrices import GOLDEN, native_backend, native_kernels, stored_matrix
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
@@ -20,6 +20,7 @@ from graphcore.arch.registry import architecture_of
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.prepare_model import match_model
+from graphcore.kernels.backend import Backend, TorchBackend, TritonBackend
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.packing import Packing
@@ -41,7 +42,7 @@ TIED = config_of(LLAMA, **SIZES, num_key_value_heads=2, tie_word_embeddings=True
 
 
 def kernels(rounding: str = "wide", asked: str = "stored") -> PackingPolicy:
-    return PackingPolicy(Path(native_kernels()), rounding, asked)
+    return PackingPolicy(native_backend(), rounding, asked)
 
 
 def matched(config: ModelConfig, checkpoint: FakeCheckpoint, policy: PackingPolicy) -> tuple[Decoder, Loader]:
@@ -90,7 +91,7 @@ def test_what_is_stored_packed_stays_as_it_is_stored_and_the_rest_stays_dense() 
 
 def test_without_kernels_the_file_s_bytes_are_held() -> None:
     checkpoint = with_packed(stored_tensors(CONFIG), {"model.layers.0.mlp.up_proj.weight": "q4_k"})
-    decoder, loader = matched(CONFIG, checkpoint, PackingPolicy(None, "wide"))
+    decoder, loader = matched(CONFIG, checkpoint, PackingPolicy(TorchBackend(), "wide"))
     assert chosen(decoder)["layers.0.mlp.up_proj.weight"] == StoredPacking("q4_k", 512, 256)
     load(decoder, loader)
     assert torch.equal(decoder.layers[0].mlp.up_proj.weight, checkpoint.held["model.layers.0.mlp.up_proj.weight"])
@@ -122,10 +123,10 @@ def test_what_is_stored_packed_is_not_packed_again() -> None:
     assert "layers.0.mlp.up_proj.weight" not in loader.errors
 
 
-@pytest.mark.parametrize("library", [True, False, None], ids=["kernels", "no_kernels", "gpu"])
-def test_loaded_bytes_stand_for_the_weights_and_the_error_is_measured(library: bool | None) -> None:
+@pytest.mark.parametrize("backend_of", [native_backend, TorchBackend, TritonBackend])
+def test_loaded_bytes_stand_for_the_weights_and_the_error_is_measured(backend_of: Callable[[], Backend]) -> None:
     tensors = stored_tensors(CONFIG)
-    policy = kernels(asked="q4_k") if library else PackingPolicy(None, "wide", "q4_k", on_gpu=library is None)
+    policy = PackingPolicy(backend_of(), "wide", "q4_k")
     decoder, loader = matched(CONFIG, FakeCheckpoint(tensors), policy)
     nbytes = load(decoder, loader)
     for prefix, group in decoder.groups():
@@ -252,7 +253,7 @@ def test_ternary_matrices_round_by_token_where_kernels_do_it(
     name: str, policy: str | None, rounding: str, form: type[Packing]
 ) -> None:
     """With "float" or without kernels the module rounds, in the order of the checkpoint's own class."""
-    without = PackingPolicy(None, "wide", on_gpu=policy == "gpu")
+    without = PackingPolicy(TritonBackend() if policy == "gpu" else TorchBackend(), "wide")
     decoder, _ = golden(name, without if policy in (None, "gpu") else kernels(policy))
     ternary = [module for module in decoder.layers.modules() if isinstance(module, Linear)]
     assert {module.rounding for module in ternary} == {rounding}
@@ -272,14 +273,16 @@ def peak_nbytes(decoder: Decoder, loader: Loader, folder: Path) -> int:
 
 
 @pytest.mark.parametrize("asked", ["q4_0", "stored"])
-@pytest.mark.parametrize("library", [True, False], ids=["kernels", "no_kernels"])
-def test_loading_takes_the_packed_model_and_one_tensor(asked: str, library: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend_of", [native_backend, TorchBackend])
+def test_loading_takes_the_packed_model_and_one_tensor(
+    asked: str, backend_of: Callable[[], Backend], tmp_path: Path
+) -> None:
     """One tensor may be there several times: as it is read, in float32, in slices of a quantiser's working, packed."""
     config = config_of(LLAMA, **SIZES, num_key_value_heads=2, num_hidden_layers=6)
     tensors = stored_tensors(config)
     matrices = {name: "q4_k" for name, tensor in tensors.items() if tensor.dim() == 2} if asked == "stored" else {}
     checkpoint = with_packed(tensors, matrices)
-    policy = PackingPolicy(Path(native_kernels()) if library else None, "wide", asked)
+    policy = PackingPolicy(backend_of(), "wide", asked)
     decoder, loader = matched(config, checkpoint, policy)
     packed = sum(group.layout.nbytes for group in resident_groups(decoder, loader.is_tied))
     largest = max(tensor.nbytes for tensor in checkpoint.held.values())

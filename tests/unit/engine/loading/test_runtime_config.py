@@ -20,10 +20,10 @@ from graphcore.engine.loading.runtime_config import (
     choose_dependence,
     choose_graph,
     choose_rounding,
-    find_kernels,
     refuse_graph,
 )
-from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError, GraphError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from graphcore.kernels.backend import NativeBackend, TorchBackend, TritonBackend
 from graphcore.kernels.cpu import library
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu import registration
@@ -176,7 +176,7 @@ def test_auto_without_a_compiler_is_eager_and_says_why(monkeypatch: pytest.Monke
     settings = compose_settings(["device=cpu", "graph=auto", f"cache_dir={tmp_path}"])
     parts = prepare_model(settings, model())
     runtime = parts.runtime
-    assert (runtime.graph, runtime.prefill, runtime.packing.library) == ("eager", "eager", None)
+    assert (runtime.graph, runtime.prefill, runtime.backend) == ("eager", "eager", TorchBackend())
     assert parts.notes[0] == note
     assert "kernels are missing: none were built when it was installed" in parts.notes[1]
     assert not any("\n" in line for line in parts.notes)
@@ -187,47 +187,6 @@ def test_a_graph_kind_that_cannot_run_is_refused(kind: str, word: str, monkeypat
     on_machine(monkeypatch, None)
     with pytest.raises(ConfigError, match=word):
         choose_graph(kind, CPU, has_kernels=False)
-
-
-def test_a_compiler_that_refuses_the_kernels_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = tmp_path / "old-g++"
-    compiler.write_text("#!/bin/sh\necho 'kernels.cpp:1: error: C++20 is unknown' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    on_machine(monkeypatch, str(compiler))
-    found, note = find_kernels(tmp_path, CPU)
-    assert found is None
-    assert "old-g++ could not build graphcore's kernels: kernels.cpp:1: error: C++20 is unknown" in note
-    assert find_kernels(tmp_path, CUDA) == (None, "")
-
-
-def test_kernels_that_cannot_be_kept_are_built_in_a_temporary_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def find(folder: Path, _: object) -> Path:
-        if folder != temporary_folder():
-            raise GraphError("cannot be kept") from OSError(30, "Read-only file system")
-        return folder / "kernels.so"
-
-    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_library", find)
-    (tmp_path / "kernels").touch()  # a file where the folder should be
-    library, note = find_kernels(tmp_path, CPU)
-    assert library is not None
-    assert library.parent == temporary_folder()
-    assert f"{tmp_path}/kernels cannot keep built code (File exists): a temporary folder has it" in note
-
-
-def test_kernels_that_may_not_run_where_they_are_kept_run_from_a_temporary_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    kept = tmp_path / "kernels.so"
-    kept.touch()
-    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_library", lambda *_: kept)
-    monkeypatch.setattr("graphcore.engine.loading.runtime_config.loads", lambda path: path != kept)
-    temporary = temporary_folder()
-    assert temporary is not None
-    assert find_kernels(tmp_path, CPU) == (temporary / "kernels.so", "")
-    monkeypatch.setattr("graphcore.engine.loading.runtime_config.loads", lambda _: False)
-    assert "kernels.so cannot be loaded" in find_kernels(tmp_path, CPU)[1]
 
 
 def test_without_a_home_folder_the_default_cache_is_a_temporary_one(
@@ -265,7 +224,7 @@ def test_matrices_lie_as_triton_reads_them_where_it_is(monkeypatch: pytest.Monke
     for found in (object(), None):
         monkeypatch.setattr(registration, "find_spec", lambda _, found=found: found)
         runtime = prepare_model(compose_settings([]), model()).runtime
-        assert runtime.packing.on_gpu == (found is not None)
+        assert runtime.backend == (TritonBackend() if found else TorchBackend())
         assert runtime.graph == ("captured" if found else "eager")
 
 
@@ -297,7 +256,9 @@ def test_activations_are_rounded_as_asked_and_never_in_float32(
 def test_rounding_that_was_asked_for_in_vain_is_told(
     overrides: list[str], has_effect: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_kernels", lambda *_: (Path("kernels.so"), ""))
+    monkeypatch.setattr(
+        "graphcore.engine.loading.runtime_config.find_backend", lambda *_: (NativeBackend("kernels.so"), "")
+    )
     monkeypatch.setattr(KernelPacking, "nbytes", 64)
     settings = compose_settings(["device=cpu", "graph=eager", "quant.activations=int8", *overrides])
     notes = prepare_model(settings, model()).notes
@@ -305,7 +266,9 @@ def test_rounding_that_was_asked_for_in_vain_is_told(
 
 
 def test_a_model_that_the_kernels_do_not_know_decodes_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_kernels", lambda *_: (Path("kernels.so"), ""))
+    monkeypatch.setattr(
+        "graphcore.engine.loading.runtime_config.find_backend", lambda *_: (NativeBackend("kernels.so"), "")
+    )
     ternary = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
     bitnet = {"model_type": "bitnet", "hidden_act": "relu2", "layer_types": None, "quantization_config": ternary}
     ours = [model(), model(**bitnet)]  # whose rows are too short for i2_s: dense weights between 8-bit activations
@@ -329,7 +292,7 @@ def test_without_kernels_matrices_are_unpacked_once_if_they_fit(
     spec = model().spec
     packed = replace(model(), checkpoint=RandomCheckpoint(spec, 0, "q8_0"))
     numel = sum(tensor.numel() for tensor in Decoder(spec, torch.bfloat16).buffers() if tensor.ndim > 1)
-    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_kernels", lambda *_: (None, ""))
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_backend", lambda *_: (TorchBackend(), ""))
     monkeypatch.setattr(
         "graphcore.engine.loading.runtime_config.free_device_nbytes", lambda _: int(free_share * 2 * numel)
     )

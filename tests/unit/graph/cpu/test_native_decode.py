@@ -16,7 +16,7 @@ import pytest
 import torch
 from block_specs import BLOCKS, EXPERTS, PLAIN, WIDE, WIDE_EXPERTS, WIDE_PLAIN_EXPERTS, attending
 from packed_decoder import pack_all, unpack_all
-from packed_matrices import GOLDEN, native_kernels
+from packed_matrices import GOLDEN, native_backend, native_kernels
 from tiny_graph import CONTEXT, CPU, SLIDING, filled_decoder, model_of, random_ids
 from tiny_models import BUILDERS, TinyModel
 from torch import Tensor
@@ -30,6 +30,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.cpu.native_decode import native_obstacle
 from graphcore.graph.program import Program
 from graphcore.graph.step import FetchedExperts
+from graphcore.kernels.backend import TorchBackend
 from graphcore.kernels.cpu.program import NativeProgram
 from graphcore.kvcache.buffers import allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
@@ -55,8 +56,8 @@ def builder_of(
     """Return a builder for one sequence over fresh caches; equal specs get equal weights."""
     caches = allocate_cache(spec, CacheSizes(1, CONTEXT, kv_dtype), CPU)
     groups = [range(index, index + 1) for index in range(len(spec.blocks))]
-    library = Path(native_kernels()) if kind == "captured" else None
-    return GraphBuilder(decoder or filled_decoder(spec), kind, groups, caches, CONTEXT, CPU, library=library)
+    backend = native_backend() if kind == "captured" else TorchBackend()
+    return GraphBuilder(decoder or filled_decoder(spec), kind, groups, caches, CONTEXT, CPU, backend=backend)
 
 
 def run_all(program: Program, ids: Sequence[int]) -> Tensor:

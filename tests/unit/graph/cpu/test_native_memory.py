@@ -2,13 +2,12 @@
 
 import gc
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 import torch
 from block_specs import BLOCKS, WIDE, WIDE_EXPERTS
 from packed_decoder import pack_all
-from packed_matrices import native_kernels
+from packed_matrices import native_backend, native_kernels
 from test_native_lists import WHOLE
 from test_native_rows import SEQUENCES, builder_of
 from tiny_graph import filled_decoder, model_of
@@ -53,7 +52,7 @@ def all_programs(builder: GraphBuilder, widths: Sequence[int]) -> list[Program]:
 
 
 def sizes_of(widths: Sequence[int]) -> ProgramSizes:
-    return ProgramSizes(widths, max(widths), torch.float32, 0, Path(native_kernels()), fetches_experts=False)
+    return ProgramSizes(widths, max(widths), torch.float32, 0, native_backend(), fetches_experts=False)
 
 
 def without_memory(spec: ModelSpec) -> Decoder:

@@ -6,13 +6,12 @@ Every row has a sequence of its own, at a position of its own, anywhere in the c
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 import torch
 from block_specs import BLOCKS, WIDE, WIDE_EXPERTS, WIDE_PLAIN_EXPERTS, attending, feeding
 from packed_decoder import pack_all
-from packed_matrices import native_kernels
+from packed_matrices import native_backend, native_kernels
 from paged_caches import pages_of, shuffle_pages
 from test_native_decode import KERNEL_PACKABLE
 from tiny_graph import CONTEXT, CPU, FULL, SLIDING, VOCAB, filled_decoder, model_of
@@ -49,7 +48,7 @@ def builder_of(decoder: Decoder, kv_dtype: torch.dtype = torch.float32, **sizes:
     spec = decoder.spec
     caches = allocate_cache(spec, CacheSizes(SEQUENCES, CONTEXT, kv_dtype, **{"page": PAGE, **sizes}), CPU)
     groups = [range(index, index + 1) for index in range(len(spec.blocks))]
-    return GraphBuilder(decoder, "captured", groups, caches, CONTEXT, CPU, library=Path(native_kernels()))
+    return GraphBuilder(decoder, "captured", groups, caches, CONTEXT, CPU, backend=native_backend())
 
 
 def run(program: Program, rows: Mapping[int, Row]) -> None:

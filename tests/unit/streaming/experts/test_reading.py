@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 from gpt_oss_files import build, gguf_tensors, pack, save_dense, save_mxfp4, write_gguf
-from packed_matrices import native_kernels
+from packed_matrices import native_backend
 
 from graphcore.checkpoint.file_bytes import read_span
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.prepare_model import match_model
+from graphcore.kernels.backend import TorchBackend
 from graphcore.streaming.experts import reading as module
 from graphcore.streaming.experts.reading import expert_conversions, expert_obstacle
 from graphcore.weights.experts import PARTS, expert_linears, expert_weight
@@ -44,8 +45,8 @@ def test_an_expert_from_its_own_bytes_is_that_of_the_whole_weight(
     settings = compose_settings([])
     settings.model.checkpoint = str(write(tmp_path, form))
     model = open_model(settings.model, 0, tmp_path, lambda *_: None)
-    library = Path(native_kernels()) if keeps == "kernel" else None
-    decoder, loader = match_model(model, dtype, None if keeps == "unpacked" else PackingPolicy(library, "float"))
+    backend = native_backend() if keeps == "kernel" else TorchBackend()
+    decoder, loader = match_model(model, dtype, None if keeps == "unpacked" else PackingPolicy(backend, "float"))
     linears = expert_linears(decoder)
     assert expert_obstacle(loader, linears) == ""
     names = [expert_weight(0, part) for part in PARTS]
@@ -74,6 +75,6 @@ def test_experts_that_are_packed_at_load_cannot_be_read_one_by_one(tmp_path: Pat
     settings = compose_settings([])
     settings.model.checkpoint = str(write(tmp_path, "dense"))
     model = open_model(settings.model, 0, tmp_path, lambda *_: None)
-    decoder, loader = match_model(model, torch.float32, PackingPolicy(None, "float", "q8_0"))
+    decoder, loader = match_model(model, torch.float32, PackingPolicy(TorchBackend(), "float", "q8_0"))
     linears = expert_linears(decoder)
     assert "experts.gate_up_proj' (bf16) cannot be read one by one" in expert_obstacle(loader, linears)

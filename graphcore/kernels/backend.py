@@ -1,0 +1,213 @@
+"""The backend of a model: what computes attention and delta rules, packs weights and draws tokens.
+
+    TorchBackend    the ops of kernels/ops/ in plain torch; packed weights are unpacked for each use      anywhere
+    TritonBackend   the same ops, for which kernels/gpu/ registers kernels; weights packed in planes      GPU
+    NativeBackend   the library of C++ kernels (kernels/cpu/)                                             CPU
+
+Legend: B batch, T tokens, H heads, K kv heads, E head dim, M value dim, P pages, N pages of a sequence, G positions of
+a page. A backend is chosen once, where a model is loaded. Nothing above this package has the path of the C++ library.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor, fx
+
+from graphcore.errors import GraphError
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.library import find_runnable_library, prebuilt_library
+from graphcore.kernels.cpu.program import NativeProgram, seconds_late
+from graphcore.kernels.gpu.device_packing import DevicePacking
+from graphcore.kernels.gpu.registration import register
+from graphcore.kernels.ops.attend import attend, attend_shared
+from graphcore.kernels.ops.attention_parameters import AttentionParameters
+from graphcore.kernels.ops.draw import DrawKernel
+from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
+from graphcore.kernels.packing import Packing
+from graphcore.kernels.stored_packing import StoredPacking
+from graphcore.progress import Progress, ignore_progress
+from graphcore.quant.registry import FORMATS
+
+# A torch.fx trace of a module (graph/lowering/tracing.py) stops at these functions, whichever backend calls them.
+fx.wrap("attend")
+fx.wrap("attend_shared")
+fx.wrap("delta_heads")
+
+KVPages = tuple[Tensor, Tensor, Tensor]
+"""Pools of keys and of values, [P, K, G, E] each, and the table of each sequence's pages, [B, N] int32."""
+Positions = tuple[Tensor, Tensor]
+"""Tokens that each sequence's cache holds, and tokens of this pass, [B] int64 each: `starts` and `counts`."""
+
+
+class Backend(ABC):
+    """Interface of the backends; a backend has no state of a model, and modules may share it.
+
+    Attributes:
+        has_kernels: True if graphcore's own kernels multiply packed weights.
+    """
+
+    has_kernels: ClassVar[bool] = True
+
+    @property
+    def kernels_name(self) -> str:
+        """Name of the build of the kernels, which saved KV caches depend on; "none" without C++ kernels."""
+        return "none"
+
+    @abstractmethod
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: KVPages, span: Positions, how: AttentionParameters
+    ) -> Tensor:
+        """Append keys and values to the cache and attend, as the op `attend` says; returns [B, T, H, E].
+
+        Args:
+            query: [B, T, H, E] compute dtype.
+            key, value: [B, T, K, E] compute dtype.
+            how: settings of the attention; the backend itself sets its library.
+        """
+
+    @abstractmethod
+    def attend_shared(self, query: Tensor, cache: KVPages, span: Positions, how: AttentionParameters) -> Tensor:
+        """Attend keys that another layer has appended in this pass, as the op `attend_shared` says; [B, T, H, E]."""
+
+    @abstractmethod
+    def delta_heads(self, parts: DeltaParts) -> Tensor:
+        """Run the heads of a delta rule, as the op `delta_heads` says; the backend itself sets the library.
+
+        Returns:
+            [B, T, H M] compute dtype.
+        """
+
+    def choose_packing(self, name: str, rows: int, columns: int) -> Packing | None:
+        """Return the packing of a matrix of a stored format; None for dense, if a row is no whole number of blocks.
+
+        Args:
+            name: name of the format.
+            rows, columns: output and input features.
+        """
+        return None if columns % FORMATS[name].block_elements else self._packing(name, rows, columns)
+
+    def _packing(self, name: str, rows: int, columns: int) -> Packing:
+        """Return the packing of a matrix whose rows are whole blocks."""
+        return StoredPacking(name, rows, columns)
+
+    def draw_kernel(self) -> DrawKernel | None:
+        """Return a new kernel that draws tokens from logits on the CPU; None if torch draws them."""
+        return None
+
+    def seconds_late(self) -> float | None:
+        """Return the seconds that this process's kernels have slept for a late thread; None without C++ kernels."""
+        return None
+
+
+@dataclass(frozen=True)
+class TorchBackend(Backend):
+    """Plain torch."""
+
+    has_kernels = False
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: KVPages, span: Positions, how: AttentionParameters
+    ) -> Tensor:
+        """Attend with the op's implementation for the device."""
+        window, scale, sinks, _, cap = how
+        return attend(query, key, value, *cache, *span, window, scale, sinks, cap=cap)
+
+    def attend_shared(self, query: Tensor, cache: KVPages, span: Positions, how: AttentionParameters) -> Tensor:
+        """Attend with the op's implementation for the device."""
+        window, scale, sinks, _, cap = how
+        return attend_shared(query, *cache, *span, window, scale, sinks, cap=cap)
+
+    def delta_heads(self, parts: DeltaParts) -> Tensor:
+        """Run the heads with the op's implementation for the device."""
+        return delta_heads(*parts)
+
+
+@dataclass(frozen=True)
+class TritonBackend(TorchBackend):
+    """Triton's kernels on a GPU, which are registered as implementations of the ops (kernels/gpu/registration.py)."""
+
+    has_kernels = True
+
+    def _packing(self, name: str, rows: int, columns: int) -> Packing:
+        if FORMATS[name].planes is None:
+            return super()._packing(name, rows, columns)
+        return DevicePacking(name, rows, columns)
+
+
+@dataclass(frozen=True)
+class NativeBackend(Backend):
+    """The C++ kernels on the CPU.
+
+    Attributes:
+        library: file of the kernels, the form in which torch's ops take it.
+    """
+
+    library: str
+
+    @property
+    def kernels_name(self) -> str:
+        """Name of the library's file, which names its sources, compiler and processor."""
+        return Path(self.library).stem
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, cache: KVPages, span: Positions, how: AttentionParameters
+    ) -> Tensor:
+        """Attend in C++."""
+        window, scale, sinks, _, cap = how
+        return attend(query, key, value, *cache, *span, window, scale, sinks, self.library, cap)
+
+    def attend_shared(self, query: Tensor, cache: KVPages, span: Positions, how: AttentionParameters) -> Tensor:
+        """Attend in C++."""
+        window, scale, sinks, _, cap = how
+        return attend_shared(query, *cache, *span, window, scale, sinks, self.library, cap)
+
+    def delta_heads(self, parts: DeltaParts) -> Tensor:
+        """Run the heads in C++."""
+        return delta_heads(*parts._replace(library=self.library))
+
+    def _packing(self, name: str, rows: int, columns: int) -> Packing:
+        if FORMATS[name].kernel_number is None:
+            return super()._packing(name, rows, columns)
+        return KernelPacking(name, rows, columns, self.library)
+
+    def draw_kernel(self) -> DrawKernel:
+        """Return a new kernel for all of torch's threads."""
+        return DrawKernel(self.library, torch.get_num_threads())
+
+    def seconds_late(self) -> float:
+        """Return the seconds that this process's kernels have slept, waiting for a late thread."""
+        return seconds_late(self.library)
+
+    def new_program(self, counts: Tensor, sequences: Tensor) -> NativeProgram:
+        """Return an empty program of B rows for all of torch's threads; the arguments are those of `NativeProgram`."""
+        return NativeProgram(self.library, torch.get_num_threads(), counts, sequences)
+
+
+def find_backend(device: torch.device, cache_dir: Path, on_progress: Progress = ignore_progress) -> tuple[Backend, str]:
+    """Return the best backend of a device, and a note about the C++ kernels, empty if there is nothing to say.
+
+    On the CPU, the C++ kernels are built now if they are missing; on a GPU, Triton's kernels are registered.
+
+    Args:
+        cache_dir: folder for built code; kernels are kept in its `kernels`.
+        on_progress: callback while kernels are built.
+    """
+    if device.type != "cpu":
+        return (TritonBackend() if device.type == "cuda" and register() else TorchBackend()), ""
+    try:
+        library, note = find_runnable_library(cache_dir / "kernels", on_progress)
+    except GraphError as error:
+        return TorchBackend(), f"graphcore's kernels are missing: {error}"
+    if library is None:
+        without = "none were built when it was installed, and no C++ compiler works here"
+        return TorchBackend(), f"graphcore's kernels are missing: {without}"
+    return NativeBackend(str(library)), note
+
+
+def prebuilt_backend(device: torch.device) -> Backend:
+    """Return the C++ kernels if they were built in advance and the device is the CPU, else torch; builds nothing."""
+    library = prebuilt_library() if device.type == "cpu" else None
+    return TorchBackend() if library is None else NativeBackend(str(library))
