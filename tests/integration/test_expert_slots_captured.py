@@ -20,7 +20,7 @@ from torch import Tensor
 
 from graphcore import Engine
 from graphcore.engine.engine import batching_of
-from graphcore.engine.loading import decoder_backend
+from graphcore.engine.loading import decoder_loader
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
@@ -61,7 +61,7 @@ def engine_of(
             weight_stream, "link_opener", lambda _device, _pinned: lambda: DeviceLink(queues, Pins(Driver(quota)))
         )
         patch.setattr(
-            decoder_backend, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
+            decoder_loader, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
         )
         patch.setattr(PreparedDecoder, "maps_experts", lambda _self, _settings, tier: tier.kind == "host")
         sizes = ["prefill_chunk=8", f"batch_size={rows}", "context_length=32", f"kv_dtype={kv}"]

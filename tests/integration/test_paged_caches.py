@@ -15,7 +15,7 @@ from tiny_models import ARCHITECTURES, TinyModel
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine.loading import decoder_backend
+from graphcore.engine.loading import decoder_loader
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kvcache.buffers import KVCache, LayerCache, allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
@@ -53,7 +53,7 @@ def engine_with_pages(
 
     sizes = (f"context_length={CONTEXT}", f"prefill_chunk={CHUNK}", f"batch_size={BATCH}", *overrides)
     with monkeypatch.context() as patch:
-        patch.setattr(decoder_backend, "allocate_cache", allocate)
+        patch.setattr(decoder_loader, "allocate_cache", allocate)
         engine = Engine.load(model.folder, dtype=dtype, device="cpu", graph=graph, overrides=sizes)
     with engine:
         assert engine.choices.graph == {"auto": "captured"}.get(graph, graph)

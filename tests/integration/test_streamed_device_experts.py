@@ -18,7 +18,7 @@ from simulated_queues import SimulatedQueues
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine.loading import decoder_backend
+from graphcore.engine.loading import decoder_loader
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
@@ -80,7 +80,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, folder: Path, streaming: str, *ov
             lambda _device, _pinned: lambda: DeviceLink(queues, Pins(Driver()) if is_locking else None),
         )
         patch.setattr(
-            decoder_backend, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
+            decoder_loader, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
         )
         patch.setattr(PreparedDecoder, "maps_experts", lambda _self, _s, tier: tier.kind == "host" and is_locking)
         load: Callable[..., Engine] = Engine.load

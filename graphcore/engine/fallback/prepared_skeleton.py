@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.config.settings import Settings
 from graphcore.engine.fallback.skeleton_weights import SkeletonWeights
-from graphcore.engine.loading.model_backend import PreparedModel
+from graphcore.engine.loading.model_loader import PreparedModel
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.planning.costs import LIBRARIES, making_nbytes
 from graphcore.planning.planner import Costs

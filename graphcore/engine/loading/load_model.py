@@ -1,4 +1,4 @@
-"""From settings to a loaded model: opened, prepared, planned and built, one way for either backend."""
+"""From settings to a loaded model: opened, prepared, planned and built, one way for both kinds of model."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from graphcore.arch.config.model_config import ModelConfig
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.config.settings import ModelSettings, Settings
 from graphcore.device import resolve_device, return_blocks_when_freed, return_freed_memory, use_threads
-from graphcore.engine.loading.decoder_backend import DecoderBackend
-from graphcore.engine.loading.model_backend import M, ModelBackend, P
+from graphcore.engine.loading.decoder_loader import DecoderLoader
+from graphcore.engine.loading.model_loader import M, ModelLoader, P
 from graphcore.engine.loading.plan_run import plan_run
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import ModelRunner
@@ -108,7 +108,7 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
     use_threads(settings.threads)
     refuse_forked(torch.get_num_threads())
     try:
-        loaded = _load(backend_of(settings.model), settings, on_progress, check)
+        loaded = _load(loader_of(settings.model), settings, on_progress, check)
     except torch.OutOfMemoryError as error:
         reason = str(error).strip().partition("\n")[0]
         raise PlanError(
@@ -127,16 +127,16 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
     return replace(loaded, notes=notes, free_memory=free_memory)
 
 
-def _load(backend: ModelBackend[M, P], settings: Settings, on_progress: Progress, check: Check) -> LoadedModel:
-    """Load a model with a backend; notes about memory and threads are left to `load_model`."""
-    model = backend.open(settings, on_progress)
+def _load(loader: ModelLoader[M, P], settings: Settings, on_progress: Progress, check: Check) -> LoadedModel:
+    """Load a model with a loader of its kind; notes about memory and threads are left to `load_model`."""
+    model = loader.open(settings, on_progress)
     if model.tokenizer is not None and settings.chat != "off" and settings.prompt_ids is None:
         model.tokenizer.prepare_chat()
     source, vocab = model.checkpoint.source, model.config.vocab_size
     prompts = PromptEncoder(model.tokenizer, source, settings.special_tokens, vocab, model.unread)
     check(prompts)
-    parts, plan, tier = plan_run(settings, backend.prepare(settings, model, on_progress))
-    running = backend.build(settings, parts, plan, tier, on_progress)
+    parts, plan, tier = plan_run(settings, loader.prepare(settings, model, on_progress))
+    running = loader.build(settings, parts, plan, tier, on_progress)
     if isinstance(model.checkpoint, GGUFCheckpoint):
         model.checkpoint.forget_arrays()  # the tokenizer has read what it needs of them
     return LoadedModel(
@@ -152,10 +152,10 @@ def _load(backend: ModelBackend[M, P], settings: Settings, on_progress: Progress
     )
 
 
-def backend_of(settings: ModelSettings) -> ModelBackend[Any, Any]:
-    """Return the backend that the settings name: graphcore's own, or that of model.fallback=transformers."""
+def loader_of(settings: ModelSettings) -> ModelLoader[Any, Any]:
+    """Return the loader that the settings name: of graphcore's own models, or of model.fallback=transformers."""
     if settings.fallback is None:
-        return DecoderBackend()
-    from graphcore.engine.fallback.transformers_backend import TransformersBackend  # optional, a dozen modules
+        return DecoderLoader()
+    from graphcore.engine.fallback.transformers_loader import TransformersLoader  # optional, a dozen modules
 
-    return TransformersBackend()
+    return TransformersLoader()

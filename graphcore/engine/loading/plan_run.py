@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
-from graphcore.engine.loading.model_backend import P, PreparedModel
+from graphcore.engine.loading.model_loader import P, PreparedModel
 from graphcore.errors import PlanError
 from graphcore.planning.machine import Machine
 from graphcore.planning.planner import PlanRequest, plan_streaming

@@ -6,7 +6,7 @@ from functools import cache
 
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.config.settings import Settings
-from graphcore.engine.loading.model_backend import PreparedModel
+from graphcore.engine.loading.model_loader import PreparedModel
 from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
 from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.cpu.program import widths_of

@@ -17,7 +17,7 @@ from graphcore.checkpoint.sources.source import HubSource, parse_source
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import ModelSettings, Settings
 from graphcore.device import use_threads
-from graphcore.engine.fallback.transformers_backend import TransformersBackend
+from graphcore.engine.fallback.transformers_loader import TransformersLoader
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.plan_run import plan_run, ram_of
 from graphcore.engine.loading.prepare_model import prepare_model
@@ -138,7 +138,7 @@ def planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: P
         settings = replace(settings, model=model)
         if model.fallback is None:
             return _planned_own(settings, machine, speeds, on_progress, note)
-        backend = TransformersBackend()
+        backend = TransformersLoader()
         opened = backend.open(settings, on_progress)
         parts, plan, tier = plan_run(settings, backend.prepare(settings, opened, on_progress))
         rates = speeds.rates(machine, tier.kind, plan.is_streaming)

@@ -7,7 +7,7 @@ import torch
 
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.config.byte_sizes import both_in_words
-from graphcore.engine.fallback.transformers_backend import TransformersBackend
+from graphcore.engine.fallback.transformers_loader import TransformersLoader
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.prepare_model import match_model
 from graphcore.errors import PlanError
@@ -29,7 +29,7 @@ def open_reference(context: Context) -> Callable[[], Reference]:
     """
     settings = context.settings
     if settings.model.fallback is not None:
-        backend, on_progress = TransformersBackend(), context.console.progress
+        backend, on_progress = TransformersLoader(), context.console.progress
         model = backend.open(settings, on_progress)
         parts = backend.prepare(settings, model, on_progress)
         assert isinstance(model.checkpoint, SafetensorsCheckpoint), "transformers' classes read folders"

@@ -21,7 +21,7 @@ import sys, threading
 from pathlib import Path
 import torch
 from graphcore.config.compose import compose_settings
-from graphcore.engine.loading.decoder_backend import DecoderBackend
+from graphcore.engine.loading.decoder_loader import DecoderLoader
 from graphcore.engine.loading.plan_run import plan_run
 
 def anonymous():
@@ -30,7 +30,7 @@ def anonymous():
 
 settings = compose_settings(["device=cpu", "graph=eager", "context_length=64", "threads=2", *sys.argv[1:]])
 torch.set_num_threads(2)
-backend = DecoderBackend()
+backend = DecoderLoader()
 model = backend.open(settings, lambda *stage: None)
 with torch.inference_mode():
     parts, plan, tier = plan_run(settings, backend.prepare(settings, model, lambda *stage: None))

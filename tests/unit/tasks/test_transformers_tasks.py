@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from graphcore import Engine
 from graphcore.config.byte_sizes import both_in_words
-from graphcore.engine.fallback.transformers_backend import TransformersBackend
+from graphcore.engine.fallback.transformers_loader import TransformersLoader
 from graphcore.tasks.measuring.random_batch import RandomBatch
 from graphcore.tasks.reference import reference_memory
 from graphcore.weights import groups
@@ -45,7 +45,7 @@ def test_generate_gives_transformers_tokens_and_says_what_ran(
 def test_a_checkpoint_that_cannot_encode_the_prompt_is_refused_before_its_modules_are_made(
     run_task: RunTask, model: FallbackModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TransformersBackend, "prepare", lambda *_: pytest.fail("modules were made"))
+    monkeypatch.setattr(TransformersLoader, "prepare", lambda *_: pytest.fail("modules were made"))
     assert "has no tokenizer" in str(run_task(*keys(model), "prompt=text").error)
 
 

@@ -123,10 +123,10 @@ def test_what_is_stored_packed_is_not_packed_again() -> None:
     assert "layers.0.mlp.up_proj.weight" not in loader.errors
 
 
-@pytest.mark.parametrize("backend_of", [native_backend, TorchBackend, TritonBackend])
-def test_loaded_bytes_stand_for_the_weights_and_the_error_is_measured(backend_of: Callable[[], Backend]) -> None:
+@pytest.mark.parametrize("loader_of", [native_backend, TorchBackend, TritonBackend])
+def test_loaded_bytes_stand_for_the_weights_and_the_error_is_measured(loader_of: Callable[[], Backend]) -> None:
     tensors = stored_tensors(CONFIG)
-    policy = PackingPolicy(backend_of(), "wide", "q4_k")
+    policy = PackingPolicy(loader_of(), "wide", "q4_k")
     decoder, loader = matched(CONFIG, FakeCheckpoint(tensors), policy)
     nbytes = load(decoder, loader)
     for prefix, group in decoder.groups():
@@ -273,16 +273,16 @@ def peak_nbytes(decoder: Decoder, loader: Loader, folder: Path) -> int:
 
 
 @pytest.mark.parametrize("asked", ["q4_0", "stored"])
-@pytest.mark.parametrize("backend_of", [native_backend, TorchBackend])
+@pytest.mark.parametrize("loader_of", [native_backend, TorchBackend])
 def test_loading_takes_the_packed_model_and_one_tensor(
-    asked: str, backend_of: Callable[[], Backend], tmp_path: Path
+    asked: str, loader_of: Callable[[], Backend], tmp_path: Path
 ) -> None:
     """One tensor may be there several times: as it is read, in float32, in slices of a quantiser's working, packed."""
     config = config_of(LLAMA, **SIZES, num_key_value_heads=2, num_hidden_layers=6)
     tensors = stored_tensors(config)
     matrices = {name: "q4_k" for name, tensor in tensors.items() if tensor.dim() == 2} if asked == "stored" else {}
     checkpoint = with_packed(tensors, matrices)
-    policy = PackingPolicy(backend_of(), "wide", asked)
+    policy = PackingPolicy(loader_of(), "wide", asked)
     decoder, loader = matched(config, checkpoint, policy)
     packed = sum(group.layout.nbytes for group in resident_groups(decoder, loader.is_tied))
     largest = max(tensor.nbytes for tensor in checkpoint.held.values())

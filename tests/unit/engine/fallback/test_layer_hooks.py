@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from graphcore.config.compose import compose_settings
 from graphcore.engine.fallback.layer_hooks import LayerHooks
 from graphcore.engine.fallback.runner import TransformersRunner
-from graphcore.engine.fallback.transformers_backend import TransformersBackend
+from graphcore.engine.fallback.transformers_loader import TransformersLoader
 from graphcore.errors import UnsupportedError
 from graphcore.weights.groups import Group
 
@@ -47,7 +47,7 @@ def poisoned_runner(model: FallbackModel, *overrides: str) -> tuple[Transformers
     keys = ["model.fallback=transformers", f"model.attention={model.attention}", "device=cpu", "dtype=fp32"]
     sizes = ["context_length=128", "batch_size=2", f"model.checkpoint={model.folder}"]
     settings = compose_settings([*keys, *sizes, *overrides])
-    backend = TransformersBackend()
+    backend = TransformersLoader()
     parts = backend.prepare(settings, backend.open(settings, lambda *_: None), lambda *_: None)
     parts.weights.load_resident(torch.device("cpu"), lambda *_: None)
     groups: list[Group] = parts.weights.groups()

@@ -13,7 +13,7 @@ from tiny_models import add_tokenizer
 
 from graphcore import Engine
 from graphcore.engine.batching.continuous import ContinuousBatching
-from graphcore.engine.loading.decoder_backend import DecoderBackend
+from graphcore.engine.loading.decoder_loader import DecoderLoader
 from graphcore.engine.prompt_encoder import NOTE_ON_BOS
 from graphcore.engine.request_handle import RequestHandle
 
@@ -140,7 +140,7 @@ def test_ctrl_c_while_loading_leaves_a_result_too(run_task: RunTask, monkeypatch
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("graphcore.engine.loading.decoder_backend.open_model", interrupt)
+    monkeypatch.setattr("graphcore.engine.loading.decoder_loader.open_model", interrupt)
     run = run_task(LLAMA, f"prompt_ids={IDS}")
     assert (run.status, run.record["status"]) == (130, "interrupted")
     assert "text" not in run.record
@@ -188,7 +188,7 @@ def test_a_checkpoint_that_cannot_encode_the_prompts_is_refused_before_its_weigh
 ) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"prompt_ids": [1]}\n{"prompt": "text"}\n', encoding="utf-8")
-    monkeypatch.setattr(DecoderBackend, "build", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr(DecoderLoader, "build", lambda *_: pytest.fail("weights were read"))
     named = [override.replace("=lines.jsonl", f"={lines}") for override in overrides]
     assert re.search(said, str(run_task(LLAMA, *named).error))
 

@@ -1,8 +1,8 @@
-"""The interface of what runs a model: graphcore's own decoder or one of transformers' classes.
+"""The interface that loads a model: one of graphcore's own architectures, or one of transformers' classes.
 
     settings --open--> OpenedModel --prepare--> PreparedModel --plan_run--> Plan --build--> Running
 
-`load_model` goes this way with either backend, `DecoderBackend` or `TransformersBackend`; `plan_run` plans for both.
+`load_model` goes this way with either loader, `DecoderLoader` or `TransformersLoader`; `plan_run` plans for both.
 """
 
 from abc import ABC, abstractmethod
@@ -71,7 +71,7 @@ M = TypeVar("M", bound=OpenedModel)
 P = TypeVar("P", bound=PreparedModel)
 
 
-class ModelBackend(ABC, Generic[M, P]):
+class ModelLoader(ABC, Generic[M, P]):
     """How models of a kind are opened, prepared and built."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class ModelBackend(ABC, Generic[M, P]):
 
         Raises:
             CheckpointError: there is no checkpoint, it is damaged, or it is not supported.
-            ConfigError: a setting contradicts the checkpoint, or has no effect with this backend.
+            ConfigError: a setting contradicts the checkpoint, or has no effect with this kind of model.
         """
 
     @abstractmethod

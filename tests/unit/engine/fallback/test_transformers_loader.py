@@ -9,7 +9,7 @@ from fallback_models import save_fallback
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
-from graphcore.engine.fallback.transformers_backend import TransformersBackend
+from graphcore.engine.fallback.transformers_loader import TransformersLoader
 from graphcore.engine.loading.plan_run import plan_run
 from graphcore.errors import CheckpointError, ConfigError, GraphcoreError, UnsupportedError
 
@@ -135,7 +135,7 @@ def test_token_ids_that_end_a_generation_come_from_both_config_files(tmp_path: P
 
 def test_a_plan_reads_no_weight_and_counts_every_byte_once(folder: Path) -> None:
     settings = compose_settings([FALLBACK, f"model.checkpoint={folder}", "device=cpu", "dtype=fp32"])
-    backend = TransformersBackend()
+    backend = TransformersLoader()
     model = backend.open(settings, lambda *_: None)
     parts, plan, _ = plan_run(settings, backend.prepare(settings, model, lambda *_: None))
     assert all(weight.is_meta for weight in parts.weights.weights.values())

@@ -1,4 +1,4 @@
-"""The backend of graphcore's own architectures: a decoder whose weights lie where the plan says, and its runner."""
+"""The loader of graphcore's own architectures: a decoder whose weights lie where the plan says, and its runner."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from graphcore.config.settings import Settings
-from graphcore.engine.loading.model_backend import ModelBackend, Running
+from graphcore.engine.loading.model_loader import ModelLoader, Running
 from graphcore.engine.loading.open_model import Model, open_model
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
@@ -26,7 +26,7 @@ from graphcore.weights.plan import Plan, Tier
 from graphcore.weights.resident_weights import load_resident
 
 
-class DecoderBackend(ModelBackend[Model, PreparedDecoder]):
+class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
     """Models of graphcore's own architectures, which its own programs run. Programs are built at first use."""
 
     def open(self, settings: Settings, on_progress: Progress) -> Model:

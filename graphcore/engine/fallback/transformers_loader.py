@@ -19,7 +19,7 @@ from graphcore.engine.fallback.runner import TransformersRunner
 from graphcore.engine.fallback.skeleton import build_skeleton
 from graphcore.engine.fallback.skeleton_weights import SkeletonWeights
 from graphcore.engine.fallback.stored_names import match_skeleton, notes_on_left_out
-from graphcore.engine.loading.model_backend import ModelBackend, Running
+from graphcore.engine.loading.model_loader import ModelLoader, Running
 from graphcore.engine.loading.open_model import OpenedModel, fetch_checkpoint, read_tokenizer
 from graphcore.engine.loading.runtime_config import RuntimeConfig, choose_context_length, device_and_dtype
 from graphcore.errors import ConfigError, UnsupportedError
@@ -50,7 +50,7 @@ class TransformersModel(OpenedModel):
     class_config: "PreTrainedConfig"
 
 
-class TransformersBackend(ModelBackend[TransformersModel, PreparedSkeleton]):
+class TransformersLoader(ModelLoader[TransformersModel, PreparedSkeleton]):
     """Models that transformers' own classes run: model.fallback=transformers."""
 
     def open(self, settings: Settings, on_progress: Progress) -> TransformersModel:
