@@ -19,9 +19,9 @@ def largest_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 def step_logits(engine: Engine, rows: Sequence[Sequence[int]], prompt: int) -> torch.Tensor:
     """Return the logits after the prompt and after each token behind it, one by one: [len(rows), T - prompt + 1, V]."""
     with torch.inference_mode():
-        steps = [engine.runner.feed([row[:prompt] for row in rows], [0] * len(rows)).cpu()]
+        steps = [engine.runner.extend([row[:prompt] for row in rows], [0] * len(rows)).cpu()]
         for at in range(prompt, len(rows[0])):
-            steps.append(engine.runner.feed([[row[at]] for row in rows], [at] * len(rows)).cpu())
+            steps.append(engine.runner.extend([[row[at]] for row in rows], [at] * len(rows)).cpu())
     return torch.stack(steps, dim=1)
 
 

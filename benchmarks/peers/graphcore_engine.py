@@ -27,7 +27,7 @@ class Graphcore(PeerEngine):
 
         with torch.inference_mode():
             self.length = len(token_ids)
-            return int(self.runner.feed([token_ids], [0]).argmax())
+            return int(self.runner.extend([token_ids], [0]).argmax())
 
     def decode(self, token_id: int, new_tokens: int) -> list[int]:
         import torch

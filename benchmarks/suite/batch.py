@@ -39,7 +39,7 @@ def prefill_row(bench: Bench, loaded: Loaded) -> None:
 
     def prefill() -> None:
         with torch.inference_mode():
-            own(engine).feed(rows, [0])
+            own(engine).extend(rows, [0])
 
     watch = StreamWatch.begin(engine)
     prefill()

@@ -36,7 +36,7 @@ def fill(bench: Bench, loaded: Loaded) -> None:
     rows = prompts_of(engine, 1, tokens)
     began = time.perf_counter()
     with torch.inference_mode():
-        own(engine).feed(rows, [0])
+        own(engine).extend(rows, [0])
     synchronize(bench.device)
     rate = tokens / (time.perf_counter() - began)
     bench.log.add(Measurement(f"Llama-3.1-8B bf16 prefill of {tokens} tokens, once", "tokens/s", [rate]))

@@ -65,7 +65,7 @@ def time_prefill(engine: Engine, tokens: int, repeats: int) -> list[float]:
 
     def prefill() -> None:
         with torch.inference_mode():
-            own(engine).feed(rows, [0])
+            own(engine).extend(rows, [0])
 
     prefill()
     return time_repeats(prefill, repeats, engine.runner.device)

@@ -100,7 +100,7 @@ class ModelRunner(ABC):
 
     @abstractmethod
     def num_passes(self, lengths: Sequence[int], start: int = 0) -> int:
-        """Return the number of passes over the weights in which `feed` runs rows of these lengths from `start` on."""
+        """Return the number of passes over the weights in which `extend` runs rows of these lengths from `start` on."""
 
     def reserve(self, row: int, begin: int, end: int) -> None:  # noqa: B027  # most caches grow by themselves
         """Give a row of the caches the room that tokens at positions begin .. end - 1 need; other calls do it."""
@@ -118,7 +118,7 @@ class ModelRunner(ABC):
         """
 
     @abstractmethod
-    def feed(
+    def extend(
         self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
     ) -> Tensor:
         """Append tokens to the rows' caches and return the logits after each row's last, [len(rows), V] float32.

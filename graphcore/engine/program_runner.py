@@ -84,7 +84,7 @@ class ProgramRunner(ModelRunner):
         return self.programs.of_width(phase, width, is_greedy)
 
     def num_passes(self, lengths: Sequence[int], start: int = 0) -> int:
-        """Return the number of passes over the weights in which `feed` runs rows of these lengths from `start` on."""
+        """Return the number of passes over the weights in which `extend` runs rows of these lengths from `start` on."""
         rows = [range(length) for length in lengths]
         return sum(1 for _ in chunks_by_pass(rows, [start] * len(rows), self.chunks, self.prompt_tokens))
 
@@ -102,7 +102,7 @@ class ProgramRunner(ModelRunner):
         self.builder.captures.release()
 
     @torch.inference_mode()
-    def feed(
+    def extend(
         self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
     ) -> Tensor:
         """Append tokens to the rows' caches, as requests do: single tokens in a decode step, others in chunks.
@@ -188,7 +188,7 @@ class ProgramRunner(ModelRunner):
     def last_logits(self, rows: Sequence[Sequence[int]], starts: Sequence[int], count: int) -> list[Tensor]:
         """Append tokens to the rows' caches; return the logits after each row's last `count` tokens, [t, V] float32."""
         if count == 1:
-            return [logits[None] for logits in self.feed(rows, starts)]
+            return [logits[None] for logits in self.extend(rows, starts)]
         kept: list[list[Tensor]] = [[] for _ in rows]
         for found in self._run_blocks(rows, starts):
             for chunk, state in found:

@@ -89,7 +89,7 @@ def logits_by_token(runner: ModelRunner, rows: Sequence[Sequence[int]]) -> Itera
     """
     runner.sizes.check_context(len(rows[0]))
     for position, tokens in enumerate(zip(*rows, strict=True)):
-        yield runner.feed([[token_id] for token_id in tokens], [position] * len(rows))
+        yield runner.extend([[token_id] for token_id in tokens], [position] * len(rows))
 
 
 def decoded_logits(runner: ModelRunner, rows: Sequence[Sequence[int]]) -> Tensor:

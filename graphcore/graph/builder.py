@@ -53,7 +53,7 @@ class GraphBuilder:
         cache_dir: folder where compiled code is kept for the next start; None uses Inductor's default.
         compiles: True if blocks and heads outside captured decode steps are compiled.
         fetched, decode_kernels: the same as in `BlockFunctions`.
-        is_dependent: the same as in `Captures`.
+        uses_pdl: the same as in `Captures`.
     """
 
     decoder: Decoder
@@ -70,7 +70,7 @@ class GraphBuilder:
     streamed: Collection[int] = ()
     fetched: InitVar[FetchedExperts | None] = None
     decode_kernels: InitVar[DecodeKernels | None] = None
-    is_dependent: InitVar[bool] = False
+    uses_pdl: InitVar[bool] = False
     tables: tuple[Tensor, ...] = field(init=False)
     captures: Captures = field(init=False)
     functions: BlockFunctions = field(init=False)
@@ -83,9 +83,9 @@ class GraphBuilder:
         compiles: bool,
         fetched: FetchedExperts | None,
         decode_kernels: DecodeKernels | None,
-        is_dependent: bool,
+        uses_pdl: bool,
     ) -> None:
-        self.captures = Captures(self.device, is_dependent)
+        self.captures = Captures(self.device, uses_pdl)
         self._head_rows, self._is_head_whole = self.decoder.head_rows(), not self.head_parts
         self.head_parts = self.head_parts or [self.decoder.head.part(rows) for rows in self._head_rows]
         self.tables = self.decoder.rope_tables(self.context, self.device)

@@ -138,7 +138,7 @@ class StepState:
         for array, values in zip(self._arrays, numbers, strict=False):
             array[:] = values  # a tenth of the time of a tensor and its copy, between steps that need the caches
 
-    def feed(self, token_ids: Tensor) -> None:
+    def advance(self, token_ids: Tensor) -> None:
         """Make `token_ids` [B] the next input; the previous input counts as cached from now on."""
         self.token_ids[:, 0].copy_(token_ids)
         self.span.starts.add_(self.span.counts)

@@ -280,4 +280,4 @@ class GreedyStep:
     def replay(self) -> None:
         """Fill `chosen` and make it the input."""
         self.state.chosen.copy_(self.state.logits.argmax(dim=-1))
-        self.state.feed(self.state.chosen)
+        self.state.advance(self.state.chosen)

@@ -125,8 +125,8 @@ def test_cached_decode_agrees_with_the_full_forward(
     row = model.ids[0].tolist()
     with ExitStack() as open_engine, torch.inference_mode():
         engine = compiled(form) if graph == "compiled" else open_engine.enter_context(load(model.folder))
-        steps = [engine.runner.feed([row[:9]], [0])]
-        steps += [engine.runner.feed([[token_id]], [at]) for at, token_id in enumerate(row[9:], start=9)]
+        steps = [engine.runner.extend([row[:9]], [0])]
+        steps += [engine.runner.extend([[token_id]], [at]) for at, token_id in enumerate(row[9:], start=9)]
         forced = engine.logits([row])[0, 8:]
     decoded, expected = torch.cat(steps), model.logits()[0, 8:]
     assert cosine(decoded, forced) > 0.999
@@ -176,7 +176,7 @@ def test_a_layer_of_the_2b_4t_gives_transformers_logits(form: str, tmp_path: Pat
     with load(tmp_path) as engine, torch.inference_mode():
         logits = engine.logits(model.ids)
         row = model.ids[0].tolist()
-        decoded = torch.cat([engine.runner.feed([[token_id]], [at]) for at, token_id in enumerate(row)])
+        decoded = torch.cat([engine.runner.extend([[token_id]], [at]) for at, token_id in enumerate(row)])
     difference = (logits - expected).abs()
     print(
         f"\n2B-4T layer, {form}: mean error {difference.mean():.1e}, most {difference.max():.1e}, at logits that vary"

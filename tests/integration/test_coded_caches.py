@@ -164,14 +164,14 @@ def test_a_sequence_is_put_aside_in_codes(wide_model: Wide) -> None:
     row = rows_of(seed=2)[0]
     with load(wide_model("gemma4"), "eager", "kv_dtype=q5_0") as engine, torch.inference_mode():
         runner = engine.runner
-        runner.feed([row[:40]], [0])
-        expected = runner.feed([row[40:]], [40])
-        runner.feed([row[:40]], [0])
+        runner.extend([row[:40]], [0])
+        expected = runner.extend([row[40:]], [40])
+        runner.extend([row[:40]], [0])
         kept = runner.pages.copy_out(0, 40)
-        runner.feed([row[::-1]], [0])
+        runner.extend([row[::-1]], [0])
         runner.pages.free(0)
         assert runner.pages.copy_in(0, kept)
-        assert torch.equal(runner.feed([row[40:]], [40]), expected)
+        assert torch.equal(runner.extend([row[40:]], [40]), expected)
 
 
 def test_the_plan_counts_the_codes(wide_model: Wide) -> None:

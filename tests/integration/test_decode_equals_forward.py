@@ -40,8 +40,8 @@ def rows_of(seed: int) -> list[list[int]]:
 def one_by_one(engine: Engine, row: list[int], prompt: int) -> torch.Tensor:
     """Return the logits after the prompt and after each later token: [T - prompt + 1, V]."""
     runner = engine.runner
-    steps = [runner.feed([row[:prompt]], [0])]
-    steps += [runner.feed([[token_id]], [at]) for at, token_id in enumerate(row[prompt:], start=prompt)]
+    steps = [runner.extend([row[:prompt]], [0])]
+    steps += [runner.extend([[token_id]], [at]) for at, token_id in enumerate(row[prompt:], start=prompt)]
     return torch.cat(steps)
 
 
@@ -50,11 +50,11 @@ def together(engine: Engine, rows: list[list[int]], prompts: tuple[int, ...]) ->
     """Return the same for each of several rows that run at once; a row that has ended is fed its last token again."""
     runner = engine.runner
     begun = [row[:prompt] for row, prompt in zip(rows, prompts, strict=True)]
-    steps = [[logits] for logits in runner.feed(begun, [0] * len(rows))]
+    steps = [[logits] for logits in runner.extend(begun, [0] * len(rows))]
     at = list(prompts)
     while any(place < len(row) for place, row in zip(at, rows, strict=True)):
         places = [min(place, len(row) - 1) for place, row in zip(at, rows, strict=True)]
-        logits = runner.feed([[row[place]] for row, place in zip(rows, places, strict=True)], places)
+        logits = runner.extend([[row[place]] for row, place in zip(rows, places, strict=True)], places)
         for index, row in enumerate(rows):
             if at[index] < len(row):
                 steps[index].append(logits[index])
@@ -105,7 +105,7 @@ def test_a_cache_is_filled_in_pieces_of_any_size(name: str, tiny_model: Tiny, lo
     ends = (3, 8, 9, 10, 21, 22, 50)
     for start, end in zip((0, *ends), ends, strict=False):
         with torch.inference_mode():
-            logits = engine.runner.feed([ids[start:end]], [start])
+            logits = engine.runner.extend([ids[start:end]], [start])
         assert worst(logits[0], tiny.logits[1, end - 1]) < tolerance_of(name), end
 
 

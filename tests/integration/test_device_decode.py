@@ -33,8 +33,8 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def one_by_one(runner: ProgramRunner, row: list[int], tokens: int) -> torch.Tensor:
     """Return the logits after the prompt and after each of some more tokens."""
-    steps = [runner.feed([row[:PROMPT]], [0])]
-    steps += [runner.feed([[row[at]]], [at]) for at in range(PROMPT, PROMPT + tokens)]
+    steps = [runner.extend([row[:PROMPT]], [0])]
+    steps += [runner.extend([[row[at]]], [at]) for at in range(PROMPT, PROMPT + tokens)]
     return torch.cat(steps)
 
 
@@ -54,8 +54,8 @@ def test_rows_of_different_lengths_and_one_without_a_token_decode_together(
     rows, lengths = tiny_model(name).ids.tolist(), [PROMPT, 3]
     logits = []
     for runner in (runners.device, runners.eager):
-        runner.feed([row[:length] for row, length in zip(rows, lengths, strict=True)], [0, 0])
-        logits.append(runner.feed([[row[length]] for row, length in zip(rows, lengths, strict=True)], lengths))
+        runner.extend([row[:length] for row, length in zip(rows, lengths, strict=True)], [0, 0])
+        logits.append(runner.extend([[row[length]] for row, length in zip(rows, lengths, strict=True)], lengths))
     assert (logits[0] - logits[1]).abs().max() < CLOSE
     for table in runners.device.pages.tables:  # page 0 is nobody's: a row without a token would write there
         used = {page for row in table.rows for page in row.values()}
@@ -65,9 +65,9 @@ def test_rows_of_different_lengths_and_one_without_a_token_decode_together(
 
 def greedy(runner: ProgramRunner, prompt: list[int], count: int) -> list[int]:
     """Return the likeliest tokens, one after another."""
-    chosen = [int(runner.feed([prompt], [0]).argmax())]
+    chosen = [int(runner.extend([prompt], [0]).argmax())]
     while len(chosen) < count:
-        chosen.append(int(runner.feed([chosen[-1:]], [len(prompt) + len(chosen) - 1]).argmax()))
+        chosen.append(int(runner.extend([chosen[-1:]], [len(prompt) + len(chosen) - 1]).argmax()))
     return chosen
 
 

@@ -149,7 +149,7 @@ def test_token_by_token_errs_no_more_either(name: str, dtype: str, graph: str, t
     tiny = tiny_model(name)
     ids = tiny.ids[0].tolist()
     with load(tiny, dtype, graph) as engine, torch.inference_mode():
-        steps = [engine.runner.feed([[token_id]], [at]) for at, token_id in enumerate(ids)]
+        steps = [engine.runner.extend([[token_id]], [at]) for at, token_id in enumerate(ids)]
     mean, _ = errors(torch.cat(steps), tiny.logits[0])
     their_mean, _ = errors(transformers_logits(tiny, DTYPES[dtype])[0], tiny.logits[0])
     print(f"\n{name} {dtype} {graph}: mean {mean:.2e} (transformers {their_mean:.2e})")

@@ -96,10 +96,10 @@ def logits_of(engine: Engine, rows: int) -> Tensor:
     """Return the logits after prompts, of which one has a chunk more, and after some tokens of each."""
     assert isinstance(engine.runner, ProgramRunner)
     prompts: list[Sequence[int]] = [PROMPT * 2 if row == 0 else [row, *PROMPT] for row in range(rows)]
-    steps = [engine.runner.feed(prompts, [0] * rows)]
+    steps = [engine.runner.extend(prompts, [0] * rows)]
     tokens = torch.randint(0, 90, (4, rows), generator=torch.Generator().manual_seed(rows)).tolist()
     for at, row in enumerate(tokens):
-        steps.append(engine.runner.feed([[one] for one in row], [len(prompt) + at for prompt in prompts]))
+        steps.append(engine.runner.extend([[one] for one in row], [len(prompt) + at for prompt in prompts]))
     return torch.cat(steps)
 
 

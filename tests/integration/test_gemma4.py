@@ -70,8 +70,8 @@ def errors_of(path: Path, model: nn.Module, graph: str, chunk: int = 16) -> tupl
         rows = [ids] if graph == "eager" else [row[None] for row in ids]
         whole = (torch.cat([engine.logits(one) for one in rows]) - expected).abs().max().item()
         row = ids[1].tolist()
-        steps = [engine.runner.feed([row[:PROMPT]], [0])]
-        steps += [engine.runner.feed([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
+        steps = [engine.runner.extend([row[:PROMPT]], [0])]
+        steps += [engine.runner.extend([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
         return whole, (torch.cat(steps) - expected[1, PROMPT - 1 :]).abs().max().item()
 
 
@@ -113,8 +113,8 @@ def test_a_streamed_model_gives_the_same_bits(name: str, graph: str, source: str
         how = {"dtype": "fp32", "device": "cpu", "graph": graph, "streaming": streaming}
         with Engine.load(tmp_path, overrides=overrides if streaming == "on" else overrides[:2], **how) as engine:
             row = ids_of(1)[0].tolist()
-            steps = [engine.runner.feed([row[:PROMPT]], [0])]
-            steps += [engine.runner.feed([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
+            steps = [engine.runner.extend([row[:PROMPT]], [0])]
+            steps += [engine.runner.extend([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
             found.append(torch.cat(steps))
             decoder = engine.runner.builder.decoder
             assert decoder.table(FEATURES).is_gathered == (streaming == "on")

@@ -62,8 +62,8 @@ def check(path: Path, model: nn.Module, seed: int, graph: str = "eager") -> None
     with Engine.load(path, dtype="fp32", device="cpu", graph=graph, overrides=list(SIZES)) as engine:
         assert (engine.logits(ids) - expected).abs().max() < TOLERANCE
         row = ids[1].tolist()
-        steps = [engine.runner.feed([row[:21]], [0])]
-        steps += [engine.runner.feed([[token]], [at]) for at, token in enumerate(row[21:], start=21)]
+        steps = [engine.runner.extend([row[:21]], [0])]
+        steps += [engine.runner.extend([[token]], [at]) for at, token in enumerate(row[21:], start=21)]
         assert (torch.cat(steps) - expected[1, 20:]).abs().max() < TOLERANCE
 
 
@@ -159,8 +159,8 @@ def test_a_layer_of_the_20b_shape_gives_transformers_logits(kind: str, tmp_path:
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=overrides) as engine:
         errors = [(engine.logits(ids) - expected).abs().max().item()]
         row = ids[0].tolist()
-        steps = [engine.runner.feed([row[:140]], [0])]
-        steps += [engine.runner.feed([[token]], [at]) for at, token in enumerate(row[140:], start=140)]
+        steps = [engine.runner.extend([row[:140]], [0])]
+        steps += [engine.runner.extend([[token]], [at]) for at, token in enumerate(row[140:], start=140)]
         errors.append((torch.cat(steps) - expected[0, 139:]).abs().max().item())
     print(f"\n{kind}: largest error of logits {errors[0]:.1e}, token by token {errors[1]:.1e}; they vary by", end=" ")
     print(f"{expected.std().item():.2f}")

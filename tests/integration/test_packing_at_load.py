@@ -56,7 +56,7 @@ def packed_engine(folder: Path, graph: str, *overrides: str) -> Engine:
 
 def decoded_logits(engine: Engine) -> torch.Tensor:
     """Return the logits of one decode step after another: [T, V]."""
-    return torch.cat([engine.runner.feed([[token]], [at]) for at, token in enumerate(TOKENS)])
+    return torch.cat([engine.runner.extend([[token]], [at]) for at, token in enumerate(TOKENS)])
 
 
 @pytest.mark.parametrize("graph", FORMS)

@@ -120,11 +120,11 @@ def test_sequences_are_put_aside_page_by_page(name: str, tiny_model: Tiny, monke
     row = rows_of(seed=2)[0]
     with engine_with_pages(tiny_model(name), PAGE, monkeypatch, "eager", "fp32") as engine, torch.inference_mode():
         runner = engine.runner
-        runner.feed([row[:40]], [0])
-        expected = runner.feed([row[40:]], [40])
-        runner.feed([row[:40]], [0])
+        runner.extend([row[:40]], [0])
+        expected = runner.extend([row[40:]], [40])
+        runner.extend([row[:40]], [0])
         kept = runner.pages.copy_out(0, 40)
-        runner.feed([row[::-1]], [0])
+        runner.extend([row[::-1]], [0])
         runner.pages.free(0)
         assert runner.pages.copy_in(0, kept)
-        assert torch.equal(runner.feed([row[40:]], [40]), expected)
+        assert torch.equal(runner.extend([row[40:]], [40]), expected)

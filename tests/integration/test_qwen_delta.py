@@ -54,8 +54,8 @@ def errors_of(path: Path, model: nn.Module, graph: str) -> tuple[float, float]:
         assert engine.choices.graph == {"auto": "captured"}.get(graph, graph)
         whole = (torch.cat([engine.logits(row[None]) for row in ids]) - expected).abs().max().item()
         row = ids[1].tolist()
-        steps = [engine.runner.feed([row[:PROMPT]], [0])]
-        steps += [engine.runner.feed([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
+        steps = [engine.runner.extend([row[:PROMPT]], [0])]
+        steps += [engine.runner.extend([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
         return whole, (torch.cat(steps) - expected[1, PROMPT - 1 :]).abs().max().item()
 
 
@@ -127,16 +127,16 @@ def test_a_snapshot_brings_a_sequence_back_in_any_row(graph: str, tmp_path: Path
     overrides = SIZES if graph != "auto" else (*SIZES, "batch_size=1")
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=list(overrides)) as engine:
         runner, pages = engine.runner, engine.runner.pages
-        runner.feed([row[:PROMPT]], [0])
+        runner.extend([row[:PROMPT]], [0])
         kept = pages.copy_out(0, PROMPT)
-        assert (runner.feed([row[PROMPT : PROMPT + 3]], [PROMPT])[0] - expected[PROMPT + 2]).abs().max() < TOLERANCE
-        runner.feed([row[::-1]], [0])
+        assert (runner.extend([row[PROMPT : PROMPT + 3]], [PROMPT])[0] - expected[PROMPT + 2]).abs().max() < TOLERANCE
+        runner.extend([row[::-1]], [0])
         pages.free(0)
         assert pages.copy_in(0, kept)
-        assert (runner.feed([row[PROMPT : PROMPT + 3]], [PROMPT])[0] - expected[PROMPT + 2]).abs().max() < TOLERANCE
+        assert (runner.extend([row[PROMPT : PROMPT + 3]], [PROMPT])[0] - expected[PROMPT + 2]).abs().max() < TOLERANCE
         if graph == "eager":
             assert pages.copy_in(1, kept)
-            found = runner.feed([row[:4], row[PROMPT : PROMPT + 1]], [0, PROMPT])
+            found = runner.extend([row[:4], row[PROMPT : PROMPT + 1]], [0, PROMPT])
             assert (found[1] - expected[PROMPT]).abs().max() < TOLERANCE
 
 

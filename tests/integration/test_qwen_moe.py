@@ -50,8 +50,8 @@ def errors_of(path: Path, model: nn.Module, graph: str) -> tuple[float, float]:
         assert engine.choices.graph == {"auto": "captured"}.get(graph, graph)
         whole = (torch.cat([engine.logits(row[None]) for row in ids]) - expected).abs().max().item()
         row = ids[1].tolist()
-        steps = [engine.runner.feed([row[:PROMPT]], [0])]
-        steps += [engine.runner.feed([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
+        steps = [engine.runner.extend([row[:PROMPT]], [0])]
+        steps += [engine.runner.extend([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
         return whole, (torch.cat(steps) - expected[1, PROMPT - 1 :]).abs().max().item()
 
 

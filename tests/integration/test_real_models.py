@@ -64,7 +64,7 @@ def test_packed_weights_and_activations_of_16_bits_choose_what_llamacpp_chooses(
         assert engine.runner.builder.decoder.layers[0].mlp.up_proj.rounding == "wide"
 
         def decode(token_ids: Sequence[int]) -> Tensor:
-            return torch.stack([engine.runner.feed([[token]], [at])[0] for at, token in enumerate(token_ids)])
+            return torch.stack([engine.runner.extend([[token]], [at])[0] for at, token in enumerate(token_ids)])
 
         found = positions(decode, name, cases=4)
     assert len(found) == 4 * 64

@@ -94,8 +94,8 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, folder: Path, streaming: str, *ov
 def logits_of(engine: Engine) -> Tensor:
     """Return the logits after a prompt and after each of some more tokens."""
     assert isinstance(engine.runner, ProgramRunner)
-    steps = [engine.runner.feed([PROMPT], [0])]
-    steps += [engine.runner.feed([[token]], [len(PROMPT) + at]) for at, token in enumerate(MORE)]
+    steps = [engine.runner.extend([PROMPT], [0])]
+    steps += [engine.runner.extend([[token]], [len(PROMPT) + at]) for at, token in enumerate(MORE)]
     return torch.cat(steps)
 
 
@@ -144,7 +144,7 @@ def test_a_step_of_several_rows_in_slots_gives_resident_bits(
     @torch.inference_mode()
     def steps_of(engine: Engine) -> Tensor:
         assert isinstance(engine.runner, ProgramRunner)
-        return torch.cat([engine.runner.feed([[one] for one in row], [at] * rows) for at, row in enumerate(tokens)])
+        return torch.cat([engine.runner.extend([[one] for one in row], [at] * rows) for at, row in enumerate(tokens)])
 
     with engine_of(monkeypatch, folder, "off", sizes) as engine:
         resident = steps_of(engine)

@@ -112,16 +112,16 @@ def outputs_of(engine: Engine) -> list[Tensor]:
 def outputs_of_two(engine: Engine) -> list[Tensor]:
     """Return logits of two rows in chunks of 16, and of rows of different lengths and a step after them."""
     ids = ids_of()
-    together = engine.runner.feed([ids[0, :40].tolist(), ids[1, :7].tolist()], [0, 0])
-    return [together, engine.runner.feed([[3], [5]], [40, 7]), engine.logits(ids)]
+    together = engine.runner.extend([ids[0, :40].tolist(), ids[1, :7].tolist()], [0, 0])
+    return [together, engine.runner.extend([[3], [5]], [40, 7]), engine.logits(ids)]
 
 
 @torch.inference_mode()
 def outputs_of_one(engine: Engine) -> list[Tensor]:
     """Return logits of one row after a prompt and token by token, and new tokens."""
     ids = ids_of()
-    alone = [engine.runner.feed([ids[0, :40].tolist()], [0])]
-    alone += [engine.runner.feed([[token]], [at]) for at, token in enumerate(ids[0, 40:].tolist(), start=40)]
+    alone = [engine.runner.extend([ids[0, :40].tolist()], [0])]
+    alone += [engine.runner.extend([[token]], [at]) for at, token in enumerate(ids[0, 40:].tolist(), start=40)]
     made = engine.generate([ids[1, :7].tolist()], max_new_tokens=12, ignore_eos=True)[0].token_ids
     return [torch.cat(alone), torch.tensor(made)]
 
@@ -282,7 +282,7 @@ def test_only_the_bytes_of_routed_experts_are_read(form: str, tmp_path: Path) ->
         cache, reads = cache_of(engine), list[FileSpan]()
         cache.filler.files = {at: RecordingSource(one, reads) for at, one in cache.filler.files.items()}
         with torch.inference_mode():
-            engine.runner.feed([[int(ids[0, 0])]], [0])
+            engine.runner.extend([[int(ids[0, 0])]], [0])
         wanted = list(expert_spans(engine, routed))
     assert (cache.hits, cache.misses) == (0, LAYERS * TOP_K)
     for read in reads:
@@ -342,9 +342,9 @@ def test_the_hit_rate_is_that_of_the_tokens_that_ran(files: Callable[[str], Path
         assert engine.loaded.weight_stream.expert_hit_rate is None
         assert "expert_hit_rate" not in engine.stats
         with torch.inference_mode():
-            engine.runner.feed([[5]], [0])
+            engine.runner.extend([[5]], [0])
             assert engine.stats["expert_hit_rate"] == 0.0
-            engine.runner.feed([[5]], [0])
+            engine.runner.extend([[5]], [0])
         assert engine.stats["expert_hit_rate"] == 0.5
     with load(files("mxfp4"), "captured", "bf16", streaming="off") as engine:
         assert "expert_hit_rate" not in engine.stats

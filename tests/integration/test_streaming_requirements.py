@@ -173,8 +173,8 @@ def test_fr_006_and_it_002_keys_and_values_stay_where_they_are(engine: Engine, t
     caches = engine.runner.builder.caches
     places = [(cache.k.data_ptr(), cache.v.data_ptr()) for cache in caches]
     ids = tiny.ids[0].tolist()
-    logits = [engine.runner.feed([ids[:20]], [0])]
-    logits += [engine.runner.feed([[token_id]], [20 + at]) for at, token_id in enumerate(ids[20:])]
+    logits = [engine.runner.extend([ids[:20]], [0])]
+    logits += [engine.runner.extend([[token_id]], [20 + at]) for at, token_id in enumerate(ids[20:])]
     assert (torch.cat(logits) - tiny.logits[0, 19:]).abs().max() < 1e-4
     assert [(cache.k.data_ptr(), cache.v.data_ptr()) for cache in caches] == places
 

@@ -137,8 +137,8 @@ def test_layers_of_the_true_shape_give_transformers_logits_and_hidden_states(nam
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="captured", overrides=overrides) as engine:
         logits, hidden = engine.logits(ids, output_hidden_states=True)
         row = ids[0].tolist()
-        steps = [engine.runner.feed([row[:PROMPT]], [0])]
-        steps += [engine.runner.feed([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
+        steps = [engine.runner.extend([row[:PROMPT]], [0])]
+        steps += [engine.runner.extend([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
         with torch.inference_mode():
             normed = engine.runner.builder.decoder.head.norm(hidden[-1])
     found = {

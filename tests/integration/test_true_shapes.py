@@ -126,7 +126,7 @@ def test_logits_at_the_true_shape_are_those_of_transformers(name: str, tmp_path:
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=overrides) as engine:
         logits, hidden = engine.logits(ids, output_hidden_states=True)
         with torch.inference_mode():
-            decoded = torch.cat([engine.runner.feed([[int(token)]], [at]) for at, token in enumerate(ids[0])])
+            decoded = torch.cat([engine.runner.extend([[int(token)]], [at]) for at, token in enumerate(ids[0])])
         normed = engine.runner.builder.decoder.head.norm(hidden[-1])
     errors = [(found - wanted).abs().max().item() for found, wanted in ((logits, expected), (decoded, expected[0]))]
     hidden_error = (normed - final).abs().max().item()

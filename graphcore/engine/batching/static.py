@@ -70,7 +70,7 @@ class StaticBatching(Batching):
         if self._is_new:
             self._is_new = False
             rows = [request.prompt_ids[request.cached :] for request in self._batch]
-            logits = self._runner.feed(rows, [request.cached for request in self._batch], on_progress)
+            logits = self._runner.extend(rows, [request.cached for request in self._batch], on_progress)
             for request in self._batch:
                 request.add_computed(request.num_uncomputed)
             self._chooser.choose(self._batch, logits.unbind())

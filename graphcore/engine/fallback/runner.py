@@ -75,7 +75,7 @@ class TransformersRunner(StaticRunner):
         return Program(state, [*steps, GreedyStep(0, state)] if is_greedy else steps)
 
     def num_passes(self, lengths: Sequence[int], start: int = 0) -> int:
-        """Return the number of passes over the weights in which `feed` runs rows of these lengths from `start` on."""
+        """Return the number of passes over the weights in which `extend` runs rows of these lengths from `start` on."""
         return -(-max(lengths) // self.sizes.prefill_chunk)
 
     def release(self) -> None:
@@ -116,7 +116,7 @@ class TransformersRunner(StaticRunner):
         return len(cached) if goes_on and self.cached.held == len(cached) and self.cached.mask is None else 0
 
     @torch.inference_mode()
-    def feed(
+    def extend(
         self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
     ) -> Tensor:
         """Append tokens to the rows' caches and return the logits after each row's last, [len(rows), V] float32."""
@@ -129,7 +129,7 @@ class TransformersRunner(StaticRunner):
             output = self.cached.run(token_ids, positions)
             done += token_ids.shape[1]
             on_progress("prefill", None, min(done, total), total)
-        assert output is not None, "there is no token to feed"
+        assert output is not None, "there is no token to run"
         logits: Tensor = output.logits[:, -1].float()
         return logits
 

@@ -81,7 +81,7 @@ def _builder(parts: PreparedDecoder, stream: WeightStream, compiled_dir: Path, o
         fetched=None if stream.experts is None else stream.experts.fetched,
         compiles=runtime.prefill == "compiled",
         decode_kernels=_decode_kernels(runtime, caches),
-        is_dependent=runtime.is_dependent,
+        uses_pdl=runtime.uses_pdl,
     )
 
 

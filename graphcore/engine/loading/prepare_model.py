@@ -21,8 +21,8 @@ from graphcore.engine.loading.runtime_config import (
     ComputeTarget,
     RuntimeConfig,
     choose_context_length,
-    choose_dependence,
     choose_graph,
+    choose_pdl,
     choose_snapshots,
     packing_policy_of,
     target_here,
@@ -67,11 +67,11 @@ def prepare_model(
     context_length = choose_context_length(settings, model.spec.context, advice_on_context(model.config.rope))
     kv_dtype = choose_kv_types(settings.kv_dtype, model, target.dtype, target.device)
     packing = packing_policy_of(settings, target)
-    is_dependent, notes = False, [*model.config.notes]
+    uses_pdl, notes = False, [*model.config.notes]
     if target.is_here:
-        is_dependent, dependence_note = choose_dependence(settings.dependent_launches, graph, target.device)
+        uses_pdl, pdl_note = choose_pdl(settings.dependent_launches, graph, target.device)
         chosen = graph_note, *note_on_kv_types(kv_dtype, model), *notes_on_building(settings, target, prefill)
-        notes += filter(None, (*chosen, dependence_note))
+        notes += filter(None, (*chosen, pdl_note))
     notes += filter(None, (source_note,))
     decoder, loader = match_model(model, target.dtype, packing)
     notes += notes_on_unread(model, loader)
@@ -90,7 +90,7 @@ def prepare_model(
         batch_size=settings.batching.max_sequences,
         prefill_chunk=min(settings.prefill_chunk, context_length),
         packing=packing,
-        is_dependent=is_dependent,
+        uses_pdl=uses_pdl,
     )
     notes += notes_on_kernels(settings, runtime, decoder, loader)
     return PreparedDecoder(runtime, notes, loader, decoder)

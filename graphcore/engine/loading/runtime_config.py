@@ -37,7 +37,7 @@ class RuntimeConfig:
         cache_tokens: tokens of KV cache that all sequences share; None follows from the context length.
         snapshots: copies of recurrent states beside those of the sequences.
         packing: policy of how packed weights are held and multiplied.
-        is_dependent: whether a captured step's kernels are launched dependently (kernels/gpu/pdl.py).
+        uses_pdl: whether a captured step's kernels are launched dependently (kernels/gpu/pdl.py).
     """
 
     device: torch.device
@@ -51,7 +51,7 @@ class RuntimeConfig:
     packing: PackingPolicy
     cache_tokens: int | None = None
     snapshots: int = 0
-    is_dependent: bool = False
+    uses_pdl: bool = False
 
     @property
     def backend(self) -> Backend:
@@ -219,7 +219,7 @@ def _choose_gpu_graph(kind: str, has_triton: bool) -> tuple[str, str, str]:
     return "eager", "eager", f"Triton is not installed: blocks run eager, {slow}; install triton"
 
 
-def choose_dependence(setting: str, graph: str, device: torch.device) -> tuple[bool, str]:
+def choose_pdl(setting: str, graph: str, device: torch.device) -> tuple[bool, str]:
     """Return whether a captured step's kernels are launched dependently, and a note if that was asked for in vain.
 
     Args:

@@ -32,13 +32,13 @@ class Captures:
     """All CUDA graphs of an engine. They share one pool, since they run one after another in one stream.
 
     Attributes:
-        is_dependent: True to launch kernels dependently (kernels/gpu/pdl.py), which the device can do.
+        uses_pdl: True to launch kernels dependently (kernels/gpu/pdl.py), which the device can do.
         seconds: duration of warm-ups and captures.
         nbytes: device memory that they took: pool, executables, loaded kernels.
     """
 
     device: torch.device
-    is_dependent: bool = False
+    uses_pdl: bool = False
     seconds: float = 0.0
     nbytes: int = 0
     _graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)
@@ -171,7 +171,7 @@ class CapturedStep:
         made = state.hidden, state.ropes, state.per_layer
         groups = sorted({step.group for step in self.steps if not isinstance(step, ChooseStep)}) or [self.group]
         what = f"a decode step of {len(state.token_ids)} sequences (layer groups {groups[0]} to {groups[-1]})"
-        with dependent_launches(self.captures.is_dependent):
+        with dependent_launches(self.captures.uses_pdl):
             self.graph = self.captures.capture(what, self._warm_up, self._run)
         state.hidden, state.ropes, state.per_layer = made
 

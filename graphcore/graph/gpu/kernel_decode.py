@@ -64,10 +64,10 @@ class DeviceBlocks:
             return None
         if fetches:
             return RoutedBlock(self.route, Block.add_experts)
-        return self.forward if beside is None else partial(self.forward, link=self._link(block, batch, beside))
+        return self.forward if beside is None else partial(self.forward, fused_layer=self._layer(block, batch, beside))
 
-    def _link(self, block: Block, batch: int, beside: Neighbours) -> FusedLayer:
-        """Return a layer's place in a chain."""
+    def _layer(self, block: Block, batch: int, beside: Neighbours) -> FusedLayer:
+        """Return a layer's place among those whose norms are fused."""
         begins = beside.before is None or self._obstacle(beside.before, batch) is not None
         takes = beside.before is not None and self._handed(beside.before, block, batch) is not None
         following = None if beside.after is None else self._handed(block, beside.after, batch)
@@ -101,16 +101,16 @@ class DeviceBlocks:
         k_cache: Tensor,
         v_cache: Tensor,
         table: Tensor | None,
-        link: FusedLayer | None = None,
+        fused_layer: FusedLayer | None = None,
     ) -> Tensor:
         """Run the block for one token of each sequence; takes what `Block.forward` takes, and changes `x` in place.
 
         Args:
-            link: the layer's place in a chain; None for a block that runs alone.
+            fused_layer: the layer's place among those whose norms are fused; None for a block that runs alone.
         """
         stream = x.view(len(x), -1)
         inputs = {"x": stream, "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache, "table": table}
-        answer = DeviceRun(dict(block.named_modules()), self.arrivals, link).run(self._lowered(block), inputs)
+        answer = DeviceRun(dict(block.named_modules()), self.arrivals, fused_layer).run(self._lowered(block), inputs)
         assert answer is stream, "the stream is changed where it lies"
         return x
 

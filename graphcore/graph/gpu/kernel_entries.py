@@ -36,7 +36,7 @@ from graphcore.kernels.gpu.experts.fetch import take_slots
 from graphcore.kernels.gpu.experts.launch import add_expert_answers
 from graphcore.kernels.gpu.experts.router import choose_decode_experts, route_decode_experts
 from graphcore.kernels.gpu.mean_squares import FusedNorm
-from graphcore.kernels.gpu.norm import add_rms_normed, feed_norm
+from graphcore.kernels.gpu.norm import add_rms_normed, prepare_norm
 from graphcore.kernels.gpu.products.decode_products import add_product, gated_product, product
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.gated_delta import delta_heads
@@ -62,13 +62,13 @@ class DeviceRun:
     Attributes:
         modules: modules by their names in the operations.
         arrivals: counters, as in `DeviceBlocks`; None where there is neither attention nor a choice of experts.
-        link: a layer's place in a chain, whose sums are left for the norms behind them; None to launch every norm.
+        fused_layer: the layer's place among those whose norms are fused with sums before; None to launch every norm.
     """
 
     modules: Mapping[str, nn.Module]
     arrivals: Tensor | None = None
-    link: FusedLayer | None = None
-    _chain: NormFusion | None = None
+    fused_layer: FusedLayer | None = None
+    _fusion: NormFusion | None = None
     _values: dict[Call, Any] = field(default_factory=dict)
     _counts: Tensor | None = None  # [B] int64, 0 for a row without a token
 
@@ -81,8 +81,8 @@ class DeviceRun:
         span = inputs.get("span")
         self._counts = span.counts if isinstance(span, Span) else None
         x = inputs["x"]
-        if self.link is not None and isinstance(x, Tensor):
-            self._chain = NormFusion(self.link, traced, self.modules, x)
+        if self.fused_layer is not None and isinstance(x, Tensor):
+            self._fusion = NormFusion(self.fused_layer, traced, self.modules, x)
         for node in traced.nodes():
             arguments = [self._values[one] if isinstance(one, fx.Node) else one for one in node.args]
             match node.op:
@@ -97,8 +97,8 @@ class DeviceRun:
                 case "call_function" if node.target is until:
                     return arguments
                 case "call_function" | "call_method":
-                    if self._chain is not None:
-                        self._chain.begin(node)
+                    if self._fusion is not None:
+                        self._fusion.begin(node)
                     self._values[node] = ENTRIES[node.target](self, *arguments)
         return arguments[0]
 
@@ -108,7 +108,7 @@ class DeviceRun:
         """Return a product, or several products of one input, side by side."""
         linears = [self._module(name, Linear) for name in names]
         kind = "" if activation is None else self._module(activation, ActivationModule).kind.kernel_name
-        fed = product_input(self.modules, x, norm, linears[0], self._chain)
+        fed = product_input(self.modules, x, norm, linears[0], self._fusion)
         matrices = [device_matrix(linear) for linear in linears]
         y = product(fed.rows, fed.scale, matrices, _dtype(linears[0], wide), _divides(linears[0]), kind, fed.eps)
         return y if len(linears) == 1 else Joined(y)
@@ -117,24 +117,26 @@ class DeviceRun:
         """Return activation(gate) * up."""
         first, second = (self._module(name, Linear) for name in (gate, up))
         kind = self._module(activation, ActivationModule).kind.kernel_name
-        rows, scale, eps = product_input(self.modules, x, norm, second, self._chain)
+        rows, scale, eps = product_input(self.modules, x, norm, second, self._fusion)
         matrices = device_matrix(first), device_matrix(second)
         return gated_product(rows, scale, *matrices, _dtype(second, wide), _divides(second), kind, eps)
 
     def add_project(self, stream: Tensor, x: Tensor, norm: NormCall | None, name: str) -> Tensor:
         """Add a product to the stream."""
         linear = self._module(name, Linear)
-        fed = product_input(self.modules, x, norm, linear, self._chain)
-        add_product(stream, fed.rows, fed.scale, device_matrix(linear), _divides(linear), fed.eps, self._feed(stream))
+        fed = product_input(self.modules, x, norm, linear, self._fusion)
+        add_product(
+            stream, fed.rows, fed.scale, device_matrix(linear), _divides(linear), fed.eps, self._next_norm(stream)
+        )
         return stream
 
     def add_normed(self, stream: Tensor, x: Tensor, norm: NormCall) -> Tensor:
         """Add a normalised answer to the stream."""
-        after, feed = self._module(norm.name, RMSNorm), self._feed(stream)
-        if feed is None:
+        after, fused = self._module(norm.name, RMSNorm), self._next_norm(stream)
+        if fused is None:
             add_rms_normed(stream, x, after.weight, after.eps)
         else:
-            feed_norm(stream, feed, x, after.weight, after.eps)
+            prepare_norm(stream, fused, x, after.weight, after.eps)
         return stream
 
     def add_scaled(self, stream: Tensor, x: Tensor, factor: float) -> Tensor:
@@ -232,7 +234,7 @@ class DeviceRun:
         if experts.cached is not None:
             take_slots(chosen, experts.cached)
             places, waiting = experts.cached.places, experts.cached.waiting
-        how = experts.hidden, experts.gating, experts.formats, self.arrivals, waiting, self._feed(stream)
+        how = experts.hidden, experts.gating, experts.formats, self.arrivals, waiting, self._next_norm(stream)
         add_expert_answers(stream, x, chosen, shares, weights, biases, places, *how)
         return stream
 
@@ -260,9 +262,9 @@ class DeviceRun:
         """Return one of several values; products that lie side by side stay together."""
         return values if isinstance(values, Joined) else values[index]
 
-    def _feed(self, stream: Tensor) -> FusedNorm | None:
+    def _next_norm(self, stream: Tensor) -> FusedNorm | None:
         """Return where the sum that is made now is left for a norm that products apply; None if none does."""
-        return None if self._chain is None else self._chain.feed(stream)
+        return None if self._fusion is None else self._fusion.next_norm(stream)
 
     def _module(self, name: str, kind: type[M]) -> M:
         module = self.modules[name]

@@ -49,7 +49,7 @@ class FusedLayer:
     takes: bool
     following: RMSNorm | None
 
-    def feed(self, norm: RMSNorm, place: int) -> FusedNorm:
+    def fused_norm(self, norm: RMSNorm, place: int) -> FusedNorm:
         """Return where a sum of this layer is left for a norm; place -1 is that of the layer before's answer."""
         return FusedNorm(norm.weight, self.memory.rows, self.memory.squares[SUMS_OF_LAYER * self.layer + place])
 
@@ -57,37 +57,37 @@ class FusedLayer:
 class NormFusion:
     """The residual adds of one layer in their order, each left for the norm that is fused with it."""
 
-    def __init__(self, link: FusedLayer, traced: Traced, modules: Mapping[str, nn.Module], stream: Tensor) -> None:
-        assert len(stream) == len(link.memory.rows), "a program has memory for its own sequences"
-        self._link = link
-        sums = [node for node in traced.nodes() if leaves_sum(node, link.memory.rows.dtype)]
+    def __init__(self, layer: FusedLayer, traced: Traced, modules: Mapping[str, nn.Module], stream: Tensor) -> None:
+        assert len(stream) == len(layer.memory.rows), "a program has memory for its own sequences"
+        self._layer = layer
+        sums = [node for node in traced.nodes() if leaves_sum(node, layer.memory.rows.dtype)]
         self._answer = traced.nodes()[-1].args[0]
         self._following = {node: norm_after(traced, modules, node) for node in sums}
-        self._following[self._answer] = link.following
-        if link.begins:
-            link.memory.squares.zero_()
+        self._following[self._answer] = layer.following
+        if layer.begins:
+            layer.memory.squares.zero_()
         self._made = 0
         self._sum: Call = None
         self._left: tuple[Tensor, RMSNorm, FusedNorm] | None = None
-        first = first_norm(traced, modules) if link.takes else None
+        first = first_norm(traced, modules) if layer.takes else None
         if first is not None:
-            self._left = stream, first, link.feed(first, -1)
+            self._left = stream, first, layer.fused_norm(first, -1)
 
     def begin(self, node: Call) -> None:
         """Take note of the operation that runs next: a sum changes the stream, whose row is then of no use."""
         if node.target in SUMS:
             self._sum, self._left = node, None
 
-    def feed(self, stream: Tensor) -> FusedNorm | None:
+    def next_norm(self, stream: Tensor) -> FusedNorm | None:
         """Return where the sum that is made now in a stream is left; None if no norm follows that products apply."""
         norm = self._following.get(self._sum)
         place = SUMS_OF_LAYER - 1 if self._sum is self._answer else self._made
         if norm is None or (self._sum is not self._answer and self._made == SUMS_OF_LAYER - 1):
             return None
         self._made += self._sum is not self._answer
-        feed = self._link.feed(norm, place)
-        self._left = stream, norm, feed
-        return feed
+        fused = self._layer.fused_norm(norm, place)
+        self._left = stream, norm, fused
+        return fused
 
     def left_for(self, norm: RMSNorm, x: Tensor) -> FusedNorm | None:
         """Return what the last sum has left for a norm of the stream `x`."""

@@ -14,7 +14,7 @@ from graphcore.graph.lowering.operations import NormCall
 from graphcore.kernels.gpu.int8_rows import norm_to_codes
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
 from graphcore.kernels.gpu.mean_squares import FusedNorm
-from graphcore.kernels.gpu.norm import feed_norm, residual_norm
+from graphcore.kernels.gpu.norm import prepare_norm, residual_norm
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import LayerNorm, RMSNorm
 
@@ -38,13 +38,13 @@ class ProductInput(NamedTuple):
 
 
 def product_input(
-    modules: Modules, x: Tensor, norm: NormCall | None, linear: Linear, chain: NormFusion | None
+    modules: Modules, x: Tensor, norm: NormCall | None, linear: Linear, fusion: NormFusion | None
 ) -> ProductInput:
     """Return `x` [B, I], normalised where there is a norm, as a projection reads it: codes if int8.
 
     Args:
         modules: modules by their names in the operations.
-        chain: the sums that were left for norms; None where there is none.
+        fusion: the sums that were left for norms; None where there is none.
     """
     if linear.int8_order is not None:
         if norm is None:
@@ -55,12 +55,12 @@ def product_input(
     applied = applied_norm(modules, norm, linear)
     if applied is None or x.dtype is not torch.float32:
         return ProductInput(normalised(modules[norm.name], x, norm.dtype or linear.dtype))
-    feed = None if chain is None else chain.left_for(applied, x)
-    if feed is None:
+    fused = None if fusion is None else fusion.left_for(applied, x)
+    if fused is None:
         rows, squares = torch.empty_like(x, dtype=linear.dtype), x.new_empty(len(x), 2, dtype=torch.int64)
-        feed = FusedNorm(applied.weight, rows, squares)
-        feed_norm(x, feed)
-    return ProductInput(feed.rows, feed.squares, applied.eps)
+        fused = FusedNorm(applied.weight, rows, squares)
+        prepare_norm(x, fused)
+    return ProductInput(fused.rows, fused.squares, applied.eps)
 
 
 def normalised(

@@ -11,7 +11,7 @@ its own rows for the next norm.
 import triton
 import triton.language as tl
 
-from graphcore.kernels.gpu.mean_squares import feed_next, inverse_rms
+from graphcore.kernels.gpu.mean_squares import inverse_rms, store_for_norm
 
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
@@ -72,12 +72,12 @@ def activated(x, ACTIVATION: tl.constexpr):
 @triton.jit
 def store_products(
     out, values, first, start, tokens, rows, out_stride, ADDS: tl.constexpr, N: tl.constexpr, R: tl.constexpr,
-    weight=None, fed=None, squares=None,
+    weight=None, norm_rows=None, squares=None,
 ):  # fmt: skip
     """Store or add values [N, R] of tokens from `first` and rows from `start` of a matrix; none past either's end.
 
     Args:
-        weight, fed, squares: pointers, as in `mean_squares.FusedNorm`, for a sum that a norm follows; or None.
+        weight, norm_rows, squares: pointers, as in `mean_squares.FusedNorm`, for a sum that a norm follows; or None.
     """
     token = first + tl.arange(0, N)[:, None]
     row = start + tl.arange(0, R)[None, :]
@@ -86,5 +86,5 @@ def store_products(
     if ADDS:
         values += tl.load(place, mask=is_there, other=0.0)
     tl.store(place, values.to(out.dtype.element_ty), mask=is_there)
-    if fed is not None:
-        feed_next(values, weight, fed, squares, token, row, is_there, rows)
+    if norm_rows is not None:
+        store_for_norm(values, weight, norm_rows, squares, token, row, is_there, rows)

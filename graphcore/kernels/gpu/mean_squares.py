@@ -41,7 +41,7 @@ class FusedNorm(NamedTuple):
     squares: Tensor
 
 
-def feed_of(weight: Tensor | None, rows: Tensor | None, squares: Tensor | None) -> FusedNorm | None:
+def fused_norm_of(weight: Tensor | None, rows: Tensor | None, squares: Tensor | None) -> FusedNorm | None:
     """Return the tensors as an op takes them together; None if they are."""
     if weight is None or rows is None or squares is None:
         return None
@@ -64,16 +64,16 @@ def inverse_rms(squares, token, columns, eps):
 
 
 @triton.jit
-def feed_next(values, weight, fed, squares, token, rows, is_there, columns):
+def store_for_norm(values, weight, norm_rows, squares, token, rows, is_there, columns):
     """Leave new numbers [N, R] of the stream for the norm that follows, and add their squares to those of the rows.
 
     Args:
         values: [N, R] float32; token: [N, 1], rows of the stream; rows: [1, R], its columns.
-        weight, fed, squares: pointers, as in `FusedNorm`.
+        weight, norm_rows, squares: pointers, as in `FusedNorm`.
         is_there: [N, R]; a token that is not there has no number that is.
     """
     scaled = SHRINK * values * tl.load(weight + rows, mask=rows < columns, other=0.0)
-    tl.store(fed + token * columns + rows, scaled.to(fed.dtype.element_ty), mask=is_there)
+    tl.store(norm_rows + token * columns + rows, scaled.to(norm_rows.dtype.element_ty), mask=is_there)
     upper, lower = fixed_squares(tl.where(is_there, values, 0.0))
     upper, lower = tl.sum(upper, axis=1, keep_dims=True), tl.sum(lower, axis=1, keep_dims=True)
     tl.atomic_add(squares + 2 * token, upper, mask=upper > 0, sem="relaxed")

@@ -25,7 +25,7 @@ torch.library.define(
     " bool scale_in_float32, ScalarType dtype) -> Tensor",
 )
 torch.library.define(
-    "graphcore::feed_norm",
+    "graphcore::prepare_norm",
     "(Tensor(a!) x, Tensor? added, Tensor? weight_after, float eps, Tensor weight, Tensor(b!) rows, Tensor(c!) squares)"
     " -> ()",
 )
@@ -62,17 +62,17 @@ def residual_norm(
     return op(x, added, weight_after, weight, bias, eps, is_rms, scale_in_float32, dtype)  # type: ignore[no-any-return]
 
 
-def feed_norm(
-    x: Tensor, feed: FusedNorm, added: Tensor | None = None, weight_after: Tensor | None = None, eps: float = 0.0
+def prepare_norm(
+    x: Tensor, next_norm: FusedNorm, added: Tensor | None = None, weight_after: Tensor | None = None, eps: float = 0.0
 ) -> None:
     """Add to the residual stream, as `residual_norm` does, and leave it for products that apply its norm.
 
     Args:
         x: [N, D] float32, contiguous.  added, weight_after: as in `residual_norm`.
-        feed: where the stream is left; all of it is written.
+        next_norm: where the stream is left; all of it is written.
         eps: the epsilon of the norm of `added`.
     """
-    torch.ops.graphcore.feed_norm.default(x, added, weight_after, eps, *feed)
+    torch.ops.graphcore.prepare_norm.default(x, added, weight_after, eps, *next_norm)
 
 
 def add_rms_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float) -> None:
@@ -95,7 +95,7 @@ def _fake(
     return x.new_empty(x.shape, dtype=dtype)
 
 
-@torch.library.register_fake("graphcore::feed_norm")
+@torch.library.register_fake("graphcore::prepare_norm")
 @torch.library.register_fake("graphcore::add_normed")
 def _fake_add(_x: Tensor, *_: object) -> None:
     return None
@@ -185,7 +185,7 @@ def launch_residual_norm(
     return out
 
 
-def launch_feed_norm(
+def launch_prepare_norm(
     x: Tensor,
     added: Tensor | None,
     weight_after: Tensor | None,
@@ -194,7 +194,7 @@ def launch_feed_norm(
     rows: Tensor,
     squares: Tensor,
 ) -> None:
-    """Implement `feed_norm`."""
+    """Implement `prepare_norm`."""
     assert x.dtype is torch.float32, f"the residual stream is float32, not {x.dtype}"
     assert x.shape[1] <= MOST_SUMMED, f"rows of {x.shape[1]}, squares of {MOST_SUMMED} can be summed"
     _residual_norm[(len(x),)](
@@ -225,5 +225,5 @@ def block_of(x: Tensor) -> dict[str, int | bool]:
 
 # Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs them.
 torch.library.impl("graphcore::residual_norm", "CompositeExplicitAutograd", launch_residual_norm)
-torch.library.impl("graphcore::feed_norm", "CompositeExplicitAutograd", launch_feed_norm)
+torch.library.impl("graphcore::prepare_norm", "CompositeExplicitAutograd", launch_prepare_norm)
 torch.library.impl("graphcore::add_normed", "CompositeExplicitAutograd", launch_add_normed)

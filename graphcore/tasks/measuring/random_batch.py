@@ -54,7 +54,7 @@ class RandomBatch:
     def fill(self) -> None:
         """Fill every sequence's cache up to the depth, if it does not hold that much, or cannot be fed from there."""
         if self.depth and not (self._is_filled and self.runner.can_rewind):
-            self.runner.feed(self._before, [0] * self.batch)
+            self.runner.extend(self._before, [0] * self.batch)
             self._is_filled = True
 
     def first_prefill(self) -> None:

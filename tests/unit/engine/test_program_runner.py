@@ -101,7 +101,7 @@ def test_chunks_that_wait_for_each_other_take_what_is_planned(
 
         monkeypatch.setattr(BlocksStep, "replay", watched)
         with torch.inference_mode():
-            runner.feed([[1] * 8] * 3, [0] * 3)
+            runner.extend([[1] * 8] * 3, [0] * 3)
         engine.generate([[1] * 8, [2] * 8, [3] * 8], 1)
         engine.logits([[1] * 8] * 3)
         chunks = {(): 1, ("streaming=on",): 3, ("batching.max_tokens_per_step=16",): 2}[tuple(overrides)]
@@ -118,7 +118,7 @@ def test_rows_of_one_call_have_the_bits_that_they_have_alone(name: str, override
     rows = [[at + 7 * row for at in range(length)] for row, length in enumerate((21, 9, 5))]
     same = [row[:5] for row in rows]
     with small_engine(name, *overrides) as engine, torch.inference_mode():
-        together, forced = engine.runner.feed(rows, [0] * 3), engine.logits(same)
+        together, forced = engine.runner.extend(rows, [0] * 3), engine.logits(same)
         for at, row in enumerate(rows):
-            assert torch.equal(engine.runner.feed([row], [0])[0], together[at])
+            assert torch.equal(engine.runner.extend([row], [0])[0], together[at])
             assert torch.equal(engine.logits([row[:5]])[0], forced[at])

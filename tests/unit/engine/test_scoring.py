@@ -42,10 +42,10 @@ def test_logits_by_token_are_those_of_transformers(
     engine, rows = load_tiny(family, "eager"), torch.tensor([IDS[:30], IDS[20:], IDS[10:40]])
     passes = engine.runner.num_passes([30])
     fed: list[int] = []
-    feed = engine.runner.feed
-    engine.runner.feed = lambda ids, starts: fed.append(len(ids[0])) or feed(ids, starts)
+    feed = engine.runner.extend
+    engine.runner.extend = lambda ids, starts: fed.append(len(ids[0])) or feed(ids, starts)
     found = engine.logits(rows, by_token=True)
-    del engine.runner.feed
+    del engine.runner.extend
     assert (found - tiny_model(family).logits_of(rows)).abs().max() < TOLERANCE
     assert set(fed) == {1}
     assert passes == 2  # chunks of 16

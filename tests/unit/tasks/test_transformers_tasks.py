@@ -91,8 +91,8 @@ def test_each_timed_part_is_what_transformers_computes_at_that_depth(model: Fall
     with Engine.load(model.folder, dtype="fp32", device="cpu", graph="eager", overrides=overrides) as engine:
         runner = engine.runner
         work = RandomBatch(engine, 2, depth, 6, 5, seed=0)
-        seen, feed = [], runner.feed
-        runner.feed = lambda *given: seen.append(feed(*given)) or seen[-1]
+        seen, extend = [], runner.extend
+        runner.extend = lambda *given: seen.append(extend(*given)) or seen[-1]
         for _ in range(2):  # the second time as the first
             work.fill()
             work.prefill()

@@ -31,7 +31,7 @@ from graphcore.kernels.gpu.experts.operands import (
     row_sums,
 )
 from graphcore.kernels.gpu.layout import DeviceLayout
-from graphcore.kernels.gpu.mean_squares import FusedNorm, feed_next
+from graphcore.kernels.gpu.mean_squares import FusedNorm, store_for_norm
 from graphcore.kernels.gpu.pdl import pdl_options
 
 MOST_WARPS = 4
@@ -77,7 +77,7 @@ def _gate_up(
 
 @triton.jit
 def _down(
-    hidden, chosen, shares, places, down, waits, bias, answers, stream, arrivals, feed_weight, fed, squares,
+    hidden, chosen, shares, places, down, waits, bias, answers, stream, arrivals, norm_weight, norm_rows, squares,
     columns: tl.constexpr, features, stride, steps, FORM: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
     CHOICES: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -112,13 +112,13 @@ def _down(
         if arrived == CHOICES - 1:
             tl.store(arrival, 0)
             _add_answers(
-                answers, shares, stream, feed_weight, fed, squares, token, block, block < end, features, CHOICES
+                answers, shares, stream, norm_weight, norm_rows, squares, token, block, block < end, features, CHOICES
             )
 
 
 @triton.jit
 def _add_answers(
-    answers, shares, stream, feed_weight, fed, squares, token, rows, is_row, features, CHOICES: tl.constexpr
+    answers, shares, stream, norm_weight, norm_rows, squares, token, rows, is_row, features, CHOICES: tl.constexpr
 ):
     """Add the sum of one token's answers times their shares to the stream; `.cg` reads what other processors wrote."""
     total = tl.zeros(rows.shape, tl.float32)
@@ -130,9 +130,11 @@ def _add_answers(
     rounded = total.to(answers.dtype.element_ty).to(tl.float32)
     values = tl.load(to, mask=is_row, other=0.0) + rounded
     tl.store(to, values, mask=is_row)
-    if fed is not None:
+    if norm_rows is not None:
         of_token = tl.full([1, 1], 0, tl.int64) + token
-        feed_next(values[None, :], feed_weight, fed, squares, of_token, rows[None, :], is_row[None, :], features)
+        store_for_norm(
+            values[None, :], norm_weight, norm_rows, squares, of_token, rows[None, :], is_row[None, :], features
+        )
 
 
 def launch_few(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
@@ -155,7 +157,7 @@ def launch_few_summed(
     shares: Tensor,
     mixture: MixtureOperands,
     arrivals: Tensor | None = None,
-    feed: FusedNorm | None = None,
+    next_norm: FusedNorm | None = None,
 ) -> None:
     """Add the answers' weighted sums to `stream` [N, D] float32; `shares` [N, C], the others as in `launch_few`.
 
@@ -164,12 +166,12 @@ def launch_few_summed(
 
     Args:
         arrivals: [most_arrivals or more] int32 zeros, zeros again afterwards; None to make them, in one more launch.
-        feed: where the sum is left for the norm that follows, with squares that are zeros; not of float32 numbers.
+        next_norm: where the sum is left for the norm that follows, with squares that are zeros; not of float32 numbers.
     """
     if x.dtype is not torch.float32:
-        _launch(x, chosen, shares, mixture, stream, arrivals, feed)
+        _launch(x, chosen, shares, mixture, stream, arrivals, next_norm)
         return
-    assert feed is None, "sums of float32 numbers are made outside the kernels"
+    assert next_norm is None, "sums of float32 numbers are made outside the kernels"
     answers = launch_few(x, chosen, mixture)
     total = answers[:, 0] * shares[:, :1]
     for rank in range(1, chosen.shape[1]):
@@ -233,7 +235,7 @@ def _launch(
     mixture: MixtureOperands,
     stream: Tensor | None,
     arrivals: Tensor | None,
-    feed: FusedNorm | None,
+    next_norm: FusedNorm | None,
 ) -> Tensor:
     (tokens, dim), choices, features = x.shape, chosen.shape[1], mixture.features
     answers = x.new_empty(tokens, choices, dim)
@@ -250,7 +252,7 @@ def _launch(
     block = triton.next_power_of_2(steps * how["ROWS"])
     _down[(chosen.numel(), blocks)](
         hidden, chosen, shares, mixture.places, down, mixture.waiting[2], mixture.biases[2], answers, stream, arrivals,
-        *(feed or (None, None, None)), features, dim, down.stride(0), steps, FORM=form, CHOICES=choices,
+        *(next_norm or (None, None, None)), features, dim, down.stride(0), steps, FORM=form, CHOICES=choices,
         BLOCK=block, **how,
     )  # fmt: skip
     return answers

@@ -17,7 +17,7 @@ from graphcore.kernels.gpu.experts.few_tokens import launch_few, launch_few_summ
 from graphcore.kernels.gpu.experts.grouped import launch_many
 from graphcore.kernels.gpu.experts.operands import mixture_of
 from graphcore.kernels.gpu.matrix import DENSE
-from graphcore.kernels.gpu.mean_squares import FusedNorm, feed_of
+from graphcore.kernels.gpu.mean_squares import FusedNorm, fused_norm_of
 
 FEW = 8  # largest number of tokens for which experts' bytes are not shared between tokens
 
@@ -25,7 +25,7 @@ torch.library.define(
     "graphcore::gpu_add_experts",
     "(Tensor(a!) stream, Tensor x, Tensor chosen, Tensor shares, Tensor[] weights, Tensor[] biases, Tensor? places,"
     " int hidden, str activation, float limit, float alpha, str[] formats,"
-    " Tensor(b!)? arrivals=None, Tensor[]? waiting=None, Tensor? feed_weight=None, Tensor(c!)? rows_fed=None,"
+    " Tensor(b!)? arrivals=None, Tensor[]? waiting=None, Tensor? norm_weight=None, Tensor(c!)? norm_rows=None,"
     " Tensor(d!)? squares=None) -> ()",
 )
 
@@ -43,7 +43,7 @@ def add_expert_answers(
     formats: Sequence[str],
     arrivals: Tensor | None = None,
     waiting: Sequence[Tensor] | None = None,
-    feed: FusedNorm | None = None,
+    next_norm: FusedNorm | None = None,
 ) -> None:
     """Add the chosen experts' weighted answers for a few tokens to the residual stream, best first.
 
@@ -61,7 +61,7 @@ def add_expert_answers(
         formats: formats of gate, up and down: "dense", or the stored format's name.
         arrivals: counters, as in `few_tokens.launch_few_summed`.
         waiting: gate, up and down of all experts, as in `MixtureOperands`; None if every expert has a place.
-        feed: as in `few_tokens.launch_few_summed`.
+        next_norm: as in `few_tokens.launch_few_summed`.
     """
     op = torch.ops.graphcore.gpu_add_experts.default
     op(
@@ -77,7 +77,7 @@ def add_expert_answers(
         formats,
         arrivals,
         waiting,
-        *(feed or (None, None, None)),
+        *(next_norm or (None, None, None)),
     )
 
 
@@ -101,14 +101,14 @@ def launch_add_experts(
     formats: Sequence[str],
     arrivals: Tensor | None = None,
     waiting: Sequence[Tensor] | None = None,
-    feed_weight: Tensor | None = None,
-    rows_fed: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_rows: Tensor | None = None,
     squares: Tensor | None = None,
 ) -> None:
     """Implement `add_expert_answers`."""
     gating = Gating(activation, limit, alpha)
     mixture = mixture_of(weights, biases, places, hidden, gating, formats, waiting=waiting)
-    launch_few_summed(stream, x, chosen, shares, mixture, arrivals, feed_of(feed_weight, rows_fed, squares))
+    launch_few_summed(stream, x, chosen, shares, mixture, arrivals, fused_norm_of(norm_weight, norm_rows, squares))
 
 
 def launch_experts(

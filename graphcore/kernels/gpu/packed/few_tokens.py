@@ -53,7 +53,7 @@ def _scaled(
 @triton.jit
 def _packed_product(
     x, x_scale, weight, weight1, weight2, bias, bias1, bias2, scale, scale1, scale2, out,
-    feed_weight, fed, squares, tokens, columns: tl.constexpr, rows, rows1, rows2, x_stride, out_stride, eps,
+    norm_weight, norm_rows, squares, tokens, columns: tl.constexpr, rows, rows1, rows2, x_stride, out_stride, eps,
     DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr,
     L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
     IS_EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -88,7 +88,7 @@ def _packed_product(
     )  # fmt: skip
     let_next_begin(DEPENDENT)
     values = activated(values, ACTIVATION)
-    store_products(out, values, first, start, tokens, rows, out_stride, ADDS, N, R, feed_weight, fed, squares)
+    store_products(out, values, first, start, tokens, rows, out_stride, ADDS, N, R, norm_weight, norm_rows, squares)
 
 
 @triton.jit
@@ -130,7 +130,7 @@ def launch_packed_product(
     out: Tensor,
     adds: bool,
     eps: float = 0.0,
-    feed: FusedNorm | None = None,
+    next_norm: FusedNorm | None = None,
 ) -> None:
     """Store or add the products of up to MOST_MATRICES matrices of one format; other arguments as in `product`.
 
@@ -141,7 +141,7 @@ def launch_packed_product(
         matrices: packed as in kernels/gpu/layout.py, all of one format, with biases for all or none, and scales too.
         out: [N, sum of rows], the last dimension contiguous; all of it is written.
         eps: the norm's epsilon, if x_scale has squares (mean_squares.py).
-        feed: where a sum leaves its rows for the next norm.
+        next_norm: where a sum leaves its rows for the next norm.
     """
     absent = [None] * (MOST_MATRICES - len(matrices))
     weights, biases, scales, _, rows = ([*column, *absent] for column in zip(*matrices, strict=True))
@@ -154,7 +154,7 @@ def launch_packed_product(
         *biases,
         *scales,
         out,
-        *(feed or (None, None, None)),
+        *(next_norm or (None, None, None)),
         *x.shape,
         *(count or 0 for count in rows),
         x.stride(0),

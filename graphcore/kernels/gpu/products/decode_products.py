@@ -22,7 +22,7 @@ from torch import Tensor
 from graphcore.kernels import limits
 from graphcore.kernels.gpu.epilogue import activated
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
-from graphcore.kernels.gpu.mean_squares import FusedNorm, feed_of
+from graphcore.kernels.gpu.mean_squares import FusedNorm, fused_norm_of
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_packed_product
 from graphcore.kernels.gpu.products.dense import launch_dense_gated, launch_dense_product
 
@@ -35,7 +35,7 @@ _OPERANDS = (
 torch.library.define("graphcore::gpu_product", f"({_OPERANDS}, ScalarType dtype) -> Tensor")
 torch.library.define(
     "graphcore::gpu_add_product",
-    f"(Tensor(a!) stream, {_OPERANDS}, Tensor? weight, Tensor(b!)? rows_fed, Tensor(c!)? squares) -> ()",
+    f"(Tensor(a!) stream, {_OPERANDS}, Tensor? weight, Tensor(b!)? norm_rows, Tensor(c!)? squares) -> ()",
 )
 torch.library.define("graphcore::gpu_gated", f"({_OPERANDS}, ScalarType dtype) -> Tensor")
 
@@ -74,15 +74,15 @@ def add_product(
     matrix: DeviceMatrix,
     divides: bool = False,
     eps: float = 0.0,
-    feed: FusedNorm | None = None,
+    next_norm: FusedNorm | None = None,
 ) -> None:
     """Add x @ matrix.T (+ bias) to `stream` [N, O] float32; other arguments as in `product`.
 
     Args:
-        feed: where the sum is left for the norm that follows; its squares are zeros before.
+        next_norm: where the sum is left for the norm that follows; its squares are zeros before.
     """
     op = torch.ops.graphcore.gpu_add_product.default
-    op(stream, x, x_scale, *_operands([matrix]), divides, "", eps, *(feed or (None, None, None)))
+    op(stream, x, x_scale, *_operands([matrix]), divides, "", eps, *(next_norm or (None, None, None)))
 
 
 def gated_product(
@@ -176,13 +176,13 @@ def launch_add_product(
     activation: str,
     eps: float,
     weight: Tensor | None,
-    rows_fed: Tensor | None,
+    norm_rows: Tensor | None,
     squares: Tensor | None,
 ) -> None:
     """Implement `add_product`."""
     assert stream.dtype is torch.float32, f"the residual stream is float32, not {stream.dtype}"
     matrices = list(map(DeviceMatrix, weights, biases, scales, formats, rows))
-    _launch(x, x_scale, matrices, divides, activation, stream, True, eps, feed_of(weight, rows_fed, squares))
+    _launch(x, x_scale, matrices, divides, activation, stream, True, eps, fused_norm_of(weight, norm_rows, squares))
 
 
 def launch_gated(
@@ -220,7 +220,7 @@ def _launch(
     out: Tensor,
     adds: bool,
     eps: float,
-    feed: FusedNorm | None = None,
+    next_norm: FusedNorm | None = None,
 ) -> None:
     assert len(x) <= limits.MOST_TOKENS, f"{len(x)} tokens, these kernels are for up to {limits.MOST_TOKENS}"
     assert x.is_contiguous(), "kernels take x row by row"
@@ -228,7 +228,7 @@ def _launch(
     for run in launches(matrices):
         end = begin + sum(matrix.rows for matrix in run)
         launch = launch_dense_product if run[0].format == DENSE else launch_packed_product
-        launch(x, x_scale, run, divides, activation, out[:, begin:end], adds, eps, feed)
+        launch(x, x_scale, run, divides, activation, out[:, begin:end], adds, eps, next_norm)
         begin = end
 
 

@@ -139,7 +139,7 @@ def _values(
 @triton.jit
 def _dense_product(
     x, x_scale, weight, weight1, weight2, bias, bias1, bias2, scale, scale1, scale2, out,
-    feed_weight, fed, squares, tokens, columns, rows, rows1, rows2, out_stride, eps,
+    norm_weight, norm_rows, squares, tokens, columns, rows, rows1, rows2, out_stride, eps,
     DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr,
     DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -172,7 +172,7 @@ def _dense_product(
     )
     let_next_begin(DEPENDENT)
     values = activated(values, ACTIVATION)
-    store_products(out, values, 0, start, tokens, rows, out_stride, ADDS, N, R, feed_weight, fed, squares)
+    store_products(out, values, 0, start, tokens, rows, out_stride, ADDS, N, R, norm_weight, norm_rows, squares)
 
 
 @triton.jit
@@ -203,7 +203,7 @@ def launch_dense_product(
     out: Tensor,
     adds: bool,
     eps: float = 0.0,
-    feed: FusedNorm | None = None,
+    next_norm: FusedNorm | None = None,
 ) -> None:
     """Store or add the products of up to MOST_MATRICES matrices; all or none have biases, all or none have scales."""
     x, matrices = in_pairs(x, matrices)
@@ -217,7 +217,7 @@ def launch_dense_product(
         *biases,
         *scales,
         out,
-        *(feed or (None, None, None)),
+        *(next_norm or (None, None, None)),
         *x.shape,
         *(count or 0 for count in rows),
         out.stride(0),

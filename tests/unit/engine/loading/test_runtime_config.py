@@ -17,8 +17,8 @@ from graphcore.engine.loading.open_model import Model, open_model
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.runtime_config import (
     DEFAULT_CONTEXT,
-    choose_dependence,
     choose_graph,
+    choose_pdl,
     choose_rounding,
     refuse_graph,
 )
@@ -115,7 +115,7 @@ def test_launches_are_dependent_where_the_gpu_can_unless_the_user_says_no(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    is_on, note = choose_dependence(setting, graph, device)
+    is_on, note = choose_pdl(setting, graph, device)
     assert is_on == (can and setting != "off")
     if setting == "on" and not can:
         assert note == (
@@ -128,7 +128,7 @@ def test_launches_are_dependent_where_the_gpu_can_unless_the_user_says_no(
 
 def test_a_run_without_support_says_that_dependent_launches_are_off() -> None:
     asked = prepare_model(compose_settings(["device=cpu", "graph=eager", "dependent_launches=on"]), model())
-    assert not asked.runtime.is_dependent
+    assert not asked.runtime.uses_pdl
     assert [note for note in asked.notes if "dependent_launches=on has no effect" in note]
     for setting in ("auto", "off"):
         parts = prepare_model(compose_settings(["device=cpu", "graph=eager", f"dependent_launches={setting}"]), model())

@@ -320,7 +320,7 @@ def engine_of(source: Path, graph: str = "captured", *overrides: str) -> Engine:
 def decoded(engine: Engine, ids: Sequence[int]) -> Tensor:
     """Return the logits after each token, fed one by one: [T, V]."""
     with torch.inference_mode():
-        return torch.cat([engine.runner.feed([[token_id]], [at]) for at, token_id in enumerate(ids)])
+        return torch.cat([engine.runner.extend([[token_id]], [at]) for at, token_id in enumerate(ids)])
 
 
 @pytest.mark.parametrize("asked", ["q8_0", "q4_k", "mxfp4"])

@@ -59,12 +59,12 @@ def test_the_warm_up_is_on_the_stream_of_the_capture_and_the_rest_waits_for_it(c
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("is_dependent", [False, True])
-def test_kernels_are_launched_dependently_in_captures_that_say_so_and_nowhere_else(is_dependent: bool) -> None:
+@pytest.mark.parametrize("uses_pdl", [False, True])
+def test_kernels_are_launched_dependently_in_captures_that_say_so_and_nowhere_else(uses_pdl: bool) -> None:
     seen: list[dict[str, bool]] = []
     steps = [Doing(lambda: seen.append(pdl_options()))]
-    CapturedStep(1, StepState.empty(1, 1, CPU), steps, Captures(CPU, is_dependent)).prepare()
-    assert seen == [{"DEPENDENT": True, "launch_pdl": True} if is_dependent else {"DEPENDENT": False}] * 3
+    CapturedStep(1, StepState.empty(1, 1, CPU), steps, Captures(CPU, uses_pdl)).prepare()
+    assert seen == [{"DEPENDENT": True, "launch_pdl": True} if uses_pdl else {"DEPENDENT": False}] * 3
     assert pdl_options() == {"DEPENDENT": False}
 
 

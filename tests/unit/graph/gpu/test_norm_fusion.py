@@ -47,17 +47,17 @@ def program_of(spec: BlockSpec, dtype: torch.dtype, batch: int = 2, moving: tupl
 
 
 def run(program: Program, is_alone: bool = False) -> Tensor:
-    """Return the stream behind the last layer; alone, no layer has a link to its neighbours."""
+    """Return the stream behind the last layer; alone, no layer has a layer to its neighbours."""
     for step in program.without_head().steps:
         if isinstance(step, BlocksStep) and is_alone:
-            blocks = [replace(bound, run=unlinked(bound.run)) for bound in step.blocks]
+            blocks = [replace(bound, run=unfused(bound.run)) for bound in step.blocks]
             step = replace(step, blocks=blocks)
         step.replay()
     return program.state.hidden.clone()
 
 
-def unlinked(function: object) -> object:
-    assert isinstance(function, partial), "a layer between others has a link"
+def unfused(function: object) -> object:
+    assert isinstance(function, partial), "a layer between others has a layer"
     return function.func
 
 
@@ -119,8 +119,8 @@ def test_a_step_that_was_broken_off_leaves_nothing_to_the_next() -> None:
     assert torch.equal(run(program), expected)
 
 
-def test_layers_that_run_otherwise_have_no_part_in_a_chain() -> None:
-    """The first layer has heads that no kernel takes: the second begins a chain."""
+def test_layers_that_run_otherwise_have_no_part_in_the_fusion() -> None:
+    """The first layer has heads that no kernel takes: the second begins a fusion."""
     odd = replace(SPECS["llama"], attention=replace(SPECS["llama"].attention, qk_norm=None, head_dim=7, rope=None))
     builder = builder_of(model_of(odd, SPECS["llama"], SPECS["llama"]), "eager")
     kernels = DeviceBlocks.allocate(builder.caches, CPU)
@@ -128,8 +128,8 @@ def test_layers_that_run_otherwise_have_no_part_in_a_chain() -> None:
     program = GraphBuilder(*given, decode_kernels=kernels).token(1)
     functions = [step.blocks[0].run for step in program.steps if isinstance(step, BlocksStep)]
     assert functions[0] == Block.forward
-    links = [function.keywords["link"] for function in functions[1:] if isinstance(function, partial)]
-    assert [(link.begins, link.takes, link.following is not None) for link in links] == [
+    layers = [function.keywords["fused_layer"] for function in functions[1:] if isinstance(function, partial)]
+    assert [(layer.begins, layer.takes, layer.following is not None) for layer in layers] == [
         (True, False, True),
         (False, True, False),
     ]

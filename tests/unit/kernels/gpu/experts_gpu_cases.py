@@ -41,10 +41,10 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     def summed(form: str, tokens: int = 1, feeds: bool = False) -> None:
         stream, chosen = empty(tokens, DIM, dtype=torch.float32), empty(tokens, TOP_K, dtype=torch.int64)
         how = weights_of(form), biases, places, DIM, *SWIGLU, [form] * 3
-        feed = (
+        fused = (
             (empty(DIM, dtype=torch.float32), empty(tokens, DIM), empty(tokens, 2, dtype=torch.int64)) if feeds else ()
         )
-        launch_add_experts(stream, empty(tokens, DIM), chosen, empty(tokens, TOP_K), *how, None, None, *feed)
+        launch_add_experts(stream, empty(tokens, DIM), chosen, empty(tokens, TOP_K), *how, None, None, *fused)
 
     def many(form: str) -> None:
         mixture = mixture_of(weights_of(form), biases, None, DIM, SWIGLU, [form] * 3)

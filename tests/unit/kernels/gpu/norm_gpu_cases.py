@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from graphcore.kernels.gpu.int8_rows import launch_norm_to_codes
-from graphcore.kernels.gpu.norm import launch_add_normed, launch_feed_norm, launch_residual_norm
+from graphcore.kernels.gpu.norm import launch_add_normed, launch_prepare_norm, launch_residual_norm
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -26,8 +26,8 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     def left() -> None:
         x, weight = torch.empty(1, 2560, device="meta"), torch.empty(2560, device="meta")
         squares = torch.empty(1, 2, dtype=torch.int64, device="meta")
-        launch_feed_norm(x, x, weight, 1e-6, weight, x.bfloat16(), squares)
-        launch_feed_norm(x, None, None, 0.0, weight, x.bfloat16(), squares)
+        launch_prepare_norm(x, x, weight, 1e-6, weight, x.bfloat16(), squares)
+        launch_prepare_norm(x, None, None, 0.0, weight, x.bfloat16(), squares)
 
     def codes() -> None:
         x, weight = torch.empty(1, 6912, device="meta"), torch.empty(6912, device="meta")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import torch
-from product_gpu_cases import feed_of_sum, squares_of
+from product_gpu_cases import fused_norm_of_sum, squares_of
 from torch import Tensor
 
 from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, DeviceForm
@@ -37,9 +37,9 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
 
         def down(name: str = name, dim: int = dim, hidden: int = hidden, tokens: int = 1, feeds: bool = False) -> None:
             stream = few(dim, tokens, torch.float32)
-            feed = feed_of_sum(tokens, dim, torch.bfloat16) if feeds else None
+            fused = fused_norm_of_sum(tokens, dim, torch.bfloat16) if feeds else None
             matrices = [matrix(name, dim, hidden)]
-            launch_packed_product(few(hidden, tokens), None, matrices, False, "", stream, True, 0.0, feed)
+            launch_packed_product(few(hidden, tokens), None, matrices, False, "", stream, True, 0.0, fused)
 
         def gated(name: str = name, dim: int = dim, hidden: int = hidden, is_linked: bool = False) -> None:
             gate = up = matrix(name, hidden, dim)

@@ -28,16 +28,16 @@ def product(
     x = torch.empty(tokens, columns, dtype=dtype, device="meta")
     out = torch.empty(tokens, sum(rows), dtype=torch.float32 if adds else dtype, device="meta")
     squares = squares_of(tokens) if is_linked and not adds else None
-    feed = feed_of_sum(tokens, rows[0], dtype) if is_linked and adds else None
+    fused = fused_norm_of_sum(tokens, rows[0], dtype) if is_linked and adds else None
     matrices = [matrix(one, columns, dtype, has_bias) for one in rows]
-    launch_dense_product(x, squares, matrices, False, "", out, adds, 1e-5, feed)
+    launch_dense_product(x, squares, matrices, False, "", out, adds, 1e-5, fused)
 
 
 def squares_of(tokens: int) -> torch.Tensor:
     return torch.empty(tokens, 2, dtype=torch.int64, device="meta")
 
 
-def feed_of_sum(tokens: int, columns: int, dtype: torch.dtype) -> FusedNorm:
+def fused_norm_of_sum(tokens: int, columns: int, dtype: torch.dtype) -> FusedNorm:
     rows = torch.empty(tokens, columns, dtype=dtype, device="meta")
     return FusedNorm(torch.empty(columns, device="meta"), rows, squares_of(tokens))
 

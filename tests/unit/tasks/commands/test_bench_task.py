@@ -125,17 +125,17 @@ def test_memory_is_what_the_process_holds(run_task: RunTask) -> None:
 
 def test_every_timed_part_begins_at_the_depth(run_task: RunTask, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[str, list[int], int]] = []
-    feed, resume = ProgramRunner.feed, ContinuousBatching.resume
+    extend, resume = ProgramRunner.extend, ContinuousBatching.resume
 
     def fill(self: ProgramRunner, rows: list[list[int]], starts: list[int]) -> torch.Tensor:
         begun.append(("fill", [len(row) for row in rows], starts[0]))
-        return feed(self, rows, starts)
+        return extend(self, rows, starts)
 
     def run(self: ContinuousBatching, requests: list[Request], cached: int) -> None:
         begun.append(("run", [len(request.prompt_ids) for request in requests], cached))
         resume(self, requests, cached)
 
-    monkeypatch.setattr(ProgramRunner, "feed", fill)
+    monkeypatch.setattr(ProgramRunner, "extend", fill)
     monkeypatch.setattr(ContinuousBatching, "resume", run)
     run_task(LLAMA, *SMALL, "task.depth=9", "task.batch=2")
     first, filled, *timed = begun

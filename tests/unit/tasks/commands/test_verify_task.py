@@ -138,12 +138,12 @@ def test_values_that_are_not_finite_are_counted_in_the_layer_where_they_begin(
 def test_a_decode_step_that_is_wrong_is_found_against_the_whole_sequence(
     run_task: RunTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed = ProgramRunner.feed
+    extend = ProgramRunner.extend
 
     def late(self: ProgramRunner, rows: list[list[int]], starts: list[int]) -> torch.Tensor:
-        return feed(self, rows, [max(0, start - (start > 9)) for start in starts])
+        return extend(self, rows, [max(0, start - (start > 9)) for start in starts])
 
-    monkeypatch.setattr(ProgramRunner, "feed", late)
+    monkeypatch.setattr(ProgramRunner, "extend", late)
     run = run_task(f"model.checkpoint={TINY / 'qwen3'}", "dtype=fp32", *SHORT)
     assert (run.status, run.record["first_beyond"]) == (1, None)
     assert "the cosine of decode steps over the KV cache with the whole sequence is" in run.record["error"]
