@@ -5,6 +5,7 @@ Kernels and plans both read them here. Nothing is imported, so that a plan bring
 
 MOST_TOKENS = 8  # tokens of one launch of a product; a packed matrix is unpacked for more of them
 DELTA_CHUNK = 64  # most tokens of a delta rule whose updates are solved together
+CHUNK_ROWS = 8  # (token, head) rows that a thread attends at once in a prompt on a CPU (ROW_TILE, cpu/native/chunk.h)
 # Attention of decode steps, split over the keys (gpu/attention/splits.py).
 SPLIT_PROGRAMS = 2  # programs that run on a multiprocessor at once; more would wait for them
 SPLIT_ROUNDS = 4  # programs of a launch for each that runs at once, at most: what is left over of them takes time, too

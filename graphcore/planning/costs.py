@@ -1,6 +1,8 @@
 """Formulas for upper bounds of the memory that is needed besides weights: caches, workspace, loading, GPU overhead.
 
     workspace   activations of a prefill chunk, and the logits
+    attention   on a CPU, keys and values that a chunk sees, widened by the C++ kernels, or copied and multiplied into a
+                whole matrix of scores by torch; it grows with the context
     waiting     what the further chunks keep that run in the same pass, one after another in each group
     making      converting a weight at load: the bytes read for it and intermediate copies. Weights are made one after
                 another (weights/resident_weights.py, streaming/host_store.py), so the largest counts
@@ -33,7 +35,7 @@ from graphcore.kvcache.sizes import CacheSizes, buffers_nbytes
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
-from graphcore.nn.spec import BlockSpec, DeltaSpec, ModelSpec, MoESpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, ModelSpec, MoESpec
 from graphcore.weights.conversion import CONVERSION_NBYTES, first_row
 from graphcore.weights.layout import layout_of
 from graphcore.weights.loader import PACKED_WEIGHTS, Loader
@@ -144,6 +146,30 @@ def segments_nbytes(sizes: Sequence[int]) -> int:
         else:
             room[fit] -= size
     return small + large + len(room) * LARGE_SEGMENT
+
+
+def attention_nbytes(spec: ModelSpec, context: int, tokens: int, dtype: torch.dtype, threads: int | None) -> int:
+    """Return an upper bound of what attention of a chunk of a prompt takes on a CPU, besides inputs and answers.
+
+    Source: `Seen` and `tile_floats` in kernels/cpu/native/chunk.h; `masked_attend` in kernels/ops/attend.py.
+
+    Args:
+        context: tokens that the cache of a sequence has room for.
+        tokens: length T of the longest chunk.
+        dtype: compute dtype.
+        threads: threads of the C++ kernels; None if torch computes attention.
+    """
+    return max((_attention_nbytes(one, context, tokens, dtype, threads) for one in spec.attentions), default=0)
+
+
+def _attention_nbytes(one: AttentionSpec, context: int, tokens: int, dtype: torch.dtype, threads: int | None) -> int:
+    seen = context if one.window is None else min(context, one.window + tokens)
+    if threads is not None:
+        widened = 2 * one.kv_heads * one.head_dim * seen
+        return FLOAT32_NBYTES * (widened + threads * limits.CHUNK_ROWS * (2 * one.head_dim + seen))
+    copied = (4 * one.kv_heads + 2 * one.heads) * one.head_dim * seen * dtype.itemsize
+    scores = tokens * seen * (one.heads * (2 * FLOAT32_NBYTES + dtype.itemsize) + FLOAT32_NBYTES + 1)
+    return copied + scores
 
 
 def waiting_nbytes(spec: ModelSpec, tokens: int) -> int:

@@ -78,7 +78,8 @@ class Costs:
 
     Attributes:
         kv_nbytes: function from a context in tokens to the bytes of the KV caches of all layers and sequences.
-        workspace_nbytes: bytes of activations and scratch of the largest pass.
+        workspace_nbytes: bytes of activations and scratch of the largest pass, whatever the context.
+        attention_nbytes: function from a context in tokens to more of these bytes.
         moving_nbytes: more of these bytes if anything streams, because a pass then runs more chunks of prompts.
         buffer_nbytes: bytes of the buffers for reads on their way to a slot, if anything streams.
         overhead_nbytes: bytes of a GPU's libraries and graphs; 0 on a CPU.
@@ -88,11 +89,17 @@ class Costs:
 
     kv_nbytes: Callable[[int], int]
     workspace_nbytes: int = 0
+    attention_nbytes: Callable[[int], int] = lambda context_length: 0
     moving_nbytes: int = 0
     buffer_nbytes: int = 0
     overhead_nbytes: int = 0
     loading_nbytes: int = 0
     program_nbytes: Callable[[int], int] = lambda context_length: 0
+
+    def resident(self, context_length: int) -> OtherMemory:
+        """Return the memory besides weights and caches if nothing streams."""
+        workspace = self.workspace_nbytes + self.attention_nbytes(context_length)
+        return OtherMemory(workspace, 0, self.overhead_nbytes, self.loading_nbytes, self.program_nbytes(context_length))
 
 
 def plan_streaming(sizes: WeightSizes, request: PlanRequest, costs: Costs, memory: Memory) -> Plan:
@@ -154,9 +161,7 @@ def _plans(
         mode=request.mode,
         context_length=context_length,
         always_nbytes=sizes.always,
-        other=OtherMemory(
-            costs.workspace_nbytes, 0, costs.overhead_nbytes, costs.loading_nbytes, costs.program_nbytes(context_length)
-        ),
+        other=costs.resident(context_length),
         read_nbytes=sizes.read_nbytes,
     )
     residences = {"all": (True,), "nothing": (False,)}.get(request.keeps, (False, True)) if sizes.features else (True,)

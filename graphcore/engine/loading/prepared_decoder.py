@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import torch
+
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.config.settings import Settings
 from graphcore.engine.loading.model_loader import PreparedModel
 from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
-from graphcore.kernels.backend import NativeBackend
+from graphcore.kernels.backend import NativeBackend, TritonBackend
 from graphcore.kernels.cpu.program import widths_of
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kvcache.sizes import cache_nbytes
@@ -16,6 +18,7 @@ from graphcore.nn.decoder import Decoder, is_movable
 from graphcore.nn.spec import ModelSpec
 from graphcore.planning.costs import (
     allocated_cache_nbytes,
+    attention_nbytes,
     loading_nbytes,
     overhead_nbytes,
     waiting_nbytes,
@@ -54,6 +57,7 @@ class PreparedDecoder(PreparedModel):
             kv_nbytes=lambda context_length: cached(spec, runtime.cache_sizes(context_length)),
             workspace_nbytes=waiting
             + workspace_nbytes(spec, batch, runtime.prefill_chunk, runtime.dtype, is_eager=runtime.prefill == "eager"),
+            attention_nbytes=self._attention(),
             moving_nbytes=more - waiting,
             buffer_nbytes=0 if is_gpu else self.read_nbytes(tier),
             loading_nbytes=loading_nbytes(self.loader, self.decoder, is_on_cpu=not is_gpu),
@@ -62,6 +66,15 @@ class PreparedDecoder(PreparedModel):
             else 0,
             program_nbytes=self._programs(keeps_of(settings.streaming) != "all"),
         )
+
+    def _attention(self) -> Callable[[int], int]:
+        """Return the function from a context to the scratch of a prompt's attention; Triton's kernels need none."""
+        runtime, spec = self.runtime, self.decoder.spec
+        if isinstance(runtime.backend, TritonBackend):
+            return lambda context_length: 0
+        threads = torch.get_num_threads() if isinstance(runtime.backend, NativeBackend) else None
+        sizes = runtime.prefill_chunk, runtime.dtype, threads
+        return lambda context_length: attention_nbytes(spec, context_length, *sizes)
 
     def _programs(self, is_streaming: bool) -> Callable[[int], int]:
         """Return the function from a context to the bytes of native decode programs; 0 where there are none."""

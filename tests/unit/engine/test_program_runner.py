@@ -14,8 +14,8 @@ from graphcore.graph.cpu.native_decode import NativeStep
 from graphcore.graph.gpu.capture import CapturedStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep
-from graphcore.kernels.backend import TritonBackend
-from graphcore.planning.costs import waiting_nbytes, workspace_nbytes
+from graphcore.kernels.backend import TorchBackend, TritonBackend
+from graphcore.planning.costs import attention_nbytes, waiting_nbytes, workspace_nbytes
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 IDS = [5, 17, 3, 88, 41, 7, 9]  # one more than a multiple of the chunk: the last piece is one token
@@ -109,6 +109,8 @@ def test_chunks_that_wait_for_each_other_take_what_is_planned(
         assert max(seen) == waiting_nbytes(spec, 8 * chunks)
         assert not any(one.hidden.numel() for one in states)
         one = workspace_nbytes(spec, 3, 8, torch.float32, is_eager=True)
+        threads = torch.get_num_threads() if engine.choices.backend != TorchBackend() else None
+        one += attention_nbytes(spec, engine.choices.context_length, 8, torch.float32, threads)
         assert engine.plan.other.workspace_nbytes == one + waiting_nbytes(spec, 8 * (chunks - 1))
 
 

@@ -15,7 +15,7 @@ from graphcore.kernels.backend import TritonBackend
 from graphcore.kernels.ops.delta_rule import gated_delta_chunks
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
-from graphcore.planning.costs import overhead_nbytes, workspace_nbytes
+from graphcore.planning.costs import attention_nbytes, overhead_nbytes, workspace_nbytes
 from graphcore.weights.packed_weights import PackingPolicy
 
 BF16 = torch.bfloat16
@@ -65,6 +65,17 @@ def test_the_plan_follows_a_kernel_s_limit(
     before = planned(spec, decoder, batch)
     monkeypatch.setattr(limits, limit, value)
     assert planned(spec, decoder, batch) != before
+
+
+def test_the_plan_counts_the_scores_of_as_many_rows_as_a_thread_attends_at_once_in_a_prompt(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    header = Path(limits.__file__).parent / "cpu" / "native" / "chunk.h"
+    assert f"constexpr int ROW_TILE = {limits.CHUNK_ROWS};" in header.read_text(encoding="utf-8")
+    spec, _ = opened("llama3", tmp_path)
+    before = attention_nbytes(spec, 4096, 512, BF16, threads=2)
+    monkeypatch.setattr(limits, "CHUNK_ROWS", 2 * limits.CHUNK_ROWS)
+    assert attention_nbytes(spec, 4096, 512, BF16, threads=2) > before
 
 
 def test_the_kernels_follow_the_same_limits(monkeypatch: pytest.MonkeyPatch) -> None:
