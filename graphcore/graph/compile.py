@@ -207,7 +207,7 @@ def load_compiler(device: torch.device) -> None:
     """Import the compiler and compile something small for the device, once, so that everything is loaded.
 
     What a GPU runs is not compiled for the processor too: on a machine that has never compiled, Inductor first tries
-    the processor's vector instructions with the C++ compiler, which took most of a minute (docs/numbers.md).
+    the processor's vector instructions with the C++ compiler, which took most of a minute (docs/lab/gpu.md).
     """
     with torch.inference_mode(), suppress(RuntimeError, OSError):
         compile_whole(_increment, "increment")(torch.zeros(64, device=device, dtype=torch.float32))

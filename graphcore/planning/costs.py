@@ -18,7 +18,7 @@ On a GPU also
     rounding    memory is allocated in segments by torch's allocator
 
 The driver's context is not counted, because it is taken before free memory is queried. A run's own record of free
-memory (graphcore/gpu_memory.py) tells what was really used; docs/numbers.md has measurements.
+memory (graphcore/gpu_memory.py) tells what was really used; docs/lab/gpu.md has measurements.
 
 Legend: B batch, T tokens of a chunk, D model dim, F hidden features, H heads, K kv heads, E head dim, V vocab.
 """

@@ -23,7 +23,7 @@ GPU = torch.device("cuda", 0)
 # most that was measured is 106 MB, with compiled prefill.
 RESERVE_NBYTES = 128 << 20
 # Share of the plain memory read rate that products reach in whole decode steps of dense and packed models
-# (docs/numbers.md: 66 to 90 %).
+# (66 to 90 %; docs/lab/decode_cpu.md and docs/lab/gpu.md have later shares).
 PRODUCT_SHARE = 0.8
 COPY_SHARE = 0.5  # share of the read rate that a copy within RAM reaches, as it reads and writes
 

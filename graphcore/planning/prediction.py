@@ -15,8 +15,8 @@ from graphcore.kernels.cpu.instructions import MOST_ROWS
 from graphcore.weights.plan import Plan, expected_bytes_per_token
 
 # Share of one sequence's compute that each further sequence of a native program adds on the CPU: with 16 sequences 0.25
-# to 0.40 of it were measured (docs/numbers.md, "Several sequences in one native step"). Each program reads all weights.
-# A GPU's steps are taken as bound by its memory.
+# to 0.40 of it were measured (docs/lab/batching.md, "Several sequences in one native step"). Each program reads all
+# weights. A GPU's steps are taken as bound by its memory.
 CPU_ROW_SHARE = 0.35
 
 

@@ -3,7 +3,7 @@
     pytest -m slow -s tests/integration/test_true_shapes.py
 
 Random weights, saved in bf16 as published checkpoints are, run in float32 by transformers and by graphcore. One model
-at a time is in memory. Measured errors stand in docs/numbers.md.
+at a time is in memory. Measured errors stand in docs/lab/correctness.md.
 """
 
 import gc

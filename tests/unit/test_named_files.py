@@ -19,7 +19,7 @@ def test_a_module_that_a_text_names_is_there() -> None:
     modules = [path for top in TOPS for path in (ROOT / top).rglob("*.py")]
     modules += ROOT.glob("*.py")
     sources = [path for path in modules if path.relative_to(ROOT).parts[0] != "tests"]
-    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *sources]
+    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *sources]
     missing = [
         f"{text.relative_to(ROOT)}: {path or name}"
         for text in texts

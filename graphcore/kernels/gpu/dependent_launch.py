@@ -7,7 +7,7 @@ be used again in the old order.
 
 Small kernels let the next one begin at once, products only behind their loops: programs that begin while others leave
 are not spread evenly over the multiprocessors, and a product is as slow as the one with most of them. Asking for
-weights before the wait was tried: docs/numbers.md.
+weights before the wait was tried: docs/lab/gpu.md.
 
 Captured graphs run so (`pdl.py`).
 Source: CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA, griddepcontrol.

@@ -1,6 +1,6 @@
 """Chooses the tile of a program of the packed products: how many rows, for how many tokens, with how many warps.
 
-The rule follows measurements on an H100 (docs/numbers.md, "On a GPU"): one token in bf16, microseconds of a product in
+The rule follows measurements on an H100 (docs/lab/gpu.md): one token in bf16, microseconds of a product in
 a captured chain of them, with the tile of the rule and with the best of twelve.
 
     format    q, k, v        o              gate and up      down

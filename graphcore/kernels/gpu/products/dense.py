@@ -5,7 +5,7 @@ Legend: N tokens (1 to 8), I input features, O output features, R rows of a prog
     multiplied   one or two tokens: threads read a row side by side, V columns each (16 bytes), so a tile of the matrix
                  is [R, G, V] with G the number of threads; the sum over V stays in a thread, the sum over G is taken
                  once, at the end. The next tile is loaded while one is multiplied. A program has one row: many small
-                 programs keep more loads in flight than a few large ones (docs/numbers.md).
+                 programs keep more loads in flight than a few large ones (docs/lab/gpu.md).
     dotted       more tokens: tensor cores; tiles go through shared memory, several in flight at once. At eight
                  tokens the other way would take twenty instructions per weight, and memory would wait for them.
 

@@ -26,7 +26,7 @@ from graphcore.quant import FORMATS
 # Relative RMS error: of float32 sums, and of rounding a result to its dtype.
 BOUNDS = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 DTYPES = tuple(BOUNDS)
-# Microseconds of one token's product on an H100 (docs/numbers.md), by format, shape, and rows x warps of a program.
+# Microseconds of one token's product on an H100 (docs/lab/gpu.md), by format, shape, and rows x warps of a program.
 TILES = Path(__file__).parents[4] / "golden" / "packed_tiles_h100.json"
 
 
