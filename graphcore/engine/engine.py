@@ -330,7 +330,7 @@ class Engine:
             if here is not None:
                 here._on_progress(stage, group, done, total)
 
-        batching = batching_of(runner, self.settings.cache_folder / "aside")
+        batching = batching_of(runner, self.settings.cache_folder / "swapped")
         return RequestQueue(batching, limits.max_waiting, runner.enter_thread, report)
 
     def chat_ids(

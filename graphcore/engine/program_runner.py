@@ -309,7 +309,7 @@ class ProgramRunner(ModelRunner):
         for chunks in chunks_by_pass(rows, starts, self.chunks, self.prompt_tokens):
             ready: list[RowChunk] = []
             for chunk in chunks:
-                if not self._has_pages(chunk.row, chunk.start, chunk.end):
+                if not self._try_reserve(chunk.row, chunk.start, chunk.end):
                     if ready:
                         yield ready
                     ready = []
@@ -326,13 +326,13 @@ class ProgramRunner(ModelRunner):
         Raises:
             ConfigError: there are not enough.
         """
-        if not self._has_pages(row, begin, end):
+        if not self._try_reserve(row, begin, end):
             raise ConfigError(
                 f"a row of {end} tokens does not fit in the KV cache's pages beside the other rows; raise "
                 "batching.cache_tokens, or give fewer rows"
             )
 
-    def _has_pages(self, row: int, begin: int, end: int) -> bool:
+    def _try_reserve(self, row: int, begin: int, end: int) -> bool:
         """Return whether a row has the pages that tokens at positions begin .. end - 1 need; it gets what it lacks."""
         if begin == 0:
             self.pages.free(row)  # it may share some

@@ -86,7 +86,7 @@ class Programs:
         for experts, and for layers' features.
         """
         builder, functions = self._builder, self._builder.functions
-        if self._batch_size == 1 or builder.records or functions.decode_kernels is not None:
+        if self._batch_size == 1 or builder.uses_native_programs or functions.decode_kernels is not None:
             return True
         spec = builder.decoder.spec
         has_experts = any(isinstance(each.mlp, MoESpec) for each in spec.blocks)
@@ -95,11 +95,11 @@ class Programs:
     @property
     def finds_likeliest(self) -> bool:
         """Whether the threads that run a decode step find the likeliest tokens on the way, without being asked."""
-        return self._builder.records
+        return self._builder.uses_native_programs
 
     def rows_of_step(self, num_sequences: int) -> list[int]:
         """Return the number of rows with a token in each of the programs that `step` returns."""
-        if self._builder.records:
+        if self._builder.uses_native_programs:
             return rows_by_program(num_sequences)
         return [num_sequences] if self._runs_all_rows else [1] * num_sequences
 
@@ -118,7 +118,7 @@ class Programs:
         Args:
             tokens: the id and the position of the token of each row of the caches.
         """
-        if self._builder.records:
+        if self._builder.uses_native_programs:
             return self._native_step(tokens)
         if self._runs_all_rows:
             program = self.of_width("decode", self._batch_size)

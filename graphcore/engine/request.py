@@ -23,14 +23,14 @@ class RequestStatus:
     Attributes:
         is_running: bool, whether it has a place in the caches; False while it waits.
         prompt_tokens: int, tokens of its prompt.
-        fed_tokens: int, tokens of prompt and answer that have run.
+        computed_tokens: int, tokens of prompt and answer that have run.
         new_tokens: int, tokens of its answer so far.
         max_new_tokens: int, most tokens of its answer.
     """
 
     is_running: bool
     prompt_tokens: int
-    fed_tokens: int
+    computed_tokens: int
     new_tokens: int
     max_new_tokens: int
 
@@ -64,7 +64,7 @@ class Request:
             that are under way, too, so it may be ahead of the tokens that the host knows.
         cached: number of tokens of the prompt that the KV cache held already.
         has_begun: True if the request has run any token.
-        is_as_alone: True if what the KV cache holds of the prompt has the bits that it would have without other
+        is_bit_exact: True if what the KV cache holds of the prompt has the bits that it would have without other
             requests.
         batch: most requests that ran at once while this one ran, itself included.
     """
@@ -89,7 +89,7 @@ class Request:
     num_computed: int = 0
     cached: int = 0
     has_begun: bool = False
-    is_as_alone: bool = True
+    is_bit_exact: bool = True
     batch: int = 1
     _began: float | None = None
     _first: float | None = None
@@ -153,15 +153,15 @@ class Request:
         begin, length = self.num_computed, len(self.prompt_ids)
         return self.prompt_ids[begin] if begin < length else self.token_ids[begin - length]
 
-    def begin(self, cache_row: int, cached: int, *, is_as_alone: bool = True) -> None:
+    def begin(self, cache_row: int, cached: int, *, is_bit_exact: bool = True) -> None:
         """Take a row of the KV cache that holds the prompt's first `cached` tokens."""
         self.cache_row = cache_row
-        self.use_cached(cached, is_as_alone=is_as_alone)
+        self.use_cached(cached, is_bit_exact=is_bit_exact)
         self._began = time.perf_counter()
 
-    def use_cached(self, cached: int, *, is_as_alone: bool) -> None:
+    def use_cached(self, cached: int, *, is_bit_exact: bool) -> None:
         """Continue after the prompt's first `cached` tokens, which the row holds now."""
-        self.num_computed, self.cached, self.is_as_alone = cached, cached, is_as_alone
+        self.num_computed, self.cached, self.is_bit_exact = cached, cached, is_bit_exact
 
     def add_computed(self, count: int) -> None:
         """Count tokens that the KV cache holds, or will hold when the launched steps have run."""

@@ -1,7 +1,7 @@
 """Chooses how blocks and heads run: eager, compiled once for each kind, or on a GPU's decode kernels.
 
-    decode step on a GPU     decode kernels, where nothing prevents it           device_decode.py
-    otherwise                compiled for the kind, or eager                     kinds.py
+    decode step on a GPU     decode kernels, where nothing prevents it           gpu/kernel_decode.py
+    otherwise                compiled for the kind, or eager                     block_compiler.py
     experts are fetched      they are fetched between the block's halves         step.py
 
 Legend: B batch, T tokens, D model dim.
@@ -39,17 +39,17 @@ class BlockFunctions:
         compiled: compiled functions, one for each kind of block or head, batch and phase.
     """
 
-    kinds: BlockCompiler
+    compiler: BlockCompiler
     compiles: bool = True
     fetched: FetchedExperts | None = None
     decode_kernels: DecodeKernels | None = None
     compiled: dict[tuple[BlockKind | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
 
-    def chain_memory(self, batch: int, phase: str) -> FusionMemory | None:
+    def fusion_memory(self, batch: int, phase: str) -> FusionMemory | None:
         """Return memory for a new program, if decode kernels may run it."""
         if self.decode_kernels is None or phase != "decode":
             return None
-        return self.decode_kernels.chain_memory(self.kinds.decoder.spec, self.kinds.block(0).dtype, batch)
+        return self.decode_kernels.fusion_memory(self.compiler.decoder.spec, self.compiler.block(0).dtype, batch)
 
     def block_function(self, index: int, batch: int, phase: str, memory: FusionMemory | None = None) -> BlockFunction:
         """Return the function of a layer, compiled now if its kind is new; it fetches experts that are not resident.
@@ -78,7 +78,7 @@ class BlockFunctions:
         name = "head" if tokens is None else "head_of_all"
         key = (f"{name}_{head.lm_head.outputs}", batch, "decode")
         if key not in self.compiled:
-            self.compiled[key] = self.kinds.compile_head(head, batch, tokens, name if is_usual else f"{name}_rest")
+            self.compiled[key] = self.compiler.compile_head(head, batch, tokens, name if is_usual else f"{name}_rest")
         return self.compiled[key]
 
     def device_head(self, head: Head, batch: int) -> HeadFunction | None:
@@ -92,22 +92,22 @@ class BlockFunctions:
 
         def joined(first: int) -> bool:
             fetches = self.fetched is not None and any(self.fetched.fetches(at, "decode") for at in (first, first + 1))
-            return first >= 0 and first + 1 < self.kinds.layers and not fetches
+            return first >= 0 and first + 1 < self.compiler.layers and not fetches
 
-        before = self.kinds.block(index - 1) if joined(index - 1) else None
-        return Neighbours(index, memory, before, self.kinds.block(index + 1) if joined(index) else None)
+        before = self.compiler.block(index - 1) if joined(index - 1) else None
+        return Neighbours(index, memory, before, self.compiler.block(index + 1) if joined(index) else None)
 
     def _kind_function(
         self, index: int, batch: int, phase: str, fetches: bool, memory: FusionMemory | None
     ) -> BlockFunction:
-        block = self.kinds.block(index)
+        block = self.compiler.block(index)
         if self.decode_kernels is not None and phase == "decode":
             run = self.decode_kernels.block_function(block, batch, fetches, self._neighbours(index, memory))
             if run is not None:
                 return run
         if not self.compiles:
             return RoutedBlock(Block.route, Block.add_experts) if isinstance(block.mlp, MoE) else Block.forward
-        key = (self.kinds.kind(index), batch, phase)
+        key = (self.compiler.kind(index), batch, phase)
         if key not in self.compiled:
-            self.compiled[key] = self.kinds.compile(index, batch, phase)
+            self.compiled[key] = self.compiler.compile(index, batch, phase)
         return self.compiled[key]

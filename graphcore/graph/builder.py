@@ -89,8 +89,8 @@ class GraphBuilder:
         self._head_rows, self._is_head_whole = self.decoder.head_rows(), not self.head_parts
         self.head_parts = self.head_parts or [self.decoder.head.part(rows) for rows in self._head_rows]
         self.tables = self.decoder.rope_tables(self.context, self.device)
-        kinds = BlockCompiler(self.decoder, self.caches, self.tables, self.device, on_compile, cache_dir)
-        self.functions = BlockFunctions(kinds, compiles and self.kind != "eager", fetched, decode_kernels)
+        compiler = BlockCompiler(self.decoder, self.caches, self.tables, self.device, on_compile, cache_dir)
+        self.functions = BlockFunctions(compiler, compiles and self.kind != "eager", fetched, decode_kernels)
 
     @property
     def captures_graphs(self) -> bool:
@@ -98,7 +98,7 @@ class GraphBuilder:
         return self.kind == "captured" and not isinstance(self.backend, NativeBackend)
 
     @property
-    def records(self) -> bool:
+    def uses_native_programs(self) -> bool:
         """Whether decode programs are native programs, of at most 16 rows each."""
         return self.kind == "captured" and isinstance(self.backend, NativeBackend)
 
@@ -108,7 +108,7 @@ class GraphBuilder:
         Args:
             is_greedy: True to also choose the likeliest next token and make it the next input.
         """
-        if isinstance(self.backend, NativeBackend) and self.records:
+        if isinstance(self.backend, NativeBackend) and self.uses_native_programs:
             return self._recorded(self.backend, batch, is_greedy)
         if self.captures_graphs:
             return self._choosing(batch, "decode") if is_greedy else self._captured(self._program(batch, "decode"))
@@ -181,13 +181,13 @@ class GraphBuilder:
     def _program(self, batch: int, phase: str, first: int = 0, state: StepState | None = None) -> Program:
         state = self._state(batch) if state is None else state
         ropes = self.decoder.rope_index()
-        memory = self.functions.chain_memory(batch, phase)
+        memory = self.functions.fusion_memory(batch, phase)
         steps: list[Step] = [EmbedStep(0, state, self.decoder.embed_tokens, self.tables)]
         for group, layers in enumerate(self.layer_groups, start=1):
             bound = [
                 BoundBlock(
                     index,
-                    self.functions.kinds.block(index),
+                    self.functions.compiler.block(index),
                     self.functions.block_function(index, batch, phase, memory),
                     ropes[index],
                     self.caches[index].rows(batch, first),

@@ -58,7 +58,7 @@ class Neighbours:
 class DecodeKernels(Protocol):
     """A device's decode kernels, which run a decode step one after another, without compilation."""
 
-    def chain_memory(self, spec: ModelSpec, dtype: torch.dtype, batch: int) -> FusionMemory:
+    def fusion_memory(self, spec: ModelSpec, dtype: torch.dtype, batch: int) -> FusionMemory:
         """Return memory for a new program of `batch` sequences in that compute dtype."""
 
     def block_function(

@@ -28,7 +28,7 @@ class Chunks:
         last = self.end(position, length) - self.min_invariant
         return max(border, min(position, last))
 
-    def sure(self, length: int) -> int:
+    def invariant_length(self, length: int) -> int:
         """Return how many of a prompt's first tokens have the bits that they have in every longer prompt."""
         border = length // self.size * self.size
         return length if length - border >= self.min_invariant else border

@@ -74,8 +74,12 @@ class PageAllocator:
         """Return the rows of the states that belong to no row of the tables."""
         return range(batch, max((len(cache.recurrent) for cache in self.states), default=batch))
 
-    def has_room(self, wishes: Sequence[tuple[int, int]]) -> bool:
-        """Return whether rows could have pages for so many positions each, all of them together."""
+    def make_room_for(self, wishes: Sequence[tuple[int, int]]) -> bool:
+        """Evict what may be evicted until rows could have pages for so many positions each; False if that fails.
+
+        Args:
+            wishes: each row, and the positions that it is to have pages for.
+        """
         counts = [
             sum(max(0, len(table.numbers(positions, positions)) - len(table.rows[row])) for row, positions in wishes)
             for table in self.tables

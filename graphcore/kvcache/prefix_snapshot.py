@@ -65,7 +65,7 @@ class PrefixSnapshots:
         """
         chunk, has_states = self._chunks.size, self._pages.has_states
         self.check_snapshots()
-        length = tokens // chunk * chunk if has_states else self._chunks.sure(tokens)
+        length = tokens // chunk * chunk if has_states else self._chunks.invariant_length(tokens)
         if not length:
             what = (
                 "whole chunks" if has_states else f"prompts of {min(self._chunks.min_invariant, chunk)} tokens or more"
@@ -161,7 +161,7 @@ class PrefixSnapshots:
         if self._pages.has_states:
             is_ascending = [*positions] == sorted(set(positions))
             return is_ascending and set(positions) <= set(borders) and positions[-1:] == (shape.tokens,)
-        return not positions and self._chunks.sure(shape.tokens) == shape.tokens
+        return not positions and self._chunks.invariant_length(shape.tokens) == shape.tokens
 
     def layout(self, shape: SnapshotShape) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each tensor of a copy, by a name, two for each of its parts in turn."""

@@ -64,7 +64,7 @@ class SwapFile:
         while left:
             count = self._file.readinto(left)  # type: ignore[attr-defined]  # files without a buffer have it
             if not count:
-                raise OSError("a sequence that was put aside has lost its end")
+                raise OSError("a sequence that was swapped out has lost its end")
             left = left[count:]
         return tensor
 

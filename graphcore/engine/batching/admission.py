@@ -79,17 +79,17 @@ class CacheAdmission:
         wanted = [
             (one.own_row, self._prompt_end(one)) for one in self.requests if one.num_computed < self._prompt_end(one)
         ]
-        if self.requests and not self.pages.has_room([*wanted, (row, self._prompt_end(request))]):
+        if self.requests and not self.pages.make_room_for([*wanted, (row, self._prompt_end(request))]):
             self.pages.free(row)
             return False
-        request.begin(row, found.length, is_as_alone=found.is_prompt)
+        request.begin(row, found.length, is_bit_exact=found.is_prompt)
         self.requests.append(request)
         return True
 
-    def may_run(self, request: Request) -> bool:
-        """Return whether a request has a row, and no earlier one is about to compute the next page of its prompt.
+    def refresh(self, request: Request) -> bool:
+        """Let a prompt that has not begun continue from what others have computed since; return whether it may run.
 
-        A prompt that has not begun continues from what others have computed since.
+        It may not while it has no row, or an earlier request is about to compute the next page of its prompt.
         """
         if request.cache_row is None:
             return False
@@ -101,7 +101,7 @@ class CacheAdmission:
             self.pages.free(request.own_row)
             if not self._prefixes.use(request.own_row, found):
                 found = self._prefixes.nothing
-            request.use_cached(found.length, is_as_alone=found.is_prompt)
+            request.use_cached(found.length, is_bit_exact=found.is_prompt)
         return not any(self._computes_for(other, request) for other in self._before(request))
 
     def _before(self, request: Request) -> Sequence[Request]:
@@ -110,10 +110,12 @@ class CacheAdmission:
     def _computes_for(self, other: Request, request: Request) -> bool:
         """Return whether another request is about to compute a page that this one could continue from."""
         theirs, prompt = other.prompt_ids, request.prompt_ids
-        if other.has_ended or other.cache_row is None or other.num_computed >= len(theirs) or not other.is_as_alone:
+        if other.has_ended or other.cache_row is None or other.num_computed >= len(theirs) or not other.is_bit_exact:
             return False
         shared = common(theirs, prompt)
-        end = min(self._chunks.sure(len(theirs)), self._chunks.start_within(shared, len(prompt)), len(prompt) - 1)
+        end = min(
+            self._chunks.invariant_length(len(theirs)), self._chunks.start_within(shared, len(prompt)), len(prompt) - 1
+        )
         if self.pages.has_states:
             end = end // self._chunks.size * self._chunks.size
         return end > request.num_computed and end > other.num_computed
@@ -154,7 +156,7 @@ class CacheAdmission:
         try:
             return SwapFile.write(copy, self._folder)
         except OSError:
-            return None if request.is_as_alone else copy
+            return None if request.is_bit_exact else copy
 
     def swap_in(self) -> bool:
         """Swap requests in, in order of admission, as far as there is room; return True if none is left swapped out."""
@@ -170,12 +172,12 @@ class CacheAdmission:
         self.pages.free(row)
         stored = self._swapped[request]
         is_alone = all(one in self._swapped for one in self.requests)
-        if not is_alone and not self.pages.has_room([(row, len(request.ids) + 1)]):
+        if not is_alone and not self.pages.make_room_for([(row, len(request.ids) + 1)]):
             return False
         try:
             copy = stored.read() if isinstance(stored, SwapFile) else stored
         except OSError as error:
-            if not request.is_as_alone:
+            if not request.is_bit_exact:
                 request.fail(error)
                 return False
             copy = None
@@ -188,8 +190,8 @@ class CacheAdmission:
     def cache_prompt(self, request: Request) -> None:
         """Put what a request has computed of its prompt into the prefix cache."""
         prompt = request.prompt_ids
-        sure = min(request.num_computed, self._chunks.sure(len(prompt)))
-        if request.is_as_alone and request.cache_row is not None and sure:
+        sure = min(request.num_computed, self._chunks.invariant_length(len(prompt)))
+        if request.is_bit_exact and request.cache_row is not None and sure:
             has_states = sure == request.num_computed and sure % self._chunks.size == 0
             self._prefixes.keep(request.cache_row, prompt[:sure], is_prompt=True, has_states=has_states)
 

@@ -63,7 +63,7 @@ class ContinuousBatching(Batching):
         """Run requests from now on whose first `cached` tokens are in the first rows; the prefix cache gets nothing."""
         assert not self.running, "rows are in use"
         for row, request in enumerate(requests):
-            request.begin(row, cached, is_as_alone=False)
+            request.begin(row, cached, is_bit_exact=False)
             self._admission.requests.append(request)
 
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
@@ -128,7 +128,7 @@ class ContinuousBatching(Batching):
         chunks: list[tuple[Request, list[int]]] = []
         left = self._runner.prompt_tokens
         for request in tuple(self.running):
-            if request.has_ended or not self._admission.may_run(request):
+            if request.has_ended or not self._admission.refresh(request):
                 continue
             ids = request.next_ids(self._runner.chunks)
             if len(ids) > 1 and chunks and len(ids) > left:

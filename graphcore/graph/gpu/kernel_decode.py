@@ -49,7 +49,7 @@ class DeviceBlocks:
         splits = max((one.table.shape[0] * one.k.shape[1] for one in caches if isinstance(one, KVCache)), default=0)
         return cls(torch.zeros(max(splits, most_arrivals(device)), dtype=torch.int32, device=device))
 
-    def chain_memory(self, spec: ModelSpec, dtype: torch.dtype, batch: int) -> FusionMemory:
+    def fusion_memory(self, spec: ModelSpec, dtype: torch.dtype, batch: int) -> FusionMemory:
         """Return memory for a new program; it is made here, before any graph is captured."""
         device = self.arrivals.device
         rows = torch.zeros(batch, spec.dim, dtype=dtype, device=device)

@@ -123,7 +123,7 @@ class StepWork:
         runner.reserve(0, 0, 1)
         plain.state.put_rows([[0]], [0])
         run_program(plain, engine.runner.policy)
-        compiles, cache_dir = builder.kind == "compiled", builder.functions.kinds.cache_dir
+        compiles, cache_dir = builder.kind == "compiled", builder.functions.compiler.cache_dir
         collector = TorchOperations(
             builder.decoder, plain.state, builder.caches, engine.choices.dtype, device, compiles, cache_dir
         )

@@ -255,10 +255,10 @@ def test_a_wish_that_cannot_be_granted_takes_nothing_from_the_tree() -> None:
     caches = Caches(tokens=CONTEXT)
     caches.keep(words(16), 100.0)
     assert caches.write(0, 0, 24, 200.0)
-    assert not caches.pages.has_room([(1, 48)])
+    assert not caches.pages.make_room_for([(1, 48)])
     assert not caches.pages.reserve(1, 0, 48)
     assert caches.goes_on(words(17), 2)[0] == 16
-    assert caches.pages.has_room([(1, 40)])
+    assert caches.pages.make_room_for([(1, 40)])
     caches.pages.free(0)
     assert caches.is_all_free()
 
@@ -289,7 +289,7 @@ def test_random_prompts_and_answers_lose_no_page_and_mix_no_bits(name: str) -> N
         if row in running:
             ids, ran, is_prompt = running.pop(row)
             if is_prompt:
-                sure = caches.tree._chunks.sure(len(ids))
+                sure = caches.tree._chunks.invariant_length(len(ids))
                 caches.tree.keep(row, ids[:sure], is_prompt=True, has_states=ran == sure and sure % CHUNK == 0)
             if generator.random() < 0.5:
                 answer = [generator.randrange(2) for _ in range(generator.randrange(6))]
@@ -334,6 +334,6 @@ def test_finding_a_prompt_takes_a_step_for_each_page_of_it() -> None:
         times.append(time.perf_counter() - begin)
     assert min(times) < 0.02
     begin = time.perf_counter()
-    assert caches.pages.has_room([(0, length)])
+    assert caches.pages.make_room_for([(0, length)])
     assert time.perf_counter() - begin < 0.5
     assert caches.is_all_free()

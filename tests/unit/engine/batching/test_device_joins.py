@@ -335,7 +335,7 @@ def test_the_status_counts_tokens_that_were_launched(streaming: str, lag: int) -
             next(stream)
         (status,) = engine.status()
         assert status.new_tokens == 6
-        assert status.fed_tokens == 3 + 5 + lag
+        assert status.computed_tokens == 3 + 5 + lag
         stream.close()
 
 
