@@ -1,6 +1,6 @@
 """Text from ids that arrive one by one: whole characters, up to the first stop string.
 
-DecodeLoop each id alone is wrong in three ways: a character may be spread over ids (half of it decodes to U+FFFD), only
+Decoding each id alone is wrong in three ways: a character may be spread over ids (half of it decodes to U+FFFD), only
 the first space of a SentencePiece text is dropped, and a run of byte tokens (`<0xE4>`) is text only as a whole. So a
 window of the last few ids is decoded, and the part of its text that was already printed is counted:
 

@@ -99,7 +99,7 @@ class HostSlots:
         number = self._begun % len(self.slots)
         self._begun += 1
         views = tensors_like(work.targets, self.slots[number])
-        # KVFormat across cancellations: copies that are already enqueued still read the slot.
+        # Kept across cancellations: copies that are already enqueued still read the slot.
         self._last[number] = self.filler.begin(group, work.jobs(views), self._last.get(number))
         return self._last[number], views
 

@@ -20,7 +20,7 @@ from transformers.generation.logits_process import (
 from graphcore.engine.sampler import Sampler
 from graphcore.errors import GraphError
 from graphcore.kernels.backend import TorchBackend
-from graphcore.kernels.ops.draw import Draw, kept_weights, penalise
+from graphcore.kernels.ops.draw import Draw, kept_weights, penalise, weight_of
 from graphcore.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -179,8 +179,9 @@ def test_likelier_tokens_that_reach_top_p_exactly_are_enough(top_p: float, kept:
 
 
 def test_a_token_as_likely_as_min_p_asks_for_stays() -> None:
-    (row,) = rows_of(SamplingParams(temperature=1.0, min_p=1.0), 1)
-    assert kept_weights(torch.tensor([1.0, 3.0, 3.0, 2.0]), row).tolist() == [0.0, 1.0, 1.0, 0.0]
+    share = weight_of(torch.tensor([-1.0])).item()  # of a token whose logit is 1 below the highest
+    (row,) = rows_of(SamplingParams(temperature=1.0, min_p=share), 1)
+    assert kept_weights(torch.tensor([1.0, 3.0, 3.0, 2.0]), row).tolist() == [0.0, 1.0, 1.0, share]
 
 
 def test_a_mask_that_allows_nothing_is_an_error_by_name(sampler: Sampler) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.nn.int8_rows import Int8Rows
 from graphcore.nn.linear import Linear, is_one_row
 from graphcore.nn.spec import Int8Order
@@ -161,6 +162,24 @@ def test_a_bias_is_added_after_the_scales(order: Int8Order) -> None:
         linear.weight_scale.fill_(0.5 if order == "divided" else 2.0)
     x = torch.tensor([[127.0, 1.0, 0.0, -3.0]])
     assert linear(x).item() == (125.25 if order == "online" else 250.25)
+
+
+@pytest.mark.parametrize(("order", "expected"), [("divided", 32.25), ("multiplied", 2.25)])
+def test_a_bias_is_added_after_the_scale_of_a_packed_product(order: Int8Order, expected: float) -> None:
+    """The packing multiplies without the bias: here it answers 8, whatever it is given."""
+    linear = Linear(128, 1, True, torch.float32, order)
+    linear.bias.fill_(0.25)  # type: ignore[union-attr]
+    linear.weight_scale.fill_(0.25)  # type: ignore[union-attr]
+
+    class Eight(StoredPacking):
+        def linear(
+            self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, rounding: str
+        ) -> torch.Tensor:
+            assert bias is None
+            return torch.full((*x.shape[:-1], 1), 8.0)
+
+    linear.pack(Eight("i2_s", 1, 128), "token")
+    assert linear(torch.ones(1, 128)).item() == expected
 
 
 @pytest.mark.parametrize("order", get_args(Int8Order))

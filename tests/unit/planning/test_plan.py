@@ -39,3 +39,9 @@ def test_free_memory_of_this_machine_is_positive_and_no_more_than_it_has() -> No
     with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123  # the kernel's own figure
         total = int(next(line for line in lines if line.startswith("MemTotal")).split()[1]) * 1024
     assert 0 < free_device_nbytes(torch.device("cpu")) <= total
+
+
+def test_a_head_is_resident_unless_a_slice_of_it_streams() -> None:
+    """Groups 1 and 2 are layers, 3 and 4 the head's slices."""
+    for streamed, is_resident in (((), True), ((1, 2), True), ((2,), True), ((1, 2, 3, 4), False), ((4,), False)):
+        assert GroupPlan((10, 20, 20, 6), (3, 3), streamed).is_head_resident == is_resident

@@ -14,7 +14,7 @@ base 2) and sum of weights; float32. P: the most that a sequence may have.
 
 The H / K heads of a kv head are rows of one tile, so that a key is read once. A split's share is a share of the live
 length, in whole tiles: the cost follows the context.
-Source: split-KV as in Flash-DecodeLoop (Dao et al. 2023); the last arrival as in CUDA's threadFenceReduction sample.
+Source: split-KV as in Flash-Decoding (Dao et al. 2023); the last arrival as in CUDA's threadFenceReduction sample.
 """
 
 import torch

@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 import torch
 from attend_cases import Implementation
+from attend_instruction import attend_as_a_program
 from coded_cases import PAIRS, PASSES, SCALE, Grown, hadamard, pool
 from packed_matrices import native_kernels
-from test_cpu_attention import attend_as_a_program
 from torch import Tensor
 
 from graphcore.kernels.cpu.attention import sliced_attend

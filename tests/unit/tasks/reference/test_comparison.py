@@ -132,7 +132,7 @@ def compared(**changed: object) -> Record:
         (
             {"layers": [line("layers.0"), line("layers.1", cosine=math.nan)]},
             1e-4,
-            "the cosine of layers.1 is nan, allowed are 0.9999900",
+            "the cosine of layers.1 is nan, allowed are 0.9999900; layers.1 is the first layer beyond",
         ),
         ({"cached": line("cached", 3e-4)}, 1e-4, None),
         (
