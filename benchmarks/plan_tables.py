@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from graphcore.config.compose import compose_settings
+from graphcore.config.settings import KEPT
 from graphcore.engine.loading.open_model import Model, open_model
 from graphcore.engine.loading.prepare_model import match_model
 from graphcore.errors import PlanError
@@ -26,7 +27,6 @@ from graphcore.planning.machine import Memory
 from graphcore.planning.planner import Costs, PlanRequest, plan_streaming
 from graphcore.planning.prediction import Rates, predict
 from graphcore.planning.sizes import WeightSizes, sizes_of
-from graphcore.streaming.policy_registry import POLICIES
 from graphcore.weights.packed_weights import PackingPolicy
 from graphcore.weights.plan import GIB, Plan, bytes_per_token
 
@@ -91,7 +91,7 @@ class Case:
     def plan(self, policy: str, context: int, kv: str = "bf16") -> Plan | None:
         """Return the plan, of single layers under auto and of four under on; None where none fits."""
         request = PlanRequest(
-            policy, POLICIES[policy].keeps, BUDGET, 1 if policy == "on" else None, "async", None, context, False
+            policy, KEPT[policy], BUDGET, 1 if policy == "on" else None, "async", None, context, False
         )
         sizes = self.grouped if policy == "on" else self.single
         try:

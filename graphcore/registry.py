@@ -1,6 +1,6 @@
 """Finds implementations by name, without a hand-written table.
 
-An extension (architecture, format, policy, task) is one module with one constant. `collect` imports the modules of a
+An extension (architecture, format, task) is one module with one constant. `collect` imports the modules of a
 package and gathers the constants of a class; `lookup` finds one by name, or raises an error that lists the names.
 """
 

@@ -3,9 +3,10 @@
 OmegaConf checks names and types at compose; `validate_settings` (validate.py) checks ranges and combinations.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import MISSING
 
@@ -57,6 +58,10 @@ class QuantSettings:
     activations: str = MISSING
 
 
+Keeps = Literal["all", "nothing", "most"]  # matrices that stay on the device; "most": as many as the budget allows
+KEPT: Mapping[str, Keeps] = {"auto": "most", "on": "nothing", "off": "all"}  # by streaming.policy
+
+
 @dataclass
 class StreamingSettings:
     """conf/streaming/*: which weights move, and when.
@@ -73,6 +78,11 @@ class StreamingSettings:
     mode: str = MISSING
     source: str = MISSING
     expert_cache: Any = MISSING
+
+    @property
+    def keeps(self) -> Keeps:
+        """The matrices that the policy keeps on the device; `validate_settings` has checked its name."""
+        return KEPT[self.policy]
 
 
 @dataclass

@@ -4,22 +4,19 @@ Streaming settings that depend on the device are checked by the plan.
 """
 
 import os
-import pkgutil
 from collections.abc import Mapping, Sequence
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.dtype_names import DTYPES, KV_ALIASES, KV_DTYPES, real_kv_name
-from graphcore.config.settings import Settings, StreamingSettings
+from graphcore.config.settings import KEPT, Settings, StreamingSettings
 from graphcore.encodings import PACKABLE
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 from graphcore.sampling_params import PARAMETERS, TRUNCATING
 
 THREADS_PER_CPU = 4
-POLICIES = Path(__file__).parents[1] / "streaming" / "policies"
 UNLIMITED = -1  # max_new_tokens: as many as the context allows
 MOST_PREFETCH = 8  # groups; each needs a slot of its own, and far fewer keep a link busy
 NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget applies to resident weights, too
@@ -204,22 +201,13 @@ def check_streaming(settings: Settings) -> None:
 
 def _check_streaming_choices(streaming: StreamingSettings) -> None:
     choices = (
-        ("policy", streaming.policy, policy_names()),
+        ("policy", streaming.policy, tuple(KEPT)),
         ("mode", streaming.mode, ("async", "sync")),
         ("source", streaming.source, ("auto", "host", "disk")),
     )
     for key, value, allowed in choices:
         if value not in allowed:
             raise unknown_choice(f"streaming.{key}", value, allowed)
-
-
-def policy_names() -> tuple[str, ...]:
-    """Return the names of the streaming policies; each has a file of its name, and "off" comes last.
-
-    Nothing is imported: the policies' modules belong to a higher layer than this package.
-    """
-    names = [module.name for module in pkgutil.iter_modules([str(POLICIES)])]
-    return tuple(sorted(names, key=lambda name: (name == "off", name)))
 
 
 def _check_prefetch(streaming: StreamingSettings) -> None:

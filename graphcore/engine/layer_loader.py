@@ -23,7 +23,7 @@ from graphcore.errors import ConfigError
 from graphcore.nn.block import Block
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.filler import SlotFill
-from graphcore.streaming.policy import RingPolicy
+from graphcore.streaming.streamed import Streamed
 
 
 class LayerLoader:
@@ -41,7 +41,7 @@ class LayerLoader:
 
     def __init__(self, loaded: LoadedModel, layers_per_group: int) -> None:
         policy, runner = loaded.weight_stream.policy, loaded.runner
-        assert isinstance(policy, RingPolicy), "with streaming=on all groups move"
+        assert isinstance(policy, Streamed), "with streaming=on all groups move"
         assert isinstance(runner, ProgramRunner), "LayerLoader.load refuses other models"
         self._loaded, self._ring = loaded, policy.ring
         self._layers = [block for block in runner.builder.decoder.layers if isinstance(block, Block)]

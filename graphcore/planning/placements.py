@@ -21,8 +21,9 @@ the experts of all layers.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from graphcore.config.settings import Keeps
 from graphcore.planning.sizes import ExpertSizes, WeightSizes
-from graphcore.weights.plan import ExpertPlan, Keeps, Plan
+from graphcore.weights.plan import ExpertPlan, Plan
 
 SLOT_SHARE = 4  # mapped experts get slots for 1/4 of a layer's experts if that fits
 

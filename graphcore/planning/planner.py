@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from graphcore.config.byte_sizes import in_words
+from graphcore.config.settings import Keeps
 from graphcore.errors import PlanError
 from graphcore.planning.machine import Memory
 from graphcore.planning.placements import ExpertPlanRequest, arrangements, with_experts, with_more_experts
 from graphcore.planning.sizes import WeightSizes
-from graphcore.weights.plan import ADVICE, GroupPlan, Keeps, OtherMemory, Plan, needs_in_words
+from graphcore.weights.plan import ADVICE, GroupPlan, OtherMemory, Plan, needs_in_words
 
 LEAST_CONTEXT = 512  # tokens; lower limit when a default context is halved to fit
 GRAIN = 10**6  # bytes; a suggested budget is rounded down to it, because free memory differs slightly between starts

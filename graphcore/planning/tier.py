@@ -12,7 +12,6 @@ from graphcore.planning.machine import Machine
 from graphcore.streaming.device.stream import host_ring_nbytes
 from graphcore.streaming.experts.stream import expert_ring_nbytes
 from graphcore.streaming.fill_jobs import BUFFER_NBYTES
-from graphcore.streaming.policy_registry import keeps_of
 from graphcore.streaming.thread_filler import THREADS
 from graphcore.weights.conversion import CONVERSION_NBYTES
 from graphcore.weights.loader import Loader
@@ -33,7 +32,7 @@ def choose_tier(
     Raises:
         ConfigError: streaming.source=disk was asked for, but the weights cannot stream from the files.
     """
-    if keeps_of(streaming) == "all":
+    if streaming.keeps == "all":
         return Tier("disk")
     asked = streaming.source
     if obstacle and asked == "disk":
@@ -113,7 +112,7 @@ def check_host(
         rather = "a smaller layer_group_size"
         if is_held:
             rather = "streaming.source=disk" if has_files else "a file packed by task=pack"
-        more = "a larger streaming.memory_budget" if keeps_of(streaming) == "most" else "streaming=auto"
+        more = "a larger streaming.memory_budget" if streaming.keeps == "most" else "streaming=auto"
         # On a CPU without a host budget, keeping more on the device does not help: it is the same RAM.
         keep = "" if cpu and not has else f"keep more on the device with {more}, or "
         raise PlanError(

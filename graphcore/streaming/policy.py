@@ -1,20 +1,19 @@
-"""Streaming policies, which decide when bytes move. Each is a file in `policies/`, chosen by its name.
+"""The interface of streaming policies, which decide when bytes move, and the policy under which nothing moves.
 
     programs  --acquire, release-->  policy  --begin, wait, release, cancel-->  filler  --bytes-->  slots
 
-The planner decides what stays on the device, according to `StreamingPolicy.keeps`. The policy gets the rest as a ring:
-the groups in the order of use, the slots that they go through, and the filler of those slots.
+The planner decides what stays on the device, as `StreamingSettings.keeps` says. `Streamed` (streamed.py) gets the rest
+as a ring: the groups in the order of use, the slots that they go through, and the filler of those slots.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from graphcore.progress import Progress
 from graphcore.streaming.filler import Filler, SlotFillT
 from graphcore.streaming.timeline import Watch
-from graphcore.weights.plan import Keeps
 
 Work = TypeVar("Work")
 
@@ -55,32 +54,6 @@ class Policy(ABC):
 
     def reset(self) -> None:  # noqa: B027  # only policies that read ahead use it
         """Discard groups that were read ahead; no bytes move any more when this returns."""
-
-
-class RingPolicy(Policy, Generic[Work, SlotFillT]):
-    """A policy under which groups move.
-
-    Attributes:
-        ring: groups that move, with their slots and filler.
-    """
-
-    def __init__(self, ring: Ring[Work, SlotFillT]) -> None:
-        self.ring = ring
-
-
-@dataclass(frozen=True)
-class StreamingPolicy:
-    """A registered policy: the constant of a file in `policies/`, chosen by `streaming.policy`.
-
-    Attributes:
-        name: name of the policy and of its file.
-        make: function from a ring to the policy of a model.
-        keeps: share of the weights that stays on the device: "all", "nothing", or "most" (all that the budget allows).
-    """
-
-    name: str
-    make: Callable[[Ring[Any, Any]], Policy]
-    keeps: Keeps = "nothing"
 
 
 class Resident(Policy):

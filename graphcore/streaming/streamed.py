@@ -11,18 +11,23 @@ group is moved when. The filler moves the bytes and does the waiting.
 from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Generic
 
 from graphcore.errors import StreamingError
 from graphcore.streaming.filler import SlotFillT
-from graphcore.streaming.policy import Ring, RingPolicy, Work
+from graphcore.streaming.policy import Policy, Ring, Work
 from graphcore.streaming.timeline import Stopwatch
 
 
-class Streamed(RingPolicy[Work, SlotFillT]):
-    """A policy that fills each group's slot before the group is used, and reads the next groups ahead."""
+class Streamed(Policy, Generic[Work, SlotFillT]):
+    """A policy that fills each group's slot before the group is used, and reads the next groups ahead.
+
+    Attributes:
+        ring: groups that move, with their slots and filler.
+    """
 
     def __init__(self, ring: Ring[Work, SlotFillT]) -> None:
-        super().__init__(ring)
+        self.ring = ring
         self._ahead: deque[SlotFillT] = deque()
         self._last_of_slot: dict[int, SlotFillT] = {}
         self._begun: list[SlotFillT] = []  # fillings that may still be running

@@ -25,7 +25,7 @@ from graphcore.streaming.link_rate import measure_copies, measure_jobs, without_
 from graphcore.streaming.moving_weights import MovingWeights, bind_slots, open_files
 from graphcore.streaming.pinned_memory import CudaRegistrar, Pins
 from graphcore.streaming.policy import Policy, Resident, Ring
-from graphcore.streaming.policy_registry import POLICIES
+from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.thread_filler import THREADS, ThreadFiller, filler_for
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.loader import Loader
@@ -199,16 +199,15 @@ def _open_groups(
         return WeightStream(Resident(), timeline, moving, files=files, host_nbytes=host_nbytes, link=link)
     slots = bind_slots(groups, plan, device)
     held, reads_ahead = None if store is None else store.groups, plan.mode == "async"
-    policy = POLICIES[plan.policy]
     if link is None:
         jobs = {group.index: jobs_of(loader, group, Slot(slots[group.index]), held, files) for group in groups}
         threads = filler_for(jobs, files, timeline)
         ring = Ring(jobs, plan.groups.num_slots, reads_ahead, threads, timeline)
-        return WeightStream(policy.make(ring), timeline, moving, threads, files, jobs, host_nbytes)
+        return WeightStream(Streamed(ring), timeline, moving, threads, files, jobs, host_nbytes)
     found = stream_to_device(loader, groups, slots, held, files, host_ring_nbytes(plan), link, timeline)
     device_ring = Ring(found.work, plan.groups.num_slots, reads_ahead, found.filler, DeviceWatch(link.queues, timeline))
     return WeightStream(
-        policy.make(device_ring),
+        Streamed(device_ring),
         timeline,
         moving,
         found.filler,

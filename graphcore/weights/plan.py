@@ -4,7 +4,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Literal
 
 from graphcore.config.byte_sizes import in_words
 
@@ -22,9 +21,6 @@ EXPERT_HITS = (
     (0.50, 0.891),
     (1.0, 1.0),
 )
-
-
-Keeps = Literal["all", "nothing", "most"]  # matrices that stay on the device; "most": as many as the budget allows
 
 
 @dataclass(frozen=True)

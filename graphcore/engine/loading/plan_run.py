@@ -15,7 +15,6 @@ from graphcore.errors import PlanError
 from graphcore.planning.machine import Machine
 from graphcore.planning.planner import PlanRequest, plan_streaming
 from graphcore.planning.tier import check_host, choose_tier, ram_nbytes
-from graphcore.streaming.policy_registry import keeps_of
 from graphcore.weights.plan import Plan, Tier
 
 
@@ -31,7 +30,7 @@ def plan_run(settings: Settings, parts: P, machine: Machine | None = None) -> tu
     """
     machine = machine or Machine.here(parts.runtime.device)
     streaming, obstacle = settings.streaming, ""
-    if keeps_of(streaming) != "all":
+    if streaming.keeps != "all":
         obstacle = parts.disk_obstacle(settings, machine)
     tier = choose_tier(streaming, parts.runtime.device, parts.loader, obstacle, machine.is_here)
     may_read_files = tier.kind == "host" and streaming.source == "auto" and not obstacle
@@ -79,7 +78,7 @@ def _fitting(
 
 def _plan(settings: Settings, parts: PreparedModel, tier: Tier, machine: Machine, layer_slots: bool) -> Plan:
     """Return the plan for weights that are streamed from the tier. Args: layer_slots: `PlanRequest.has_layer_slots`."""
-    streaming, keeps = settings.streaming, keeps_of(settings.streaming)
+    streaming, keeps = settings.streaming, settings.streaming.keeps
     request = PlanRequest(
         policy=streaming.policy,
         keeps=keeps,

@@ -30,7 +30,6 @@ from graphcore.planning.sizes import WeightSizes, sizes_of
 from graphcore.planning.tier import buffer_nbytes
 from graphcore.quant.format_choice import STORED
 from graphcore.streaming.experts.reading import expert_obstacle
-from graphcore.streaming.policy_registry import keeps_of
 from graphcore.weights.conversion import first_row
 from graphcore.weights.experts import expert_linears
 from graphcore.weights.matching import EMBEDDING, FEATURES
@@ -64,7 +63,7 @@ class PreparedDecoder(PreparedModel):
             overhead_nbytes=overhead_nbytes(spec, self.decoder, batch, runtime.graph == "captured", runtime.dtype)
             if is_gpu
             else 0,
-            program_nbytes=self._programs(keeps_of(settings.streaming) != "all"),
+            program_nbytes=self._programs(settings.streaming.keeps != "all"),
         )
 
     def _attention(self) -> Callable[[int], int]:

@@ -5,13 +5,13 @@ from omegaconf import OmegaConf
 
 from graphcore.config.compose import compose_settings
 from graphcore.config.conf_folder import conf_dir
+from graphcore.config.settings import KEPT
 from graphcore.errors import ConfigError
-from graphcore.streaming.policy_registry import POLICIES
 
 REFUSED = [
     (
         "streaming.policy=maybe",
-        f"streaming.policy=maybe is not one of {', '.join(sorted(POLICIES.keys() - {'off'}))}, off",
+        f"streaming.policy=maybe is not one of {', '.join(KEPT)}",
     ),
     ("streaming=on streaming.mode=fast", "streaming.mode=fast is not one of async, sync"),
     ("streaming=on streaming.source=tape", "streaming.source=tape is not one of auto, host, disk"),

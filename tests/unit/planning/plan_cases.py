@@ -4,10 +4,10 @@ from itertools import product
 
 from hypothesis import strategies as st
 
+from graphcore.config.settings import KEPT
 from graphcore.planning.machine import Memory
 from graphcore.planning.planner import Costs, PlanRequest
 from graphcore.planning.sizes import ExpertSizes, WeightSizes
-from graphcore.streaming.policy_registry import POLICIES
 from graphcore.weights.plan import Plan
 
 PLENTY = Memory("cpu", free_nbytes=1 << 50, physical_nbytes=1 << 50)
@@ -19,7 +19,7 @@ def plan_request(
     policy: str, budget: int | None = None, prefetch: int | None = None, mode: str = "async"
 ) -> PlanRequest:
     """Return a plan request with a context that may not be halved."""
-    return PlanRequest(policy, POLICIES[policy].keeps, budget, prefetch, mode, None, 100, may_halve_context=False)
+    return PlanRequest(policy, KEPT[policy], budget, prefetch, mode, None, 100, may_halve_context=False)
 
 
 def equal_sizes(num_groups: int, nbytes: int, is_tied: bool = False) -> WeightSizes:
@@ -54,7 +54,7 @@ def any_request(draw: st.DrawFn, policies: tuple[str, ...] = ("off", "on", "auto
     cache = draw(st.sampled_from([None, None, 0, 300, 3000]))
     context = draw(st.sampled_from([100, 700, 4096]))
     policy, may_halve, maps = draw(st.sampled_from(policies)), draw(st.booleans()), draw(st.booleans())
-    return PlanRequest(policy, POLICIES[policy].keeps, None, prefetch, mode, cache, context, may_halve, maps)
+    return PlanRequest(policy, KEPT[policy], None, prefetch, mode, cache, context, may_halve, maps)
 
 
 def account(plan: Plan, sizes: WeightSizes) -> int:

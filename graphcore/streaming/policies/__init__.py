@@ -1,1 +1,0 @@
-"""The streaming policies: one file for each value of `streaming.policy`."""
