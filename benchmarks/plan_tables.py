@@ -22,11 +22,12 @@ from graphcore.errors import PlanError
 from graphcore.kernels.backend import TorchBackend
 from graphcore.kernels.ops.kv_formats import KVType, kv_types
 from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
-from graphcore.planning.costs import allocated_cache_nbytes, overhead_nbytes, workspace_nbytes
+from graphcore.planning.gpu_overhead import allocated_cache_nbytes, overhead_nbytes
 from graphcore.planning.machine import Memory
 from graphcore.planning.planner import Costs, PlanRequest, plan_streaming
 from graphcore.planning.prediction import Rates, predict
 from graphcore.planning.sizes import WeightSizes, sizes_of
+from graphcore.planning.workspace import workspace_nbytes
 from graphcore.weights.packed_weights import PackingPolicy
 from graphcore.weights.plan import GIB, Plan, bytes_per_token
 
@@ -226,7 +227,7 @@ are those of one sequence, at a link of {link:.0f} GB/s and a device that reads 
 is bf16, or q4_0 with 4.5 bits a number (`kv_dtype`); q8_0 takes 8.5. Llama 2's shapes were trained for 4K, so longer
 contexts are about sizes only. i2_s has 2 bits for a weight of a layer; its head is q6_k and its table q4_k. Activations
 are those of a prefill chunk of 512 tokens. What CUDA's libraries and captured graphs take is an estimate
-(`planning/costs.py`), in every total; the driver's context is not counted: it is gone before free memory is
+(`planning/gpu_overhead.py`), in every total; the driver's context is not counted: it is gone before free memory is
 asked for.
 
 `auto` keeps as many layers as fit; `on` streams four layers at a time and the head, with one group read ahead.

@@ -26,8 +26,9 @@ from graphcore.export.gguf_file import GGUFFile, TensorEntry, replaced_when_whol
 from graphcore.export.gguf_tensors import Member, gguf_members, gguf_shape, unfolded
 from graphcore.export.metadata import Metadata, metadata_of, rope_divisors
 from graphcore.nn.decoder import Decoder
-from graphcore.planning.costs import FLOAT32_NBYTES, packing_nbytes
+from graphcore.planning.loading_peak import packing_nbytes
 from graphcore.planning.machine import check_free, free_device_nbytes
+from graphcore.planning.workspace import FLOAT32_NBYTES
 from graphcore.progress import Progress
 from graphcore.quant import FORMATS
 from graphcore.quant.format_choice import EMBEDDING, HEAD, NEVER_PACKED, STORED, choose_format, packable_names

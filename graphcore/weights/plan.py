@@ -169,7 +169,8 @@ class OtherMemory:
     Attributes:
         workspace_nbytes: bytes of activations and scratch of the largest step.
         buffer_nbytes: bytes of the buffers for reads on their way to a slot.
-        overhead_nbytes: bytes of a GPU's libraries, kernels and captured graphs, estimated in `costs.py`.
+        overhead_nbytes: bytes of a GPU's libraries, kernels and captured graphs, of its attention and of the largest
+            unpacked matrix, estimated in planning/gpu_overhead.py.
         loading_nbytes: peak bytes of RAM for making weights while they are loaded, besides the weights themselves.
         program_nbytes: bytes of the buffers and scratch of native decode programs; 0 on a GPU.
     """

@@ -7,7 +7,8 @@ from graphcore.config.settings import Settings
 from graphcore.engine.fallback.skeleton_weights import SkeletonWeights
 from graphcore.engine.loading.model_loader import PreparedModel
 from graphcore.engine.loading.runtime_config import RuntimeConfig
-from graphcore.planning.costs import LIBRARIES, making_nbytes
+from graphcore.planning.gpu_overhead import LIBRARIES
+from graphcore.planning.loading_peak import making_nbytes
 from graphcore.planning.planner import Costs
 from graphcore.planning.sizes import WeightSizes
 from graphcore.planning.tier import buffer_nbytes

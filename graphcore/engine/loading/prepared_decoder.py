@@ -16,18 +16,13 @@ from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kvcache.sizes import cache_nbytes
 from graphcore.nn.decoder import Decoder, is_movable
 from graphcore.nn.spec import ModelSpec
-from graphcore.planning.costs import (
-    allocated_cache_nbytes,
-    attention_nbytes,
-    loading_nbytes,
-    overhead_nbytes,
-    waiting_nbytes,
-    workspace_nbytes,
-)
+from graphcore.planning.gpu_overhead import allocated_cache_nbytes, overhead_nbytes
+from graphcore.planning.loading_peak import loading_nbytes
 from graphcore.planning.machine import Machine
 from graphcore.planning.planner import Costs
 from graphcore.planning.sizes import WeightSizes, sizes_of
 from graphcore.planning.tier import buffer_nbytes
+from graphcore.planning.workspace import attention_nbytes, waiting_nbytes, workspace_nbytes
 from graphcore.quant.format_choice import STORED
 from graphcore.streaming.experts.reading import expert_obstacle
 from graphcore.weights.conversion import first_row

@@ -15,7 +15,7 @@ from graphcore.graph.gpu.capture import CapturedStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep
 from graphcore.kernels.backend import TorchBackend, TritonBackend
-from graphcore.planning.costs import attention_nbytes, waiting_nbytes, workspace_nbytes
+from graphcore.planning.workspace import attention_nbytes, waiting_nbytes, workspace_nbytes
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 IDS = [5, 17, 3, 88, 41, 7, 9]  # one more than a multiple of the chunk: the last piece is one token

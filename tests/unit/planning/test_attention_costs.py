@@ -10,7 +10,7 @@ import torch
 
 from graphcore.device import find_cpp_compiler
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec
-from graphcore.planning.costs import attention_nbytes
+from graphcore.planning.workspace import attention_nbytes
 
 HEADS, KV_HEADS, WIDTH, TOKENS, THREADS = 8, 4, 64, 64, 2
 CODE = """

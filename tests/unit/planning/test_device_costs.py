@@ -11,21 +11,18 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.prepare_model import match_model, prepare_model
 from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
-from graphcore.planning.costs import (
+from graphcore.planning.gpu_overhead import (
     DELTA_NODES,
     LAYER_NODES,
     LIBRARIES,
     NODE_NBYTES,
-    PROCESSORS,
     STEP_NODES,
     allocated_cache_nbytes,
-    decode_programs,
     graphs_nbytes,
     overhead_nbytes,
     segments_nbytes,
-    split_sums_nbytes,
-    unpacked_nbytes,
 )
+from graphcore.planning.workspace import PROCESSORS, decode_programs, split_sums_nbytes, unpacked_nbytes
 
 MIB = 1 << 20
 

@@ -15,7 +15,8 @@ from graphcore.kernels.backend import TritonBackend
 from graphcore.kernels.ops.delta_rule import gated_delta_chunks
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
-from graphcore.planning.costs import attention_nbytes, overhead_nbytes, workspace_nbytes
+from graphcore.planning.gpu_overhead import overhead_nbytes
+from graphcore.planning.workspace import attention_nbytes, workspace_nbytes
 from graphcore.weights.packed_weights import PackingPolicy
 
 BF16 = torch.bfloat16

@@ -8,7 +8,7 @@ import torch
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
 from graphcore.nn.spec import ModelSpec
-from graphcore.planning.costs import waiting_nbytes, workspace_nbytes
+from graphcore.planning.workspace import waiting_nbytes, workspace_nbytes
 
 BATCH, TOKENS, FLOAT32 = 3, 7, 4
 

@@ -14,7 +14,7 @@ from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import PlanError
 from graphcore.kernels.backend import TritonBackend
 from graphcore.planning import machine
-from graphcore.planning.costs import LIBRARIES
+from graphcore.planning.gpu_overhead import LIBRARIES
 from graphcore.planning.tier import host_nbytes, ram_nbytes
 from graphcore.weights.plan import Plan, Tier
 

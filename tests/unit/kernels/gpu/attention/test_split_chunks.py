@@ -13,7 +13,7 @@ from torch import Tensor
 from graphcore.kernels.gpu.attention import prefill
 from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
 from graphcore.kernels.ops.kv_formats import FLOAT8, KVType
-from graphcore.planning.costs import PROCESSORS, rows_at_once
+from graphcore.planning.workspace import PROCESSORS, rows_at_once
 
 pytestmark = pytest.mark.thorough
 
