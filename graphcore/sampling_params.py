@@ -2,7 +2,7 @@
 
 What follows from a field, so that a new one is added here (CONTRIBUTING.md, "A sampling parameter"):
 
-    keywords, lines of a file, /set, checks    config/validate.py, engine/arguments.py, tasks/
+    keywords, lines of a file, /set            engine/arguments.py, tasks/
     the struct of a row in C++                 kernels/cpu/native/sampling_params.h (native_header.py writes it)
     columns of the rows on a GPU               kernels/gpu/sampling/kept_tokens.py, graph/gpu/sampling.py
 
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, fields, replace
 from math import inf
 from operator import attrgetter
 from typing import Any
+
+from graphcore.errors import ConfigError
 
 COLDEST = 1e-5  # temperatures below are greedy, as in vLLM
 HOTTEST = 1e30  # all kept tokens are equally likely long before; products with it stay finite
@@ -112,3 +114,31 @@ NEUTRAL: Mapping[str, Any] = vars(SamplingParams())
 WHOLE_NUMBERS = tuple(one.name for one in fields(SamplingParams) if one.type is int)  # those that are whole numbers
 
 _values_of = attrgetter(*PARAMETERS)
+
+
+def check_sampling(values: Mapping[str, Any]) -> None:
+    """Check that each sampling parameter is in its bounds.
+
+    At their limits, which clients send, values mean what they approach: top_p=0 and min_p=1 leave the likeliest token.
+
+    Raises:
+        ConfigError: a value gives no distribution; the message says which values may be given.
+    """
+    for key, bounds in PARAMETERS.items():
+        value = values[key]
+        if not bounds.least <= value <= bounds.most or value == inf:
+            raise ConfigError(f"sampling.{key}={value} must be {bounds.allowed}")
+
+
+def check_truncation(values: Mapping[str, Any]) -> None:
+    """Check that top-k, top-p and min-p are off if temperature is 0: a user who sets them expects sampling.
+
+    Raises:
+        ConfigError: a value has no effect.
+    """
+    idle = [key for key in TRUNCATING if values[key] not in (PARAMETERS[key].beside_greedy or ())]
+    if values["temperature"] == 0 and idle:
+        raise ConfigError(
+            f"sampling.{idle[0]}={values[idle[0]]} has no effect with sampling.temperature=0 (greedy); "
+            "raise the temperature or leave it out"
+        )

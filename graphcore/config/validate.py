@@ -4,9 +4,7 @@ Streaming settings that depend on the device are checked by the plan.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from math import inf
-from typing import Any
+from collections.abc import Sequence
 
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.dtype_names import DTYPES, KV_ALIASES, KV_DTYPES, real_kv_name
@@ -14,7 +12,7 @@ from graphcore.config.settings import KEPT, Settings, StreamingSettings
 from graphcore.encodings import PACKABLE
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
-from graphcore.sampling_params import PARAMETERS, TRUNCATING
+from graphcore.sampling_params import check_sampling, check_truncation
 
 THREADS_PER_CPU = 4
 UNLIMITED = -1  # max_new_tokens: as many as the context allows
@@ -119,34 +117,6 @@ def check_seed(seed: int) -> None:
     """Reject seeds that are no number of 64 bits, with a sign or without."""
     if not -(1 << 63) <= seed < 1 << 64:
         raise ConfigError(f"seed={seed} must be a number of 64 bits, -2^63 to 2^64 - 1")
-
-
-def check_sampling(values: Mapping[str, Any]) -> None:
-    """Check that each sampling parameter is in its bounds.
-
-    At their limits, which clients send, values mean what they approach: top_p=0 and min_p=1 leave the likeliest token.
-
-    Raises:
-        ConfigError: a value gives no distribution; the message says which values may be given.
-    """
-    for key, bounds in PARAMETERS.items():
-        value = values[key]
-        if not bounds.least <= value <= bounds.most or value == inf:
-            raise ConfigError(f"sampling.{key}={value} must be {bounds.allowed}")
-
-
-def check_truncation(values: Mapping[str, Any]) -> None:
-    """Check that top-k, top-p and min-p are off if temperature is 0: a user who sets them expects sampling.
-
-    Raises:
-        ConfigError: a value has no effect.
-    """
-    idle = [key for key in TRUNCATING if values[key] not in (PARAMETERS[key].beside_greedy or ())]
-    if values["temperature"] == 0 and idle:
-        raise ConfigError(
-            f"sampling.{idle[0]}={values[idle[0]]} has no effect with sampling.temperature=0 (greedy); "
-            "raise the temperature or leave it out"
-        )
 
 
 def _check_prompts(settings: Settings) -> None:

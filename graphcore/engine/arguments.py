@@ -12,9 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from graphcore.config.dtype_names import with_real_dtype
-from graphcore.config.validate import UNLIMITED, check_sampling, check_truncation
+from graphcore.config.validate import UNLIMITED
 from graphcore.errors import ConfigError
-from graphcore.sampling_params import NEUTRAL, WHOLE_NUMBERS, SamplingParams
+from graphcore.sampling_params import NEUTRAL, WHOLE_NUMBERS, SamplingParams, check_sampling, check_truncation
 from graphcore.tokenizer.chat_template import Message
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor | np.ndarray
