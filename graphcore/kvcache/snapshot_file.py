@@ -1,40 +1,38 @@
 """A saved cache: one safetensors file with what the KV cache holds of a prompt's beginning.
 
-    u64 header length | header, JSON | token ids | pages, table by table | snapshots of states | sha256 of all before it
+    token_ids                                   int32 [tokens]
+    pages.<table>.<cache>.<keys or values>      pages of each table
+    states.<position>.<layer>.<kind>            snapshots of recurrent states
 
-The header's __metadata__ has a version, the fingerprint under which the bits hold (fingerprint.py), and how much of
-a prompt there is. Everything else in the header follows from that and the model, so a reader makes the header itself
-and compares: whatever a damaged or hostile file says of dtypes, shapes and offsets, nothing of it is ever believed.
+The metadata have a version, the fingerprint under which the bits hold (fingerprint.py), how much of a prompt there is,
+and a sha256 of all that and of the tensors. The safetensors library writes files, and checks a header against its file.
+Names, dtypes and shapes follow from the metadata and the model, and a file that has others is refused before any tensor
+is read.
 """
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
-from graphcore.checkpoint.json_object import parse_json_object
-from graphcore.errors import CheckpointError, ConfigError, quoted
+from graphcore.errors import ConfigError, quoted
 from graphcore.kvcache.fingerprint import difference
 from graphcore.kvcache.prefix_snapshot import PrefixSnapshot, PrefixSnapshots, SnapshotShape
 from graphcore.kvcache.swap_file import bytes_of
 
-VERSION_KEY, VERSION = "graphcore_cache", "1"
-FRONT = f'{{"__metadata__": {{"{VERSION_KEY}": '.encode()  # of a header, whatever the version
-MOST_HEADER = 1 << 24  # bytes; a model of 100 layers has 30 KB
+VERSION_KEY, VERSION = "graphcore_cache", "2"
+DIGEST, TOKEN_IDS = "sha256", "token_ids"
 ID_DTYPE = torch.int32
-DIGEST = "sha256"
+MAX_HEADER = 1 << 24  # bytes; a model of 100 layers has 30 KB, the library would parse 100 MB
 NAMES = {dtype: name.upper() for name, dtype in DENSE_DTYPES.items()}
-
-Layout = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def write_cache(path: Path, copy: PrefixSnapshot, copies: PrefixSnapshots, fingerprint: Mapping[str, str]) -> None:
@@ -43,28 +41,27 @@ def write_cache(path: Path, copy: PrefixSnapshot, copies: PrefixSnapshots, finge
     Raises:
         ConfigError: the file cannot be written, its disk is full, or another file has that name; it stays as it was.
     """
-    header = header_of(copies.layout(copy.shape), copy.shape, fingerprint)
-    tensors = [
-        torch.tensor(copy.ids, dtype=ID_DTYPE, device="cpu"),
-        *(tensor.contiguous() for part in copy.parts for tensor in part),
-    ]
-    digest = hashlib.sha256()
+    parts = [tensor.contiguous() for part in copy.parts for tensor in part]
+    ids = torch.tensor(copy.ids, dtype=ID_DTYPE, device="cpu")
+    tensors = {TOKEN_IDS: ids, **dict(zip(copies.layout(copy.shape), parts, strict=True))}
+    metadata = cache_metadata(copy.shape, fingerprint)
+    metadata[DIGEST] = cache_digest(metadata, tensors)
     try:
         check_replaceable(path)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as scratch:
             unfinished = Path(scratch) / "cache"
-            with unfinished.open("wb") as file:
-                for piece in (memoryview(header), *map(bytes_of, tensors)):
-                    digest.update(piece)
-                    file.write(piece)
-                file.write(digest.digest())
+            unfinished.touch()
+            mode = unfinished.stat().st_mode  # as the umask has it; the library's files are their owner's alone
+            save_file(tensors, unfinished, metadata)
+            unfinished.chmod(mode)
             unfinished.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: the cache cannot be written there: {error.strerror}; name another file") from error
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: the cache cannot be written there: {reason}; name another file") from error
 
 
 def check_replaceable(path: Path) -> None:
-    """Check that what has a path's name, if anything has, is a saved cache or an empty file.
+    """Check that what has a path's name, if anything has, is a saved cache, damaged or not, or an empty file.
 
     Raises:
         ConfigError: it is another file, which a slip must not replace, or none that could be replaced.
@@ -75,24 +72,23 @@ def check_replaceable(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(f"{path}: is no regular file; cache.save writes one")
     with path.open("rb") as file:
-        front = file.read(8 + len(FRONT))
-    if front and front[8:] != FRONT:
+        front = file.read(MAX_HEADER)
+    if front and not (front.startswith(b'{"__metadata__":', 8) and f'"{VERSION_KEY}":'.encode() in front):
         raise ConfigError(f"{path}: is there, and is no saved cache, so that it is left alone; name another file")
 
 
-def header_of(parts: Layout, shape: SnapshotShape, fingerprint: Mapping[str, str]) -> bytes:
-    """Return all that comes before the first tensor of a file."""
-    tensors = {"token_ids": (ID_DTYPE, (shape.tokens,)), **parts, DIGEST: (torch.uint8, (32,))}
+def cache_metadata(shape: SnapshotShape, fingerprint: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a file, without its sha256."""
     counts = {"tokens": [shape.tokens], "first_pages": shape.firsts, "states": shape.positions}
-    numbers = {key: ",".join(map(str, values)) for key, values in counts.items()}
-    header: dict[str, object] = {"__metadata__": {VERSION_KEY: VERSION, **numbers, **fingerprint}}
-    end = 0
-    for name, (dtype, sizes) in tensors.items():
-        begin, end = end, end + prod(sizes) * dtype.itemsize
-        header[name] = {"dtype": NAMES[dtype], "shape": sizes, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return {VERSION_KEY: VERSION, **{key: ",".join(map(str, each)) for key, each in counts.items()}, **fingerprint}
+
+
+def cache_digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of metadata and of the bytes of contiguous tensors, both by name, in hexadecimal digits."""
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(bytes_of(tensors[name]))
+    return digest.hexdigest()
 
 
 def read_cache(path: Path, copies: PrefixSnapshots, fingerprint: Mapping[str, str]) -> PrefixSnapshot:
@@ -101,49 +97,50 @@ def read_cache(path: Path, copies: PrefixSnapshots, fingerprint: Mapping[str, st
     Raises:
         ConfigError: there is no such file, it is damaged, or it belongs to another model or other settings.
     """
-    with _explained(path), path.open("rb", buffering=0) as file:
-        digest = hashlib.sha256()
-        found = os.fstat(file.fileno()).st_size
-        header = _read_header(file, found, path)
-        digest.update(header)
-        saved = _metadata(header, path)
-        differs = difference(saved, fingerprint)
-        if differs:
+    # A file that loses its end while it is mapped would end the process, so it is read.
+    with _explained(path), safe_open(path, "pt", backend="pread") as file:
+        saved = dict(file.metadata() or {})
+        _check_version(saved, path)
+        if differs := difference(saved, fingerprint):
             raise ConfigError(f"{path}: {differs}")
-        shape = _shape(saved, path)
+        digest, shape = saved.pop(DIGEST, ""), _shape(saved, path)
         if shape.tokens > copies.context:
             raise ConfigError(
                 f"{path}: has {shape.tokens} tokens, which do not fit in context_length={copies.context}; set "
                 f"context_length to at least {shape.tokens}"
             )
-        about = {key: saved[key] for key in fingerprint if key in saved}
-        layout = copies.layout(shape) if copies.is_possible(shape) else None
-        if layout is None or header_of(layout, shape, about) != header:
-            raise damaged(path, "its header contradicts itself")
-        nbytes = sum(prod(sizes) * dtype.itemsize for dtype, sizes in layout.values())
-        size = len(header) + shape.tokens * ID_DTYPE.itemsize + nbytes + digest.digest_size
-        if found != size:
-            raise damaged(path, f"it has {found} bytes, not {size}")
-        tensors = [torch.empty(shape.tokens, dtype=ID_DTYPE, device="cpu")]
-        tensors += [torch.empty(sizes, dtype=dtype, device="cpu") for dtype, sizes in layout.values()]
-        for tensor in tensors:
-            _fill(file, tensor, path)
-            digest.update(bytes_of(tensor))
-        if file.read(digest.digest_size) != digest.digest():
+        about = {key: saved.get(key, "") for key in fingerprint}
+        if saved != cache_metadata(shape, about) or not copies.is_possible(shape):
+            raise damaged(path, "its metadata contradict themselves")
+        layout = {TOKEN_IDS: (ID_DTYPE, (shape.tokens,)), **copies.layout(shape)}
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        found = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+        if found != {name: (NAMES[dtype], sizes) for name, (dtype, sizes) in layout.items()}:
+            raise damaged(path, "its tensors are not those that its metadata tell of")
+        tensors = {name: file.get_tensor(name) for name in layout}
+        if cache_digest(saved, tensors) != digest:
             raise damaged(path, "its sha256 is another one than when it was written")
-    ids, *others = tensors
-    return PrefixSnapshot(shape, tuple(ids.tolist()), list(zip(others[::2], others[1::2], strict=True)))
+    ids, *parts = tensors.values()
+    return PrefixSnapshot(shape, tuple(ids.tolist()), list(zip(parts[::2], parts[1::2], strict=True)))
 
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
+    """Check that a path names a file whose header can be parsed, and let errors of reading it say what to do."""
+    takes = "cache.load takes a file that cache.save wrote"
     try:
         if not path.is_file():
-            what = "is no regular file" if path.exists() else "no such file"
-            raise ConfigError(f"{path}: {what}; cache.load takes a file that cache.save wrote")
+            raise ConfigError(f"{path}: {'is no regular file' if path.exists() else 'no such file'}; {takes}")
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = file.read(min(length, MAX_HEADER))
+        if length > len(header) or not header.rstrip(b" ").endswith(b"}"):
+            raise ConfigError(f"{path}: is no saved cache, or lost its end; {takes}")
         yield
+    except SafetensorError as error:
+        raise damaged(path, str(error)) from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}; check its permissions") from error
 
 
 def damaged(path: Path, reason: str) -> ConfigError:
@@ -151,50 +148,21 @@ def damaged(path: Path, reason: str) -> ConfigError:
     return ConfigError(f"{path}: is a damaged cache: {reason}; save it again")
 
 
-def _read_header(file: BinaryIO, size: int, path: Path) -> bytes:
-    front = file.read(8)
-    length = int.from_bytes(front, "little")
-    if len(front) < 8 or length > min(MOST_HEADER, size - 8):
-        raise ConfigError(f"{path}: is no saved cache, or lost its end; cache.load takes what cache.save wrote")
-    raw = front + file.read(length)
-    if len(raw) != 8 + length:
-        raise damaged(path, "it ends in its header")
-    return raw
-
-
-def _metadata(header: bytes, path: Path) -> Mapping[str, str]:
-    """Return the texts that a header has about its file, all of them strings."""
-    try:
-        found = parse_json_object(header[8:], str(path)).get("__metadata__")
-    except CheckpointError as error:
-        raise damaged(path, "its header is no JSON") from error
-    if not isinstance(found, dict) or VERSION_KEY not in found:
+def _check_version(saved: Mapping[str, str], path: Path) -> None:
+    if VERSION_KEY not in saved:
         raise ConfigError(f"{path}: is a safetensors file, but no saved cache; cache.load takes what cache.save wrote")
-    if not all(isinstance(value, str) for value in found.values()):
-        raise damaged(path, "its metadata are no texts")
-    if found[VERSION_KEY] != VERSION:
+    if saved[VERSION_KEY] != VERSION:
         raise ConfigError(
-            f"{path}: is a saved cache of version {quoted(found[VERSION_KEY])}, and this graphcore reads {VERSION}; "
+            f"{path}: is a saved cache of version {quoted(saved[VERSION_KEY])}, and this graphcore reads {VERSION}; "
             "save it again"
         )
-    return found
 
 
 def _shape(saved: Mapping[str, str], path: Path) -> SnapshotShape:
     try:
-        tokens, firsts, positions = (
+        (tokens,), firsts, positions = (
             tuple(int(word) for word in saved[key].split(",") if word) for key in ("tokens", "first_pages", "states")
         )
-        (length,) = tokens
     except (KeyError, ValueError) as error:
         raise damaged(path, "its metadata are not those that were written") from error
-    return SnapshotShape(length, firsts, positions)
-
-
-def _fill(file: BinaryIO, tensor: Tensor, path: Path) -> None:
-    left = bytes_of(tensor)
-    while left:
-        count = file.readinto(left)  # type: ignore[attr-defined]  # files without a buffer have it
-        if not count:
-            raise damaged(path, "it lost its end while it was read")
-        left = left[count:]
+    return SnapshotShape(tokens, firsts, positions)
