@@ -93,7 +93,7 @@ class FakeHub:
 
             do_HEAD = do_GET  # noqa: N815
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            def log_message(self, format: str, *args: object) -> None:
                 """Say nothing."""
 
         return Handler

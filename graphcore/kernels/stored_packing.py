@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.packing import Packing
 from graphcore.quant.registry import FORMATS
 
@@ -56,24 +57,19 @@ class StoredPacking(Packing):
         return dequantize_packed(chosen, self.format, (*ids.shape, self.columns), dtype)
 
 
-torch.library.define(
-    "graphcore::dequantize_packed", "(Tensor raw, str name, SymInt[] shape, ScalarType dtype) -> Tensor"
-)
-
-
 def dequantize_packed(raw: Tensor, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return `FORMATS[name].dequantize(raw, shape, dtype)`, as one operation of a compiled graph."""
     op = torch.ops.graphcore.dequantize_packed.default
     return op(raw, name, shape, dtype)  # type: ignore[no-any-return]
 
 
-@torch.library.register_fake("graphcore::dequantize_packed")  # type: ignore[untyped-decorator]  # torch's is untyped
-def _dequantize_fake(raw: Tensor, _name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return raw.new_empty(shape, dtype=dtype)
-
-
 def _dequantize(raw: Tensor, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return FORMATS[name].dequantize(raw, shape, dtype)
 
 
-torch.library.impl("graphcore::dequantize_packed", "CompositeExplicitAutograd", _dequantize)
+register_custom_op(
+    "dequantize_packed",
+    _dequantize,
+    lambda raw, shape, dtype: raw.new_empty(shape, dtype=dtype),
+    schema="(Tensor raw, str name, SymInt[] shape, ScalarType dtype) -> Tensor",
+)

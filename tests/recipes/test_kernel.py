@@ -51,7 +51,7 @@ INSTRUCTION: Edits = {
 }
 KERNEL: Edits = {
     "graphcore/kernels/gpu/elementwise.py": (
-        ('@torch.library.register_fake("graphcore::gpu_elementwise")', f"{WRAPPER}\n\n"),
+        ("@triton.jit", f"{WRAPPER}\n\n"),
         ("    else:\n        tl.static_assert", '    elif ELEMENTS == "softsign":\n        x = x / (1 + tl.abs(x))\n'),
     ),
     "graphcore/graph/gpu/kernel_obstacles.py": (

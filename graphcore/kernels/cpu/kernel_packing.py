@@ -23,6 +23,7 @@ from torch import Tensor
 
 from graphcore.device import product_dtype
 from graphcore.kernels.cpu.library import Matrix, open_library
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.quant.registry import FORMATS
 
@@ -143,47 +144,14 @@ class KernelPacking(Packing):
         return op(ids, packed, self.library, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
 
 
-torch.library.define(
-    "graphcore::packed_linear",
-    "(Tensor x, Tensor packed, Tensor? bias, str library, str format, int rows, str rounding) -> Tensor",
-)
-torch.library.define(
-    "graphcore::packed_rows",
-    "(Tensor ids, Tensor packed, str library, str format, int rows, int columns, ScalarType dtype) -> Tensor",
-)
-torch.library.define(
-    "graphcore::packed_matrix",
-    "(Tensor packed, str library, str format, int rows, int columns, ScalarType dtype) -> Tensor",
-)
-
-
-@torch.library.register_fake("graphcore::packed_matrix")  # type: ignore[untyped-decorator]  # torch does not type it
-def _matrix_fake(packed: Tensor, _library: str, _name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return packed.new_empty((rows, columns), dtype=dtype)
-
-
-def _matrix_cpu(packed: Tensor, library: str, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return KernelPacking(name, rows, columns, library).unpack_rows(packed, dtype, 0, rows)
-
-
-@torch.library.register_fake("graphcore::packed_linear")  # type: ignore[untyped-decorator]  # torch does not type it
-def _linear_fake(
-    x: Tensor, _packed: Tensor, _bias: Tensor | None, _library: str, _name: str, rows: int, _rounding: str
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], rows))
-
-
-@torch.library.register_fake("graphcore::packed_rows")  # type: ignore[untyped-decorator]  # torch does not type it
-def _rows_fake(
-    ids: Tensor, packed: Tensor, _library: str, _name: str, _rows: int, columns: int, dtype: torch.dtype
-) -> Tensor:
-    return packed.new_empty((*ids.shape, columns), dtype=dtype)
+def _matrix_cpu(packed: Tensor, library: str, format: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return KernelPacking(format, rows, columns, library).unpack_rows(packed, dtype, 0, rows)
 
 
 def _linear_cpu(
-    x: Tensor, packed: Tensor, bias: Tensor | None, library: str, name: str, rows: int, rounding: str
+    x: Tensor, packed: Tensor, bias: Tensor | None, library: str, format: str, rows: int, rounding: str
 ) -> Tensor:
-    packing = KernelPacking(name, rows, x.shape[-1], library)
+    packing = KernelPacking(format, rows, x.shape[-1], library)
     tokens = x.numel() // x.shape[-1] if x.numel() else 0
     if rounding in ("float", "wide") and tokens >= DENSE_TOKENS:
         return _dense_product(x, packed, bias, packing)
@@ -225,9 +193,9 @@ def _dense_product(x: Tensor, packed: Tensor, bias: Tensor | None, packing: Kern
 
 
 def _rows_cpu(
-    ids: Tensor, packed: Tensor, library: str, name: str, rows: int, columns: int, dtype: torch.dtype
+    ids: Tensor, packed: Tensor, library: str, format: str, rows: int, columns: int, dtype: torch.dtype
 ) -> Tensor:
-    packing = KernelPacking(name, rows, columns, library)
+    packing = KernelPacking(format, rows, columns, library)
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
         raise IndexError(f"row {int(ids.max())} of a table of {rows} rows")
     ids = ids.contiguous()
@@ -239,7 +207,16 @@ def _rows_cpu(
     return dense
 
 
-# Not as decorators: torch's would leave None under the functions' names.
-torch.library.impl("graphcore::packed_linear", "CPU", _linear_cpu)
-torch.library.impl("graphcore::packed_rows", "CPU", _rows_cpu)
-torch.library.impl("graphcore::packed_matrix", "CPU", _matrix_cpu)
+register_custom_op("packed_linear", _linear_cpu, lambda x, rows: x.new_empty((*x.shape[:-1], rows)), dispatch_key="CPU")
+register_custom_op(
+    "packed_rows",
+    _rows_cpu,
+    lambda ids, packed, columns, dtype: packed.new_empty((*ids.shape, columns), dtype=dtype),
+    dispatch_key="CPU",
+)
+register_custom_op(
+    "packed_matrix",
+    _matrix_cpu,
+    lambda packed, rows, columns, dtype: packed.new_empty((rows, columns), dtype=dtype),
+    dispatch_key="CPU",
+)

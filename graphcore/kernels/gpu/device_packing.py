@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.layout import TAIL_NBYTES, DeviceForm
 from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.quant.registry import FORMATS
@@ -95,37 +96,9 @@ def _unfold(x: Tensor, axis: int, count: int) -> Tensor:
     return x.unflatten(axis, (count, x.shape[axis] // count))  # type: ignore[no-any-return]
 
 
-torch.library.define(
-    "graphcore::device_linear",
-    "(Tensor x, Tensor packed, Tensor? bias, str format, int rows, bool rounds) -> Tensor",
-)
-torch.library.define(
-    "graphcore::device_rows",
-    "(Tensor ids, Tensor packed, str format, int rows, int columns, ScalarType dtype) -> Tensor",
-)
-torch.library.define(
-    "graphcore::device_matrix", "(Tensor packed, str format, int rows, int columns, ScalarType dtype) -> Tensor"
-)
-
-
-@torch.library.register_fake("graphcore::device_linear")
-def _linear_fake(x: Tensor, _packed: Tensor, _bias: Tensor | None, _name: str, rows: int, _rounds: bool) -> Tensor:
-    return x.new_empty((*x.shape[:-1], rows))
-
-
-@torch.library.register_fake("graphcore::device_rows")
-def _rows_fake(ids: Tensor, packed: Tensor, _name: str, _rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return packed.new_empty((*ids.shape, columns), dtype=dtype)
-
-
-@torch.library.register_fake("graphcore::device_matrix")
-def _matrix_fake(packed: Tensor, _name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return packed.new_empty((rows, columns), dtype=dtype)
-
-
-def _rows_cpu(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+def _rows_cpu(ids: Tensor, packed: Tensor, format: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     """Restore the file's blocks of some rows and unpack them, so that tables that wait in RAM need no GPU."""
-    form, one = DeviceForm(name, rows, columns), FORMATS[name]
+    form, one = DeviceForm(format, rows, columns), FORMATS[format]
     blocks = columns // one.block_elements
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
         raise IndexError(f"row {int(ids.max())} of a table of {rows} rows")
@@ -142,13 +115,13 @@ def _rows_cpu(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, d
     return one.dequantize(raw, (*ids.shape, columns), dtype)
 
 
-def _matrix_cpu(packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return _rows_cpu(torch.arange(rows, dtype=torch.int64, device="cpu"), packed, name, rows, columns, dtype)
+def _matrix_cpu(packed: Tensor, format: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return _rows_cpu(torch.arange(rows, dtype=torch.int64, device="cpu"), packed, format, rows, columns, dtype)
 
 
-def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, name: str, rows: int, rounds: bool) -> Tensor:
+def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, format: str, rows: int, rounds: bool) -> Tensor:
     """Unpack the matrix, then multiply."""
-    weight = _matrix_cpu(packed, name, rows, x.shape[-1], torch.float32)
+    weight = _matrix_cpu(packed, format, rows, x.shape[-1], torch.float32)
     wide = x.float()
     if rounds:
         scale = 127.0 / wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST_PEAK)
@@ -156,7 +129,16 @@ def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, name: str, rows:
     return torch.nn.functional.linear(wide, weight, None if bias is None else bias.float()).to(x.dtype)
 
 
-# Not as decorators: torch's would leave None under the functions' names.
-torch.library.impl("graphcore::device_linear", "CPU", _linear_cpu)
-torch.library.impl("graphcore::device_rows", "CPU", _rows_cpu)
-torch.library.impl("graphcore::device_matrix", "CPU", _matrix_cpu)
+register_custom_op("device_linear", _linear_cpu, lambda x, rows: x.new_empty((*x.shape[:-1], rows)), dispatch_key="CPU")
+register_custom_op(
+    "device_rows",
+    _rows_cpu,
+    lambda ids, packed, columns, dtype: packed.new_empty((*ids.shape, columns), dtype=dtype),
+    dispatch_key="CPU",
+)
+register_custom_op(
+    "device_matrix",
+    _matrix_cpu,
+    lambda packed, rows, columns, dtype: packed.new_empty((rows, columns), dtype=dtype),
+    dispatch_key="CPU",
+)

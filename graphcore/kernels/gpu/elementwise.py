@@ -11,14 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.epilogue import activated
 
 BLOCK = 1024
-
-torch.library.define(
-    "graphcore::gpu_elementwise",
-    "(Tensor(a!) out, Tensor a, Tensor? b, str elements, str activation, float factor) -> ()",
-)
 
 
 def gate_elements(a: Tensor, b: Tensor, activation: str) -> Tensor:
@@ -45,11 +41,6 @@ def cap_elements(a: Tensor, limit: float) -> Tensor:
     out = torch.empty(a.shape, dtype=a.dtype, device=a.device)
     torch.ops.graphcore.gpu_elementwise.default(out, a, None, "cap", "", limit)
     return out
-
-
-@torch.library.register_fake("graphcore::gpu_elementwise")
-def _fake(_out: Tensor, *_: object) -> None:
-    return None
 
 
 @triton.jit
@@ -91,5 +82,4 @@ def launch_elementwise(out: Tensor, a: Tensor, b: Tensor | None, elements: str, 
     )  # fmt: skip
 
 
-# Not as a decorator: torch's would leave None under the function's name. Without a GPU the interpreter runs it.
-torch.library.impl("graphcore::gpu_elementwise", "CompositeExplicitAutograd", launch_elementwise)
+register_custom_op("gpu_elementwise", launch_elementwise, mutates_args=["out"])

@@ -12,40 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.norm import block_of, normed
 
 SMALLEST_PEAK = tl.constexpr(1e-5)  # a row of zeros keeps a finite scale
 WHOLE = tl.constexpr(12582912.0)  # 1.5 * 2**23: float32 numbers of this size have no fraction, so adding it rounds
-
-torch.library.define(
-    "graphcore::norm_to_codes",
-    "(Tensor x, Tensor? weight, Tensor? bias, float eps, bool is_rms, bool scale_in_float32, ScalarType dtype)"
-    " -> (Tensor, Tensor)",
-)
-
-
-def norm_to_codes(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, is_rms: bool, wide: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return `x`, normalised if there is a weight, rounded to codes.
-
-    Args:
-        x: [N, I] any float dtype, contiguous.
-        weight, bias, eps, is_rms, dtype: parameters of the norm, as in gpu/norm.py; the norm's result has dtype.
-        wide: scale_in_float32 of the norm.
-
-    Returns:
-        [N, I] dtype, integers from -128 to 127, and [N] float32, the scales that x was multiplied with.
-    """
-    return torch.ops.graphcore.norm_to_codes.default(x, weight, bias, eps, is_rms, wide, dtype)  # type: ignore[no-any-return]
-
-
-@torch.library.register_fake("graphcore::norm_to_codes")
-def _fake(
-    x: Tensor, _weight: Tensor | None, _bias: Tensor | None, _eps: float, _rms: bool, _wide: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=dtype), x.new_empty(len(x), dtype=torch.float32)
 
 
 @triton.jit
@@ -69,15 +41,37 @@ def _norm_to_codes(
 
 
 def launch_norm_to_codes(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, is_rms: bool, wide: bool, dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    is_rms: bool,
+    scale_in_float32: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Implement `norm_to_codes`; nothing is fused, because x * scale is rounded before it becomes an integer."""
+    """Return `x`, normalised if there is a weight, rounded to codes.
+
+    Nothing is fused, because x * scale is rounded before it becomes an integer.
+
+    Args:
+        x: [N, I] any float dtype, contiguous.
+        weight, bias, eps, is_rms, scale_in_float32, dtype: parameters of the norm, as in gpu/norm.py; the norm's result
+            has dtype.
+
+    Returns:
+        [N, I] dtype, integers from -128 to 127, and [N] float32, the scales that x was multiplied with.
+    """
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)
     scales = torch.empty(len(x), dtype=torch.float32, device=x.device)
     shape = block_of(x)
-    _norm_to_codes[(len(x),)](x, weight, bias, codes, scales, x.shape[1], eps, IS_RMS=is_rms, WIDE=wide, **shape)
+    _norm_to_codes[(len(x),)](
+        x, weight, bias, codes, scales, x.shape[1], eps, IS_RMS=is_rms, WIDE=scale_in_float32, **shape
+    )
     return codes, scales
 
 
-# Not as a decorator: torch's would leave None under the function's name. Without a GPU the interpreter runs it.
-torch.library.impl("graphcore::norm_to_codes", "CompositeExplicitAutograd", launch_norm_to_codes)
+norm_to_codes = register_custom_op(
+    "norm_to_codes",
+    launch_norm_to_codes,
+    lambda x, dtype: (x.new_empty(x.shape, dtype=dtype), x.new_empty(len(x), dtype=torch.float32)),
+)

@@ -14,22 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.matrix import MOST_COLUMNS
 from graphcore.kernels.gpu.mean_squares import MOST_SUMMED, SHRINK, FusedNorm, fixed_squares
 from graphcore.kernels.gpu.pdl import pdl_options
-
-torch.library.define(
-    "graphcore::residual_norm",
-    "(Tensor(a!) x, Tensor? added, Tensor? weight_after, Tensor weight, Tensor? bias, float eps, bool is_rms,"
-    " bool scale_in_float32, ScalarType dtype) -> Tensor",
-)
-torch.library.define(
-    "graphcore::prepare_norm",
-    "(Tensor(a!) x, Tensor? added, Tensor? weight_after, float eps, Tensor weight, Tensor(b!) rows, Tensor(c!) squares)"
-    " -> ()",
-)
-torch.library.define("graphcore::add_normed", "(Tensor(a!) x, Tensor added, Tensor weight_after, float eps) -> ()")
 
 
 def residual_norm(
@@ -73,32 +62,6 @@ def prepare_norm(
         eps: the epsilon of the norm of `added`.
     """
     torch.ops.graphcore.prepare_norm.default(x, added, weight_after, eps, *next_norm)
-
-
-def add_rms_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float) -> None:
-    """Add the RMSNorm of an answer [N, D], times `weight_after` [D], to the residual stream `x` [N, D] float32."""
-    torch.ops.graphcore.add_normed.default(x, added, weight_after, eps)
-
-
-@torch.library.register_fake("graphcore::residual_norm")
-def _fake(
-    x: Tensor,
-    _added: Tensor | None,
-    _after: Tensor | None,
-    _weight: Tensor,
-    _bias: Tensor | None,
-    _eps: float,
-    _rms: bool,
-    _wide: bool,
-    dtype: torch.dtype,
-) -> Tensor:
-    return x.new_empty(x.shape, dtype=dtype)
-
-
-@torch.library.register_fake("graphcore::prepare_norm")
-@torch.library.register_fake("graphcore::add_normed")
-def _fake_add(_x: Tensor, *_: object) -> None:
-    return None
 
 
 @triton.jit
@@ -203,7 +166,7 @@ def launch_prepare_norm(
 
 
 def launch_add_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float) -> None:
-    """Implement `add_rms_normed`."""
+    """Add the RMSNorm of an answer [N, D], times `weight_after` [D], to the residual stream `x` [N, D] float32."""
     assert x.dtype is torch.float32, f"the residual stream is float32, not {x.dtype}"
     _residual_norm[(len(x),)](
         x, added, weight_after, None, None, None, None, x.shape[1], eps, IS_RMS=True, WIDE=True, **block_of(x)
@@ -223,7 +186,8 @@ def block_of(x: Tensor) -> dict[str, int | bool]:
     return {"BLOCK": block, "num_warps": warps, "enable_fp_fusion": False, **pdl_options()}
 
 
-# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs them.
-torch.library.impl("graphcore::residual_norm", "CompositeExplicitAutograd", launch_residual_norm)
-torch.library.impl("graphcore::prepare_norm", "CompositeExplicitAutograd", launch_prepare_norm)
-torch.library.impl("graphcore::add_normed", "CompositeExplicitAutograd", launch_add_normed)
+register_custom_op(
+    "residual_norm", launch_residual_norm, lambda x, dtype: x.new_empty(x.shape, dtype=dtype), mutates_args=["x"]
+)
+register_custom_op("prepare_norm", launch_prepare_norm, mutates_args=["x", "rows", "squares"])
+add_rms_normed = register_custom_op("add_normed", launch_add_normed, mutates_args=["x"])

@@ -18,17 +18,12 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from graphcore.kernels.cpu.attention import sliced_attend
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.kv_formats import entries, heads_of, kept_at, like_heads_of, own_heads, put_entries
 
 Caches = tuple[Tensor, Tensor]
 """Pools of keys and of values."""
-
-torch.library.define(
-    "graphcore::attend",
-    "(Tensor query, Tensor? key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor table, Tensor starts,"
-    " Tensor counts, int window, float scale, Tensor? sinks=None, str library='', float cap=0.0) -> Tensor",
-)
 
 
 def attend(
@@ -92,11 +87,6 @@ def attend_shared(
     op = torch.ops.graphcore.attend.default
     spans = (starts, counts, window, scale, sinks, library, cap)
     return op(query, None, None, k_cache, v_cache, table, *spans)  # type: ignore[no-any-return]
-
-
-@torch.library.register_fake("graphcore::attend")  # type: ignore[untyped-decorator]  # torch does not type it
-def _attend_fake(query: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
 def masked_attend(
@@ -225,6 +215,12 @@ def _write_masked(kept: Sequence[Tensor], caches: Caches, table: Tensor, starts:
         )
 
 
-# Not as decorators: torch's would leave None under the functions' names.
+register_custom_op(
+    "attend",
+    masked_attend,
+    lambda query: torch.empty_like(query, memory_format=torch.contiguous_format),
+    schema="(Tensor query, Tensor? key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor table,"
+    " Tensor starts, Tensor counts, int window, float scale, Tensor? sinks=None, str library='',"
+    " float cap=0.0) -> Tensor",
+)
 torch.library.impl("graphcore::attend", "CPU", sliced_attend)
-torch.library.impl("graphcore::attend", "CompositeExplicitAutograd", masked_attend)

@@ -21,19 +21,13 @@ import torch
 from torch import Tensor
 
 from graphcore.activations import Gating
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.matrix import DENSE
-from graphcore.kernels.ops.experts import answers_fake
+from graphcore.kernels.ops.experts import empty_answers
 
 CALLS, HITS, LOADED, IN_PLACE = range(4)  # entries of `ExpertSlots.tallies`
 
-STATE = "Tensor(a!) places, Tensor(b!) holders, Tensor(c!) last_use, Tensor(d!) tallies"
-TAKE = f"(Tensor chosen, Tensor[] waiting, Tensor(e!)[] slots, {STATE}) -> ()"
-torch.library.define("graphcore::take_experts", TAKE)
-torch.library.define(
-    "graphcore::cached_experts",
-    f"(Tensor x, Tensor chosen, Tensor[] waiting, Tensor(e!)[] slots, {STATE}, Tensor[] biases, int hidden,"
-    " str activation, float limit, float alpha, str[] formats) -> Tensor",
-)
+WRITTEN = ("places", "holders", "last_use", "tallies", "slots")  # fields of `ExpertSlots` that taking experts changes
 
 
 class ExpertSlots(NamedTuple):
@@ -101,14 +95,6 @@ def cached_experts(
     return op(x, chosen, *experts, biases, hidden, *gating, formats)  # type: ignore[no-any-return]
 
 
-@torch.library.register_fake("graphcore::take_experts")  # type: ignore[untyped-decorator]  # torch does not type it
-def _fake(_chosen: Tensor, *_: object) -> None:
-    return
-
-
-torch.library.register_fake("graphcore::cached_experts", answers_fake)
-
-
 def take_one_by_one(
     chosen: Tensor,
     waiting: Sequence[Tensor],
@@ -168,6 +154,5 @@ def answers_in_two_parts(
     return torch.where(in_slot[..., None], answers(slots, where), answers(waiting, elsewhere))
 
 
-# Not as decorators: torch's would leave None under the functions' names.
-torch.library.impl("graphcore::take_experts", "CPU", take_one_by_one)
-torch.library.impl("graphcore::cached_experts", "CPU", answers_in_two_parts)
+register_custom_op("take_experts", take_one_by_one, mutates_args=WRITTEN, dispatch_key="CPU")
+register_custom_op("cached_experts", answers_in_two_parts, empty_answers, mutates_args=WRITTEN, dispatch_key="CPU")

@@ -19,49 +19,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.ops.gating import gated_features
 
 ExpertFunction = Callable[[Tensor, int, int], Tensor]
 Places = Sequence[int] | None
 ALIGNMENT = 64  # bytes; a product may add in another order if a matrix has another alignment
 
-torch.library.define(
-    "graphcore::experts",
-    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, str activation, float limit,"
-    " float alpha, int[]? places=None) -> Tensor",
-)
 
-
-def experts(
-    x: Tensor,
-    chosen: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    activation: str,
-    limit: float,
-    alpha: float,
-    places: Places = None,
-) -> Tensor:
-    """Return each chosen expert's answer for its token.
-
-    Args:
-        x: [N, D] compute dtype.
-        chosen: [N, C] int64, distinct within a token; -1 for no expert.
-        weights: gate [S, F, D], up [S, F, D] and down [S, D, F], compute dtype.
-        biases: gate [X, F], up [X, F] and down [X, D], compute dtype; empty for none.
-        activation, limit, alpha: fields of `Gating`, which say how gate and up are joined.
-        places: place of each of the X experts among the S; -1 if it is missing. None if expert i is at place i.
-
-    Returns:
-        [N, C, D] compute dtype; zeros for no expert and for missing experts.
-    """
-    op = torch.ops.graphcore.experts.default
-    return op(x, chosen, weights, biases, activation, limit, alpha, places)  # type: ignore[no-any-return]
-
-
-@torch.library.register_fake("graphcore::experts")  # type: ignore[untyped-decorator]  # torch does not type it
-def answers_fake(x: Tensor, chosen: Tensor, *_: object) -> Tensor:
-    """Return the answers' shape and dtype, for tracing."""
+def empty_answers(x: Tensor, chosen: Tensor) -> Tensor:
+    """Return an empty tensor like the answers, for tracing."""
     return x.new_empty((*chosen.shape, x.shape[1]))
 
 
@@ -136,7 +103,19 @@ def masked_experts(
     alpha: float,
     places: Places = None,
 ) -> Tensor:
-    """Implement `experts` without reading back the choice."""
+    """Return each chosen expert's answer for its token, without reading back the choice.
+
+    Args:
+        x: [N, D] compute dtype.
+        chosen: [N, C] int64, distinct within a token; -1 for no expert.
+        weights: gate [S, F, D], up [S, F, D] and down [S, D, F], compute dtype.
+        biases: gate [X, F], up [X, F] and down [X, D], compute dtype; empty for none.
+        activation, limit, alpha: fields of `Gating`, which say how gate and up are joined.
+        places: place of each of the X experts among the S; -1 if it is missing. None if expert i is at place i.
+
+    Returns:
+        [N, C, D] compute dtype; zeros for no expert and for missing experts.
+    """
     num_experts = num_experts_of(weights, places)
     # With no more choices than experts, the gathered copies are no larger than the layer's own weights.
     if chosen.numel() <= num_experts:
@@ -179,6 +158,5 @@ def all_on_every(x: Tensor, chosen: Tensor, num_experts: int, places: Places, ru
     return y
 
 
-# Not as decorators: torch's would leave None under the functions' names.
+experts = register_custom_op("experts", masked_experts, empty_answers)
 torch.library.impl("graphcore::experts", "CPU", looped_experts)
-torch.library.impl("graphcore::experts", "CompositeExplicitAutograd", masked_experts)

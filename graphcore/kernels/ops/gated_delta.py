@@ -20,6 +20,7 @@ from torch import Tensor
 from graphcore.kernels.cpu.instructions import MOST_TAPS, Delta
 from graphcore.kernels.cpu.kernel_packing import DTYPE_NUMBERS
 from graphcore.kernels.cpu.library import open_library
+from graphcore.kernels.custom_ops import register_custom_op, schema_of
 from graphcore.kernels.ops.delta_rule import (
     delta_gates,
     gated_delta_rule,
@@ -27,13 +28,6 @@ from graphcore.kernels.ops.delta_rule import (
     short_convolution,
     spread_heads,
     unit_heads,
-)
-
-torch.library.define(
-    "graphcore::delta_heads",
-    "(Tensor mixed, Tensor z, Tensor a, Tensor b, Tensor conv_weight, Tensor? conv_bias, Tensor rate, Tensor dt_bias,"
-    " Tensor norm_weight, Tensor(a!) convolution, Tensor(b!) recurrent, Tensor starts, Tensor counts, int key_heads,"
-    " float eps, bool tiled=False, str library='') -> Tensor",
 )
 
 
@@ -83,11 +77,6 @@ def delta_heads(
     weights = (conv_weight, conv_bias, rate, dt_bias, norm_weight)
     spans = (convolution, recurrent, starts, counts, key_heads, eps, tiled, library)
     return op(mixed, z, a, b, *weights, *spans)  # type: ignore[no-any-return]
-
-
-@torch.library.register_fake("graphcore::delta_heads")  # type: ignore[untyped-decorator]  # torch does not type it
-def _delta_heads_fake(_mixed: Tensor, z: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(z, memory_format=torch.contiguous_format)
 
 
 class DeltaParts(NamedTuple):
@@ -184,6 +173,10 @@ def _address(tensor: Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
-# Not as decorators: torch's would leave None under the functions' names.
+register_custom_op(
+    "delta_heads",
+    plain_delta_heads,
+    lambda z: torch.empty_like(z, memory_format=torch.contiguous_format),
+    schema=schema_of(delta_heads, ["convolution", "recurrent"]),
+)
 torch.library.impl("graphcore::delta_heads", "CPU", delta_heads_on_cpu)
-torch.library.impl("graphcore::delta_heads", "CompositeExplicitAutograd", plain_delta_heads)

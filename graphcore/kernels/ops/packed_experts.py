@@ -17,13 +17,14 @@ from torch import Tensor
 from graphcore.activations import Gating
 from graphcore.kernels.cpu.experts import run_experts
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.ops.experts import (
     ExpertFunction,
     Places,
     all_on_every,
-    answers_fake,
     each_on_its_own,
+    empty_answers,
     num_experts_of,
 )
 from graphcore.kernels.ops.gating import gated_features
@@ -31,15 +32,11 @@ from graphcore.kernels.packing import Packing
 from graphcore.kernels.stored_packing import StoredPacking
 
 torch.library.define(
-    "graphcore::packed_experts",
-    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, int[]? places, int hidden, str activation,"
-    " float limit, float alpha, str[] formats, str library, str rounding) -> Tensor",
-)
-torch.library.define(
     "graphcore::device_experts",
     "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, int[]? places, int hidden, str activation,"
     " float limit, float alpha, str[] formats) -> Tensor",
 )
+torch.library.register_fake("graphcore::device_experts", empty_answers)
 
 
 def packed_experts(
@@ -74,10 +71,6 @@ def packed_experts(
     op = torch.ops.graphcore.packed_experts.default
     how = (first.rows, *gating, formats, library, rounding)
     return op(x, chosen, weights, biases, places, *how)  # type: ignore[no-any-return]
-
-
-torch.library.register_fake("graphcore::packed_experts", answers_fake)
-torch.library.register_fake("graphcore::device_experts", answers_fake)
 
 
 class _How(NamedTuple):
@@ -132,6 +125,11 @@ def _expert(dim: int, weights: Sequence[Tensor], biases: Sequence[Tensor], how: 
     return run
 
 
-# Not as decorators: torch's would leave None under the functions' names.
+register_custom_op(
+    "packed_experts",
+    _masked,
+    empty_answers,
+    schema="(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, int[]? places, int hidden, str activation,"
+    " float limit, float alpha, str[] formats, str library, str rounding) -> Tensor",
+)
 torch.library.impl("graphcore::packed_experts", "CPU", _looped)
-torch.library.impl("graphcore::packed_experts", "CompositeExplicitAutograd", _masked)

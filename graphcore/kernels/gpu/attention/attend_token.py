@@ -10,16 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.attention.decode import launch_attend_token
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
-
-torch.library.define(
-    "graphcore::attend_token",
-    "(Tensor query, Tensor? key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor table, Tensor starts,"
-    " Tensor counts, int window, float scale, Tensor? sinks=None, Tensor(c!)? arrivals=None, float cap=0.0,"
-    " Tensor? rope=None, Tensor? q_weight=None, Tensor? k_weight=None, float eps=0.0, bool scale_in_float32=True)"
-    " -> Tensor",
-)
 
 
 class HeadNorms(NamedTuple):
@@ -73,10 +66,12 @@ def attend_token(
     return op(query, key, value, *place, *how, arrivals, scoring.cap, rope, *(norms or HeadNorms()))  # type: ignore[no-any-return]
 
 
-@torch.library.register_fake("graphcore::attend_token")
-def _fake(query: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(query, memory_format=torch.contiguous_format)
-
-
-# Not as a decorator: torch's would leave None under the function's name. Without a GPU the interpreter runs it.
-torch.library.impl("graphcore::attend_token", "CompositeExplicitAutograd", launch_attend_token)
+register_custom_op(
+    "attend_token",
+    launch_attend_token,
+    lambda query: torch.empty_like(query, memory_format=torch.contiguous_format),
+    schema="(Tensor query, Tensor? key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor table,"
+    " Tensor starts, Tensor counts, int window, float scale, Tensor? sinks=None, Tensor(c!)? arrivals=None,"
+    " float cap=0.0, Tensor? rope=None, Tensor? q_weight=None, Tensor? k_weight=None, float eps=0.0,"
+    " bool scale_in_float32=True) -> Tensor",
+)

@@ -16,11 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.pdl import pdl_options
-from graphcore.kernels.ops.expert_slots import TAKE, ExpertSlots
-
-torch.library.define("graphcore::gpu_take_experts", TAKE)
+from graphcore.kernels.ops.expert_slots import WRITTEN, ExpertSlots
 
 NEVER = tl.constexpr(1 << 62)
 RESOLVE_WARPS = 4
@@ -32,11 +31,6 @@ MOST_BLOCKS = 32  # programs that share an expert: a link is full with a few hun
 def take_slots(chosen: Tensor, experts: ExpertSlots) -> None:
     """Give chosen experts slots by these kernels, as `take_experts` does; `chosen` is contiguous."""
     torch.ops.graphcore.gpu_take_experts.default(chosen, *experts)
-
-
-@torch.library.register_fake("graphcore::gpu_take_experts")
-def _fake(_chosen: Tensor, *_: object) -> None:
-    return
 
 
 @triton.jit
@@ -144,6 +138,5 @@ def _words(matrices: Tensor) -> Tensor:
     return matrices.view(-1).view(dtype)
 
 
-# Not as decorators: torch's would leave None under the function's name. Without a GPU the interpreter runs it.
-torch.library.impl("graphcore::gpu_take_experts", "CompositeExplicitAutograd", launch_take)
+register_custom_op("gpu_take_experts", launch_take, mutates_args=WRITTEN)
 torch.library.impl("graphcore::take_experts", "CUDA", launch_take)

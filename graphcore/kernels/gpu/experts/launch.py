@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from graphcore.activations import Gating
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.experts.fetch import launch_take
 from graphcore.kernels.gpu.experts.few_tokens import launch_few, launch_few_summed
 from graphcore.kernels.gpu.experts.grouped import launch_many
@@ -20,14 +21,6 @@ from graphcore.kernels.gpu.matrix import DENSE
 from graphcore.kernels.gpu.mean_squares import FusedNorm, fused_norm_of
 
 FEW = 8  # largest number of tokens for which experts' bytes are not shared between tokens
-
-torch.library.define(
-    "graphcore::gpu_add_experts",
-    "(Tensor(a!) stream, Tensor x, Tensor chosen, Tensor shares, Tensor[] weights, Tensor[] biases, Tensor? places,"
-    " int hidden, str activation, float limit, float alpha, str[] formats,"
-    " Tensor(b!)? arrivals=None, Tensor[]? waiting=None, Tensor? norm_weight=None, Tensor(c!)? norm_rows=None,"
-    " Tensor(d!)? squares=None) -> ()",
-)
 
 
 def add_expert_answers(
@@ -64,26 +57,8 @@ def add_expert_answers(
         next_norm: as in `few_tokens.launch_few_summed`.
     """
     op = torch.ops.graphcore.gpu_add_experts.default
-    op(
-        stream,
-        x,
-        chosen,
-        shares,
-        weights,
-        biases,
-        places,
-        hidden,
-        *gating,
-        formats,
-        arrivals,
-        waiting,
-        *(next_norm or (None, None, None)),
-    )
-
-
-@torch.library.register_fake("graphcore::gpu_add_experts")
-def _fake(_stream: Tensor, *_: object) -> None:
-    return
+    norm = next_norm or (None, None, None)
+    op(stream, x, chosen, shares, weights, biases, places, hidden, *gating, formats, arrivals, waiting, *norm)
 
 
 def launch_add_experts(
@@ -169,8 +144,7 @@ def launch_cached_experts(
     return launch(x.contiguous(), chosen, mixture)
 
 
-# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs it.
-torch.library.impl("graphcore::gpu_add_experts", "CompositeExplicitAutograd", launch_add_experts)
+register_custom_op("gpu_add_experts", launch_add_experts, mutates_args=["stream", "arrivals", "norm_rows", "squares"])
 torch.library.impl("graphcore::device_experts", "CompositeExplicitAutograd", launch_packed_experts)
 torch.library.impl("graphcore::experts", "CUDA", launch_experts)
 torch.library.impl("graphcore::cached_experts", "CUDA", launch_cached_experts)

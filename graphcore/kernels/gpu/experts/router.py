@@ -12,69 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels import limits
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.epilogue import scaled_and_biased, store_products
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
 from graphcore.kernels.gpu.pdl import pdl_options
 from graphcore.kernels.gpu.products.dense import dense_tile, dotted_sums, in_pairs, multiplied_sums
-
-torch.library.define(
-    "graphcore::gpu_choose_experts", "(Tensor scores, Tensor? counts, int top_k, bool over_all) -> (Tensor, Tensor)"
-)
-torch.library.define(
-    "graphcore::gpu_route_experts",
-    "(Tensor x, Tensor weight, Tensor? bias, Tensor? counts, int top_k, bool over_all, Tensor(a!)? arrivals=None)"
-    " -> (Tensor, Tensor)",
-)
-
-
-def choose_decode_experts(
-    scores: Tensor, counts: Tensor | None, top_k: int, over_all: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return the experts with the highest scores, best first, and their shares in a softmax.
-
-    Args:
-        scores: [N, X] any float dtype, contiguous, no NaN.
-        counts: [N] int64, 0 for padding, which chooses no expert; or None.
-        top_k: C.
-        over_all: True if the softmax is over all experts, False if it is over the chosen ones.
-
-    Returns:
-        chosen [N, C] int64, -1 for no expert, the first of equal scores; shares [N, C], dtype of the scores.
-    """
-    return torch.ops.graphcore.gpu_choose_experts.default(scores, counts, top_k, over_all)  # type: ignore[no-any-return]
-
-
-@torch.library.register_fake("graphcore::gpu_choose_experts")
-def _fake(scores: Tensor, _counts: Tensor | None, top_k: int, _over_all: bool) -> tuple[Tensor, Tensor]:
-    return _empty_choice(scores, top_k)
-
-
-def route_decode_experts(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    counts: Tensor | None,
-    top_k: int,
-    over_all: bool = False,
-    arrivals: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the experts with the highest scores x @ weight.T + bias, as `choose_decode_experts` does.
-
-    Args:
-        x: [N, D] compute dtype, contiguous; N up to 8. Scores are rounded to its dtype.
-        weight: [X, D] and bias: [X], compute dtype.
-        arrivals: [1 or more] int32 zeros, zeros again afterwards; None to make them, in one more launch.
-    """
-    op = torch.ops.graphcore.gpu_route_experts.default
-    return op(x, weight, bias, counts, top_k, over_all, arrivals)  # type: ignore[no-any-return]
-
-
-@torch.library.register_fake("graphcore::gpu_route_experts")
-def _fake_route(
-    x: Tensor, _weight: Tensor, _bias: Tensor | None, _counts: Tensor | None, top_k: int, *_: object
-) -> tuple[Tensor, Tensor]:
-    return _empty_choice(x, top_k)
 
 
 @triton.jit
@@ -143,7 +86,17 @@ def _route(
 
 
 def launch_choose_experts(scores: Tensor, counts: Tensor | None, top_k: int, over_all: bool) -> tuple[Tensor, Tensor]:
-    """Implement `choose_decode_experts`."""
+    """Return the experts with the highest scores, best first, and their shares in a softmax.
+
+    Args:
+        scores: [N, X] any float dtype, contiguous, no NaN.
+        counts: [N] int64, 0 for padding, which chooses no expert; or None.
+        top_k: C.
+        over_all: True if the softmax is over all experts, False if it is over the chosen ones.
+
+    Returns:
+        chosen [N, C] int64, -1 for no expert, the first of equal scores; shares [N, C], dtype of the scores.
+    """
     tokens, num_experts = scores.shape
     chosen, shares = _empty_choice(scores, top_k)
     _choose[(tokens,)](
@@ -159,10 +112,16 @@ def launch_route(
     bias: Tensor | None,
     counts: Tensor | None,
     top_k: int,
-    over_all: bool = False,
+    over_all: bool,
     arrivals: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Implement `route_decode_experts`."""
+    """Return the experts with the highest scores x @ weight.T + bias, as `choose_decode_experts` does.
+
+    Args:
+        x: [N, D] compute dtype, contiguous; N up to 8. Scores are rounded to its dtype.
+        weight: [X, D] and bias: [X], compute dtype.
+        arrivals: [1 or more] int32 zeros, zeros again afterwards; None to make them, in one more launch.
+    """
     num_experts = len(weight)
     assert len(x) <= limits.MOST_TOKENS, f"{len(x)} tokens, this kernel is for up to {limits.MOST_TOKENS}"
     assert x.is_contiguous(), "the kernel takes x row by row"
@@ -189,6 +148,9 @@ def _constants(num_experts: int, top_k: int, over_all: bool) -> dict[str, int]:
     return {"TOP_K": top_k, "OVER_ALL": over_all, **widths}
 
 
-# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs them.
-torch.library.impl("graphcore::gpu_choose_experts", "CompositeExplicitAutograd", launch_choose_experts)
-torch.library.impl("graphcore::gpu_route_experts", "CompositeExplicitAutograd", launch_route)
+choose_decode_experts = register_custom_op(
+    "gpu_choose_experts", launch_choose_experts, lambda scores, top_k: _empty_choice(scores, top_k)
+)
+route_decode_experts = register_custom_op(
+    "gpu_route_experts", launch_route, lambda x, top_k: _empty_choice(x, top_k), mutates_args=["arrivals"]
+)

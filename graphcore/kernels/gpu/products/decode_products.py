@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels import limits
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.epilogue import activated
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
 from graphcore.kernels.gpu.mean_squares import FusedNorm, fused_norm_of
@@ -27,17 +28,6 @@ from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_
 from graphcore.kernels.gpu.products.dense import launch_dense_gated, launch_dense_product
 
 BLOCK = 256  # hidden features of a program that applies the gate
-_OPERANDS = (
-    "Tensor x, Tensor? x_scale, Tensor[] weights, Tensor?[] biases, Tensor?[] scales, str[] formats, int[] rows,"
-    " bool divides, str activation, float eps"
-)
-
-torch.library.define("graphcore::gpu_product", f"({_OPERANDS}, ScalarType dtype) -> Tensor")
-torch.library.define(
-    "graphcore::gpu_add_product",
-    f"(Tensor(a!) stream, {_OPERANDS}, Tensor? weight, Tensor(b!)? norm_rows, Tensor(c!)? squares) -> ()",
-)
-torch.library.define("graphcore::gpu_gated", f"({_OPERANDS}, ScalarType dtype) -> Tensor")
 
 
 def product(
@@ -104,53 +94,14 @@ def _operands(matrices: Sequence[DeviceMatrix]) -> tuple[list[object], ...]:
     return tuple(list(column) for column in zip(*matrices, strict=True))
 
 
-@torch.library.register_fake("graphcore::gpu_product")
-def _fake_product(
-    x: Tensor,
-    _scale: Tensor | None,
-    _weights: list[Tensor],
-    _biases: list[Tensor | None],
-    _scales: list[Tensor | None],
-    _formats: list[str],
-    rows: list[int],
-    _divides: bool,
-    _activation: str,
-    _eps: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    return x.new_empty((len(x), sum(rows)), dtype=dtype)
-
-
-@torch.library.register_fake("graphcore::gpu_add_product")
-def _fake_add(_stream: Tensor, *_: object) -> None:
-    return None
-
-
-@torch.library.register_fake("graphcore::gpu_gated")
-def _fake_gated(
-    x: Tensor,
-    _scale: Tensor | None,
-    _weights: list[Tensor],
-    _biases: list[Tensor | None],
-    _scales: list[Tensor | None],
-    _formats: list[str],
-    rows: list[int],
-    _divides: bool,
-    _activation: str,
-    _eps: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    return x.new_empty((len(x), rows[0]), dtype=dtype)
-
-
 def launch_product(
     x: Tensor,
     x_scale: Tensor | None,
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-    scales: list[Tensor | None],
-    formats: list[str],
-    rows: list[int],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    scales: Sequence[Tensor | None],
+    formats: Sequence[str],
+    rows: Sequence[int],
     divides: bool,
     activation: str,
     eps: float,
@@ -167,11 +118,11 @@ def launch_add_product(
     stream: Tensor,
     x: Tensor,
     x_scale: Tensor | None,
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-    scales: list[Tensor | None],
-    formats: list[str],
-    rows: list[int],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    scales: Sequence[Tensor | None],
+    formats: Sequence[str],
+    rows: Sequence[int],
     divides: bool,
     activation: str,
     eps: float,
@@ -188,11 +139,11 @@ def launch_add_product(
 def launch_gated(
     x: Tensor,
     x_scale: Tensor | None,
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-    scales: list[Tensor | None],
-    formats: list[str],
-    rows: list[int],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    scales: Sequence[Tensor | None],
+    formats: Sequence[str],
+    rows: Sequence[int],
     divides: bool,
     activation: str,
     eps: float,
@@ -267,7 +218,6 @@ def launch_gate(both: Tensor, activation: str, out: Tensor) -> None:
     )
 
 
-# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs them.
-torch.library.impl("graphcore::gpu_product", "CompositeExplicitAutograd", launch_product)
-torch.library.impl("graphcore::gpu_add_product", "CompositeExplicitAutograd", launch_add_product)
-torch.library.impl("graphcore::gpu_gated", "CompositeExplicitAutograd", launch_gated)
+register_custom_op("gpu_product", launch_product, lambda x, rows, dtype: x.new_empty((len(x), sum(rows)), dtype=dtype))
+register_custom_op("gpu_add_product", launch_add_product, mutates_args=["stream", "norm_rows", "squares"])
+register_custom_op("gpu_gated", launch_gated, lambda x, rows, dtype: x.new_empty((len(x), rows[0]), dtype=dtype))

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.sampling.kept_tokens import (
     MIN_P,
     NUMBERS,
@@ -28,9 +29,7 @@ from graphcore.kernels.gpu.sampling.kept_tokens import (
 )
 from graphcore.kernels.gpu.sampling.likeliest import (
     FIELDS,
-    FLOW,
     HIGHEST,
-    OUTPUTS,
     PART,
     finish,
     num_parts_of,
@@ -38,38 +37,6 @@ from graphcore.kernels.gpu.sampling.likeliest import (
     store_logit_sums,
 )
 from graphcore.kernels.gpu.sampling.weights_and_noise import MOST_FLOAT, noise_of, to_fixed_point
-
-torch.library.define(
-    "graphcore::choose_drawn",
-    f"(Tensor logits, Tensor numbers, Tensor seeds, Tensor(z!) seen, bool has_top_k_top_p, {FLOW}, {OUTPUTS}) -> ()",
-)
-
-
-def choose_drawn(
-    logits: Tensor, numbers: Tensor, seeds: Tensor, seen: Tensor, has_top_k_top_p: bool, *flow: Tensor
-) -> None:
-    """Draw each row's token and make it the next input.
-
-    The position of a row's draw is starts + counts, where its token will be.
-
-    Args:
-        logits: [B, V] float32; V below 2 ** 24.
-        numbers: [B, NUMBERS] float32: sampling parameters in the order of `PARAMETERS`; a temperature of 0 takes the
-            likeliest token.
-        seeds: [B] int64.
-        seen: [B, V] uint8, 1 for tokens that the penalty applies to; the chosen ones are added.
-        has_top_k_top_p: True for rows with top-k or top-p.
-        *flow: token_ids, starts, counts, left, ends, chosen and report of `choose_likeliest`; the log probability is
-            that of the logits, before sampling changed them.
-    """
-    torch.ops.graphcore.choose_drawn.default(logits, numbers, seeds, seen, has_top_k_top_p, *flow)
-
-
-@torch.library.register_fake("graphcore::choose_drawn")
-def _fake(
-    _logits: Tensor, _numbers: Tensor, _seeds: Tensor, _seen: Tensor, _has_top_k_top_p: bool, *_flow: Tensor
-) -> None:
-    return None
 
 
 @triton.jit
@@ -131,9 +98,33 @@ def _draw(
 
 
 def launch_choose_drawn(
-    logits: Tensor, numbers: Tensor, seeds: Tensor, seen: Tensor, has_top_k_top_p: bool, *flow: Tensor
+    logits: Tensor,
+    numbers: Tensor,
+    seeds: Tensor,
+    seen: Tensor,
+    has_top_k_top_p: bool,
+    token_ids: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    left: Tensor,
+    ends: Tensor,
+    chosen: Tensor,
+    report: Tensor,
 ) -> None:
-    """Implement `choose_drawn`."""
+    """Draw each row's token and make it the next input.
+
+    The position of a row's draw is starts + counts, where its token will be.
+
+    Args:
+        logits: [B, V] float32; V below 2 ** 24.
+        numbers: [B, NUMBERS] float32: sampling parameters in the order of `PARAMETERS`; a temperature of 0 takes the
+            likeliest token.
+        seeds: [B] int64.
+        seen: [B, V] uint8, 1 for tokens that the penalty applies to; the chosen ones are added.
+        has_top_k_top_p: True for rows with top-k or top-p.
+        token_ids, starts, counts, left, ends, chosen, report: those of `choose_likeliest`; the log probability is
+            that of the logits, before sampling changed them.
+    """
     rows, vocab = logits.shape
     num_parts = num_parts_of(vocab)
     changed = torch.empty_like(logits)
@@ -144,7 +135,6 @@ def launch_choose_drawn(
     searched = (
         launch_search(changed, numbers, parts) if has_top_k_top_p else Searched(seeds, seeds, seeds)
     )  # these are unread
-    _, starts, counts, *_ = flow
     _draw[grid](
         changed,
         numbers,
@@ -159,8 +149,11 @@ def launch_choose_drawn(
         HAS_TOP_K_TOP_P=has_top_k_top_p,
         **sizes,
     )
-    finish(logits, parts, flow, seen)
+    finish(logits, parts, (token_ids, starts, counts, left, ends, chosen, report), seen)
 
 
-# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs it.
-torch.library.impl("graphcore::choose_drawn", "CompositeExplicitAutograd", launch_choose_drawn)
+choose_drawn = register_custom_op(
+    "choose_drawn",
+    launch_choose_drawn,
+    mutates_args=["seen", "token_ids", "starts", "counts", "left", "chosen", "report"],
+)

@@ -13,47 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graphcore.kernels.custom_ops import register_custom_op
+
 PART = 1024  # columns
 MOST_VOCAB = 1 << 24  # indices are kept as float32
 # Fields of a part: its best score, the column of it, then the logits' maximum, the sum of their exponentials minus that
 # maximum, the number of logits that are not finite, and the maximum of the logits with the penalty (drawn.py).
 FIELDS = 6
 BEST, COLUMN, LARGEST, TOTAL, BAD, HIGHEST = (tl.constexpr(index) for index in range(FIELDS))
-
-FLOW = "Tensor(a!) token_ids, Tensor(b!) starts, Tensor(c!) counts, Tensor(d!) left, Tensor ends"
-OUTPUTS = "Tensor(e!) chosen, Tensor(f!) report"
-torch.library.define("graphcore::choose_likeliest", f"(Tensor logits, {FLOW}, {OUTPUTS}) -> ()")
-
-
-def choose_likeliest(
-    logits: Tensor,
-    token_ids: Tensor,
-    starts: Tensor,
-    counts: Tensor,
-    left: Tensor,
-    ends: Tensor,
-    chosen: Tensor,
-    report: Tensor,
-) -> None:
-    """Choose each row's likeliest token, the first of several, and make it the next input.
-
-    Args:
-        logits: [B, V] float32; V below 2 ** 24.
-        token_ids: [B, 1] int64, set to the token for rows that have one in this step.
-        starts: [B] int64, increased by counts.
-        counts: [B] int64, 1 for rows that have a token in this step; set to 0 for those that end with it.
-        left: [B] int64, tokens that the row may still choose, this one included; decreased for rows that choose.
-        ends: [B, E] int64, tokens that end each row; -1 for an unused entry.
-        chosen: [B] int64, set to the token of rows that have one in this step.
-        report: [B, 3] float64, set to the token (-1 for rows that have none in this step), the natural logarithm of
-            its probability, and the number of logits that are not finite (0 for rows without a token in this step).
-    """
-    torch.ops.graphcore.choose_likeliest.default(logits, token_ids, starts, counts, left, ends, chosen, report)
-
-
-@torch.library.register_fake("graphcore::choose_likeliest")
-def _fake(*_tensors: Tensor) -> None:
-    return None
 
 
 @triton.jit
@@ -137,7 +104,12 @@ def finish(
     flow: tuple[Tensor, ...],
     seen: Tensor | None,
 ) -> None:
-    """Launch the last kernel, after the parts [B, FIELDS, P] float32. Args: flow: token_ids to report, as above."""
+    """Launch the last kernel, after the parts [B, FIELDS, P] float32.
+
+    Args:
+        flow: token_ids, starts, counts, left, ends, chosen and report of `choose_likeliest`.
+        seen: [B, V] uint8 of `choose_drawn`, or None.
+    """
     _finish[(len(logits),)](
         logits,
         parts,
@@ -153,16 +125,40 @@ def finish(
     )
 
 
-def launch_choose_likeliest(logits: Tensor, *flow: Tensor) -> None:
-    """Implement `choose_likeliest`."""
+def launch_choose_likeliest(
+    logits: Tensor,
+    token_ids: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    left: Tensor,
+    ends: Tensor,
+    chosen: Tensor,
+    report: Tensor,
+) -> None:
+    """Choose each row's likeliest token, the first of several, and make it the next input.
+
+    Args:
+        logits: [B, V] float32; V below 2 ** 24.
+        token_ids: [B, 1] int64, set to the token for rows that have one in this step.
+        starts: [B] int64, increased by counts.
+        counts: [B] int64, 1 for rows that have a token in this step; set to 0 for those that end with it.
+        left: [B] int64, tokens that the row may still choose, this one included; decreased for rows that choose.
+        ends: [B, E] int64, tokens that end each row; -1 for an unused entry.
+        chosen: [B] int64, set to the token of rows that have one in this step.
+        report: [B, 3] float64, set to the token (-1 for rows that have none in this step), the natural logarithm of
+            its probability, and the number of logits that are not finite (0 for rows without a token in this step).
+    """
     rows, vocab = logits.shape
     num_parts = num_parts_of(vocab)
     parts = torch.empty(rows, FIELDS, num_parts, dtype=torch.float32, device=logits.device)
     _scan[(rows, num_parts)](
         logits, parts, vocab, num_parts, SIZE=PART, NUM_FIELDS=FIELDS, num_warps=4, enable_fp_fusion=False
     )
-    finish(logits, parts, flow, None)
+    finish(logits, parts, (token_ids, starts, counts, left, ends, chosen, report), None)
 
 
-# Not as decorators: torch's would leave None under the functions' names. Without a GPU the interpreter runs it.
-torch.library.impl("graphcore::choose_likeliest", "CompositeExplicitAutograd", launch_choose_likeliest)
+choose_likeliest = register_custom_op(
+    "choose_likeliest",
+    launch_choose_likeliest,
+    mutates_args=["token_ids", "starts", "counts", "left", "chosen", "report"],
+)

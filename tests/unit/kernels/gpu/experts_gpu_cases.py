@@ -52,7 +52,7 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
 
     def route(tokens: int) -> None:
         counts = empty(tokens, dtype=torch.int64)
-        launch_route(empty(tokens, DIM), empty(EXPERTS, DIM), empty(EXPERTS), counts, TOP_K)
+        launch_route(empty(tokens, DIM), empty(EXPERTS, DIM), empty(EXPERTS), counts, TOP_K, False)
 
     for form in ("dense", "mxfp4"):
         for call in (few, summed, many):

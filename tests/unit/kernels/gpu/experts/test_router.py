@@ -28,11 +28,11 @@ def test_the_best_are_chosen_in_order_with_their_shares(
 
 def test_of_equal_scores_the_first_is_chosen() -> None:
     scores = torch.tensor([[0.0, 2.0, 1.0, 2.0, 2.0, 1.0]])
-    assert choose_decode_experts(scores, None, 4)[0].tolist() == [[1, 3, 4, 2]]
+    assert choose_decode_experts(scores, None, 4, False)[0].tolist() == [[1, 3, 4, 2]]
 
 
 def test_padding_chooses_nobody() -> None:
-    chosen, _ = choose_decode_experts(torch.randn(3, 9), torch.tensor([1, 0, 1]), 2)
+    chosen, _ = choose_decode_experts(torch.randn(3, 9), torch.tensor([1, 0, 1]), 2, False)
     assert chosen[1].tolist() == [-1, -1]
     assert (chosen[[0, 2]] >= 0).all()
 
@@ -63,17 +63,19 @@ def test_one_launch_chooses_as_the_router_s_product_and_the_choice_do(
         assert all(map(torch.equal, found, expected))
         assert not arrivals.any()
     counts[-1] = 0
-    chosen, _ = route_decode_experts(x, weight, None, counts, 4)
+    chosen, _ = route_decode_experts(x, weight, None, counts, 4, False)
     assert chosen[-1].tolist() == [-1] * 4
-    assert torch.equal(chosen[:-1], choose_decode_experts((x.double() @ weight.double().T).to(dtype), None, 4)[0][:-1])
+    assert torch.equal(
+        chosen[:-1], choose_decode_experts((x.double() @ weight.double().T).to(dtype), None, 4, False)[0][:-1]
+    )
 
 
 def test_whichever_program_of_the_router_is_last_the_choice_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = routed(2, torch.bfloat16, 12, 32)
     monkeypatch.setattr(dense, "ROWS", 2)
     arrivals = torch.zeros(1, dtype=torch.int32)
-    expected = route_decode_experts(x, weight, bias, None, 3, arrivals=arrivals)
+    expected = route_decode_experts(x, weight, bias, None, 3, False, arrivals=arrivals)
     for _ in orders_of_arrival(monkeypatch):
-        found = route_decode_experts(x, weight, bias, None, 3, arrivals=arrivals)
+        found = route_decode_experts(x, weight, bias, None, 3, False, arrivals=arrivals)
         assert all(map(torch.equal, found, expected))
         assert not arrivals.any()

@@ -1,0 +1,78 @@
+"""Custom ops whose schema is read from a function's signature."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from graphcore.kernels.custom_ops import register_custom_op, schema_of
+
+
+def every_type(
+    x: Tensor,
+    bias: Tensor | None,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    waiting: Sequence[Tensor] | None,
+    rows: Sequence[int],
+    places: Sequence[int] | None,
+    formats: Sequence[str],
+    dtype: torch.dtype,
+    count: int = 1,
+    eps: float = 0.5,
+    is_rms: bool = True,
+    library: str = "",
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    raise NotImplementedError
+
+
+def repeat_into(out: Tensor, x: Tensor, times: int, offset: float = 0.0) -> Tensor:
+    out.copy_(x + offset)
+    return torch.cat([x] * times)
+
+
+def test_a_schema_has_the_parameters_of_the_function() -> None:
+    expected = (
+        "(Tensor x, Tensor(b!)? bias, Tensor(a!)[] weights, Tensor?[] biases, Tensor[]? waiting, int[] rows,"
+        " int[]? places, str[] formats, ScalarType dtype, int count=1, float eps=0.5, bool is_rms=True,"
+        " str library='', Tensor? sinks=None) -> (Tensor, Tensor)"
+    )
+    assert schema_of(every_type, ["weights", "bias"]) == expected
+
+
+def test_what_torch_has_no_type_for_is_refused() -> None:
+    def takes_a_set(x: Tensor, names: set[str]) -> None: ...
+
+    with pytest.raises(KeyError, match="set"):
+        schema_of(takes_a_set)
+    with pytest.raises(AssertionError, match="missing"):
+        schema_of(repeat_into, ["missing"])
+
+
+def test_a_registered_op_runs_is_traced_and_is_checked_by_torch() -> None:
+    def fake(times: int, x: Tensor) -> Tensor:
+        return x.new_empty((len(x) * times, *x.shape[1:]))
+
+    op = register_custom_op("test_repeat_into", repeat_into, fake, mutates_args=["out"])
+    assert op is torch.ops.graphcore.test_repeat_into.default
+    out, x = torch.zeros(2, 3), torch.randn(2, 3)
+    assert torch.equal(op(out, x, times=2, offset=1.0), torch.cat((x, x)))
+    assert torch.equal(out, x + 1)
+    with FakeTensorMode():
+        assert op(torch.empty(2, 3), torch.empty(2, 3), times=4).shape == (8, 3)
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(op, (out, x, 2), test_utils=checks)
+
+
+def test_an_op_that_returns_nothing_needs_no_fake() -> None:
+    def fill(out: Tensor, value: float) -> None:
+        out.fill_(value)
+
+    op = register_custom_op("test_fill", fill, mutates_args=["out"], dispatch_key="CPU")
+    out = torch.zeros(3)
+    op(out, 2.0)
+    assert out.tolist() == [2.0] * 3
+    torch.library.opcheck(op, (out, 1.0), test_utils=("test_schema", "test_faketensor"))
