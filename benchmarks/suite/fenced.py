@@ -29,7 +29,7 @@ def fenced_row(bench: Bench, format_name: str, *more: str) -> None:
     """Measure decode with what does not fit streamed, and the drop of free memory."""
     h2d = bench.ceiling("h2d")
     room = f"context_length={bench.sizes.prompt + 384}"
-    budget = ("streaming.memory_budget=7MB",) if bench.is_dry else ()
+    budget = ("streaming.memory_budget=7.2MB",) if bench.is_dry else ()
     with fence(bench), bench.engine("llama3_70b", f"random:{format_name}", *more, room, *AUTO, *budget) as loaded:
         timed = time_streamed(bench, loaded)
         row = streamed_row(loaded, f"70B {format_name} in {bench.sizes.fence >> 20} MiB: decode", timed)
