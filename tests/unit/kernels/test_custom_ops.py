@@ -76,3 +76,15 @@ def test_an_op_that_returns_nothing_needs_no_fake() -> None:
     op(out, 2.0)
     assert out.tolist() == [2.0] * 3
     torch.library.opcheck(op, (out, 1.0), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_the_op_of_experts_on_a_device_has_a_fake_without_triton() -> None:
+    """Its implementation needs Triton, so that it is defined apart; a trace asks for the shape of its answer alone."""
+    from graphcore.kernels.ops import packed_experts
+
+    assert packed_experts.register_custom_op is register_custom_op
+    x, chosen = torch.empty(3, 8, device="meta"), torch.empty(3, 2, dtype=torch.int64, device="meta")
+    weights = [torch.empty(4, 16, dtype=torch.uint8, device="meta")] * 3
+    op = torch.ops.graphcore.device_experts.default
+    answer = op(x, chosen, weights, [], None, 16, "silu", 0.0, 1.0, ["q8_0"] * 3)
+    assert (answer.shape, answer.dtype, answer.device.type) == ((3, 2, 8), torch.float32, "meta")
