@@ -303,7 +303,7 @@ class Engine:
         return caches.save(ids, file, run)
 
     def load_cache(self, file: str | Path) -> int:
-        """Read a file of `save_cache` into the KV cache; prompts that begin alike go on from there, to the bit.
+        """Read a file of `save_cache` into the KV cache; prompts with the same prefix continue from it, to the bit.
 
         Returns:
             Tokens that the file holds.
@@ -382,14 +382,14 @@ class Engine:
         """
         rows = equal_rows(token_ids, self.config.vocab_size)
         runner, size = self.runner, self.runner.sizes.batch_size
-        waves = [rows[at : at + size] for at in range(0, len(rows), size)]
+        batches = [rows[at : at + size] for at in range(0, len(rows), size)]
 
         def work() -> tuple[Tensor, list[tuple[Tensor, ...]]]:
             # Attention weights first: a runner without them raises before anything is computed.
-            weights = [by_layer(runner.attentions, waves)] if output_attentions else []
+            weights = [by_layer(runner.attentions, batches)] if output_attentions else []
             run = partial(decoded_logits, runner) if by_token else runner.logits
-            logits = torch.cat([run(wave) for wave in waves])
-            states = [by_layer(runner.hidden_states, waves)] if output_hidden_states else []
+            logits = torch.cat([run(batch) for batch in batches])
+            states = [by_layer(runner.hidden_states, batches)] if output_hidden_states else []
             return logits, [*states, *weights]
 
         logits, more = self._scheduler.run_alone("logits", work)
@@ -415,8 +415,8 @@ class Engine:
         if state is not None:
             lends = runner.lends_for_states
             return self._scheduler.run_alone("forward", lambda: state.go_on(runner, hidden_states), lends=lends)
-        waves = torch.split(hidden_states, runner.sizes.batch_size)
-        return self._scheduler.run_alone("forward", lambda: torch.cat([runner.blocks(wave) for wave in waves]))
+        batches = torch.split(hidden_states, runner.sizes.batch_size)
+        return self._scheduler.run_alone("forward", lambda: torch.cat([runner.blocks(batch) for batch in batches]))
 
     def extend(
         self,
@@ -556,6 +556,6 @@ def batching_of(runner: ModelRunner, folder: Path) -> Batching:
 Rows = Sequence[Sequence[int]]
 
 
-def by_layer(run: Callable[[Rows], tuple[Tensor, ...]], waves: Sequence[Rows]) -> tuple[Tensor, ...]:
-    """Return `run`'s tensor of each layer for all waves of rows, concatenated along the batch."""
-    return tuple(torch.cat(layer) for layer in zip(*(run(wave) for wave in waves), strict=True))
+def by_layer(run: Callable[[Rows], tuple[Tensor, ...]], batches: Sequence[Rows]) -> tuple[Tensor, ...]:
+    """Return `run`'s tensor of each layer for all batches of rows, concatenated along the batch."""
+    return tuple(torch.cat(layer) for layer in zip(*(run(batch) for batch in batches), strict=True))

@@ -87,19 +87,19 @@ def extend_states(
     hidden: list[Sequence[Tensor]] = []
     size = runner.sizes.batch_size
     for at in range(0, len(rows), size):
-        wave, begun = rows[at : at + size], states[at : at + size]
+        batch, begun = rows[at : at + size], states[at : at + size]
         for row in range(size):
             runner.pages.free(row)
         for row, state in enumerate(begun):
             state.enter(runner, row)
         starts = [state.tokens for state in begun]
         if output_hidden_states:
-            layers = runner.residuals_by_layer(wave, starts)
+            layers = runner.residuals_by_layer(batch, starts)
             hidden += zip(*layers, strict=True)
             lasts = [stream[-num_logits:][None].to(runner.device) for stream in layers[-1]]
             logits += [each[0] for each in runner.project(lasts)]
         else:
-            logits += runner.last_logits(wave, starts, num_logits)
-        ends = (start + len(ids) for start, ids in zip(starts, wave, strict=True))
+            logits += runner.last_logits(batch, starts, num_logits)
+        ends = (start + len(ids) for start, ids in zip(starts, batch, strict=True))
         after += [SequenceState.of_row(runner, row, end) for row, end in enumerate(ends) if keep_states]
     return Extension(logits, after, hidden)
