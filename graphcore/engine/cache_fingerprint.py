@@ -20,7 +20,7 @@ def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Prog
     """Return what the bits of a loaded model's keys and values depend on, by name.
 
     Args:
-        on_progress: callback while files of the model are read, whose hashes are not known yet.
+        on_progress: callback while files of the model are hashed, unless their hashes are known.
 
     Raises:
         CheckpointError: a file of the model cannot be read any more.

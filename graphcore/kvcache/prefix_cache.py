@@ -310,7 +310,7 @@ class PrefixCache:
             if not table.is_ring and parent is not self._root and self._is_idle(parent, index, table):
                 heapq.heappush(idle, (parent.used, next(order), parent))
         if not table.is_ring and table.num_free - before < count:
-            self.forget()  # rows share the ends of paths, so that no leaf is left whose beginning only the tree holds
+            self.forget()  # leaves that rows share keep the tree's own pages before them from being evicted
 
     def _is_idle(self, node: PrefixNode, index: int, table: PageTable) -> bool:
         page = node.pages[index]

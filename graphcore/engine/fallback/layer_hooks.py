@@ -62,7 +62,7 @@ class LayerHooks:
         """Check that the last pass went through every group once, in order.
 
         Raises:
-            UnsupportedError: it did not.
+            UnsupportedError: the model went through its groups in another way.
         """
         expected = list(range(1 + len(self.layer_groups) + len(self.heads)))
         if self.entered != expected:

@@ -102,7 +102,7 @@ class SkeletonWeights:
 
         Args:
             on_progress: callback with "load", the weight's index, bytes done and bytes in all.
-            moved: names of weights that have no place of their own; they stay on the meta device.
+            moved: names of weights that move; they stay on the meta device.
 
         Raises:
             CheckpointError: a file has changed, or holds values that are no weights.
