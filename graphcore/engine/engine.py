@@ -303,7 +303,7 @@ class Engine:
         return caches.save(ids, file, run)
 
     def load_cache(self, file: str | Path) -> int:
-        """Read a file of `save_cache` into the KV cache; prompts with the same prefix continue from it, with the same bits.
+        """Read a file of `save_cache` into the KV cache; prompts with the same prefix continue from it, bit for bit.
 
         Returns:
             Tokens that the file holds.

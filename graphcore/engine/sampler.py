@@ -115,7 +115,7 @@ class SequenceSampler:
 
 
 def checked_mask(allowed: object, vocab: int) -> Tensor | None:
-    """Return what a mask returned: [V] bool, or None for all tokens.
+    """Return the result of a mask after checking it: [V] bool, or None to allow all tokens.
 
     Raises:
         ConfigError: the mask returned something else, or allows no token.

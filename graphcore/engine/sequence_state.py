@@ -57,8 +57,8 @@ class Extension:
     """The result of `Engine.extend`, one entry for each sequence.
 
     Attributes:
-        logits: [t, V] float32, the logits after its last tokens.
-        states: state after its last token; empty unless states are kept.
+        logits: [t, V] float32, the logits after the sequence's last tokens.
+        states: state after the sequence's last token; empty unless states are kept.
         hidden_states: residual stream after the embedding and after each block, [T, D] float32 on the CPU; empty
             unless it was asked for.
     """

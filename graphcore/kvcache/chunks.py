@@ -35,7 +35,7 @@ class Chunks:
 
 
 def common(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many first tokens are the same."""
+    """Return the length of the common prefix of two token sequences."""
     most, at = min(len(tokens), len(others)), 0
     while at < most and tokens[at : at + BLOCK] == others[at : at + BLOCK]:  # a block at a time is compared in C
         at += BLOCK

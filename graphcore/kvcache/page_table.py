@@ -65,7 +65,7 @@ class PageTable:
         return max(0, position - self._window + 1) // self.page if self._window else 0
 
     def is_ready(self, row: int, begin: int, end: int) -> bool:
-        """Return whether a row has all pages for tokens at positions begin .. end - 1, and none besides.
+        """Return whether a row has all pages for tokens at positions begin .. end - 1, and no others.
 
         A row's pages have numbers without a gap.
         """

@@ -61,7 +61,7 @@ class StaticBatching(Batching):
         self._batch, self._begun, self._is_new = tuple(batch), batch, True
 
     def _fits(self, first: Request, request: Request) -> bool:
-        """Return whether a request may be in a batch with another one."""
+        """Return whether a request may be in the batch of the first one."""
         lengths = len(first.prompt_ids), len(request.prompt_ids)
         return lengths[0] == lengths[1] or not self._runner.needs_equal_lengths
 

@@ -20,7 +20,7 @@ class PreparedSkeleton(PreparedModel):
     """A skeleton on the meta device, with its runtime configuration and the loader of its weights.
 
     Attributes:
-        config: sizes that any model has.
+        config: sizes and token ids of the model.
         weights: the skeleton's weights, sorted by how they can move.
     """
 
