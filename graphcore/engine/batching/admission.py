@@ -87,7 +87,7 @@ class CacheAdmission:
         return True
 
     def refresh(self, request: Request) -> bool:
-        """Look up the prefix of a request that has not run yet again; return whether the request may run now.
+        """Repeat the prefix lookup of a request that has not run yet; return whether the request may run now.
 
         It has to wait while it has no row, or while an earlier request is about to compute the next page of its prompt.
         """
@@ -140,7 +140,7 @@ class CacheAdmission:
         return request.cache_row is not None
 
     def _swap_out(self, request: Request, decoding: DecodeLoop) -> None:
-        """Copy a request's cache, then free its row and pages; reading its last steps may end it before."""
+        """Copy a request's cache, then free its row and pages; reading its last steps first may end it."""
         decoding.settle(request)
         if request.has_ended:
             self.leave(request, decoding.leave(request))
