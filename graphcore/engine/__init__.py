@@ -1,1 +1,1 @@
-"""Tokens: loading a model, prefill, decode, sampling and stopping."""
+"""The engine: loading a model, scheduling requests, prefill, decode, sampling and stopping."""

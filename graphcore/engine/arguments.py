@@ -174,7 +174,7 @@ def seconds_left(value: object) -> float:
     """Return a deadline, in seconds from now.
 
     Raises:
-        ConfigError: it is no number above 0.
+        ConfigError: the value is no number above 0.
     """
     seconds = _number("deadline", value)
     if not seconds > 0:
@@ -186,7 +186,7 @@ def most_new_tokens(value: object, context: int) -> int:
     """Return max_new_tokens; -1 is as many as the context allows.
 
     Raises:
-        ConfigError: it is no whole number, or another one below 1.
+        ConfigError: the value is no whole number, or is below 1 and not -1.
     """
     number = whole_number("max_new_tokens", value)
     if number < 1 and number != UNLIMITED:
@@ -240,10 +240,10 @@ def check_bool(name: str, value: object, meaning: str) -> None:
     """Check that an argument is True or False; None is an argument left out.
 
     Args:
-        meaning: what True does.
+        meaning: effect of True, for the message.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the value is neither.
     """
     if value is not None and not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name}={value!r:.40} must be True or False; True {meaning}")
@@ -283,8 +283,8 @@ def _number(name: str, value: object) -> float | int:
 
 
 def params_from(params: SamplingParams, first: int) -> SamplingParams:
-    """Return the sampling parameters of a batch whose first request is number `first` of its call.
+    """Return the sampling parameters of request number `first` of a call: its seed is the call's plus that number.
 
-    The seed of a request depends on its number in the call, so that the batch size does not change what it draws.
+    The seed of a request depends on its number in the call, so that the batch size does not change its tokens.
     """
     return replace(params, seed=params.seed + first)

@@ -17,10 +17,10 @@ from graphcore.progress import Progress
 
 
 def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progress) -> dict[str, str]:
-    """Return what the bits of a loaded model's keys and values depend on, by name.
+    """Return all that the bits of a loaded model's keys and values depend on, by name.
 
     Args:
-        on_progress: callback while files of the model are read, whose hashes are not known yet.
+        on_progress: callback while files of the model are hashed, unless their hashes are known.
 
     Raises:
         CheckpointError: a file of the model cannot be read any more.

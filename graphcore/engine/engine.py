@@ -56,7 +56,7 @@ class Engine:
     and other calls take their turn between two passes.
 
     Attributes:
-        settings: Settings, everything that was asked for.
+        settings: Settings, the settings as they were given.
         config: ModelConfig, the checkpoint's configuration with graphcore's names and its defaults filled in.
         plan: Plan, bytes on the device.
         choices: RuntimeConfig, the device, dtype, graph kind and context length that really run.
@@ -112,7 +112,7 @@ class Engine:
         """Load a checkpoint as composed settings ask for; on_progress and errors are those of `load`.
 
         Args:
-            check: function that is called before weights are read, and may raise what makes reading them useless.
+            check: function that is called before weights are read; it may raise an error to stop loading.
         """
         report = on_progress or ignore_progress
         return cls(load_model(settings, report, check), report)
@@ -143,7 +143,7 @@ class Engine:
 
     @property
     def batching(self) -> Batching:
-        """The way in which the engine's requests run together; for measurements inside `holding_back`."""
+        """The scheduler of the engine's requests; for measurements inside `holding_back`."""
         return self._scheduler.batching
 
     @property
@@ -173,7 +173,7 @@ class Engine:
     ) -> RequestHandle:
         """Put a request into the engine's queue and return at once; it runs beside others, in order of arrival.
 
-        What it answers does not depend on the requests beside it.
+        Its answer does not depend on the requests beside it.
 
         Args:
             prompt: a text, encoded as it is; a list of token ids, such as `chat_ids` returns; or messages,
@@ -182,11 +182,11 @@ class Engine:
             stop: one text or several that end an answer.
             logprobs: True records the log probability of each new token.
             ignore_eos: True continues after end-of-sequence tokens, for measurements.
-            n: number of answers; answer i draws with seed + i.
+            n: number of answers; answer i samples with seed + i.
             deadline: seconds from now after which the answer ends as it is, as "deadline"; None for none.
             mask: function from the new tokens so far to the tokens that may come next, a [V] tensor of bool, or None
                 for all; the engine's thread calls it for each token. An error in it ends this request alone.
-            reuse_cache: True skips the beginning of the prompt that an earlier such request left in the caches.
+            reuse_cache: True continues from the cached tokens of an earlier such request, too, its answer included.
             **sampling: fields of `SamplingParams`, such as temperature (0 is greedy), top_p and seed; None is the
                 neutral value.
 
@@ -198,7 +198,7 @@ class Engine:
         limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stop, "deadline": deadline}
         wishes = {"logprobs": logprobs, "ignore_eos": ignore_eos, "mask": mask, "reuse_cache": reuse_cache}
         requests = self._requests.one("submit", prompt, n, **limits, **wishes, **sampling)
-        handle = RequestHandle(requests, self)  # if Ctrl-C comes before it is returned, nobody holds it
+        handle = RequestHandle(requests, self)  # if Ctrl-C comes before the return, its collection cancels
         self._scheduler.submit(requests, "submit", waits=False)
         return handle
 
@@ -218,7 +218,7 @@ class Engine:
         """Generate an answer or continuation for each prompt; batching.max_sequences of them run at once.
 
         Args:
-            prompts: one prompt or a list of prompts, each as for `submit`; prompt number i draws with seed + i.
+            prompts: one prompt or a list of prompts, each as for `submit`; prompt number i samples with seed + i.
             max_new_tokens, stop, logprobs, ignore_eos, **sampling: as for `submit`.
 
         Returns:
@@ -242,7 +242,7 @@ class Engine:
     def stream(
         self, prompt: Prompt, max_new_tokens: int = 64, stop: str | Sequence[str] = (), **sampling: float | int
     ) -> TokenStream:
-        """Return the tokens of one prompt as they are made, a generator.
+        """Return a generator of the new tokens of one prompt.
 
         Closing it (`events.close()`) ends the request; Python closes one that is no longer referenced.
 
@@ -260,12 +260,12 @@ class Engine:
 
     @contextmanager
     def holding_back(self) -> Iterator[None]:
-        """Let requests that are submitted in this block begin together, when it ends; no answer comes inside it."""
+        """Start all requests that are submitted inside the block when it ends; waiting for one inside it fails."""
         with self._scheduler.holding_back():
             yield
 
     def status(self) -> list[RequestStatus]:
-        """Return how far each request is: those that run, then those that wait.
+        """Return the progress of each request: those that run, then those that wait.
 
         Raises:
             ConfigError: the engine is closed.
@@ -274,9 +274,9 @@ class Engine:
         return self._scheduler.status()
 
     def save_cache(self, prompt: Prompt, file: str | Path) -> int:
-        """Write what the KV cache holds of a prompt to a file, after computing what it lacks.
+        """Run a prompt and write the KV cache of its prefix to a file.
 
-        The file is there whole or not at all. Meanwhile its bytes are in memory, too; other requests go on.
+        The file is written whole or not at all. Its bytes are in memory meanwhile; other requests keep running.
 
         Args:
             prompt: a text, token ids or messages, as for `submit`.
@@ -303,7 +303,7 @@ class Engine:
         return caches.save(ids, file, run)
 
     def load_cache(self, file: str | Path) -> int:
-        """Read a file of `save_cache` into the KV cache; prompts with the same prefix continue from it, to the bit.
+        """Read a file of `save_cache` into the KV cache; prompts with the same prefix continue from it, bit for bit.
 
         Returns:
             Tokens that the file holds.
@@ -396,12 +396,12 @@ class Engine:
         return (logits, *more) if more else logits
 
     def forward(self, hidden_states: Tensor, state: ForwardState | None = None) -> Tensor:
-        """Run hidden states through all blocks, at positions 0 .. T-1, or from where a state is.
+        """Run hidden states through all blocks, at positions 0 .. T-1, or after those of a state.
 
         Args:
             hidden_states: [B, T, D] residual stream; any B, run batch_size at a time.
-            state: keys, values and recurrent states of earlier calls, which this call goes on from and brings forward;
-                a new `ForwardState()` is empty. B is then at most batch_size, and the same in all calls.
+            state: keys, values and recurrent states of earlier calls, which this call continues from and updates; a
+                new `ForwardState()` is empty. B is then at most batch_size, and the same in all calls.
 
         Returns:
             [B, T, D] residual stream, before the final norm.
@@ -428,7 +428,7 @@ class Engine:
     ) -> Extension:
         """Run tokens of several sequences after what their states hold, and return logits and the states after them.
 
-        States are not changed: a sequence may go on from one of them several times, in several ways, as beams do.
+        States are never changed: several calls may continue from the same state, as beam search does.
 
         Args:
             token_ids: new tokens of each sequence, at least one; any number of sequences, batch_size run together.
@@ -503,7 +503,7 @@ class Engine:
     def close(self) -> None:
         """Free weights and caches; the engine cannot be used any more.
 
-        It waits for the pass, or the call of `logits` or `forward`, that is under way. Requests that have not ended,
+        It waits for the pass, or the call of `logits` or `forward`, that is running. Requests that have not ended,
         and calls that wait, then raise ConfigError.
 
         Raises:
@@ -535,13 +535,13 @@ class Engine:
 
 
 def loaded_runner(loaded: LoadedModel) -> ModelRunner:
-    """Return the runner of a model that was not given back."""
+    """Return the runner of a model that has not been freed."""
     assert loaded.runner is not None, "an open engine has a runner"
     return loaded.runner
 
 
 def batching_of(runner: ModelRunner, folder: Path) -> Batching:
-    """Return the way in which a runner's sequences run together.
+    """Return the batching of a runner: continuous for graphcore's own programs, else static.
 
     Args:
         folder: folder of the files of requests that are swapped out.

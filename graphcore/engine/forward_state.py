@@ -13,14 +13,14 @@ from graphcore.kvcache.forward_sequences import ForwardCache
 
 
 class ForwardState:
-    """What the layers keep of some sequences: keys, values and recurrent states, for `Engine.forward`.
+    """Keys, values and recurrent states of some sequences, for `Engine.forward`.
 
     It belongs to one engine. Between calls its pages stay in the KV cache, as far as requests leave room for them, and
-    are given back when nobody refers to it any more.
+    are freed when the state is garbage-collected.
 
     Attributes:
-        tokens: int, positions that it holds of each sequence.
-        rows: int, sequences; 0 for an empty state.
+        tokens: int, number of tokens of each sequence.
+        rows: int, number of sequences; 0 for an empty state.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class ForwardState:
         self._held: ForwardCache | None = None
 
     def go_on(self, runner: ModelRunner, hidden: Tensor) -> Tensor:
-        """Run hidden states [B, T, D] at the next positions, and keep what the layers keep of them.
+        """Run hidden states [B, T, D] at the next positions, and update the state.
 
         Raises:
             ConfigError: the state is another engine's, or of another number of sequences, or too many are given.

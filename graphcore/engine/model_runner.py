@@ -59,8 +59,8 @@ class ModelRunner(ABC):
     Attributes:
         policy: streaming policy of the weights.
         sizes: limits of batch, chunk, vocabulary and context.
-        backend: kernels that compute the model; the host draws tokens with theirs.
-        can_rewind: True if a row can be fed again from an earlier position than its end.
+        backend: kernels that compute the model; the host samples with theirs.
+        can_rewind: True if tokens can be run again in a row from an earlier position than its end.
     """
 
     policy: Policy
@@ -103,7 +103,7 @@ class ModelRunner(ABC):
         """Return the number of passes over the weights in which `extend` runs rows of these lengths from `start` on."""
 
     def reserve(self, row: int, begin: int, end: int) -> None:  # noqa: B027  # most caches grow by themselves
-        """Give a row of the caches the room that tokens at positions begin .. end - 1 need; other calls do it."""
+        """Allocate a row's cache for positions begin .. end - 1; calls that run tokens do this by themselves."""
 
     @abstractmethod
     def release(self) -> None:
@@ -164,22 +164,22 @@ class ModelRunner(ABC):
 
     @abstractmethod
     def go_on(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
-        """Run hidden states [B, T, D] through all blocks, after the positions of a state, which then holds them, too.
+        """Run hidden states [B, T, D] through all blocks after the tokens of a state, and update the state.
 
         Args:
-            state: one of `new_state`; if the call fails, it is as before.
-            start: number of tokens that it holds.
+            state: state that `new_state` returned; unchanged if the call fails.
+            start: number of tokens of the state.
         """
 
 
 class StaticRunner(ModelRunner):
-    """Runner whose sequences begin together: they share one cache, which none can join, and which only grows."""
+    """Runner of static batches: their sequences share one cache, which only grows and which no sequence can join."""
 
     can_rewind = False
 
     @abstractmethod
     def lend_cache(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
-        """Lend the cache, in which rows hold so many tokens, until the function that is returned is called."""
+        """Lend the cache, in which these rows hold up to `tokens` tokens, until the returned function is called."""
 
     @property
     def needs_equal_lengths(self) -> bool:

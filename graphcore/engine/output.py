@@ -13,15 +13,15 @@ LOG = logging.getLogger("graphcore")
 
 @dataclass(frozen=True)
 class Timings:
-    """How long a request took, in seconds.
+    """Times and token counts of a request.
 
     Attributes:
         first_token_seconds: float, seconds from the request's first pass to its first new token, without the time that
-            it waited for a place.
-        prefill_seconds: float, the same: all passes over its prompt, and what ran beside them.
+            it waited in the queue.
+        prefill_seconds: float, the same number: the time of all passes over its prompt.
         decode_seconds: float, seconds from the first new token to the last.
         prompt_tokens: int, tokens of this request's prompt.
-        new_tokens: int, tokens that this request was given.
+        new_tokens: int, tokens of this request's answer.
         batch: int, most requests that ran at once while this one ran.
         cached_tokens: int, tokens of the prompt that the KV cache held already, and that did not run.
     """
@@ -99,8 +99,8 @@ class OutputStream:
         answers: number of answers that write to it.
 
     Attributes:
-        readers: whether anybody can read it.
-        before_waiting: function that is called by a reader who would have to wait, and raises if that were for ever.
+        readers: flag that is set when no reader is left.
+        before_waiting: function that a reader calls before it waits; raises if the wait would never end.
     """
 
     def __init__(self, answers: int = 1) -> None:
@@ -108,7 +108,7 @@ class OutputStream:
         self.before_waiting: Callable[[], None] = no_objection
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
-        self._ended = threading.Condition(lock)  # who waits for the end is not woken, and takes no core, for each token
+        self._ended = threading.Condition(lock)  # separate, so that tokens do not wake threads that wait for the end
         self._events: list[TokenEvent] = []
         self._running = answers
         self._error: BaseException | None = None
@@ -122,7 +122,7 @@ class OutputStream:
 
     @property
     def has_failed(self) -> bool:
-        """Whether an answer has ended with an error, so that nobody gets the others."""
+        """Whether an answer has ended with an error, which is then raised for readers of all answers."""
         return self._error is not None
 
     def put(self, event: TokenEvent) -> None:
@@ -150,8 +150,8 @@ class OutputStream:
         """Return event number `at`, waiting for it; None if there will be no such event.
 
         Raises:
-            TimeoutError: it did not come within `timeout` seconds.
-            BusyError: it could never come while the caller waits.
+            TimeoutError: the event did not come within `timeout` seconds.
+            BusyError: the event could never come while the caller waits.
         """
         self._refuse_forked()
         if not self.is_ready(at):
@@ -173,8 +173,8 @@ class OutputStream:
         """Wait until all answers have ended.
 
         Raises:
-            TimeoutError: they have not within `timeout` seconds.
-            BusyError: they never could while the caller waits.
+            TimeoutError: the answers have not ended within `timeout` seconds.
+            BusyError: the answers could never end while the caller waits.
         """
         self._refuse_forked()
         if not self.has_ended:

@@ -143,13 +143,13 @@ class ProgramRunner(ModelRunner):
         with_head: bool = True,
         instrument: Instrument = not_instrumented,
     ) -> Iterator[list[StepState]]:
-        """Run decode steps and chunks of rows in one pass over the weights; everything that runs a model comes here.
+        """Run decode steps and chunks of rows in one pass over the weights; all other methods use this one.
 
         Args:
             decodes: programs of decode steps, with their inputs.
             chunks: chunks that run as programs of their own.
             policy: the runner's policy, or one that also reports each group.
-            is_stopped: function that is asked between layer groups whether the pass is to be given up.
+            is_stopped: function that is called between layer groups; True aborts the pass.
             with_head: True to run the head for chunks that end a row; False if `project` follows, or nothing.
             instrument: function from a chunk and its program to the program that runs in its place.
 
@@ -157,7 +157,7 @@ class ProgramRunner(ModelRunner):
             The state of each chunk, with its hidden states and logits; the exit frees its activations.
 
         Raises:
-            StoppedError: the pass was given up; the caches hold a part of its tokens.
+            StoppedError: the pass was aborted; the caches hold a part of its tokens.
         """
         programs = [self._program_of(chunk) for chunk in chunks]
         # Logits are needed only where a row ends, and the head may have to be read from a disk.
@@ -291,7 +291,7 @@ class ProgramRunner(ModelRunner):
 
     @torch.inference_mode()
     def go_on(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
-        """Run hidden states [B, T, D] through all blocks after a state's positions; the state then holds them, too."""
+        """Run hidden states [B, T, D] through all blocks after the tokens of a state, and update the state."""
         assert isinstance(state, ForwardSequences), "a state of this runner"
         num_rows, length = hidden.shape[:2]
         self.sizes.check_context(start + length)
@@ -321,10 +321,10 @@ class ProgramRunner(ModelRunner):
             yield ready
 
     def reserve(self, row: int, begin: int, end: int) -> None:
-        """Give a row of the caches the pages that tokens at positions begin .. end - 1 need; other calls do it.
+        """Allocate a row's pages for positions begin .. end - 1; calls that run tokens do this by themselves.
 
         Raises:
-            ConfigError: there are not enough.
+            ConfigError: too few pages are free.
         """
         if not self._try_reserve(row, begin, end):
             raise ConfigError(
@@ -333,9 +333,9 @@ class ProgramRunner(ModelRunner):
             )
 
     def _try_reserve(self, row: int, begin: int, end: int) -> bool:
-        """Return whether a row has the pages that tokens at positions begin .. end - 1 need; it gets what it lacks."""
+        """Allocate a row's pages for positions begin .. end - 1; return False if too few are free."""
         if begin == 0:
-            self.pages.free(row)  # it may share some
+            self.pages.free(row)  # the row may share some
         return self.pages.reserve(row, begin, end)
 
     def _program_of(self, chunk: RowChunk) -> Program:

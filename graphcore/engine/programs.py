@@ -23,7 +23,7 @@ class DecodeStep(NamedTuple):
     """A program with one token each of some rows of the caches as its inputs.
 
     Attributes:
-        rows: row of the program, where its answers will be, for each row of the caches.
+        rows: row of the program, and so of its logits, for each row of the caches.
     """
 
     program: Program
@@ -94,7 +94,7 @@ class Programs:
 
     @property
     def finds_likeliest(self) -> bool:
-        """Whether the threads that run a decode step find the likeliest tokens on the way, without being asked."""
+        """Whether decode programs always compute the argmax of the logits, too."""
         return self._builder.uses_native_programs
 
     def rows_of_step(self, num_sequences: int) -> list[int]:
@@ -145,7 +145,7 @@ class Programs:
         return steps
 
     def sampling_program(self, params: Sequence[SamplingParams]) -> Program:
-        """Return the captured program of all rows that chooses tokens on the device, for rows with these parameters."""
+        """Return the captured program of all rows that samples on the device, for rows with these parameters."""
         phase = sampling_phase(params)
         return self.of_width(phase, self._batch_size, is_greedy=phase == "decode")
 
@@ -170,6 +170,6 @@ class Programs:
                 step.prepare()
 
     def clear(self) -> None:
-        """Forget all programs."""
+        """Drop all programs."""
         self._of_width.clear()
         self._of_row.clear()

@@ -4,8 +4,9 @@
                                   |
     run_alone  --> jobs  ------ between two passes
 
-The thread starts with the first request and ends when nothing was asked for a while, so an engine that is not used has
-none. Whoever waits can be interrupted at any time; a pass that nobody needs any more is given up between two groups.
+The thread starts with the first request and ends when it has been idle for LINGER seconds, so an unused engine has no
+thread. Callers that wait can be interrupted at any time. A pass whose requests have all ended or been abandoned is
+aborted between two layer groups.
 """
 
 import os
@@ -33,16 +34,16 @@ GLANCE = 0.1  # seconds between two looks at whether the interpreter is ending, 
 
 
 class Served(Protocol):
-    """What the thread works for; all but `end_overdue` is called while the lock of `changes` is held."""
+    """The queue for its worker thread, which holds the lock of `changes` in all calls but that of `end_overdue`."""
 
     def end_overdue(self) -> None:
-        """End what nobody wants any more."""
+        """End abandoned requests, and those whose deadline has passed."""
 
     def next_work(self) -> Callable[[], None] | None:
-        """Return what is to be done next; None if there is nothing."""
+        """Return the next work to do; None if there is none."""
 
     def end_thread(self, is_late: bool) -> bool:
-        """Return whether the thread, which has nothing to do, is to end; `is_late` if that has been so for a while."""
+        """Return whether the idle thread is to end; `is_late` if it has been idle for more than LINGER seconds."""
 
 
 class EngineThread(threading.Thread):
@@ -58,9 +59,9 @@ def is_interpreter_ending() -> bool:
 
 
 def compute_for(owner: "weakref.ref[Served]", changes: threading.Condition) -> None:
-    """Do what there is to do, until there was nothing for a while.
+    """Run the work of a queue until there has been none for LINGER seconds.
 
-    While the thread waits it holds no scheduler, so that an engine nobody uses any more is freed at once.
+    While the thread waits it holds no reference to the queue, so that an unreferenced engine is freed at once.
     """
     idle_since = time.monotonic()
     while True:
@@ -93,13 +94,13 @@ class RequestQueue:
     """The queue of an engine's requests, and the worker thread that runs them.
 
     Args:
-        batching: way in which requests run together.
+        batching: scheduler of requests into passes.
         most_waiting: requests that may wait; more are refused.
         enter_thread: function that the thread calls before it computes.
         on_progress: callback of the stages "prefill" and "generate", called by the thread.
 
     Attributes:
-        changes: condition whose lock guards the queue; nothing begins while it is held.
+        changes: condition whose lock guards the queue; no pass or job begins while it is held.
         is_closed: True once no request is taken any more.
     """
 
@@ -114,7 +115,7 @@ class RequestQueue:
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._was_job = False
-        self._holder: int | None = None  # the thread that lets nothing begin
+        self._holder: int | None = None  # the thread that is inside `holding_back`
         self.is_closed = False
 
     def check_open(self) -> None:
@@ -154,10 +155,10 @@ class RequestQueue:
                 self._start()
 
     def run_alone(self, name: str, work: Callable[[], Answer], *, lends: bool = True) -> Answer:
-        """Run something that uses the caches, between two passes, and return its answer.
+        """Run a function that uses the caches, between two passes, and return its result.
 
         Args:
-            lends: True to lend the whole KV cache to the work; requests get it back as it was.
+            lends: True to lend the whole KV cache to the function; it is restored for the requests afterwards.
 
         Raises:
             BusyError: the call is inside `on_progress` or a mask.
@@ -178,7 +179,7 @@ class RequestQueue:
 
     @contextmanager
     def holding_back(self) -> Iterator[None]:
-        """Let nothing begin inside the block."""
+        """Begin no pass and no job inside the block."""
         with self.changes:
             before, self._holder = self._holder, threading.get_ident()
             try:
@@ -187,7 +188,7 @@ class RequestQueue:
                 self._holder = before
 
     def status(self) -> list[RequestStatus]:
-        """Return how far each request is that has not ended, running ones first."""
+        """Return the progress of each request that has not ended, running ones first."""
         self._leave_parent()
         with self.changes:
             return [each.status for each in (*self.batching.running, *self._waiting) if not each.has_ended]
@@ -205,7 +206,7 @@ class RequestQueue:
             thread.join()
 
     def stop(self) -> None:
-        """Refuse further requests and let the thread end after what it is doing."""
+        """Refuse further requests and let the thread end after its current work."""
         self._leave_parent()
         with self.changes:
             self.is_closed = True
@@ -218,7 +219,7 @@ class RequestQueue:
         self._leave_parent()
 
     def _leave_parent(self) -> None:
-        """In a process that was forked, forget what the parent's thread had and may have locked."""
+        """In a forked process, drop the parent's thread, its lock and its requests."""
         if self._process != os.getpid():  # the parent's thread is not here, and its requests are the parent's
             self._process, self._thread = os.getpid(), None
             self.changes = threading.Condition(threading.RLock())
@@ -235,7 +236,7 @@ class RequestQueue:
         """Check that the calling thread may wait for an answer.
 
         Raises:
-            BusyError: it is the one that makes answers, or lets none begin.
+            BusyError: it is the worker thread, or the call is inside `holding_back`.
         """
         self._refuse_inside("result")
         if self._holder == threading.get_ident():
@@ -251,7 +252,7 @@ class RequestQueue:
         self.changes.notify_all()
 
     def next_work(self) -> Callable[[], None] | None:
-        """Return what the thread is to do next; None if there is nothing. The lock is held."""
+        """Return the thread's next work; None if there is none. The lock is held."""
         if self.is_closed or is_interpreter_ending():
             has_any = bool(self._waiting or self.batching.running or self._jobs)
             return self._end_all if has_any else None
@@ -263,10 +264,10 @@ class RequestQueue:
         return self._run_pass if has_requests else None
 
     def end_thread(self, is_late: bool) -> bool:
-        """Return whether the thread, which has nothing to do, is to end; it is then forgotten. The lock is held.
+        """Return whether the idle thread is to end, and then drop the reference to it. The lock is held.
 
         Args:
-            is_late: whether it has had nothing to do for a while.
+            is_late: True if the thread has been idle for more than LINGER seconds.
         """
         ends = is_late or self.is_closed or is_interpreter_ending()
         if ends:
@@ -287,7 +288,7 @@ class RequestQueue:
             finally:
                 with torch.inference_mode():
                     take_back()
-        except BaseException as error:  # noqa: BLE001  # it belongs to whoever asked
+        except BaseException as error:  # noqa: BLE001  # it is raised for the caller of `run_alone`
             answer.set_exception(error)
         else:
             answer.set_result(found)
@@ -309,20 +310,20 @@ class RequestQueue:
             if self.is_closed:
                 batching.fail(closed_error())
             batching.give_up()
-        except BaseException as error:  # noqa: BLE001  # it belongs to those who wait
+        except BaseException as error:  # noqa: BLE001  # it is raised for the readers of the requests
             batching.fail(error)
         batching.leave()
 
     def _is_given_up(self) -> bool:
-        """Return whether nobody waits for the pass that runs."""
+        """Return whether to abort the running pass: no request needs it any more, or the engine is closed."""
         if self.is_closed or is_interpreter_ending():
             return True
         return all(request.has_ended or request.is_unwanted for request in self.batching.running)
 
     def end_overdue(self) -> None:
-        """End requests that nobody wants, and those whose deadline has passed.
+        """End abandoned requests, and those whose deadline has passed.
 
-        The lock is not held, as whoever is told of an end may need a lock of another caller.
+        The lock is not held, because callbacks at an end may need a lock of the caller.
         """
         now = time.perf_counter()
         with self.changes:
@@ -334,14 +335,14 @@ class RequestQueue:
                 request.end("deadline")
 
     def _drop_ended(self) -> None:
-        """Forget requests that have ended."""
+        """Remove requests that have ended."""
         if any(request.has_ended for request in self._waiting):
             self._waiting = deque(request for request in self._waiting if not request.has_ended)
             self.changes.notify_all()
         self.batching.leave()
 
     def _end_all(self, error: Exception | None = None) -> None:
-        """End everything, as the engine is closed or for another reason; whoever is told may need a caller's lock."""
+        """End all requests and jobs with an error, outside the lock: callbacks may need a lock of the caller."""
         error = error or closed_error()
         with self.changes:
             waiting, self._waiting = self._waiting, deque()

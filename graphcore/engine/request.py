@@ -1,4 +1,4 @@
-"""A request: its prompt, the tokens of its answer so far, its row of the KV cache, and how far it is."""
+"""A request: its prompt, the tokens of its answer so far, its row of the KV cache, and its progress."""
 
 import threading
 import time
@@ -18,10 +18,10 @@ Mask = Callable[[Sequence[int]], Tensor | None]
 
 @dataclass(frozen=True)
 class RequestStatus:
-    """How far one request is.
+    """The progress of one request.
 
     Attributes:
-        is_running: bool, whether it has a place in the caches; False while it waits.
+        is_running: bool, True if it has a row of the KV cache; False while it waits or is swapped out.
         prompt_tokens: int, tokens of its prompt.
         computed_tokens: int, tokens of prompt and answer that have run.
         new_tokens: int, tokens of its answer so far.
@@ -39,8 +39,7 @@ class RequestStatus:
 class Request:
     """A prompt and its answer so far. A call that asks for n answers makes n requests, which write to one output.
 
-    The engine's thread owns everything but the end: `end` may be called from any thread, and only the first call
-    counts.
+    Only the engine's thread changes a request, except that any thread may call `end` or `fail`. The first end counts.
 
     Attributes:
         prompt_ids: token ids of the prompt.
@@ -52,16 +51,16 @@ class Request:
         output: stream of the answer's events.
         row: index of this answer among those of its call.
         wants_logprobs: True to record the log probability of each new token.
-        mask: function that says which tokens may come next; None for all.
+        mask: function that returns the allowed next tokens; None to allow all.
         deadline: time.perf_counter() at which the request ends; None for none.
-        reuses_cache: True to skip the beginning of the prompt that an ended request left in the KV cache.
+        reuses_cache: True to continue from the cached tokens of an ended request, too, those of its answer included.
         token_ids: token ids of the answer so far.
         logprobs: log probability of each of them, if they are recorded.
-        pieces: text that each of them made certain.
+        pieces: text that could be printed after each of them, and the rest at the end.
         finish_reason: reason of the end; None while the request waits or runs.
         cache_row: row of the KV cache; None while the request waits or is swapped out.
         num_computed: number of tokens of prompt and answer that the KV cache holds. On a GPU it counts tokens of steps
-            that are under way, too, so it may be ahead of the tokens that the host knows.
+            that are in flight, too, so it may be ahead of the tokens that the host knows.
         cached: number of tokens of the prompt that the KV cache held already.
         has_begun: True if the request has run any token.
         is_bit_exact: True if what the KV cache holds of the prompt has the bits that it would have without other
@@ -110,12 +109,12 @@ class Request:
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether nobody wants another token, so that the request is to end before the next pass."""
+        """Whether the request is to end before the next pass: abandoned, cancelled meanwhile, or its output failed."""
         return self._ends_soon or self.output.readers.are_gone or self.output.has_failed
 
     @property
     def status(self) -> RequestStatus:
-        """How far the request is."""
+        """The request's progress."""
         counts = len(self.prompt_ids), self.num_computed, len(self.token_ids), self.max_new_tokens
         return RequestStatus(self.cache_row is not None, *counts)
 
@@ -141,7 +140,7 @@ class Request:
         return self.num_computed < len(self.prompt_ids)
 
     def next_ids(self, chunks: Chunks) -> list[int]:
-        """Return the tokens that the next pass runs: a chunk of the prompt, or one token, or none that is known."""
+        """Return the tokens of the next pass: a chunk of the prompt or one token; none if the next is not known yet."""
         begin, length = self.num_computed, len(self.prompt_ids)
         if begin < length:
             return list(self.prompt_ids[begin : chunks.end(begin, length)])
@@ -183,10 +182,10 @@ class Request:
     def swap_in(self, cache_row: int, num_computed: int) -> None:
         """Take a row of the KV cache again, which holds so many tokens."""
         self.cache_row, self.num_computed = cache_row, num_computed
-        self.has_begun = num_computed > 0 or bool(self.token_ids)  # else it may continue from what others computed
+        self.has_begun = num_computed > 0 or bool(self.token_ids)  # else it may continue from the prefix cache
 
     def take(self, token_id: int, logprob: float | None, context: int) -> None:
-        """Append a chosen token and put its event into the output; a request that has ended takes none.
+        """Append a sampled token and put its event into the output, unless the request has ended.
 
         Args:
             context: tokens that a row of the KV cache holds.
@@ -210,7 +209,7 @@ class Request:
             self.output.end_one()
 
     def push(self, token_id: int, is_context_full: bool) -> str:
-        """Append a token, set `finish_reason` if it ends the answer, and return the text that is now certain."""
+        """Append a token, set `finish_reason` if it ends the answer, and return the text that can be printed now."""
         self.token_ids.append(token_id)
         if token_id in self.end_ids:
             return self.finish("end")
@@ -236,7 +235,7 @@ class Request:
         return held
 
     def end(self, reason: str) -> None:
-        """End the request for a reason, with the tokens that it has, unless it has ended.
+        """End the request for a reason and keep its tokens, unless it has ended.
 
         A finalizer or a signal handler may call it at any point of `take`; the request then ends after the token.
         """
@@ -249,7 +248,7 @@ class Request:
         self.output.end_one()
 
     def fail(self, error: BaseException) -> None:
-        """End the request with an error, which its readers get, unless it has ended."""
+        """End the request with an error, which is raised for its readers, unless it has ended."""
         with self._ending:
             if self.has_ended:
                 return

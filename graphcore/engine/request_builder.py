@@ -25,7 +25,7 @@ from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
 
 
 class RequestBuilder:
-    """Checks what calls of one engine ask for; arguments and errors are those of `Engine.submit`."""
+    """Builds the requests of one engine's calls; arguments and errors are those of `Engine.submit`."""
 
     def __init__(self, loaded: LoadedModel, prompts: PromptEncoder, sizes: RunnerSizes) -> None:
         self._loaded, self._prompts, self._sizes = loaded, prompts, sizes
@@ -44,7 +44,7 @@ class RequestBuilder:
         return [self._request(ids, output, number, **settings) for number in range(n)]
 
     def several(self, prompts: Prompt | Sequence[Prompt], **settings: Any) -> list[Request]:
-        """Return the request of each prompt, each with an output of its own; number i draws with seed + i."""
+        """Return the request of each prompt, each with an output of its own; request i samples with seed + i."""
         rows = [self._prompts.prompt_ids(prompt) for prompt in prompts_of(prompts)]
         self._sizes.check_context(max(map(len, rows), default=0))
         requests = [self._request(ids, OutputStream(), number, **settings) for number, ids in enumerate(rows)]

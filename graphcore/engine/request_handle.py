@@ -13,21 +13,21 @@ from graphcore.engine.request import Request
 
 
 class RequestHandle:
-    """A submitted request, which runs on its own from the moment of `submit`.
+    """A submitted request; it runs without further calls.
 
     Iterate it, with `for` or `async for`, for the tokens as they are made; several readers may do so, each from the
-    first token on. `result()`, or `await handle`, waits for the answer. A handle that nobody holds any more is
+    first token on. `result()`, or `await handle`, waits for the answer. A request whose handle is garbage-collected is
     cancelled. All methods may be called from any thread.
 
     Args:
         requests: one for each answer, which write to one output.
-        owner: what is kept alive as long as the handle: the engine.
+        owner: object that the handle keeps alive: the engine.
     """
 
     def __init__(self, requests: Sequence[Request], owner: object = None) -> None:
         self._requests = tuple(requests)
         self._output = requests[0].output
-        self._owner = owner  # what computes must not be collected while somebody waits for it
+        self._owner = owner  # the engine must not be collected while a caller waits for the answer
         weakref.finalize(self, _drop, self._output.readers).atexit = False
 
     @property
@@ -52,7 +52,7 @@ class RequestHandle:
             timeout: most seconds to wait; None waits for ever.
 
         Raises:
-            TimeoutError: the answers were not complete in time; the request goes on.
+            TimeoutError: the answers were not complete in time; the request keeps running.
             BusyError: the call is inside `holding_back`, `on_progress` or a mask, and would wait for ever.
             GraphcoreError: the request has failed, or the engine was closed.
         """
@@ -98,7 +98,7 @@ class RequestHandle:
             self._output.before_waiting()
             changed = asyncio.Event()
             self._output.call_at_change(partial(_set, loop, changed))
-            if is_true():  # it came meanwhile
+            if is_true():  # changed meanwhile
                 return
             await changed.wait()
 
@@ -127,7 +127,7 @@ class TokenStream(Generator[TokenEvent, None, None]):
             at, self._at = self._at, self._at + 1
         try:
             event = None if self._is_closed else self._handle.event(at)
-        except BaseException:  # Ctrl-C too: like every generator, it is over after an error
+        except BaseException:  # Ctrl-C too: every generator ends at an error
             self.close()
             raise
         if event is None:
@@ -144,6 +144,6 @@ class TokenStream(Generator[TokenEvent, None, None]):
         raise raised.with_traceback(traceback)
 
     def close(self) -> None:
-        """Cancel the request; no event comes any more."""
+        """Cancel the request and end the generator."""
         self._is_closed = True
         self._handle.cancel()

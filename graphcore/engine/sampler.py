@@ -16,10 +16,10 @@ from graphcore.kernels.ops.draw import Draw, choose_tokens, not_finite
 
 
 class Sampler:
-    """Choice of next tokens on the host; rows may come and go from call to call.
+    """Sampler on the host; each call may have other rows.
 
     Args:
-        backend: kernels that draw; without a kernel for it, torch draws.
+        backend: kernels that sample; torch samples if they have no kernel for that.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -39,7 +39,7 @@ class Sampler:
 
 
 class SequenceSampler:
-    """A sampler with what it knows of each request."""
+    """A sampler on the host that keeps the sampling state of each request."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._sizes, self._device = runner.sizes, runner.device
@@ -49,7 +49,7 @@ class SequenceSampler:
     def choose(
         self, requests: Sequence[Request], logits: Sequence[Tensor], likeliest: Sequence[int] | None = None
     ) -> None:
-        """Give each request its next token; an error ends the request that made it.
+        """Sample the next token of each request and append it; an error ends only the request that caused it.
 
         Args:
             logits: [V] float32 of each request.
@@ -78,11 +78,11 @@ class SequenceSampler:
             request.take(token, logprob, self._sizes.context)
 
     def forget(self, request: Request) -> None:
-        """Free what is kept of a request."""
+        """Free the sampling state of a request."""
         self._rows.pop(request, None)
 
     def _row_or_failure(self, request: Request) -> Draw | None:
-        """Return how the next token is chosen; None if there is none, or the mask, a caller's function, has failed."""
+        """Return a request's sampling state; None if the request has ended, or now ends with an error of its mask."""
         try:
             return None if request.has_ended else self._row(request)
         except BaseException as error:  # noqa: BLE001  # sys.exit() too
@@ -90,7 +90,7 @@ class SequenceSampler:
             return None
 
     def _row(self, request: Request) -> Draw:
-        """Return how the request's next token is chosen."""
+        """Return a request's sampling state, with the mask of its next token."""
         if request not in self._rows:
             history = request.prompt_ids
             self._rows[request] = Draw.after(history, request.params, self._sizes.vocab, self._device)
@@ -101,7 +101,7 @@ class SequenceSampler:
         return row
 
     def _chosen(self, logits: Sequence[Tensor], rows: Sequence[Draw]) -> Sequence[int | Exception]:
-        """Return each row's next token, or why it has none."""
+        """Return each row's next token, or its error."""
         try:
             return self._sampler.choose(logits, rows)
         except Exception:  # noqa: BLE001  # a row's error ends that row
@@ -110,15 +110,15 @@ class SequenceSampler:
     def _alone(self, logits: Tensor, row: Draw) -> int | Exception:
         try:
             return self._sampler.choose([logits], [row])[0]
-        except Exception as error:  # noqa: BLE001  # it belongs to the row's reader
+        except Exception as error:  # noqa: BLE001  # it is raised for the row's reader
             return error
 
 
 def checked_mask(allowed: object, vocab: int) -> Tensor | None:
-    """Return what a mask returned: [V] bool, or None for all tokens.
+    """Return the result of a mask after checking it: [V] bool, or None to allow all tokens.
 
     Raises:
-        ConfigError: it is something else, or allows no token.
+        ConfigError: the mask returned something else, or allows no token.
     """
     if allowed is None:
         return None

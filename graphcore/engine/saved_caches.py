@@ -1,4 +1,4 @@
-"""Saves what an engine's caches hold of a prompt to a file, and loads such files between its passes."""
+"""Saves the KV cache of prompts to files, and loads such files, between an engine's passes."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +18,10 @@ SAVE_ATTEMPTS = 3  # runs of a prompt whose pages others may need before they ar
 
 
 class SavedCaches:
-    """Files of an engine's caches; what can go wrong is said in `Engine.save_cache` and `Engine.load_cache`.
+    """Saves and loads the KV cache of one engine; errors are those of `Engine.save_cache` and `Engine.load_cache`.
 
     Args:
-        name: the call that messages name.
+        name: name of the called method, for messages.
     """
 
     def __init__(
@@ -31,10 +31,10 @@ class SavedCaches:
         self._on_progress = on_progress
 
     def save(self, ids: Sequence[int], file: str | Path, run: Callable[[], object]) -> int:
-        """Write what the caches hold of a prompt to a file; return how many of its tokens that is.
+        """Run a prompt and write the KV cache of its prefix to a file; return the number of tokens in the file.
 
         Args:
-            run: runs the prompt as a request, so that the caches hold it.
+            run: function that runs the prompt as a request, so that the caches hold it.
         """
         path, copies = user_path(str(file), f"{self._name}: "), self._copies
         length, fingerprint = copies.length(len(ids)), self._fingerprint()

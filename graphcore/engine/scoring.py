@@ -72,7 +72,7 @@ def _prefill_losses(runner: ModelRunner, token_ids: Sequence[int], first: int) -
 
 
 def _decode_losses(runner: ModelRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
-    """Return the losses one by one, in order; each step is fed the true token, not the likeliest one."""
+    """Return the losses one by one, in order; each step runs the true token (teacher forcing)."""
     targets = torch.tensor(token_ids, dtype=torch.int64, device=runner.device)
     return [
         cross_entropy(logits, targets[position : position + 1], reduction="none")

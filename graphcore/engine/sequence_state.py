@@ -1,4 +1,4 @@
-"""States of single sequences that are never changed: tokens go on from one in several ways, as beams and drafts do.
+"""Immutable states of single sequences: calls may branch from one, as beam search and speculative decoding do.
 
     state  --extend: tokens-->  logits, another state
 
@@ -17,12 +17,12 @@ from graphcore.kvcache.page_allocator import SwappedSequence
 
 
 class SequenceState:
-    """What the layers keep of one sequence after some tokens; a new one is that of an empty sequence.
+    """Keys, values and recurrent states of one sequence; a new one is that of an empty sequence.
 
     It belongs to one engine, and is kept in host memory. No call changes it.
 
     Attributes:
-        tokens: int, tokens that it holds.
+        tokens: int, number of tokens of the sequence.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class SequenceState:
 
     @classmethod
     def of_row(cls, runner: ProgramRunner, row: int, tokens: int) -> "SequenceState":
-        """Return the state of the sequence in a row of the caches, which holds so many tokens."""
+        """Return the state of the sequence in a row of the caches, which has run `tokens` tokens."""
         state = cls()
         state.tokens, state._runner, state._kept = tokens, runner, runner.pages.copy_out(row, tokens)
         return state
@@ -57,8 +57,8 @@ class Extension:
     """The result of `Engine.extend`, one entry for each sequence.
 
     Attributes:
-        logits: [t, V] float32, the logits after its last tokens.
-        states: state after its last token; empty unless states are kept.
+        logits: [t, V] float32, the logits after the sequence's last tokens.
+        states: state after the sequence's last token; empty unless states are kept.
         hidden_states: residual stream after the embedding and after each block, [T, D] float32 on the CPU; empty
             unless it was asked for.
     """

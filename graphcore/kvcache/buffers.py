@@ -1,4 +1,4 @@
-"""The memory that a layer keeps of each sequence: static buffers, allocated once, of one kind for each kind of layer.
+"""The layers' caches of keys and values or recurrent states: static buffers, allocated once.
 
 Legend: B batch, P pages, N pages of a sequence, K kv heads, G positions of a page, E head dim, H value heads, C
 channels and W width of the convolution.
@@ -13,12 +13,12 @@ channels and W width of the convolution.
 
 So a sequence has N G slots, and position p is in slot p mod N G. A full-attention layer has a page for each G positions
 of the context. A sliding-window layer has a ring of pages: enough for the window beside all tokens of one pass, so that
-no page that a query sees has given its place to a later one. A recurrent state has no positions: padding leaves it as
-it is, and a sequence goes on only after its last token.
+no page that a query sees is overwritten by a later one. A recurrent state has no positions: padding leaves it as it is,
+and a sequence continues only after its last token.
 
-Layers with as many pages share one table. Kernels find every key through it, in any order of pages. Page 0 is the
-null page, the table's entry where a sequence has none. graphcore/kvcache/page_allocator.py allocates and frees pages.
-Without it sequence b has pages 1 + b N to b N + N.
+Layers with the same number of pages for a sequence share one table. Kernels find every key through it, in any order of
+pages. Page 0 is the null page, the table's entry where a sequence has none. graphcore/kvcache/page_allocator.py
+allocates and frees pages. Without it sequence b has pages 1 + b N to b N + N.
 
 A sequence that starts at position 0 reads nothing that an earlier one left, so nothing has to be cleared.
 """
@@ -125,7 +125,7 @@ class DeltaCache(LayerCache):
         return self.recurrent[row].clone(), self.convolution[row].clone()
 
     def copy_in(self, row: int, kept: tuple[Tensor, Tensor]) -> None:
-        """Write states to those of a sequence."""
+        """Write states to a sequence's row."""
         for tensor, state in zip(self.tensors, kept, strict=True):
             tensor[row].copy_(state)
 
@@ -133,7 +133,7 @@ class DeltaCache(LayerCache):
 def allocate_cache(spec: ModelSpec, sizes: CacheSizes, device: torch.device) -> tuple[LayerCache, ...]:
     """Return zeroed buffers for every layer, the same ones for layers that share them.
 
-    Sequences have pages of their own, one after another, unless `sizes.tokens` says that they share.
+    Sequences have pages of their own, one after another, unless `sizes.tokens` makes them share a pool.
     """
     own = own_buffers(spec, sizes)
     windows = windows_of_tables(spec, own)

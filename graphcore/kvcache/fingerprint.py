@@ -1,4 +1,4 @@
-"""The fingerprint of a saved cache: all that the bits of keys and values depend on. Only equal ones can share a cache.
+"""The fingerprint of a saved cache: all that the bits of keys and values depend on. It must be equal to load a cache.
 
 Settings that change no bit of a prompt are left out: streaming, decode graphs, threads, the number of sequences.
 """

@@ -1,9 +1,9 @@
 """The sequences of forward states between two calls: their pages stay in the caches, without a row of the tables.
 
-    call:     other rows' pages aside  -->  the state's pages in the first rows  -->  blocks  -->  all back
-    between:  a page that somebody else needs, and none is free:  the sequence is swapped out to host memory
+    call:     exchange the first rows' pages for the state's  -->  run the blocks  -->  exchange them back
+    between:  if no page is free and another sequence needs one, the sequence is swapped out to host memory
 
-All this happens in the thread that computes, but for `drop`, which a garbage collector may call in any thread.
+All this runs in the worker thread, except `drop`, which a garbage collector may call in any thread.
 """
 
 from abc import ABC, abstractmethod
@@ -17,22 +17,22 @@ from graphcore.kvcache.page_table import Copies, PageTable
 
 
 class ForwardCache(ABC):
-    """What a runner keeps of a forward state's sequences between two calls."""
+    """The caches of a forward state's sequences between two calls."""
 
     @abstractmethod
     def drop(self) -> None:
-        """Note that the state is gone; any thread may call it, at any time, and it takes no lock."""
+        """Mark the state as collected. A finalizer may call this in any thread, so it must not take a lock."""
 
 
 @dataclass(eq=False)
 class ForwardSequence:
-    """What the layers keep of one sequence.
+    """The pages and recurrent states of one sequence.
 
     Attributes:
-        tokens: positions that it holds.
-        pages: pages of each table by number; none if it is swapped out.
+        tokens: number of tokens that the sequence has run.
+        pages: pages of each table by number; none if the sequence is swapped out.
         states: copies of the recurrent states, in host memory.
-        swapped: a copy of everything, if it is swapped out.
+        swapped: copy of pages and states if the sequence is swapped out, else None.
     """
 
     tokens: int
@@ -45,7 +45,7 @@ class ForwardSequences(ForwardCache):
     """The sequences of one forward state.
 
     Attributes:
-        rows: its sequences, one for each row.
+        rows: sequences of the state, one for each row.
     """
 
     def __init__(self, owner: "ForwardSequencePool") -> None:
@@ -53,7 +53,7 @@ class ForwardSequences(ForwardCache):
         self.rows: list[ForwardSequence] = []
 
     def drop(self) -> None:
-        """Let the pages be given back before somebody needs them; it takes no lock."""
+        """Queue the sequences, so that the worker thread frees their pages; takes no lock."""
         self._owner.dropped.append(self.rows)
 
 
@@ -61,26 +61,25 @@ class ForwardSequencePool:
     """The sequences of all forward states of a runner.
 
     Attributes:
-        dropped: sequences of states that are gone, whose pages are to be given back.
+        dropped: sequences of collected states, whose pages are still to be freed.
     """
 
     def __init__(self, pages: PageAllocator) -> None:
         self._pages = pages
         self.dropped: deque[list[ForwardSequence]] = deque()
-        self._held: dict[ForwardSequence, None] = {}  # with pages, the least recently used first
+        self._held: dict[ForwardSequence, None] = {}  # sequences with pages, the least recently used first
         pages.swap_out, pages.swappable = self._swap_out_some, self._num_swappable
 
     @contextmanager
     def in_rows(self, state: ForwardSequences, num_rows: int, begin: int, end: int) -> Iterator[None]:
-        """Let the first rows of the caches be a state's inside the block, which runs positions begin .. end - 1.
+        """Put a state's sequences into the first rows of the caches for a block that runs positions begin .. end - 1.
 
-        Where there is room for its pages beside all others, they stay where they are. Otherwise the state is copied
-        into the caches and out again, and others' pages meanwhile to the host. If the block fails, the state is as
-        before.
+        If its pages fit beside all others, none is copied. Otherwise the state is copied into the caches and out again,
+        and the other sequences' pages to the host meanwhile. If the block fails, the state stays as it was.
         """
         self._give_back_dropped()
         for one in state.rows:
-            self._held.pop(one, None)  # not to be swapped out meanwhile
+            self._held.pop(one, None)  # so that the call does not swap it out
         has_room = self._pages.make_room(self._counts(state.rows, num_rows, begin, end))
         with self._in_place(state, num_rows, end) if has_room else self._by_copies(state, num_rows, end):
             yield
@@ -121,7 +120,7 @@ class ForwardSequencePool:
         self._held.update(dict.fromkeys(found))
 
     def _put(self, row: int, one: ForwardSequence) -> None:
-        """Give a row a sequence's pages, which the sequence keeps, or those of a copy that was swapped out."""
+        """Let a row share a sequence's pages, or copy a swapped-out sequence into it."""
         if one.swapped is not None:
             has_room = self._pages.copy_in(row, one.swapped)
             assert has_room, "there was room for the pages"
@@ -150,7 +149,7 @@ class ForwardSequencePool:
         state.rows[:] = [ForwardSequence(end, (), (), one) for one in kept]
 
     def _swap_out(self, one: ForwardSequence) -> None:
-        """Copy a sequence to the host, and give back its pages."""
+        """Copy a sequence to the host and free its pages."""
         if one.swapped is not None:
             return
         paged: list[Copies] = []
@@ -179,7 +178,7 @@ class ForwardSequencePool:
         return sum(len(one.pages[index]) for one in self._held)
 
     def _swap_out_some(self, table: PageTable, count: int) -> None:
-        """Swap sequences out, those that were not used for longest first, until so many pages of a table are free."""
+        """Swap sequences out, the least recently used first, until `count` pages of a table are free."""
         for one in list(self._held):
             if table.num_free >= count:
                 return

@@ -4,10 +4,10 @@
 
 Layers of one table have the same pages of a sequence, so a page is allocated in all of them at once. A ring frees the
 pages that lie wholly before the window of a sequence's next token. Rows that share a page only read it: a row that
-writes a position has that position's page alone.
+writes a position does not share that position's page.
 
-All this happens between two passes, in the thread that computes. On a GPU tables change in the order of the work that
-was enqueued, so earlier steps find them as they were.
+Pages are allocated and freed between two passes, in the worker thread. On a GPU, updates of tables are enqueued in the
+stream of the steps, so steps that were enqueued before still see the old entries.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +21,10 @@ from graphcore.nn.spec import AttentionSpec, ModelSpec
 
 @dataclass(frozen=True)
 class SwappedSequence:
-    """A copy of what the layers keep of one sequence, in host memory.
+    """A copy of one sequence's pages and recurrent states in host memory.
 
     Attributes:
-        tokens: positions that it holds.
+        tokens: number of tokens that the sequence has run.
         parts: copies, first those of each table's caches, then those of the caches with a state.
     """
 
@@ -33,7 +33,7 @@ class SwappedSequence:
 
 
 class PageAllocator:
-    """Allocator of the pages of all layers; it also knows the states of layers that have no positions.
+    """Allocator of the pages of all layers; it also copies the states of recurrent layers.
 
     Args:
         spec: the model.
@@ -41,12 +41,12 @@ class PageAllocator:
 
     Attributes:
         tables: the tables of pages; none for a model without attention.
-        states: caches without positions, one for each layer that has one.
-        reclaim: function that evicts pages of a table from the prefix cache, at most so many.
+        states: caches of recurrent layers.
+        reclaim: function that evicts a number of pages of a table from the prefix cache.
         reclaimable: function that returns how many pages of a table only the prefix cache holds.
-        swap_out: function that copies forward states to the host until so many pages of a table are free.
+        swap_out: function that swaps forward states out to the host until a number of pages of a table are free.
         swappable: function that returns how many pages of a table forward states hold, after freeing those of
-            states that are gone.
+            collected states.
     """
 
     def __init__(self, spec: ModelSpec, caches: Sequence[LayerCache]) -> None:
@@ -67,18 +67,18 @@ class PageAllocator:
 
     @property
     def has_states(self) -> bool:
-        """Whether some layers' memory has no positions, so that a sequence can go on only after its last token."""
+        """Whether some layers are recurrent, so that a sequence can continue only after its last token."""
         return bool(self.states)
 
     def snapshot_rows(self, batch: int) -> range:
-        """Return the rows of the states that belong to no row of the tables."""
+        """Return the rows of the state buffers that are for snapshots: those after the sequences' rows."""
         return range(batch, max((len(cache.recurrent) for cache in self.states), default=batch))
 
     def make_room_for(self, wishes: Sequence[tuple[int, int]]) -> bool:
-        """Evict what may be evicted until rows could have pages for so many positions each; False if that fails.
+        """Evict pages until all rows can get the pages that they need; False if that is impossible.
 
         Args:
-            wishes: each row, and the positions that it is to have pages for.
+            wishes: pairs of a row and the number of positions that it needs pages for.
         """
         counts = [
             sum(max(0, len(table.numbers(positions, positions)) - len(table.rows[row])) for row, positions in wishes)
@@ -90,7 +90,7 @@ class PageAllocator:
         """Allocate the pages of a row that tokens at positions begin .. end - 1 need; free all its others first.
 
         Returns:
-            False if there are not enough; the row is then given none.
+            False if there are not enough; none is then allocated.
         """
         if all(table.is_ready(row, begin, end) for table in self.tables):
             return True
@@ -105,7 +105,7 @@ class PageAllocator:
         return True
 
     def copy(self, row: int, number: int) -> bool:
-        """Replace shared pages of a row, by number, by copies of its own (copy on write); False if there is no room."""
+        """Replace a row's shared page of each table, by number, by a copy (copy on write); False without room."""
         if not self.make_room([1] * len(self.tables)):
             return False
         for table in self.tables:
@@ -113,7 +113,7 @@ class PageAllocator:
         return True
 
     def allocate(self, counts: Sequence[int]) -> list[list[int]] | None:
-        """Allocate pages of each table with a reference of the caller's, who calls `decref`; None without room."""
+        """Allocate pages of each table, which the caller frees with `decref`; None without room."""
         if not self.make_room(counts):
             return None
         return [table.allocate(count) for table, count in zip(self.tables, counts, strict=True)]
@@ -146,7 +146,7 @@ class PageAllocator:
         return all(count <= table.num_free for table, count in zip(self.tables, counts, strict=True))
 
     def _could_free(self, table: PageTable, count: int) -> bool:
-        """Return whether so many pages of a table would be free if no row, beginning or forward state had one."""
+        """Return whether `count` pages of a table would be free without those of prefix cache and forward states."""
         return count <= self.swappable(table) + self.reclaimable(table) + table.num_free
 
     def free_before_window(self, row: int, position: int) -> None:
@@ -161,13 +161,13 @@ class PageAllocator:
             table.free_others(row, range(0))
 
     def copy_out(self, row: int, tokens: int) -> SwappedSequence:
-        """Return a copy of what the layers keep of the sequence in a row, which has run so many tokens."""
+        """Return a copy of the sequence in a row, which has run `tokens` tokens."""
         paged = [kept for table in self.tables for kept in table.kept(row, tokens)]
         parts = [*paged, *(cache.copy_out(row) for cache in self.states)]
         return SwappedSequence(tokens, [(first.cpu(), second.cpu()) for first, second in parts])
 
     def copy_in(self, row: int, kept: SwappedSequence) -> bool:
-        """Put a copied sequence into a row that has no pages; False if there are not enough."""
+        """Write a copied sequence to a row that has no pages; False if too few pages are free."""
         if not self.reserve(row, kept.tokens, kept.tokens):
             return False
         parts = list(kept.parts)
@@ -179,7 +179,7 @@ class PageAllocator:
 
     @contextmanager
     def lending(self, rows: Sequence[int]) -> Iterator[None]:
-        """Let the block use the whole cache; afterwards it holds what it held before.
+        """Let the block use the whole cache; afterwards the cache holds what it held before.
 
         Args:
             rows: rows whose states are kept, too.

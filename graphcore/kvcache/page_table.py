@@ -16,7 +16,7 @@ from graphcore.kvcache.sizes import TABLE_DTYPE
 
 NULL_PAGE = 0  # the entry of a table where a sequence has no page
 Copies = tuple[Tensor, Tensor]
-"""Copies of what both of a layer's buffers hold: of some pages [n, K, G, ...], or of a sequence's state."""
+"""Copies from a layer's two buffers: of some pages, [n, K, G, ...] each, or of a sequence's recurrent state."""
 
 
 class PageTable:
@@ -27,7 +27,7 @@ class PageTable:
         window: keys that a query sees in these layers; 0 for all.
 
     Attributes:
-        caches: the same.
+        caches: the layers' caches.
         page: int, positions of a page.
         num_pages: int, pages that sequences may have.
         rows: each row's pages by number: page n holds positions n G to n G + G - 1 of its sequence.
@@ -65,7 +65,7 @@ class PageTable:
         return max(0, position - self._window + 1) // self.page if self._window else 0
 
     def is_ready(self, row: int, begin: int, end: int) -> bool:
-        """Return whether a row has all pages for tokens at positions begin .. end - 1, and none besides.
+        """Return whether a row has all pages for tokens at positions begin .. end - 1, and no others.
 
         A row's pages have numbers without a gap.
         """
@@ -73,12 +73,12 @@ class PageTable:
         return last in held and last + 1 not in held and self.first_seen(begin) - 1 not in held
 
     def missing(self, row: int, begin: int, end: int) -> list[int]:
-        """Return the numbers of the pages that a row lacks, of those that `numbers` names."""
+        """Return which of the pages `numbers(begin, end)` a row does not have."""
         held = self.rows[row]
         return [number for number in self.numbers(begin, end) if number not in held]
 
     def numbers(self, begin: int, end: int) -> range:
-        """Return the numbers of the pages for tokens at positions begin .. end - 1, and what they see."""
+        """Return the numbers of the pages that tokens at positions begin .. end - 1 write or see."""
         return range(self.first_seen(begin), -(-end // self.page))
 
     def assign(self, row: int, numbers: Sequence[int]) -> None:
@@ -138,7 +138,7 @@ class PageTable:
             self._put(row, others)
 
     def kept(self, row: int, tokens: int) -> list[Copies]:
-        """Return copies of what the token after so many will see, for each cache, by the pages' numbers."""
+        """Return copies, for each cache, of the pages that the token at position `tokens` sees, in order."""
         return self.copies([self.rows[row][number] for number in self.numbers(tokens, tokens)])
 
     def copies(self, pages: Sequence[int]) -> list[Copies]:
@@ -147,7 +147,7 @@ class PageTable:
         return [cache.copy_out(places) for cache in self.caches]
 
     def fill(self, row: int, tokens: int, kept: Sequence[Copies]) -> None:
-        """Write copies into the pages of a row that has them all."""
+        """Write copies that `kept` returned into a row that has the pages for them."""
         self.put([self.rows[row][number] for number in self.numbers(tokens, tokens)], kept)
 
     def put(self, pages: Sequence[int], kept: Sequence[Copies]) -> None:
@@ -185,7 +185,7 @@ class PageTable:
         return on_device(pages, self._table.device)
 
     def _put(self, row: int, numbers: Sequence[int]) -> None:
-        """Write a row's pages of some numbers, or that it has none, to where kernels read them."""
+        """Write a row's entries of some numbers to the table that kernels read: its pages, or the null page."""
         held, reach = self.rows[row], self.reach
         if self._entries is not None:
             for number in numbers:

@@ -7,11 +7,11 @@ A prompt continues from the longest path that matches its tokens. Whole pages ar
 a part of it matches. The tree holds a reference to each page, so pages outlive their sequences until memory is needed:
 the least recently used pages are evicted first, leaves before their parents.
 
-Keys and values of a prompt do not depend on the request that computed them, as long as chunks of prompts choose the
-same kernels. So a prompt continues only from positions where this holds (`Chunks`), with the bits that it would get
-alone. Tokens that decode steps made may have other bits: they serve only a request that says so (`reuse_cache`), as do
-prompts that went on from them. Recurrent states have no pages: a few snapshots lie beside the sequences' states, and a
-prompt goes on from one.
+A prompt's keys and values do not depend on the request that computed them, as long as its chunks run the same kernels.
+So a prompt continues only from positions where this holds (`Chunks`), with the same bits as without the cache. Keys and
+values of decode steps may have other bits: only requests with `reuse_cache` use them, or prompts that continued from
+them. Recurrent states have no pages: extra rows of the state buffers hold a few snapshots, and a prompt continues from
+one of them.
 """
 
 import heapq
@@ -26,7 +26,7 @@ from graphcore.kvcache.chunks import Chunks, common
 from graphcore.kvcache.page_allocator import PageAllocator
 from graphcore.kvcache.page_table import PageTable
 
-MOST_COMPARED = 64  # pages that may follow one page and are compared token by token
+MOST_COMPARED = 64  # children of a node, the newest first, that a prompt is compared with token by token
 
 
 @dataclass(eq=False)
@@ -34,12 +34,12 @@ class PrefixNode:
     """A node of the tree: a page of tokens, or the first tokens of a page, after those of its parents.
 
     Attributes:
-        tokens: its tokens, at most a page of them.
-        pages: the page of each table; None where it was given back.
-        is_prompt: whether its bits are those of a prompt that was computed alone.
-        snapshot: row of the states after its last token; None if there is none.
-        has_prompt_states: whether the snapshot has the bits of a prompt that was computed alone.
-        used: number of the last use of any prefix that was one of this.
+        tokens: token ids of the node, at most a page of them.
+        pages: page of each table; None if the node has none there.
+        is_prompt: True if the pages have the bits of a prompt that was computed alone.
+        snapshot: row of the state buffers with the states after the last token; None if there is none.
+        has_prompt_states: True if the snapshot has the bits of a prompt that was computed alone.
+        used: number of the last use of this node or of a descendant, for LRU eviction.
     """
 
     parent: "PrefixNode | None"
@@ -60,7 +60,7 @@ class PrefixNode:
             yield node
 
     def prune(self) -> None:
-        """Take this prefix, and those before it, out of the tree if they hold nothing and lead nowhere."""
+        """Remove this node, then its ancestors, from the tree while they have no page, no snapshot and no children."""
         node = self
         while node.parent is not None and not node.children and node.snapshot is None and not any(node.pages):
             del node.parent.children[node.tokens]
@@ -69,12 +69,12 @@ class PrefixNode:
 
 @dataclass(frozen=True)
 class PrefixHit:
-    """A match in the prefix cache: the prefix of a prompt that need not run again.
+    """A match in the prefix cache: the prefix of a prompt that does not run again.
 
     Attributes:
-        length: its tokens.
-        path: its pages in order; of the last one only a part may be its own.
-        is_prompt: whether what follows gets the bits that it has in a prompt that is computed alone.
+        length: number of tokens.
+        path: nodes of the prefix in order; the last one may match only in its first tokens.
+        is_prompt: True if the rest of the prompt gets the bits that it has in a prompt computed alone.
     """
 
     length: int
@@ -86,13 +86,13 @@ class PrefixCache:
     """Radix tree of cached prefixes.
 
     Args:
-        pages: pages of the caches, which ask here when none is free.
-        chunks: chunks of prompts.
-        snapshots: rows of the states that hold no sequence.
+        pages: allocator of the pages; it evicts pages of this tree when none is free.
+        chunks: chunk boundaries of prompts.
+        snapshots: rows of the state buffers for snapshots.
 
     Attributes:
         nothing: the hit of length 0, for prompts without a usable prefix.
-        has_snapshots: whether there are rows for snapshots.
+        has_snapshots: True if there are rows for snapshots.
     """
 
     def __init__(self, pages: PageAllocator, chunks: Chunks, snapshots: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ class PrefixCache:
         self._free_snapshots = list(snapshots)
         self.has_snapshots = bool(snapshots)
         self._uses = 0
-        self._held: list[Counter[int]] = [Counter() for _ in pages.tables]  # prefixes that have a page of each table
+        self._held: list[Counter[int]] = [Counter() for _ in pages.tables]  # number of nodes of each page, by table
         self.nothing = PrefixHit(0, (), is_prompt=True)
         pages.reclaim, pages.reclaimable = self._evict, self._num_idle
 
@@ -110,7 +110,7 @@ class PrefixCache:
         """Return the longest cached prefix of a prompt that it may continue from: at most all but its last token.
 
         Args:
-            takes_answers: True to go on from what decode steps made, too, and from any position.
+            takes_answers: True to continue from keys and values of decode steps, too, and from any position.
         """
         path, parts = self._walk(prompt, takes_answers)
         most = len(prompt) - 1
@@ -127,9 +127,9 @@ class PrefixCache:
     def _walk(
         self, prompt: Sequence[int], takes_answers: bool
     ) -> tuple[list[PrefixNode], list[tuple[int, PrefixNode]]]:
-        """Return the whole pages along a prompt, and those of which only first tokens are the prompt's next ones.
+        """Return the nodes whose whole pages match a prompt, and then those that match only in their first tokens.
 
-        The latter have the number of these tokens with them, and come with the largest number first.
+        The latter are pairs of the number of matching tokens and the node, the largest number first.
         """
         node, path = self._root, list[PrefixNode]()
         while True:
@@ -144,7 +144,7 @@ class PrefixCache:
         return path, sorted((part for part in parts if part[0]), key=lambda part: -part[0])
 
     def _usable(self, path: Sequence[PrefixNode], length: int, total: int, takes_answers: bool) -> PrefixHit:
-        """Return what a prompt of `total` tokens can use of a path that shares so many tokens with it."""
+        """Return the hit of a prompt of `total` tokens on a path that shares `length` tokens with it."""
         last, before = path[-1], (len(path) - 1) * self._page
         if not takes_answers:
             length = self._chunks.start_within(length, total)
@@ -154,7 +154,7 @@ class PrefixCache:
             length = ends if is_usable and (takes_answers or self._chunks.start_within(ends, total) == ends) else 0
         if length <= before:
             return self.nothing
-        for index, table in enumerate(self._pages.tables):  # only rings give back pages that are not at an end
+        for index, table in enumerate(self._pages.tables):  # only rings evict pages inside a path
             numbers = table.numbers(length, length) if table.is_ring else ()
             if any(path[number].pages[index] is None for number in numbers):
                 return self.nothing
@@ -165,7 +165,7 @@ class PrefixCache:
         """Share the pages of a hit with a row that has none, and copy its recurrent state there.
 
         Returns:
-            False if there is no free page for the one that has to be copied; the row then has none.
+            False if there is no free page to copy the last, partly matching page to; the row then has no pages.
         """
         if not found.length:
             return True
@@ -184,12 +184,12 @@ class PrefixCache:
         return True
 
     def keep(self, row: int, ids: Sequence[int], *, is_prompt: bool, has_states: bool) -> None:
-        """Keep the pages of a row, which hold so many tokens and all that precede them.
+        """Insert the pages of a row into the tree.
 
         Args:
-            ids: tokens from the sequence's first one on.
-            is_prompt: whether their bits are those of a prompt that was computed alone.
-            has_states: whether the row's states are those after the last of them, and are to be kept, too.
+            ids: token ids that the pages hold, from the sequence's first one on.
+            is_prompt: True if the pages have the bits of a prompt that was computed alone.
+            has_states: True to keep a snapshot of the row's recurrent states, too, which are those after `ids`.
         """
         held = [table.rows[row] for table in self._pages.tables]
         put_states = partial(self._pages.copy_states, row) if has_states else None
@@ -203,12 +203,13 @@ class PrefixCache:
         is_prompt: bool,
         put_states: Callable[[int], None] | None = None,
     ) -> None:
-        """Keep pages that hold so many tokens and all that precede them.
+        """Insert pages into the tree.
 
         Args:
             held: pages of each table by number.
-            ids, is_prompt: the same as of `keep`.
-            put_states: function that writes the states after the last token to a row of the states; None for none.
+            ids, is_prompt: as for `keep`.
+            put_states: function that writes the states after the last token to a row of the state buffers; None to keep
+                no snapshot.
         """
         node = self._root
         for at in range(0, len(ids), self._page):
@@ -226,7 +227,7 @@ class PrefixCache:
         node.prune()
 
     def path(self, ids: Sequence[int]) -> Sequence[PrefixNode]:
-        """Return the prefixes of these tokens as `keep` made them; none if they were not kept, or not all are left."""
+        """Return the nodes that `keep` made for these tokens; none if it did not, or if one has been evicted."""
         node, path = self._root, list[PrefixNode]()
         for at in range(0, len(ids), self._page):
             child = node.children.get(tuple(ids[at : at + self._page]))
@@ -237,7 +238,7 @@ class PrefixCache:
         return path
 
     def _keep_states(self, put_states: Callable[[int], None], node: PrefixNode, is_prompt: bool) -> None:
-        """Write states beside a prefix, unless it has some that are as good."""
+        """Write a snapshot of states for a node, unless it has one with the same bits or better ones."""
         if node.snapshot is not None and (node.has_prompt_states or not is_prompt):
             return
         node.snapshot = self._free_snapshot() if node.snapshot is None else node.snapshot
@@ -246,9 +247,9 @@ class PrefixCache:
             put_states(node.snapshot)
 
     def _adopt(self, node: PrefixNode, pages: Sequence[int | None], is_prompt: bool) -> None:
-        """Let a prefix have pages where it has none, or none but these where they are a prompt's for the first time.
+        """Store pages in a node where it has none. Pages of a prompt replace all pages of decode steps.
 
-        Pages of an answer are never those of a prefix that serves prompts.
+        A node that serves prompts never takes pages of decode steps.
         """
         is_better = is_prompt and not node.is_prompt
         node.is_prompt = node.is_prompt or is_prompt
@@ -286,13 +287,13 @@ class PrefixCache:
             node = node.parent
 
     def _num_idle(self, table: PageTable) -> int:
-        """Return how many pages of a table only the tree holds."""
+        """Return the number of pages of a table that only the tree holds."""
         return sum(not table.is_shared(page) for page in self._held[self._pages.tables.index(table)])
 
     def _evict(self, table: PageTable, count: int) -> None:
-        """Evict pages of a table that only the tree holds, at most so many."""
+        """Evict pages of a table that only the tree holds, the least recently used first, until `count` are freed."""
         index = self._pages.tables.index(table)
-        order = numbers_from(0)  # of nodes that were used last together
+        order = numbers_from(0)  # breaks ties between nodes that were used together
         idle = [(node.used, next(order), node) for node in self._root.below() if self._is_idle(node, index, table)]
         heapq.heapify(idle)
         before = table.num_free
@@ -309,7 +310,7 @@ class PrefixCache:
             if not table.is_ring and parent is not self._root and self._is_idle(parent, index, table):
                 heapq.heappush(idle, (parent.used, next(order), parent))
         if not table.is_ring and table.num_free - before < count:
-            self.forget()  # rows have the ends of paths whose beginnings only the tree has
+            self.forget()  # leaves that rows share keep the tree's own pages before them from being evicted
 
     def _is_idle(self, node: PrefixNode, index: int, table: PageTable) -> bool:
         page = node.pages[index]
@@ -327,7 +328,7 @@ class PrefixCache:
             node.snapshot = None
 
     def _free_snapshot(self) -> int | None:
-        """Return a row for a snapshot, if need be that of the one that was not used for longest."""
+        """Return a row for a snapshot, evicting the least recently used one if none is free; None without rows."""
         if not self._free_snapshots:
             holders = [node for node in self._root.below() if node.snapshot is not None]
             oldest = min(holders, key=lambda node: node.used, default=None)

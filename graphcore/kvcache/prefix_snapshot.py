@@ -1,8 +1,8 @@
 """Snapshots of cached prefixes, copied out of the caches and back into them: the content of a saved cache.
 
-Only tokens whose bits are the same in every longer prompt are copied, from the pages and snapshots that the tree of
-prefixes has; nobody writes those, so no sequence stops for it. Prompts find a copy that was put back as if it had just
-been computed.
+Only tokens whose bits are the same in every longer prompt are copied. Pages and snapshots of the prefix cache are never
+written again, so running sequences need not wait for the copy. Prompts find a prefix that was copied back as if it had
+just been computed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ from graphcore.kvcache.prefix_cache import PrefixCache, PrefixNode
 
 @dataclass(frozen=True)
 class SnapshotShape:
-    """How much of a prompt a copy holds.
+    """The tokens, pages and recurrent states that a snapshot holds.
 
     Attributes:
-        tokens: tokens of the prompt's beginning.
+        tokens: number of tokens of the prefix.
         firsts: number of the first page of each table; a ring has only the last ones.
-        positions: numbers of tokens after which there is a copy of the recurrent states, ascending.
+        positions: numbers of tokens after which the snapshot has the recurrent states, ascending.
     """
 
     tokens: int
@@ -35,10 +35,10 @@ class SnapshotShape:
 
 @dataclass(frozen=True)
 class PrefixSnapshot:
-    """A copy of what the caches hold of a prompt's beginning, in host memory.
+    """A copy of a cached prefix in host memory.
 
     Attributes:
-        ids: its tokens.
+        ids: token ids of the prefix.
         parts: copies, first the pages of each table's caches, then the states after each position.
     """
 
@@ -48,7 +48,7 @@ class PrefixSnapshot:
 
 
 class PrefixSnapshots:
-    """Copies of the beginnings that a tree of prefixes holds; copies are made between two passes.
+    """Copies prefixes out of the prefix cache and back into it, between two passes.
 
     Attributes:
         context: most tokens of a sequence.
@@ -61,7 +61,7 @@ class PrefixSnapshots:
         """Return how many first tokens of a prompt of that length can be copied.
 
         Raises:
-            ConfigError: none can.
+            ConfigError: the prompt is too short, or there are no rows for snapshots of recurrent states.
         """
         chunk, has_states = self._chunks.size, self._pages.has_states
         self.check_snapshots()
@@ -81,7 +81,7 @@ class PrefixSnapshots:
         """Check that recurrent states can be kept.
 
         Raises:
-            ConfigError: there is no snapshot to keep them in.
+            ConfigError: the model is recurrent, and batching.snapshots is 0.
         """
         if self._pages.has_states and not self._prefixes.has_snapshots:
             raise ConfigError(
@@ -91,7 +91,7 @@ class PrefixSnapshots:
 
     @torch.inference_mode()
     def copy_out(self, prompt: Sequence[int]) -> PrefixSnapshot | None:
-        """Return a copy of a prompt's beginning; None if the caches do not hold all of it (any more)."""
+        """Return a copy of a prompt's prefix; None if the prefix cache does not hold all of it (any more)."""
         length = self.length(len(prompt))
         path = self._prefixes.path(prompt[:length])
         if not path or not all(node.is_prompt for node in path):
@@ -110,14 +110,14 @@ class PrefixSnapshots:
         return PrefixSnapshot(SnapshotShape(length, tuple(firsts), tuple(states)), tuple(prompt[:length]), on_host)
 
     def _first(self, path: Sequence[PrefixNode], index: int, table: PageTable) -> int:
-        """Return the number of the first page from which on a table has all pages of a path, at most those of a row."""
+        """Return where the last pages of a path begin that a table has without a gap, at most as many as a row's."""
         first = len(path)
         while first > max(0, len(path) - table.reach) and path[first - 1].pages[index] is not None:
             first -= 1
         return first
 
     def _states(self, prompt: Sequence[int], length: int) -> Iterator[tuple[int, Sequence[Copies]]]:
-        """Yield the positions with a snapshot that prompts may go on from, and the snapshots."""
+        """Yield the positions whose snapshot prompts may continue from, and copies of these states."""
         for position in range(self._chunks.size, length + 1, self._chunks.size) if self._pages.has_states else ():
             path = self._prefixes.path(prompt[:position])
             if path and path[-1].has_prompt_states and path[-1].snapshot is not None:
@@ -125,7 +125,7 @@ class PrefixSnapshots:
 
     @torch.inference_mode()
     def copy_in(self, copy: PrefixSnapshot) -> bool:
-        """Let prompts go on from a copy; False if there are not enough pages beside those of running sequences."""
+        """Put a snapshot into the prefix cache; False if running sequences leave too few pages for it."""
         shape, parts = copy.shape, list(copy.parts)
         taken = self._pages.allocate(self._counts(shape))
         if taken is None:
@@ -145,12 +145,12 @@ class PrefixSnapshots:
         return True
 
     def _counts(self, shape: SnapshotShape) -> list[int]:
-        """Return how many pages of each table a copy has."""
+        """Return the number of pages of each table in a snapshot."""
         ends = [-(-shape.tokens // table.page) for table in self._pages.tables]
         return [end - first for end, first in zip(ends, shape.firsts, strict=True)]
 
     def is_possible(self, shape: SnapshotShape) -> bool:
-        """Return whether these caches could have such a copy."""
+        """Return whether these caches could have a snapshot of this shape."""
         tables, positions = self._pages.tables, shape.positions
         if not 1 <= shape.tokens <= self.context or len(shape.firsts) != len(tables):
             return False
@@ -164,7 +164,7 @@ class PrefixSnapshots:
         return not positions and self._chunks.invariant_length(shape.tokens) == shape.tokens
 
     def layout(self, shape: SnapshotShape) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Return the dtype and shape of each tensor of a copy, by a name, two for each of its parts in turn."""
+        """Return the dtype and shape of each tensor of a snapshot by name, two for each of its parts, in order."""
         found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         for index, (table, count) in enumerate(zip(self._pages.tables, self._counts(shape), strict=True)):
             for number, cache in enumerate(table.caches):

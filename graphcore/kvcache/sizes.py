@@ -1,4 +1,4 @@
-"""How large the layers' caches are: pages for one sequence, for all that share a pool, and bytes.
+"""Sizes of the layers' caches: pages of one sequence, pages of a pool, and bytes.
 
 Legend: B batch, P pages, N pages of a sequence, K kv heads, G positions of a page, E head dim. kvcache/buffers.py says
 how pages are found.
@@ -20,17 +20,17 @@ STATE_DTYPE = torch.float32  # dtype of recurrent states: rounding would add up 
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """What the caches of a model are to hold.
+    """The limits and the storage type that the sizes of a model's caches follow from.
 
     Attributes:
-        batch: sequences.
+        batch: number of sequences.
         context: most tokens of a sequence.
-        dtype: what keys and values are kept as.
-        chunk: most tokens of a sequence in one pass; 0 for as many as the context has.
+        dtype: storage type of keys and values.
+        chunk: most tokens of a sequence in one pass; 0 for the whole context.
         together: most tokens of a sequence in one decode step.
-        page: positions of a page; 0 for those of `page_size`.
-        tokens: positions of all sequences together; 0 for all pages that they could have.
-        snapshots: recurrent states beside those of the sequences.
+        page: positions of a page; 0 for `page_size` of the context.
+        tokens: positions that all sequences share; 0 for a full context for each.
+        snapshots: number of recurrent states for snapshots, besides those of the sequences.
     """
 
     batch: int
@@ -44,7 +44,7 @@ class CacheSizes:
 
 
 def page_size(context: int) -> int:
-    """Return the positions of a page for contexts of that many tokens: short ones have small pages, at least four."""
+    """Return the positions of a page for a context in tokens: fewer than PAGE if that makes less than four pages."""
     return min(PAGE, 1 << max(0, (context // 4).bit_length() - 1))
 
 
@@ -60,7 +60,7 @@ def buffer_shapes(
 
     Args:
         passed: most tokens of a sequence in one pass.
-        page: positions of a page; 0 for those of `page_size`.
+        page: positions of a page; 0 for `page_size` of the context.
     """
     if isinstance(spec, DeltaSpec):
         return (spec.value_heads, spec.key_dim, spec.value_dim), (spec.channels, spec.width - 1)
@@ -73,14 +73,14 @@ def buffer_shapes(
 
 
 def own_buffers(spec: ModelSpec, sizes: CacheSizes) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the shapes of the two buffers for one sequence, by layer, of the layers that share no other's."""
+    """Return the shapes of the two buffers for one sequence, by layer, without layers that share another's cache."""
     passed = max(sizes.chunk or sizes.context, sizes.together)
     layers = sorted(set(spec.cache_layers))
     return {layer: buffer_shapes(spec.blocks[layer].attention, sizes.context, passed, sizes.page) for layer in layers}
 
 
 def windows_of_tables(spec: ModelSpec, own: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> dict[int, int]:
-    """Return the window of each table, by its pages for a sequence: the longest of its layers, 0 where one sees all."""
+    """Return the longest window of each table's layers, 0 if one has none, by the table's pages for one sequence."""
     windows: dict[int, int] = {}
     for layer, (keys, _) in own.items():
         attention = spec.blocks[layer].attention
@@ -91,7 +91,7 @@ def windows_of_tables(spec: ModelSpec, own: Mapping[int, tuple[tuple[int, ...], 
 
 
 def pool_pages(reach: int, window: int, page: int, sizes: CacheSizes) -> int:
-    """Return the pages of a pool, the one that is nobody's included.
+    """Return the number of pages of a pool, including the null page.
 
     Args:
         reach: pages that one sequence may have.
@@ -135,7 +135,7 @@ def cache_nbytes(spec: ModelSpec, sizes: CacheSizes) -> int:
 def stored_shapes(
     spec: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: KVFormat
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Return the shape and the dtype of each of a layer's buffers, given what `buffer_shapes` says."""
+    """Return the shape and the dtype of each of a layer's buffers, from the shapes of `buffer_shapes`."""
     if isinstance(spec, DeltaSpec):
         return [(shape, STATE_DTYPE) for shape in shapes]
     kinds = zip(shapes, kv_types(dtype), strict=True)

@@ -1,11 +1,11 @@
-"""A saved cache: one safetensors file with what the KV cache holds of a prompt's beginning.
+"""A saved cache: one safetensors file with the KV cache of a prompt's prefix.
 
     token_ids                                   int32 [tokens]
     pages.<table>.<cache>.<keys or values>      pages of each table
     states.<position>.<layer>.<kind>            snapshots of recurrent states
 
-The metadata have a version, the fingerprint under which the bits hold (fingerprint.py), how much of a prompt there is,
-and a sha256 of all that and of the tensors. The safetensors library writes files, and checks a header against its file.
+The metadata have a version, the fingerprint (fingerprint.py), the snapshot's shape (`SnapshotShape`), and a sha256 of
+all that and of the tensors. The safetensors library writes files, and checks a header against its file.
 Names, dtypes and shapes follow from the metadata and the model, and a file that has others is refused before any tensor
 is read.
 """
@@ -36,7 +36,7 @@ NAMES = {dtype: name.upper() for name, dtype in DENSE_DTYPES.items()}
 
 
 def write_cache(path: Path, copy: PrefixSnapshot, copies: PrefixSnapshots, fingerprint: Mapping[str, str]) -> None:
-    """Write a copy to a file, whole or not at all.
+    """Write a snapshot to a file, whole or not at all.
 
     Raises:
         ConfigError: the file cannot be written, its disk is full, or another file has that name; it stays as it was.
@@ -51,7 +51,7 @@ def write_cache(path: Path, copy: PrefixSnapshot, copies: PrefixSnapshots, finge
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as scratch:
             unfinished = Path(scratch) / "cache"
             unfinished.touch()
-            mode = unfinished.stat().st_mode  # as the umask has it; the library's files are their owner's alone
+            mode = unfinished.stat().st_mode  # by the umask; only the owner can read files that safetensors creates
             save_file(tensors, unfinished, metadata)
             unfinished.chmod(mode)
             unfinished.replace(path)
@@ -61,11 +61,11 @@ def write_cache(path: Path, copy: PrefixSnapshot, copies: PrefixSnapshots, finge
 
 
 def check_replaceable(path: Path) -> None:
-    """Check that what has a path's name, if anything has, is a saved cache, damaged or not, or an empty file.
+    """Check that a path does not exist yet, or is a saved cache (possibly damaged) or an empty file.
 
     Raises:
-        ConfigError: it is another file, which a slip must not replace, or none that could be replaced.
-        OSError: it cannot be read.
+        ConfigError: the path is another file, which must not be replaced by mistake, or no regular file.
+        OSError: the file cannot be read.
     """
     if not path.exists():
         return
@@ -92,12 +92,12 @@ def cache_digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> 
 
 
 def read_cache(path: Path, copies: PrefixSnapshots, fingerprint: Mapping[str, str]) -> PrefixSnapshot:
-    """Read a copy that `write_cache` wrote, checking every byte.
+    """Read a snapshot that `write_cache` wrote, checking every byte.
 
     Raises:
         ConfigError: there is no such file, it is damaged, or it belongs to another model or other settings.
     """
-    # A file that loses its end while it is mapped would end the process, so it is read.
+    # A file that is truncated while it is mapped kills the process (SIGBUS), so it is read.
     with _explained(path), safe_open(path, "pt", backend="pread") as file:
         saved = dict(file.metadata() or {})
         _check_version(saved, path)
@@ -126,7 +126,7 @@ def read_cache(path: Path, copies: PrefixSnapshots, fingerprint: Mapping[str, st
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Check that a path names a file whose header can be parsed, and let errors of reading it say what to do."""
+    """Check that a path names a file whose header can be parsed, and turn errors of reading it into advice."""
     takes = "cache.load takes a file that cache.save wrote"
     try:
         if not path.is_file():
@@ -144,7 +144,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, reason: str) -> ConfigError:
-    """Return the error of a file that is not as it was written."""
+    """Return the error for a damaged file."""
     return ConfigError(f"{path}: is a damaged cache: {reason}; save it again")
 
 

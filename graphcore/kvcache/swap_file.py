@@ -1,4 +1,4 @@
-"""Files of sequences that were swapped out because pages ran out. The files have no name and end with their use."""
+"""Files of sequences that were swapped out because pages ran out. The files have no name; closing deletes them."""
 
 import tempfile
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from graphcore.kvcache.page_table import Copies
 
 @dataclass(frozen=True)
 class SwapFile:
-    """A file with what the layers keep of one sequence.
+    """A file with the pages and recurrent states of one sequence.
 
     Attributes:
-        tokens: int, positions that it holds.
+        tokens: int, number of tokens that the sequence has run.
         layout: dtype and shape of each tensor, in order; two make a part.
     """
 
@@ -62,18 +62,18 @@ class SwapFile:
         tensor = torch.empty(shape, dtype=dtype, device="cpu")
         left = bytes_of(tensor)
         while left:
-            count = self._file.readinto(left)  # type: ignore[attr-defined]  # files without a buffer have it
+            count = self._file.readinto(left)  # type: ignore[attr-defined]  # unbuffered files have `readinto`
             if not count:
                 raise OSError("a sequence that was swapped out has lost its end")
             left = left[count:]
         return tensor
 
     def close(self) -> None:
-        """Give the file back to the system."""
+        """Close the file, which deletes it."""
         self._file.close()
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor where they lie."""
+    """Return a view of the bytes of a contiguous tensor."""
     array: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
     return memoryview(array)  # type: ignore[arg-type]  # numpy says so from Python 3.12 on

@@ -80,8 +80,8 @@ class Costs:
     Attributes:
         kv_nbytes: function from a context in tokens to the bytes of the KV caches of all layers and sequences.
         workspace_nbytes: bytes of activations and scratch of the largest pass, whatever the context.
-        attention_nbytes: function from a context in tokens to more of these bytes.
-        moving_nbytes: more of these bytes if anything streams, because a pass then runs more chunks of prompts.
+        attention_nbytes: function from a context in tokens to the bytes of attention's scratch.
+        moving_nbytes: additional bytes of workspace if anything streams, as a pass then runs more chunks of prompts.
         buffer_nbytes: bytes of the buffers for reads on their way to a slot, if anything streams.
         overhead_nbytes: bytes of a GPU's libraries and graphs; 0 on a CPU.
         loading_nbytes: peak bytes of RAM for making weights, besides the weights themselves.

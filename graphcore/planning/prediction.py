@@ -5,8 +5,8 @@ compute  = bytes of weights that a token reads from the device's memory / memory
 seconds  = max(copy, compute)    if groups are read ahead: two slots or more, async
            copy + compute        otherwise, and always for fetched experts
 
-Several sequences share a step: its groups move once, and its weights are read once. They choose other experts: for n
-sequences a layer needs X (1 - (1 - k / X)^n) of its X experts, if each token chooses k of them independently.
+Several sequences share a step: its groups move once, and its weights are read once. Their experts differ: for n
+sequences a layer needs X (1 - (1 - k / X)^n) of its X experts, if each token is routed to k of them independently.
 """
 
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ def predict(plan: Plan, rates: Rates, sequences: int = 1) -> Prediction:
 
 
 def distinct_share(plan: Plan, sequences: int) -> float:
-    """Return how many times the experts of one token the tokens of several sequences choose together."""
+    """Return the expected number of distinct experts of a token of each sequence, relative to that of one token."""
     if plan.experts is None:
         return 1.0
     experts, routed = plan.experts.num_experts, plan.experts.num_routed

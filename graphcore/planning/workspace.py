@@ -1,4 +1,4 @@
-"""Upper bounds of the workspace of a pass: activations, what attention takes besides, unpacked matrices, and logits.
+"""Upper bounds of the workspace of a pass: activations, scratch of attention, unpacked matrices, and logits.
 
     workspace   activations of a prefill chunk, and the logits
     attention   on a CPU, keys and values that a chunk sees, widened by the C++ kernels, or copied and multiplied into a
@@ -8,7 +8,7 @@
     unpacked    on a GPU, the largest packed matrix, unpacked, while a prompt is multiplied with it. The head, in parts,
                 counts only for more than 8 sequences: it sees one token of each, and up to 8 tokens are multiplied
                 packed
-    waiting     what the further chunks keep that run in the same pass, one after another in each group
+    waiting     inputs and residual streams of further chunks in the same pass, which run one by one in each group
 
 Legend: B batch, T tokens of a chunk, D model dim, F hidden features, H heads, K kv heads, E head dim, V vocab.
 """
@@ -61,16 +61,16 @@ def _block_nbytes(block: BlockSpec, itemsize: int) -> int:
     fed = mlp.hidden * (3 * itemsize + 4)
     if isinstance(mlp, MoESpec) and mlp.beside is not None:
         fed += mlp.beside.hidden * (3 * itemsize + 4)
-    if isinstance(mlp, MoESpec):  # results of two waves, of both together, and their sum in float32
+    if isinstance(mlp, MoESpec):  # results of two batches of experts, of both together, and their sum in float32
         fed += block.dim * (3 * mlp.top_k * itemsize + 3 * 4)
     return max(attended, fed) + 2 * block.dim * itemsize
 
 
 def _delta_nbytes(spec: DeltaSpec, itemsize: int) -> int:
-    """Return the activation bytes per token of a delta rule: its inputs, and what its chunks make of them in float32.
+    """Return the activation bytes per token of a delta rule: its inputs, and intermediates in float32.
 
-    For each value head a chunk has queries, keys and decayed keys, values, new values and answers, and three matrices
-    of a token's relations to the others.
+    For each value head a chunk has queries, keys and decayed keys, values, new values and outputs, and three matrices
+    with a row and a column for each of its tokens.
     """
     inputs = spec.channels + 2 * spec.value_heads * spec.value_dim
     of_heads = spec.value_heads * (6 * spec.key_dim + 4 * spec.value_dim + 3 * limits.DELTA_CHUNK)
@@ -78,7 +78,7 @@ def _delta_nbytes(spec: DeltaSpec, itemsize: int) -> int:
 
 
 def attention_nbytes(spec: ModelSpec, context: int, tokens: int, dtype: torch.dtype, threads: int | None) -> int:
-    """Return an upper bound of what attention of a chunk of a prompt takes on a CPU, besides inputs and answers.
+    """Return an upper bound of the bytes of attention of a prompt's chunk on a CPU, besides inputs and outputs.
 
     Source: `Seen` and `tile_floats` in kernels/cpu/native/chunk.h; `masked_attend` in kernels/ops/attend.py.
 

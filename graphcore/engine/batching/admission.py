@@ -50,7 +50,7 @@ class CacheAdmission:
         folder: folder of the files of requests that are swapped out.
 
     Attributes:
-        requests: requests that were admitted and have not left, in that order; some may be swapped out.
+        requests: requests that were admitted and have not left, in order of admission; some may be swapped out.
         snapshots: copies of prefixes that the KV cache holds.
     """
 
@@ -74,7 +74,7 @@ class CacheAdmission:
             return False
         self.pages.free(row)
         found = self._prefixes.find(request.prompt_ids, request.reuses_cache)
-        if not self._prefixes.use(row, found):  # the prefix has all pages, and none is left for a copy
+        if not self._prefixes.use(row, found):  # the prefix itself has the last pages, so that none is free for a copy
             found = self._prefixes.nothing
         wanted = [
             (one.own_row, self._prompt_end(one)) for one in self.requests if one.num_computed < self._prompt_end(one)
@@ -87,9 +87,9 @@ class CacheAdmission:
         return True
 
     def refresh(self, request: Request) -> bool:
-        """Let a prompt that has not begun continue from what others have computed since; return whether it may run.
+        """Repeat the prefix lookup of a request that has not run yet; return whether the request may run now.
 
-        It may not while it has no row, or an earlier request is about to compute the next page of its prompt.
+        It has to wait while it has no row, or while an earlier request is about to compute the next page of its prompt.
         """
         if request.cache_row is None:
             return False
@@ -134,13 +134,13 @@ class CacheAdmission:
             later = self.requests[self.requests.index(request) + 1 :]
             last = next((one for one in reversed(later) if one.cache_row is not None and not one.has_ended), None)
             if last is None:
-                decoding.settle(request)  # a device would run it on
+                decoding.settle(request)  # else a device would go on running it
                 return False
             self._swap_out(last, decoding)
         return request.cache_row is not None
 
     def _swap_out(self, request: Request, decoding: DecodeLoop) -> None:
-        """Copy what a request holds, then free its row and pages; it may end, as its last steps are read first."""
+        """Copy a request's cache, then free its row and pages; reading its last steps first may end it."""
         decoding.settle(request)
         if request.has_ended:
             self.leave(request, decoding.leave(request))
@@ -151,7 +151,7 @@ class CacheAdmission:
         request.swap_out()
 
     def _copy_of(self, request: Request) -> SwapFile | SwappedSequence | None:
-        """Return a copy of what a request holds, in memory if no file can be written; None if its tokens run again."""
+        """Return a copy of a request's cache, in memory if no file can be written; None if its tokens run again."""
         copy = self.pages.copy_out(request.own_row, request.num_computed)
         try:
             return SwapFile.write(copy, self._folder)
@@ -168,7 +168,7 @@ class CacheAdmission:
         return True
 
     def _swap_in_one(self, row: int, request: Request) -> bool:
-        """Swap a request into a row; False if there is no room. Beside others its next token has to have room, too."""
+        """Swap a request into a row; False if there is no room for it and, beside others, for its next token."""
         self.pages.free(row)
         stored = self._swapped[request]
         is_alone = all(one in self._swapped for one in self.requests)
@@ -188,7 +188,7 @@ class CacheAdmission:
         return True
 
     def cache_prompt(self, request: Request) -> None:
-        """Put what a request has computed of its prompt into the prefix cache."""
+        """Put the tokens of its prompt that a request has computed into the prefix cache."""
         prompt = request.prompt_ids
         sure = min(request.num_computed, self._chunks.invariant_length(len(prompt)))
         if request.is_bit_exact and request.cache_row is not None and sure:
@@ -199,7 +199,7 @@ class CacheAdmission:
         """Free the row and pages of a finished request.
 
         Args:
-            held: tokens that the KV cache holds of it.
+            held: those of its tokens that the KV cache holds.
         """
         self.requests.remove(request)
         close(self._swapped.pop(request, None))
@@ -215,7 +215,7 @@ class CacheAdmission:
         self._prefixes.forget()
 
     def lend_cache(self) -> Callable[[], None]:
-        """Lend the whole KV cache to other calls until the function that is returned is called."""
+        """Lend the whole KV cache to other calls until the returned function is called."""
         stack = ExitStack()
         rows = [request.own_row for request in self.requests if request.cache_row is not None]
         stack.enter_context(torch.inference_mode())

@@ -5,9 +5,9 @@
     pass 3   A: token   B: token   C: chunk      a pass gives each running request a token, or a chunk of its prompt
     pass 4   A: token              C: chunk
 
-A chunk runs by itself, whatever runs beside it, and its borders depend on the prompt alone; decode steps run the tokens
-of all other requests (host_decode_loop.py, device_decode_loop.py), each in the row of its caches. So nothing that a
-request computes depends on others.
+A chunk runs as a program of its own, and its boundaries depend on the prompt alone. Decode steps run the tokens of all
+other requests (host_decode_loop.py, device_decode_loop.py), each in its row of the caches. So no result of a request
+depends on the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class ContinuousBatching(Batching):
 
     @property
     def running(self) -> Sequence[Request]:
-        """Requests that were admitted and have not left, in that order; some may be swapped out."""
+        """Requests that were admitted and have not left, in order of admission; some may be swapped out."""
         return self._admission.requests
 
     def admit(self, waiting: Sequence[Request]) -> int:
@@ -60,7 +60,7 @@ class ContinuousBatching(Batching):
         return len(waiting)
 
     def resume(self, requests: Sequence[Request], cached: int) -> None:
-        """Run requests from now on whose first `cached` tokens are in the first rows; the prefix cache gets nothing."""
+        """Start running requests whose first `cached` tokens are in the first rows; their prompts are not shared."""
         assert not self.running, "rows are in use"
         for row, request in enumerate(requests):
             request.begin(row, cached, is_bit_exact=False)
@@ -77,7 +77,7 @@ class ContinuousBatching(Batching):
         ended: list[tuple[Request, Tensor]] = []
         if decodes or chunks:
             policy = self._report(stepped, prompts, on_progress)
-            # A pass over resident weights is short, and its tokens may be used again.
+            # A pass over resident weights is short, and its tokens can be reused.
             stops = never if isinstance(policy, Resident) else is_stopped
             with self._runner.forward_pass(decodes, chunks, policy, stops) as states:
                 ran = zip(prompts, chunks, states, strict=True)
@@ -93,12 +93,12 @@ class ContinuousBatching(Batching):
             on_progress("generate", None, *done_of(self.running))
 
     def leave(self) -> None:
-        """Free the rows and pages of requests that have ended; the prefix cache may keep what they hold."""
+        """Free the rows and pages of requests that have ended; the prefix cache may keep the pages."""
         for request in [one for one in self.running if one.has_ended and self._decoding.may_leave(one)]:
             self._admission.leave(request, self._decoding.leave(request))
 
     def fail(self, error: BaseException) -> None:
-        """End all running requests with an error; the caches hold nothing that can be used."""
+        """End all running requests with an error; the content of the caches is invalid."""
         for request in self.running:
             request.fail(error)
             request.discard_computed()
@@ -107,7 +107,7 @@ class ContinuousBatching(Batching):
         self._admission.clear_prefix_cache()
 
     def give_up(self) -> None:
-        """End all running requests after a pass was given up; recurrent states hold nothing that can be used."""
+        """End all running requests after an aborted pass; recurrent states are then invalid."""
         for request in self.running:
             request.end("interrupted")
             if self._admission.pages.has_states:
@@ -116,11 +116,11 @@ class ContinuousBatching(Batching):
         self.leave()
 
     def lend_cache(self) -> Callable[[], None]:
-        """Lend the KV cache to other calls until the function that is returned is called."""
+        """Lend the KV cache to other calls until the returned function is called."""
         return self._admission.lend_cache()
 
     def _work(self) -> tuple[list[Request], list[tuple[Request, list[int]]]]:
-        """Return the requests that have at most one known token to run, and those that run a chunk, with it.
+        """Return the requests with at most one known token to run, and those that run a chunk, each with its chunk.
 
         Each has the pages that it needs; the oldest ones get them first.
         """

@@ -1,24 +1,24 @@
 """The device decode loop: a GPU samples, a few steps ahead of the host; rows join and leave between two steps.
 
     device   step 0 | copy | step 1 | B joins | copy | step 2 | copy | ...
-    host     ask 0, 1, B, 2          read 0, ask 3    read 1, ask 4   ...
+    host     launch 0, 1, B, 2       read 0, launch 3    read 1, launch 4   ...
 
-Copies of the chosen tokens go to locked memory, a slot for each step; reading waits for the mark behind the copy. The
+Copies of the sampled tokens go to pinned memory, a slot for each step; reading waits for the event after the copy. The
 device never waits for the host. One captured graph runs all rows; those without a request have no token, read no cache
-and write none. What the host changes of a row (its inputs when it joins, its end) is work in the same queue as the
-steps, and touches no other row. Each step keeps the requests that it ran, so that a token never reaches a later
-request of the row. A row's numbers do not depend on the other rows: products and sums are those of a graph's width.
+and write none. What the host changes of a row (its inputs when a request joins, its end) is enqueued in the stream of
+the steps, and touches no other row. The host records the requests of each step, so that a token never reaches a later
+request of the row. A row's results do not depend on the other rows, because kernels always run at the graph's width.
 
 The device ends a row at its end tokens and at its limit of tokens. The host ends it otherwise (a stop string, a
-deadline, `cancel`); up to LAG more steps have then run the row, and their tokens are dropped. If other requests may go
-on from the request (`reuse_cache`), it leaves when those steps are read, because the caches hold their tokens too.
+deadline, `cancel`); up to LAG more steps have then run the row, and their tokens are dropped. If other requests may
+reuse its cache (`reuse_cache`), it leaves when those steps are read, because the caches hold their tokens too.
 
-A mask is a function of the host, so the host chooses the tokens of a request that has one. The request takes part in
-a step when its token is known, and is left out of the steps until its next one is. While it runs, the host is one step
-behind instead of LAG. So it takes part in every second step beside others, and in every step alone; the others keep
-their pace, unless the host takes longer than a step.
+A mask is a Python function, so the host samples the tokens of a request that has one. The request takes part in a step
+when its next token is known, and in no other. While it runs, the host is one step behind instead of LAG. So it takes
+part in every second step beside others, and in every step alone; the others keep their pace, unless the host takes
+longer than a step.
 
-While weights move, the host reads each step before it asks for the next one: a pass is long, the first groups of the
+While weights move, the host reads each step before it launches the next one: a pass is long, the first groups of the
 next one are read ahead all the same, and a request that ends costs nothing more.
 
 Legend: B rows, V vocab.
@@ -45,11 +45,11 @@ LAG = 2  # steps that the host is behind
 
 
 class Readback:
-    """A queue of copies of one device tensor to locked host memory, allocated once and read in order.
+    """A queue of copies of one device tensor to pinned host memory, allocated once and read in order.
 
     Args:
         source: tensor on the device.
-        most: copies that may be under way at once.
+        most: most copies that have not been read.
     """
 
     def __init__(self, source: Tensor, most: int) -> None:
@@ -75,7 +75,7 @@ class Readback:
         self._sent += 1
 
     def take(self) -> list[list[float]]:
-        """Return the oldest copy that has not been read, waiting for it."""
+        """Wait for the oldest copy that has not been read, and return its values."""
         assert self.num_waiting > 0, "nothing was sent"
         index = self._taken % len(self._places)
         self._marks[index].synchronize()
@@ -84,7 +84,7 @@ class Readback:
         return values
 
     def drop(self) -> None:
-        """Forget the copies that have not been read."""
+        """Discard the copies that have not been read."""
         self._taken = self._sent
 
 
@@ -92,8 +92,8 @@ class _Step(NamedTuple):
     """A step whose tokens the host has not read.
 
     Attributes:
-        rows: requests that it chose a token of, with their rows.
-        logits: [V] float32 of those whose token the host chooses.
+        rows: rows and requests for which the step samples a token.
+        logits: [V] float32 of each of these requests whose token the host samples instead.
     """
 
     rows: Sequence[tuple[int, Request]]
@@ -101,15 +101,15 @@ class _Step(NamedTuple):
 
 
 class DeviceDecodeLoop(DecodeLoop):
-    """Captured decode steps in which the device chooses tokens and ends rows."""
+    """Decode loop of captured steps in which the device samples tokens and ends rows."""
 
     def __init__(self, runner: ProgramRunner) -> None:
         self._runner, self._chooser = runner, SequenceSampler(runner)
         self._lag = LAG if isinstance(runner.policy, Resident) else 0
         self._on: dict[int, Request] = {}  # rows that may have a token in the next step
-        self._due: Sequence[Request] = ()  # those that take part in the step that was started
+        self._due: Sequence[Request] = ()  # requests of the step that `start` returned
         self._under_way: deque[_Step] = deque()
-        self._late: dict[Request, list[int]] = {}  # tokens chosen after a request's end
+        self._late: dict[Request, list[int]] = {}  # tokens sampled after a request's end
 
     @cached_property
     def _rows(self) -> SamplingRows:
@@ -120,15 +120,15 @@ class DeviceDecodeLoop(DecodeLoop):
         return Readback(self._rows.choosing.report, LAG + 1)
 
     def start(self, requests: Sequence[Request]) -> tuple[list[Program], Sequence[Request]]:
-        """Return the captured program of all rows, if any request needs a token beyond those under way."""
-        going_on = [request for request in requests if not request.has_ended]  # others end at any time
+        """Return the captured program of all rows, if any request needs a token beyond those of launched steps."""
+        going_on = [request for request in requests if not request.has_ended]  # once: other threads end requests
         for row, request in list(self._on.items()):
             if request.has_ended and request not in going_on:
                 self._rows.stop(row)
                 del self._on[row]
         self._due = due = [request for request in going_on if self._is_due(request)]
         for request in due:
-            is_replayed = request.num_uncomputed > 1  # after it was swapped out
+            is_replayed = request.num_uncomputed > 1  # its tokens run again after it was swapped out
             if request.mask is not None or is_replayed or self._on.get(request.own_row) is not request:
                 settings = RowSettings(left=1) if is_replayed else self._settings(request)
                 self._rows.begin(request.own_row, request.next_id, request.num_computed, settings)
@@ -148,7 +148,7 @@ class DeviceDecodeLoop(DecodeLoop):
         return min(request.max_new_tokens, self._runner.sizes.context - len(request.prompt_ids) + 1)
 
     def _settings(self, request: Request) -> RowSettings:
-        """Return how the device chooses; with a mask it may choose once, and the host does not read that token."""
+        """Return the device's sampling settings; with a mask it samples one token, which the host ignores."""
         if request.mask is not None:
             return RowSettings(left=1)
         params = request.params
@@ -157,7 +157,7 @@ class DeviceDecodeLoop(DecodeLoop):
         return RowSettings(left, request.end_ids, params.for_kernels(), history)
 
     def finish(self, ended: Sequence[tuple[Request, Tensor]]) -> bool:
-        """Choose first tokens on the device, and read the steps that the host is too far behind."""
+        """Sample first tokens on the device, and read steps until the host is at most its allowed lag behind."""
         logits = self._rows.state.logits
         given = [one for one in self._due if one.num_uncomputed < 1]
         masked = {one: logits[one.own_row].clone() for one in given if one.mask is not None}
@@ -178,7 +178,7 @@ class DeviceDecodeLoop(DecodeLoop):
         return self._read_to(max(most, 0))
 
     def _read_to(self, most: int) -> bool:
-        """Read steps until `most` are left, and return whether any request was given a token."""
+        """Read steps until `most` are left, and return whether any request got a token."""
         has_given = False
         while len(self._under_way) > most:
             step, report = self._under_way.popleft(), self._readback.take()
@@ -191,7 +191,7 @@ class DeviceDecodeLoop(DecodeLoop):
         return has_given
 
     def _give(self, request: Request, token_id: float, logprob: float, num_bad: float) -> None:
-        """Give a request the token that the device chose in a step, unless the request had ended before it."""
+        """Append the token that the device sampled, unless the device had ended the row before the step."""
         if token_id < 0:
             request.take_back_computed()
             return
@@ -211,7 +211,7 @@ class DeviceDecodeLoop(DecodeLoop):
             del self._on[request.own_row]
 
     def may_leave(self, request: Request) -> bool:
-        """Return False for a request that others may go on from, while steps are under way that ran it."""
+        """Return False for a request whose cache others may reuse, while steps that ran it have not been read."""
         if not request.reuses_cache:
             return True
         return not self._is_under_way(request)
@@ -220,12 +220,12 @@ class DeviceDecodeLoop(DecodeLoop):
         return any(request is one for step in self._under_way for _, one in step.rows)
 
     def leave(self, request: Request) -> list[int]:
-        """Forget a request that has ended, and return the tokens that the caches hold of it."""
+        """Remove a request that has ended, and return those of its tokens that the caches hold."""
         self._chooser.forget(request)
         return [*request.ids, *self._late.pop(request, [])][: request.num_computed]
 
     def drop(self) -> None:
-        """Forget the steps whose tokens were not read; their requests have ended, so their rows stop."""
+        """Discard the steps whose tokens were not read; their requests have ended, so their rows stop."""
         if self._under_way:
             self._readback.drop()
         self._under_way.clear()

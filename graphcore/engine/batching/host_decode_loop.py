@@ -1,8 +1,8 @@
 """The host decode loop: the programs of the next step of decoding requests, and sampling from their logits.
 
-    start       programs of a step, for all requests that are due a token
+    start       returns the programs of a step, for all decoding requests
     ...         the pass runs them, beside the chunks of prompts
-    finish      tokens are chosen, and given to their requests
+    finish      samples tokens and appends them to their requests
 
 The host samples here, from the logits of each step; in device_decode_loop.py a GPU does.
 
@@ -22,7 +22,7 @@ from graphcore.graph.program import Program
 
 
 class HostDecodeLoop(DecodeLoop):
-    """Decode steps whose tokens the host chooses before the next step."""
+    """Decode loop in which the host samples the tokens of a step before the next step."""
 
     def __init__(self, runner: ProgramRunner) -> None:
         self._programs, self._chooser = runner.programs, SequenceSampler(runner)
@@ -30,14 +30,14 @@ class HostDecodeLoop(DecodeLoop):
         self._due: dict[int, Request] = {}  # by their rows of the caches
 
     def start(self, requests: Sequence[Request]) -> tuple[list[Program], Sequence[Request]]:
-        """Return the programs of a step of these requests, and these."""
+        """Return the programs of a step of these requests, and the requests."""
         self._due = {request.own_row: request for request in requests}
         tokens = {row: (request.next_id, request.num_computed) for row, request in self._due.items()}
         self._steps = self._programs.step(tokens) if tokens else []
         return [program for program, _ in self._steps], requests
 
     def finish(self, ended: Sequence[tuple[Request, Tensor]]) -> bool:
-        """Choose a token of each request that has run all that is known of it."""
+        """Sample a token for each request whose known tokens have all run."""
         has_chosen = bool(ended)
         for program, rows in self._steps:
             due = {at: self._due[row] for row, at in rows.items() if not self._due[row].num_uncomputed}
@@ -52,14 +52,14 @@ class HostDecodeLoop(DecodeLoop):
         return has_chosen
 
     def settle(self, request: Request) -> None:
-        """Do nothing: no step is under way between two passes."""
+        """Do nothing: no step is in flight between two passes."""
 
     def may_leave(self, request: Request) -> bool:
-        """Return True: no step is under way between two passes."""
+        """Return True: no step is in flight between two passes."""
         return True
 
     def leave(self, request: Request) -> list[int]:
-        """Forget a request that has ended, and return the tokens that the caches hold of it."""
+        """Remove a request that has ended, and return those of its tokens that the caches hold."""
         self._chooser.forget(request)
         return request.ids[: request.num_computed]
 

@@ -16,25 +16,25 @@ class Batching(ABC):
     @property
     @abstractmethod
     def running(self) -> Sequence[Request]:
-        """Requests that were admitted and have not left, in that order; some may be swapped out."""
+        """Requests that were admitted and have not left, in order of admission; some may be swapped out."""
 
     @abstractmethod
     def admit(self, waiting: Sequence[Request]) -> int:
-        """Admit the first requests that wait, and return how many there was room for."""
+        """Admit waiting requests in order, as far as there is room; return how many."""
 
     @abstractmethod
     def resume(self, requests: Sequence[Request], cached: int) -> None:
-        """Run requests from now on whose first `cached` tokens are in rows 0, 1, ... of the KV cache already.
+        """Start running requests whose first `cached` tokens are already in rows 0, 1, ... of the KV cache.
 
         For measurements, while no other request runs. A row keeps its pages if its request is swapped out at the end.
         """
 
     @abstractmethod
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
-        """Run one pass, and give each request that is due one its next token.
+        """Run one pass, and append the next token to each request whose known tokens have all run.
 
         Args:
-            is_stopped: function that is asked between layer groups whether the pass is to be given up.
+            is_stopped: function that is called between layer groups; True aborts the pass.
         """
 
     @abstractmethod
@@ -43,54 +43,54 @@ class Batching(ABC):
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
-        """End all running requests with an error; the caches hold nothing that can be used."""
+        """End all running requests with an error; the content of the caches is invalid."""
 
     @abstractmethod
     def give_up(self) -> None:
-        """End all running requests after a pass was given up; the caches hold a part of its tokens."""
+        """End all running requests after an aborted pass; the caches hold a part of its tokens."""
 
     @abstractmethod
     def lend_cache(self) -> Callable[[], None]:
-        """Lend the KV cache to other calls until the function that is returned is called."""
+        """Lend the KV cache to other calls until the returned function is called."""
 
 
 class DecodeLoop(ABC):
-    """A way to run decode steps of requests that join and leave between any two of them."""
+    """A loop of decode steps; requests join and leave between any two steps."""
 
     @abstractmethod
     def start(self, requests: Sequence[Request]) -> tuple[list[Program], Sequence[Request]]:
-        """Return the programs of the next step, and the requests that get a token into the caches by them.
+        """Return the programs of the next step, and the requests of which they run a token.
 
         Args:
-            requests: all running requests of whose prompts at most one token is left.
+            requests: all running requests with at most one prompt token left to run.
         """
 
     @abstractmethod
     def finish(self, ended: Sequence[tuple[Request, Tensor]]) -> bool:
-        """Choose tokens after the programs of `start` have run; return whether any request was given one.
+        """Sample tokens after the programs of `start` have run; return whether any request got one.
 
         Args:
-            ended: requests whose prompts have ended with a chunk, with the logits after it, [1, V] float32.
+            ended: requests whose last prompt chunk has run, with the logits after it, [1, V] float32.
         """
 
     @abstractmethod
     def settle(self, request: Request) -> None:
-        """Leave a request out of steps until `start` is given it again, and make known what the caches hold of it."""
+        """Read the steps that run a request, and leave it out of further ones until it is passed to `start` again."""
 
     @abstractmethod
     def may_leave(self, request: Request) -> bool:
-        """Return whether it is known what the caches hold of a request that has ended, if that matters."""
+        """Return whether an ended request may leave: its steps were read, or no other request may reuse its cache."""
 
     @abstractmethod
     def leave(self, request: Request) -> list[int]:
-        """Forget a request that has ended, and return the tokens that the caches hold of it."""
+        """Remove a request that has ended, and return those of its tokens that the caches hold."""
 
     @abstractmethod
     def drop(self) -> None:
-        """Forget the steps that have not been finished, after a pass that failed or was given up."""
+        """Discard the steps that have not been finished, after a pass that failed or was aborted."""
 
 
 def done_of(requests: Sequence[Request]) -> tuple[int, int]:
-    """Return the new tokens of the request that has most to do, and how many it may have."""
+    """Return the number of new tokens and the limit of the request with the largest limit."""
     longest = max(requests, key=lambda request: request.max_new_tokens)
     return len(longest.token_ids), longest.max_new_tokens

@@ -1,6 +1,6 @@
 """Static batching: a batch starts and ends as a whole, for runners that cannot add requests to a running batch.
 
-A transformers model keeps one cache for the rows that its prompts began with. Requests that come meanwhile wait for the
+A transformers model has one cache, whose rows are fixed when the prompts run. Requests that arrive later wait for the
 next batch.
 """
 
@@ -40,7 +40,7 @@ class StaticBatching(Batching):
         return self._begun
 
     def admit(self, waiting: Sequence[Request]) -> int:
-        """Begin a batch if none runs: as many of the first requests as fit."""
+        """Start a batch of the first waiting requests that fit together, if none runs; return how many."""
         if self._batch or not waiting:
             return 0
         batch = list(takewhile(partial(self._fits, waiting[0]), waiting[: self._runner.sizes.batch_size]))
@@ -52,7 +52,7 @@ class StaticBatching(Batching):
         return len(batch)
 
     def resume(self, requests: Sequence[Request], cached: int) -> None:
-        """Begin a batch of requests whose first `cached` tokens are in the first rows."""
+        """Start a batch of requests whose first `cached` tokens are in the first rows."""
         self._begin(list(requests), cached)
 
     def _begin(self, batch: list[Request], cached: int) -> None:
@@ -61,7 +61,7 @@ class StaticBatching(Batching):
         self._batch, self._begun, self._is_new = tuple(batch), batch, True
 
     def _fits(self, first: Request, request: Request) -> bool:
-        """Return whether a request may be in a batch with another one."""
+        """Return whether a request may be in the batch of the first one."""
         lengths = len(first.prompt_ids), len(request.prompt_ids)
         return lengths[0] == lengths[1] or not self._runner.needs_equal_lengths
 
@@ -79,7 +79,7 @@ class StaticBatching(Batching):
         on_progress("generate", None, *done_of(self._batch))
 
     def _run_step(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
-        """Run a token of each request that has not ended, and choose the next ones."""
+        """Run a token of each request that has not ended, and sample the next ones."""
         if self._program is None:
             self._program = self._runner.program("decode", self._runner.width(len(self._batch)))
         rows = [[] if request.has_ended else request.token_ids[-1:] for request in self._batch]
@@ -107,13 +107,13 @@ class StaticBatching(Batching):
         self._forget_batch()
 
     def give_up(self) -> None:
-        """End the batch; its rows hold nothing that can be used."""
+        """End the batch after an aborted pass; the content of its rows is invalid."""
         for request in self._batch:
             request.end("interrupted")
         self._forget_batch()
 
     def lend_cache(self) -> Callable[[], None]:
-        """Lend the KV cache to other calls; a row without a request holds nothing afterwards."""
+        """Lend the KV cache to other calls; the content of rows without a request is then lost."""
         self._held = []
         held = max((request.num_computed for request in self._batch), default=0)
         return self._runner.lend_cache(range(0 if self._is_new else len(self._batch)), held)

@@ -135,4 +135,4 @@ class HeldCache(ForwardCache):
     cached: CachedModel | None = None
 
     def drop(self) -> None:
-        """Do nothing: the cache is memory of its own."""
+        """Do nothing: the cache is freed with this object."""

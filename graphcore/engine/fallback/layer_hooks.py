@@ -62,7 +62,7 @@ class LayerHooks:
         """Check that the last pass went through every group once, in order.
 
         Raises:
-            UnsupportedError: it did not.
+            UnsupportedError: the model went through its groups in another way.
         """
         expected = list(range(1 + len(self.layer_groups) + len(self.heads)))
         if self.entered != expected:
@@ -78,7 +78,7 @@ class LayerHooks:
 
     @contextmanager
     def starting_from(self, hidden: Tensor) -> Iterator[None]:
-        """Make the first layer see `hidden` [B, T, D] instead of what it is given."""
+        """Replace the first layer's input by `hidden` [B, T, D] inside the block."""
 
         def substitute(
             _layer: nn.Module, given: tuple[object, ...], named: dict[str, object]

@@ -1,4 +1,4 @@
-"""A prepared transformers model: its skeleton's weights, and what a plan of it needs to know."""
+"""A prepared transformers model: its skeleton's weights, and the sizes and costs for a plan."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class PreparedSkeleton(PreparedModel):
     """A skeleton on the meta device, with its runtime configuration and the loader of its weights.
 
     Attributes:
-        config: sizes that any model has.
+        config: sizes and token ids of the model.
         weights: the skeleton's weights, sorted by how they can move.
     """
 
@@ -28,11 +28,11 @@ class PreparedSkeleton(PreparedModel):
     weights: SkeletonWeights
 
     def sizes(self, settings: Settings) -> WeightSizes:
-        """Return the bytes of the weights, sorted by how they can move; `weights` knows which layers do together."""
+        """Return the bytes of the weights, sorted by how they can move; `weights` has the layer groups."""
         return self.weights.sizes()
 
     def costs(self, settings: Settings, tier: Tier) -> Costs:
-        """Return what the device will hold besides weights; on a GPU this includes CUDA's own memory."""
+        """Return the memory that is needed besides weights; on a GPU this includes CUDA's own."""
         weights, runtime, is_on_cpu = self.weights, self.runtime, self.runtime.device.type == "cpu"
         own = ((name, tensor) for name, tensor in weights.weights.items() if name not in weights.shared)
         return Costs(

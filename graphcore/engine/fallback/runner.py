@@ -40,7 +40,7 @@ class TransformersRunner(StaticRunner):
     def __init__(self, weights: SkeletonWeights, policy: Policy, runtime: RuntimeConfig, longest: int) -> None:
         self.policy = Resident()
         self.device = runtime.device
-        self.backend = prebuilt_backend(self.device)  # it only draws tokens, which is not worth a build
+        self.backend = prebuilt_backend(self.device)  # it only samples tokens, which is not worth a build
         self.skeleton = skeleton = weights.skeleton
         vocab = weights.weights[skeleton.head_weight].shape[0]
         self.sizes = RunnerSizes(runtime.batch_size, runtime.prefill_chunk, vocab, runtime.context_length, longest)
@@ -85,7 +85,7 @@ class TransformersRunner(StaticRunner):
         """Do nothing: there is nothing to build."""
 
     def lend_cache(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
-        """Take another cache from now on; the function that is returned takes the one of before again."""
+        """Use an empty cache until the returned function restores the old one; do nothing without rows."""
         if not rows:
             return lambda: None
         kept, self.cached = self.cached, CachedModel(self.skeleton, self.hooks, self.device)
@@ -100,7 +100,7 @@ class TransformersRunner(StaticRunner):
         return HeldCache()
 
     def go_on(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
-        """Run hidden states [B, T, D] through all blocks after a state's positions; the state then holds them, too."""
+        """Run hidden states [B, T, D] through all blocks after the tokens of a state, and update the state."""
         assert isinstance(state, HeldCache), "a state of this runner"
         self.cached = state.cached or CachedModel(self.skeleton, self.hooks, self.device)
         try:

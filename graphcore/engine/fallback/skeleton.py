@@ -170,7 +170,7 @@ def untie(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def replace_parameter(model: nn.Module, name: str, tensor: Tensor) -> None:
-    """Make the parameter `name` of the model be `tensor`."""
+    """Replace the parameter `name` of the model by `tensor`."""
     owner, _, leaf = name.rpartition(".")
     model.get_submodule(owner).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
 

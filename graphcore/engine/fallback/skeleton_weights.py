@@ -49,7 +49,7 @@ class SkeletonWeights:
 
     @classmethod
     def of(cls, skeleton: Skeleton, loader: Loader, layer_group_size: int) -> "SkeletonWeights":
-        """Return the weights, sorted; the loader knows where each is stored."""
+        """Return the weights, sorted by how they could move; the loader locates each of them."""
         shared = shared_weights(skeleton, loader)
         table, head = skeleton.table_module, skeleton.sliced_head
         is_tied = shared.pop(skeleton.head_weight, None) == skeleton.table_weight
@@ -102,7 +102,7 @@ class SkeletonWeights:
 
         Args:
             on_progress: callback with "load", the weight's index, bytes done and bytes in all.
-            moved: names of weights that have no place of their own; they stay on the meta device.
+            moved: names of weights that move; they stay on the meta device.
 
         Raises:
             CheckpointError: a file has changed, or holds values that are no weights.

@@ -70,7 +70,7 @@ def match_skeleton(skeleton: Skeleton, checkpoint: Checkpoint) -> Loader:
 
 
 def notes_on_left_out(loader: Loader) -> tuple[str, ...]:
-    """Return notes about what of the checkpoint is left out."""
+    """Return notes about tensors of the checkpoint that no weight reads."""
     used = {source.name for source in loader.sources.values()}
     extra = sorted(name for name in loader.checkpoint.tensors.keys() - used if not name.endswith(HEAD))
     harmless = harmless_tensors(loader.checkpoint, used, extra)

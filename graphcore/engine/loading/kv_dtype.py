@@ -1,4 +1,4 @@
-"""What keys and values are kept as: the setting kv_dtype, checked against the device and the model's heads."""
+"""Storage types of keys and values: the setting kv_dtype, checked against the device and the model's heads."""
 
 from math import prod
 
@@ -12,18 +12,18 @@ from graphcore.kernels.ops.kv_formats import BLOCK, CODED, FLOAT8, KVType, KVTyp
 from graphcore.nn.spec import AttentionSpec
 
 BREAKS_SMALL = "q4_0"  # format in which keys or values of a small model lose too much
-SMALL = 4e9  # weights of the smallest model that bears it
+SMALL = 4e9  # weights; smaller models lose too much with that format
 FLOAT8_CAPABILITY = (8, 9)  # first GPUs that convert float8
 
 
 def choose_kv_types(setting: str, model: Model, dtype: torch.dtype, device: torch.device) -> KVTypes:
-    """Return what the setting kv_dtype means for a model on a device.
+    """Return the storage types of keys and values that the setting kv_dtype names, for a model on a device.
 
     Args:
         dtype: compute dtype.
 
     Raises:
-        ConfigError: the device or the model's heads do not go with it.
+        ConfigError: the device or the model's heads do not support a type.
     """
     named: dict[str, KVType] = {"auto": dtype, "fp8": FLOAT8, **{name: name for name in CODED}, **DTYPES}
     names = kv_names(setting)
@@ -52,7 +52,7 @@ def _check_float8(setting: str, device: torch.device) -> None:
 
 
 def note_on_kv_types(types: KVTypes, model: Model) -> tuple[str, ...]:
-    """Return a line if the model is too small for what its keys or values are rounded to."""
+    """Return a note if the model is too small for keys or values in q4_0; else nothing."""
     weights = sum(prod(info.shape) for info in model.checkpoint.tensors.values())
     if BREAKS_SMALL not in types or weights >= SMALL:
         return ()

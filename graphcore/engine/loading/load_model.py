@@ -31,7 +31,7 @@ class LoadedModel:
     """A model that is ready to run: its resident weights are loaded, the others are left to the weight stream.
 
     Attributes:
-        settings: everything that was asked for.
+        settings: the settings as they were given.
         config: the checkpoint's configuration with graphcore's names and its defaults filled in.
         prompts: encoder of texts and messages to token ids.
         runtime: the device, dtype, graph kind and context length that really run.
@@ -95,7 +95,7 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
     """Load the model that the settings ask for.
 
     Args:
-        check: function that is called before weights are read, and may raise what makes reading them useless.
+        check: function that is called before weights are read; it may raise an error to stop loading.
 
     Raises:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
@@ -118,7 +118,7 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
     # Without this the stream's threads would keep slots and files of an engine that was never closed.
     weakref.finalize(loaded.runner, loaded.weight_stream.close)
     if device.type == "cpu" and loaded.plan.is_streaming:
-        return_blocks_when_freed()  # a budget is left to hold: freed activations would count on top of live ones
+        return_blocks_when_freed()  # else freed activations that malloc keeps would exceed the budget
     return_freed_memory()
     if free_memory is not None:
         free_memory.look("loaded")

@@ -44,7 +44,7 @@ class PreparedModel(ABC):
 
     @abstractmethod
     def costs(self, settings: Settings, tier: Tier) -> Costs:
-        """Return what the device will hold besides weights; on a GPU this includes CUDA's own memory."""
+        """Return the memory that is needed besides weights; on a GPU this includes CUDA's own."""
 
     @abstractmethod
     def read_nbytes(self, tier: Tier) -> int:
@@ -72,7 +72,7 @@ P = TypeVar("P", bound=PreparedModel)
 
 
 class ModelLoader(ABC, Generic[M, P]):
-    """How models of a kind are opened, prepared and built."""
+    """The interface that opens, prepares and builds one kind of model."""
 
     @abstractmethod
     def open(self, settings: Settings, on_progress: Progress) -> M:

@@ -159,7 +159,7 @@ def rounds_activations(decoder: Decoder) -> bool:
 
 
 def match_model(model: Model, dtype: torch.dtype, packing: PackingPolicy | None = None) -> tuple[Decoder, Loader]:
-    """Return the model's decoder on the meta device and the loader that knows its weights; no weight is read.
+    """Return the model's decoder on the meta device and the loader that locates its weights; no weight is read.
 
     Args:
         packing: policy of how packed weights are held; None unpacks them all.

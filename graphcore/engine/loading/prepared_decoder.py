@@ -1,4 +1,4 @@
-"""A prepared model of graphcore's own architectures: its decoder, and what a plan of it needs to know."""
+"""A prepared model of graphcore's own architectures: its decoder, and the sizes and costs for a plan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class PreparedDecoder(PreparedModel):
         return sizes_of(self.decoder, self.loader.is_tied, settings.streaming.layer_group_size)
 
     def costs(self, settings: Settings, tier: Tier) -> Costs:
-        """Return what the device will hold besides weights; on a GPU this includes CUDA's own memory."""
+        """Return the memory that is needed besides weights; on a GPU this includes CUDA's own."""
         runtime, spec = self.runtime, self.decoder.spec
         batch, is_gpu = runtime.batch_size, runtime.device.type == "cuda"
         cached = allocated_cache_nbytes if is_gpu else cache_nbytes

@@ -30,14 +30,14 @@ class RuntimeConfig:
     """The device, dtype, graph kinds and sizes that follow from the settings on a machine.
 
     Attributes:
-        kv_dtype: what keys and values are kept as.
+        kv_dtype: storage types of keys and values.
         graph: how decode steps run: "captured", "compiled" or "eager".
         prefill: how everything else runs, prompts and decode steps that are not captured: "compiled" or "eager".
         context_length: most tokens of KV cache of one sequence.
         cache_tokens: tokens of KV cache that all sequences share; None follows from the context length.
-        snapshots: copies of recurrent states beside those of the sequences.
+        snapshots: number of recurrent states for snapshots, besides those of the sequences.
         packing: policy of how packed weights are held and multiplied.
-        uses_pdl: whether a captured step's kernels are launched dependently (kernels/gpu/pdl.py).
+        uses_pdl: True if a captured step's kernels use programmatic dependent launch (kernels/gpu/pdl.py).
     """
 
     device: torch.device
@@ -59,7 +59,7 @@ class RuntimeConfig:
         return self.packing.backend
 
     def cache_sizes(self, context_length: int) -> CacheSizes:
-        """Return what the caches hold for sequences of at most `context_length` tokens."""
+        """Return the sizes of the caches for sequences of at most `context_length` tokens."""
         shared = self.cache_tokens or max(context_length, self.batch_size * min(context_length, DEFAULT_CONTEXT))
         kept = context_length, self.kv_dtype, self.prefill_chunk
         return CacheSizes(self.batch_size, *kept, tokens=shared, snapshots=self.snapshots)
@@ -130,7 +130,7 @@ def choose_context_length(settings: Settings, longest: int, advice: str = "") ->
 
     Args:
         longest: most tokens that the model was trained for.
-        advice: what to do for more tokens, after a semicolon.
+        advice: advice for more tokens, beginning with a semicolon.
 
     Raises:
         ConfigError: the settings ask for more tokens than that.
@@ -148,7 +148,7 @@ def choose_context_length(settings: Settings, longest: int, advice: str = "") ->
 
 
 def choose_snapshots(settings: Settings, spec: ModelSpec) -> int:
-    """Return how many copies of recurrent states are kept; 0 for a model without any."""
+    """Return the number of snapshots of recurrent states; 0 for a model without such states."""
     if not any(isinstance(block.attention, DeltaSpec) for block in spec.blocks):
         return 0
     wanted = settings.batching.snapshots
@@ -166,7 +166,7 @@ def refuse_graph(settings: Settings) -> None:
     """Check, before anything is fetched, that the graph kind that the settings name can run here.
 
     Raises:
-        ConfigError: it cannot run here.
+        ConfigError: the graph kind cannot run here.
     """
     if settings.graph.kind in ("captured", "compiled"):
         device = resolve_device(settings.device)
@@ -220,7 +220,7 @@ def _choose_gpu_graph(kind: str, has_triton: bool) -> tuple[str, str, str]:
 
 
 def choose_pdl(setting: str, graph: str, device: torch.device) -> tuple[bool, str]:
-    """Return whether a captured step's kernels are launched dependently, and a note if that was asked for in vain.
+    """Return whether a captured step's kernels use programmatic dependent launch, and a note if it cannot.
 
     Args:
         setting: "auto", "on" or "off".

@@ -36,7 +36,7 @@ class GraphcoreForCausalLM(PreTrainedModel, GenerationMixin):
     `generate` is transformers' own: searches, logits processors, stopping criteria and streamers run as they do there.
 
     Attributes:
-        engine: Engine, what computes; the model cannot be used after it is closed.
+        engine: Engine, engine that computes the logits; the model cannot be used after it is closed.
     """
 
     main_input_name = "input_ids"
@@ -83,7 +83,7 @@ class GraphcoreForCausalLM(PreTrainedModel, GenerationMixin):
             input_ids: [B, T] int64.
             attention_mask: [B, P + T], 0 where a column is padding; None for no padding.
             position_ids: [B, T]; must number the tokens of each row, padding left out, as `generate` does.
-            past_key_values, cache: what an earlier call returned; two names of one argument. It is brought forward.
+            past_key_values, cache: cache that an earlier call returned; two names of one argument. It is updated.
             inputs_embeds, output_attentions: refused; the engine takes token ids, and has no attention weights.
             labels: [B, T] int64, -100 for none; the loss is that of the next tokens.
             use_cache: True returns a cache; None is the config's choice.
@@ -92,7 +92,7 @@ class GraphcoreForCausalLM(PreTrainedModel, GenerationMixin):
             **kwargs: arguments of the loss.
 
         Returns:
-            Logits [B, K, V] float32, zeros where a column is padding, and what else was asked for.
+            Logits [B, K, V] float32, zeros where a column is padding; loss, hidden states and cache if requested.
 
         Raises:
             ConfigError: an argument is refused, has another shape, or is longer than the context.
@@ -142,7 +142,7 @@ class GraphcoreForCausalLM(PreTrainedModel, GenerationMixin):
     def _extend(
         self, past: EngineCache, batch: PaddedBatch, num_logits: int, output_hidden_states: bool, keeps_states: bool
     ) -> Extension:
-        """Run the tokens of a batch after those of the cache, in rows that have some, and bring the cache forward."""
+        """Run the tokens of a batch after those of the cache, in rows that have some, and update the cache."""
         sequences = past.rows.sequences_of(len(batch.ids))
         begun = [(sequence, new) for sequence, new in zip(sequences, batch.tokens, strict=True) if new]
         rows = [[*sequence.pending, *new] for sequence, new in begun]

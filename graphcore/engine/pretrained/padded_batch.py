@@ -76,7 +76,7 @@ class PaddedBatch:
             held: tokens that the cache holds of each row.
 
         Raises:
-            ConfigError: they do not.
+            ConfigError: the positions are others.
         """
         if position_ids is None:
             return

@@ -48,7 +48,7 @@ def generation_config(loaded: LoadedModel) -> "GenerationConfig":
         try:
             return GenerationConfig.from_dict(settings)
         except CONFIG_ERRORS:
-            pass  # loading the model has said what is wrong with it
+            pass  # loading the model has already reported the error
     ends = sorted(loaded.end_ids)
     return GenerationConfig(bos_token_id=loaded.config.bos_token_id, eos_token_id=ends or None)
 

@@ -1,11 +1,11 @@
 """The `past_key_values` of an engine: a transformers Cache whose sequences lie in the engine.
 
     columns of a row   -  -  a  b  c  d        columns that the attention mask leaves out hold no token
-    state              -  -  a  b  c           what the engine's layers keep, of the row's first tokens
+    state              -  -  a  b  c           keys, values and recurrent states of the row's first tokens
     next call runs                    d + its own tokens
 
-A state is never changed, so beams and copies of a cache share states. What a state does not hold is run again: after
-`crop` a row goes on from the longest earlier state that it still has.
+A state is never changed, so beams and copies of a cache share states. Tokens that a state does not hold run again:
+after `crop` a row continues from the longest earlier state that it still has.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,26 +26,26 @@ class CachedSequence:
 
     Attributes:
         columns: token id of each column; None where the attention mask leaves the column out.
-        states: states of its first tokens, shortest first; the last one is the one to go on from.
+        states: states of its first tokens, shortest first; the next call continues from the last one.
     """
 
     columns: list[int | None] = field(default_factory=list)
     states: list[SequenceState] = field(default_factory=lambda: [SequenceState()])
 
     def copy(self) -> "CachedSequence":
-        """Return a row that goes on from the same states."""
+        """Return a row that continues from the same states."""
         return CachedSequence(list(self.columns), list(self.states))
 
     @property
     def pending(self) -> list[int]:
-        """Tokens that the state to go on from does not hold."""
+        """Tokens that the last state does not hold."""
         missing = self.num_tokens - self.states[-1].tokens
         latest = (column for column in reversed(self.columns) if column is not None)
         return list(islice(latest, missing))[::-1]
 
     @property
     def num_tokens(self) -> int:
-        """Number of its tokens."""
+        """Number of tokens in the row, without padding."""
         return len(self.columns) - self.columns.count(None)
 
     def crop(self, count: int) -> None:
@@ -74,7 +74,7 @@ class SequencesLayer(CacheLayerMixin):
         self.record_past = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> "SequencesLayer":
-        """Return a layer whose rows go on from the same states."""
+        """Return a layer whose rows continue from the same states."""
         copied = SequencesLayer(self.context)
         copied.sequences, copied.record_past = [row.copy() for row in self.sequences], self.record_past
         return copied
@@ -83,7 +83,7 @@ class SequencesLayer(CacheLayerMixin):
         """Return the rows; new ones before the first call.
 
         Raises:
-            ConfigError: there are others than `count`.
+            ConfigError: the number of rows is not `count`.
         """
         if len(self.sequences) not in (0, count):
             raise ConfigError(f"input_ids has {count} rows and past_key_values {len(self.sequences)}; give as many")
@@ -96,10 +96,10 @@ class SequencesLayer(CacheLayerMixin):
     def append(
         self, rows: Sequence[CachedSequence], columns: Sequence[list[int | None]], states: Iterable[SequenceState]
     ) -> None:
-        """Take over rows after a call.
+        """Append new columns and states to rows after a call.
 
         Args:
-            rows: what `sequences_of` returned before the call.
+            rows: rows that `sequences_of` returned before the call.
             columns: new columns of each row.
             states: states after the call, of each row with a token among its new columns.
         """
@@ -124,7 +124,7 @@ class SequencesLayer(CacheLayerMixin):
         return self.context
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of columns after a call of so many, and 0, the first of them."""
+        """Return the number of columns after a call with `query_length` new ones, and 0, the offset of the first."""
         return self.get_seq_length() + query_length, 0
 
     def activate_past_recording(self) -> None:
@@ -139,7 +139,7 @@ class SequencesLayer(CacheLayerMixin):
             sequence.crop(-tokens_to_remove)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let row i go on from row beam_idx[i]."""
+        """Let row i continue from row beam_idx[i]."""
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -151,7 +151,7 @@ class SequencesLayer(CacheLayerMixin):
         self.sequences = [sequence.copy() for sequence in self.sequences for _ in range(repeats)]
 
     def reset(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self.sequences = []
 
     def offload(self) -> None:
@@ -184,7 +184,7 @@ class EngineCache(Cache):
         super().__init__(layers=[self.rows])
 
     def __deepcopy__(self, memo: dict[int, object]) -> "EngineCache":
-        """Return a cache whose rows go on from the same states."""
+        """Return a cache whose rows continue from the same states."""
         copied = EngineCache(self.rows.context)
         copied.rows = self.rows.__deepcopy__(memo)
         copied.layers = [copied.rows]
