@@ -91,7 +91,7 @@ class Groups:
 
 
 def grouped(chosen: Tensor, num_experts: int, places: Tensor | None) -> Groups:
-    """Return the pairs of `chosen` [N, C] by expert, without reading back; `places` as in operands.py."""
+    """Return the pairs of `chosen` [N, C] by expert, without waiting for the GPU; `places` as in operands.py."""
     flat = chosen.flatten()
     if places is not None:
         is_there = (flat >= 0) & (places[flat.clamp(min=0)] >= 0)
