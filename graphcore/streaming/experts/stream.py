@@ -173,7 +173,7 @@ def _bind_pools(
 
 
 def expert_ring_nbytes(plan: Plan, is_held: bool) -> int:
-    """Return the bytes of RAM of the host slots for experts; 0 if the experts wait in RAM."""
+    """Return the bytes of RAM of the host slots for experts; 0 if the experts are stored in RAM."""
     return 0 if plan.experts is None or is_held else HOST_SLOTS * plan.experts.slot_nbytes
 
 

@@ -223,7 +223,7 @@ def _keep_heads(
 
 
 def launch_keep_heads(heads: Tensor, pool: Tensor, table: Tensor, starts: Tensor, counts: Tensor) -> None:
-    """Write heads [B, T, K, E] of each sequence's real tokens, at most the last that fit, into a pool of mixed heads."""
+    """Write heads [B, T, K, E] of each sequence's real tokens, at most the last that fit, to a pool of mixed heads."""
     batch, tokens, kv_heads, head_dim = heads.shape
     assert heads.stride(3) == 1, "vectors lie in one run"
     assert pool.is_contiguous(), "a head's codes of a page are one run"

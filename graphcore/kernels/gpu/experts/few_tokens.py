@@ -138,7 +138,7 @@ def _add_answers(
 
 
 def launch_few(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
-    """Return each choice's answer.
+    """Return the output of each chosen expert.
 
     Args:
         x: [N, D] compute dtype, contiguous.
@@ -159,10 +159,10 @@ def launch_few_summed(
     arrivals: Tensor | None = None,
     next_norm: FusedNorm | None = None,
 ) -> None:
-    """Add the answers' weighted sums to `stream` [N, D] float32; `shares` [N, C], the others as in `launch_few`.
+    """Add the outputs' weighted sums to `stream` [N, D] float32; `shares` [N, C], the others as in `launch_few`.
 
-    The bits equal those of `nn.moe.weighted_sum` over stored answers: products of two narrow numbers are exact in
-    float32, so it makes no difference if a GPU fuses multiply and add. For float32 numbers it does.
+    The bits equal those of `nn.moe.weighted_sum` over stored outputs: products of two 16-bit numbers are exact in
+    float32, so it makes no difference whether a GPU fuses multiply and add. For float32 numbers it does.
 
     Args:
         arrivals: [most_arrivals or more] int32, counters that are zero before and after; None to allocate them, which

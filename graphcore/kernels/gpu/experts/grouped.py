@@ -207,7 +207,7 @@ def _shape(x: Tensor, mixture: MixtureOperands) -> dict[str, int]:
 
 
 def launch_many(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
-    """Return the answers [N, C, D] compute dtype; the arguments are those of `few_tokens.launch_few`."""
+    """Return the outputs [N, C, D] compute dtype; the arguments are those of `few_tokens.launch_few`."""
     (tokens, dim), choices = x.shape, chosen.shape[1]
     num_experts, features, places = mixture.num_experts, mixture.features, mixture.places
     groups = grouped(chosen, num_experts, places if mixture.waiting[0] is None else None)
