@@ -16,7 +16,7 @@ class Activation(IntEnum):
     Attributes:
         NONE: x.
         SILU: x * sigmoid(x).
-        GELU: x * the normal distribution's cumulative probability of x.
+        GELU: x * Phi(x), with the standard normal distribution's CDF Phi.
         GELU_TANH: approximation of GELU with tanh.
         RELU: max(x, 0).
         RELU2: max(x, 0)^2.
@@ -54,7 +54,7 @@ CLAMPED_SWIGLU = "clamped_swiglu"
 
 
 class Gating(NamedTuple):
-    """The function by which a gated expert joins its gate and up products, elementwise.
+    """The elementwise function that combines the gate and up products of a gated expert.
 
     Attributes:
         activation: name of an activation, for activation(gate) * up; or CLAMPED_SWIGLU, for

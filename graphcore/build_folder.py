@@ -1,6 +1,6 @@
-"""Chooses the folder where code is built: the one that keeps it, or a temporary one if nothing can be built there.
+"""The folder where code is built: a cache folder, or a temporary one if nothing can be built in the cache folder.
 
-cache_dir/compiled/<key>, cache_dir/kernels     kept, unless read-only, full, mounted noexec, or a file's place
+cache_dir/compiled/<key>, cache_dir/kernels     kept, unless read-only, full, mounted noexec, or occupied by a file
 $TMPDIR/graphcore-xxxxxxxx                      one for each process, deleted when it ends
 """
 
@@ -46,7 +46,7 @@ def obstacle(folder: Path) -> str | None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
             if sys.platform == "linux":
-                os.posix_fallocate(probe.fileno(), 0, ROOM)  # unlike a look at free blocks, it meets a quota, too
+                os.posix_fallocate(probe.fileno(), 0, ROOM)  # unlike statvfs, it also fails if a quota is exceeded
                 is_runnable = not os.fstatvfs(probe.fileno()).f_flag & os.ST_NOEXEC
     except OSError as error:
         return error.strerror or str(error)
@@ -55,7 +55,7 @@ def obstacle(folder: Path) -> str | None:
 
 @functools.cache
 def temporary_folder() -> Path | None:
-    """Return this process's temporary folder for built code; None if no place for one can be written to."""
+    """Return this process's temporary folder for built code; None if it can be created nowhere."""
     for place in dict.fromkeys((os.environ.get("TMPDIR", TEMPORARY[0]), *TEMPORARY)):
         if not is_one_word(Path(place)) or not Path(place).is_dir() or obstacle(Path(place)) is not None:
             continue
@@ -67,7 +67,7 @@ def temporary_folder() -> Path | None:
 
 
 def is_one_word(path: Path) -> bool:
-    """Return whether a shell would read a path as one word without quotes, as torch's commands need it."""
+    """Return whether a shell reads a path as one word without quotes, because torch's commands do not quote it."""
     return shlex.quote(str(path)) == str(path)
 
 

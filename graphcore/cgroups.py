@@ -1,7 +1,7 @@
-"""Finds the control groups of this process: folders in which the kernel shows their limits.
+"""The control groups (cgroups) of this process: the folders in which the kernel shows their limits.
 
-The system's own answers (psutil, /proc/meminfo, os.cpu_count) leave a container's limits out. Source: cgroups(7), the
-kernel's cgroup-v2.rst and the v1 documents of each controller.
+psutil, /proc/meminfo and os.cpu_count ignore a container's limits. Source: cgroups(7), the kernel's cgroup-v2.rst and
+the v1 documents of each controller.
 """
 
 from collections.abc import Iterator

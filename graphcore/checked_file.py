@@ -3,7 +3,7 @@
     <name>.json, <name>.so    the file
     <name>.sha256             its sha256 in hexadecimal, written after it
 
-A file that was cut short, lost a bit, or lost its hash counts as missing, so that its maker writes it again.
+A file that is truncated, corrupted or without its hash counts as missing, so that the caller writes it again.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ def read_checked(path: Path) -> bytes | None:
 
 
 def write_checked(path: Path, content: bytes) -> None:
-    """Write the file and its hash, so that no reader takes a partial file for the whole; creates its folder if needed.
+    """Write the file and its hash, so that no reader accepts a partial file; creates the folder if needed.
 
     A folder in the file's place is removed: it can only be a mistake.
 

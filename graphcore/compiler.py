@@ -27,8 +27,8 @@ from pathlib import Path
 NO_RUNTIME = ("-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics")
 LINK = ("-Wl,--as-needed", "-static-libgcc") if sys.platform == "linux" else ()
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", *NO_RUNTIME, "-Wno-psabi", "-Wno-ignored-optimization-argument")
-# Unpacking and rounding match ggml to the bit, and draws match torch: no contraction into fused operations. GCC 12's
-# induction variable pass miscompiles the loop of unpacking over a group's rows (the loop ends before it begins;
+# Unpacking and rounding match ggml bit by bit, and random draws match torch: no contraction into fused multiply-adds.
+# GCC 12's induction variable pass miscompiles the unpacking loop over a group's rows (the loop ends before it begins;
 # tests/unit/kernels would fail); clang has no such flag and would warn.
 EXACT_SOURCES = frozenset({"draw.cpp", "heads.cpp", "matrix.cpp"})
 EXACT_FLAGS = ("-ffp-contract=off", "-fno-ivopts")

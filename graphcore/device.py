@@ -1,4 +1,4 @@
-"""Finds what this machine offers: its device, a suitable dtype, and a compiler for Inductor."""
+"""The device, compute dtype and C++ compiler that this machine offers."""
 
 import ctypes
 import functools
@@ -16,7 +16,7 @@ from graphcore.processors import usable_processors
 from graphcore.registry import nearest
 
 MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD (malloc.h)
-RETURNED_NBYTES = 128 << 10  # the threshold that glibc begins with
+RETURNED_NBYTES = 128 << 10  # glibc's initial threshold
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -47,7 +47,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def dtype_name(dtype: str | torch.dtype) -> str:
-    """Return the name of a dtype in conf/dtype: "bf16" for torch.bfloat16 or "bfloat16". Other text stays.
+    """Return the name of a dtype in conf/dtype: "bf16" for torch.bfloat16 or "bfloat16". Other text is unchanged.
 
     Raises:
         ConfigError: graphcore does not compute in this dtype.
@@ -79,7 +79,7 @@ def resolve_dtype(name: str, stored: str | None, device: torch.device) -> torch.
 def product_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which this processor multiplies matrices of `dtype` fast: float32 without AVX-512.
 
-    There torch multiplies 16-bit matrices without a library: at 10 GFLOP/s on AVX2, where float32 reaches 80.
+    Without AVX-512, torch multiplies 16-bit matrices without a library: at 10 GFLOP/s on AVX2; float32 reaches 80.
     """
     if dtype is torch.float32:
         return dtype
@@ -120,7 +120,7 @@ def find_cpp_compiler() -> str | None:
 
 
 def use_threads(asked: int | None) -> None:
-    """Set the number of threads that torch computes with; graphcore's kernels follow it.
+    """Set the number of threads that torch and graphcore's kernels compute with.
 
     Args:
         asked: number of threads; None for torch's default, limited to the processors that this process may use.
@@ -129,7 +129,7 @@ def use_threads(asked: int | None) -> None:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system, where the C library would keep it.
+    """Return freed memory to the system; glibc would keep it.
 
     Reading a tokenizer of 262144 tokens leaves glibc with 200 MB of unused memory. Source: malloc_trim(3).
     """
@@ -138,10 +138,11 @@ def return_freed_memory() -> None:
 
 
 def return_blocks_when_freed() -> None:
-    """From now on, return each freed block of 128 KiB or more to the system at once, where the C library would keep it.
+    """Return each block of 128 KiB or more to the system as soon as it is freed, from now on.
 
-    glibc begins like this. With the first large block that is freed it takes larger and larger blocks from a heap
-    instead, and a small block between two freed ones keeps them. Source: mallopt(3), M_MMAP_THRESHOLD.
+    glibc does this initially, but it raises the threshold when a large block is freed. Blocks under the threshold come
+    from a heap, where a small block behind freed ones keeps them from being returned. Source: mallopt(3),
+    M_MMAP_THRESHOLD.
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, RETURNED_NBYTES)
@@ -152,6 +153,6 @@ def on_device(
     device: torch.device,
     dtype: torch.dtype = torch.int64,
 ) -> Tensor:
-    """Return numbers as a tensor on a device; the host does not wait for work that a GPU has still to do."""
-    is_gpu = device.type == "cuda"  # a copy from memory that is not locked would wait for the whole stream
+    """Return numbers as a tensor on a device, without waiting for the GPU."""
+    is_gpu = device.type == "cuda"  # a copy from memory that is not pinned would wait for the whole stream
     return torch.tensor(values, dtype=dtype, pin_memory=is_gpu, device="cpu").to(device, non_blocking=is_gpu)

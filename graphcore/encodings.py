@@ -1,6 +1,6 @@
-"""How a tensor's bytes are stored: the facts of an encoding. Plain data, without torch.
+"""Encodings: how a tensor's bytes are stored. Plain data, without torch.
 
-Each encoding's facts are in its module in quant/formats/, beside the meaning of its bytes. Users of the facts:
+Each encoding is described in its module in quant/formats/, next to the code that decodes it. Users of the fields:
 
     block, tail, ggml_id, file_type       checkpoint/, export/     sizes and places in files
     bits, zero, levels, kernel_number     kernels/cpu/native/      generated into encodings.h
@@ -25,7 +25,7 @@ Place = tuple[int, int]  # first byte in a block, and the end (exclusive)
 
 @dataclass(frozen=True)
 class Planes:
-    """Which bytes of a block go to which of the planes that GPU kernels read.
+    """The split of a block's bytes into the planes that GPU kernels read.
 
     Attributes:
         low, high: places of the codes' low bits, and of their highest one or two; None if there is no such plane.
@@ -63,7 +63,7 @@ class Planes:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The facts of one encoding.
+    """The description of one encoding.
 
     Attributes:
         name: lower-case ggml type name, such as "q4_k".

@@ -100,4 +100,4 @@ class BusyError(GraphcoreError, RuntimeError):
 
 
 class StreamingError(GraphcoreError, RuntimeError):
-    """Weights cannot be moved any more: a thread that moved them has died, or their engine is closed."""
+    """Weights cannot be moved: a thread that reads them has failed, the device has failed, or the engine is closed."""

@@ -1,4 +1,4 @@
-"""Measures a GPU's free memory: what a run really takes, and a fence that limits how much is left for it.
+"""Measurement of a GPU's free memory: what a run really takes, and a fence that limits how much a run can take.
 
     total  = driver's context and others | what a run takes, and has given back | free
                                          before                            lowest
@@ -16,7 +16,7 @@ import torch
 
 from graphcore.errors import PlanError
 
-GRAIN = 2 << 20  # bytes; CUDA gives out memory in multiples of it
+GRAIN = 2 << 20  # bytes; CUDA allocates memory in multiples of it
 LEAST_BALLAST = 10 << 20  # torch takes 20 MiB for 1 to 10; c10/cuda/CUDACachingAllocator.cpp, kMinLargeAlloc
 
 
@@ -24,8 +24,8 @@ LEAST_BALLAST = 10 << 20  # torch takes 20 MiB for 1 to 10; c10/cuda/CUDACaching
 class FreeMemory:
     """A device's free bytes at some moments, and the lowest of them.
 
-    Torch's allocator returns memory only before it captures a graph. So a look at the end of a phase sees about the
-    most that the phase took.
+    Torch's allocator returns memory only before it captures a graph, so the free bytes at the end of a phase are about
+    the lowest of that phase.
 
     Attributes:
         total: bytes of the device.
@@ -72,10 +72,10 @@ class FreeMemory:
 
 @contextmanager
 def device_fence(device: torch.device, nbytes: int) -> Iterator[int]:
-    """Leave that many bytes of a GPU free inside the block; larger requests fail, by torch or by CUDA itself.
+    """Leave only `nbytes` of a GPU free inside the block; larger allocations fail, in torch or in CUDA itself.
 
-    The rest is really allocated, so that memory outside torch's allocator also meets the fence: graphs' executables,
-    kernels' code, libraries' workspaces (torch.cuda.set_per_process_memory_fraction would miss them).
+    The other memory is really allocated, so that the fence also limits memory outside torch's allocator: graphs'
+    executables, kernels' code, libraries' workspaces (torch.cuda.set_per_process_memory_fraction would miss them).
 
     Args:
         nbytes: bytes that can be taken inside, besides the driver's context, which exists already.

@@ -1,6 +1,6 @@
-"""Finds how much memory this process may take: the machine's, or less where a control group limits it.
+"""The memory that this process may take: the machine's, or less if a control group (cgroup) limits it.
 
-A process that plans with the whole machine's memory inside a smaller group is killed.
+A process in a smaller group that takes the whole machine's memory is killed.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def free_ram_nbytes(root: Path = ROOT) -> int:
 
 
 def affordable_nbytes(most: int, root: Path = ROOT) -> int:
-    """Return the bytes for something useful but not necessary: `most`, but no more than half of the free memory."""
+    """Return the bytes to use for an optional purpose: `most`, but no more than half of the free memory."""
     return min(most, free_ram_nbytes(root) // 2)
 
 

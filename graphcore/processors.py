@@ -14,8 +14,8 @@ from graphcore.errors import GraphError
 # busy machine a core. This many rounds take about 0.2 ms: longer than the time between two operations.
 SPIN_ROUNDS = "10000"
 SPIN_VARIABLE, SPIN_VARIABLES = "GOMP_SPINCOUNT", ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-IMPORTED_AT = time.perf_counter()  # seconds of that clock when graphcore was first imported
-SECONDS_BEFORE_IMPORT = time.process_time()  # of a processor, which the interpreter took to start
+IMPORTED_AT = time.perf_counter()  # time in seconds at which graphcore was first imported
+SECONDS_BEFORE_IMPORT = time.process_time()  # processor seconds that this process had used by then
 WAS_TORCH_LOADED = "torch" in sys.modules  # True if torch was loaded before graphcore was first imported
 
 

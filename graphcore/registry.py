@@ -20,7 +20,7 @@ def collect(package: ModuleType, kind: type[T]) -> tuple[T, ...]:
     """Return every module-level instance of `kind` defined in the direct submodules of `package`, by module name.
 
     Raises:
-        AssertionError: a submodule holds none, so the extension would silently not exist.
+        AssertionError: a submodule defines none, so its extension would be missing without an error.
     """
     found: dict[int, T] = {}
     for module_info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
@@ -46,7 +46,7 @@ def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """Return " (did you mean 'x'?)" for the closest of the known names, or an empty string.
 
     Args:
-        likeness: least ratio of difflib between the names, from 0 to 1, which equal names have.
+        likeness: smallest accepted similarity, the ratio of difflib.SequenceMatcher: 0 to 1 (equal names).
     """
     names = list(known)
     written = (name, name.lower())

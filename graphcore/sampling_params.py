@@ -1,6 +1,6 @@
 """Sampling parameters: how the next token is chosen. One table, the fields of `SamplingParams`; plain data, no torch.
 
-What follows from a field, so that a new one is added here (CONTRIBUTING.md, "A sampling parameter"):
+A new parameter is added as a field here; these are derived from the fields (CONTRIBUTING.md, "A sampling parameter"):
 
     keywords, lines of a file, /set            engine/arguments.py, tasks/
     the struct of a row in C++                 kernels/cpu/native/sampling_params.h (native_header.py writes it)
@@ -18,7 +18,7 @@ from typing import Any
 from graphcore.errors import ConfigError
 
 COLDEST = 1e-5  # temperatures below are greedy, as in vLLM
-HOTTEST = 1e30  # all kept tokens are equally likely long before; products with it stay finite
+HOTTEST = 1e30  # at far lower temperatures all kept tokens are equally likely already; products with it stay finite
 MOST_KEPT = 1 << 30  # more than any vocabulary has, so that it keeps all
 
 
@@ -30,9 +30,9 @@ class SamplingBounds:
         allowed: the values in words, for messages.
         least: smallest value.
         most: largest value; infinity itself is no value.
-        beside_greedy: values that may be set beside a temperature of 0, because they are off, or greedy as well; None
-            if all may. Parameters that have them truncate: they leave out tokens.
-        in_kernels: smallest and largest value that kernels take; values beyond mean the same.
+        beside_greedy: values allowed with a temperature of 0, because they are off or also greedy; None if all are
+            allowed. Only the parameters that truncate the distribution (top-k, top-p, min-p) have such values.
+        in_kernels: smallest and largest value that kernels take; clamping to them does not change the result.
     """
 
     allowed: str
@@ -77,7 +77,7 @@ class SamplingParams:
 
     @property
     def keeps_one(self) -> bool:
-        """Whether a setting is at the limit where only the likeliest token is left, after the penalty."""
+        """Whether temperature, top_p or min_p keeps only the likeliest token, after the penalty (top_k=1: False)."""
         return self.temperature < COLDEST or self.top_p == 0.0 or self.min_p == 1.0
 
     @property
@@ -92,11 +92,11 @@ class SamplingParams:
         return values
 
     def without_truncation(self) -> "SamplingParams":
-        """Return the same without top-k, top-p and min-p."""
+        """Return the parameters without top-k, top-p and min-p."""
         return replace(self, **{name: NEUTRAL[name] for name in TRUNCATING})
 
     def for_kernels(self) -> "SamplingParams":
-        """Return the same with limits in kernels' own terms: a temperature of 0 alone takes the likeliest token."""
+        """Return the parameters in the form for kernels: clamped, and greedy ones as a temperature of 0 alone."""
         if self.keeps_one:
             return replace(self.without_truncation(), temperature=0.0)
         ranges = {name: each.in_kernels for name, each in PARAMETERS.items() if each.in_kernels}
@@ -119,7 +119,7 @@ _values_of = attrgetter(*PARAMETERS)
 def check_sampling(values: Mapping[str, Any]) -> None:
     """Check that each sampling parameter is in its bounds.
 
-    At their limits, which clients send, values mean what they approach: top_p=0 and min_p=1 leave the likeliest token.
+    Limits are allowed, because clients send them: top_p=0 and min_p=1 keep only the likeliest token.
 
     Raises:
         ConfigError: a value gives no distribution; the message says which values may be given.

@@ -1,9 +1,9 @@
-"""From the decoder's weights to GGUF's tensors: the inverse of the architecture's GGUF sources.
+"""Conversion of the decoder's weights to GGUF's tensors: the inverse of the architecture's GGUF sources.
 
-    a family says    decoder's q_proj = SplitPairs of blk.0.attn_q        so    blk.0.attn_q = JoinPairs of q_proj
+    architecture     decoder's q_proj = SplitPairs of blk.0.attn_q        so    blk.0.attn_q = JoinPairs of q_proj
                      q, k, v_proj     = rows of blk.0.attn_qkv                  blk.0.attn_qkv = q, k, v_proj in a row
 
-A family needs no table of its own here if `unfolded` can undo the folds of its GGUF sources.
+An architecture needs no table of its own here if `unfolded` can undo the folds of its GGUF sources.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +75,7 @@ def unfolded(members: Sequence[Member], weight_of: Callable[[str], Tensor], tens
 
 
 def _regrouped(members: Sequence[Member], weight_of: Callable[[str], Tensor]) -> Tensor:
-    """Return the tensor of which each member holds some parts of each group of rows."""
+    """Return the GGUF tensor whose groups of rows each consist of parts of several members."""
     pieces: dict[int, Tensor] = {}  # [groups, rows of the part, ...] by the part's first row
     for member in members:
         (fold,) = member.folds

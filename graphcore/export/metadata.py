@@ -35,7 +35,7 @@ from graphcore.tokenizer.hf_folder import has_tokenizer, read_folder
 Values = dict[str, FieldValue]
 
 QUANTIZATION_VERSION = 2  # version of ggml's block layouts
-UNTURNED = 1e30  # divisor of a pair that does not turn, as llama.cpp's converter writes it
+UNTURNED = 1e30  # divisor of a pair that is not rotated, as llama.cpp's converter writes it
 NOT_COPIED = ("split.", "general.architecture", "general.alignment")  # written anew
 
 # llama.cpp's number for a file of these tensors; it is shown to people and not used for reading.
@@ -92,7 +92,7 @@ def _tokenizer_values(model: Model, architecture: str) -> Mapping[str, FieldValu
 
 
 def _copied(checkpoint: GGUFCheckpoint, num_layers: int, asked: str) -> Metadata:
-    """Return the metadata of a GGUF source, with the types that it has there."""
+    """Return the metadata of a GGUF source, with its value types."""
     copied: dict[str, Field] = {}
     for key, value in checkpoint.metadata.items():
         is_empty = isinstance(value, tuple) and not value  # gguf cannot write it, and readers do not need it
@@ -113,7 +113,7 @@ def _packed_name(architecture: Architecture) -> str:
     """Return general.architecture of a packed file.
 
     Raises:
-        UnsupportedError: graphcore knows no name that llama.cpp has for the architecture.
+        UnsupportedError: graphcore knows no GGUF name for the architecture.
     """
     if architecture.gguf_names:
         return architecture.gguf_names[0]
@@ -158,7 +158,7 @@ def _rotary_values(config: ModelConfig, rope: RopeParameters) -> Values:
 
 
 def rope_divisors(spec: ModelSpec) -> tuple[float, ...] | None:
-    """Return the values of `rope_freqs.weight`, [head_dim / 2]; None where the scaling has a key or there is none.
+    """Return the values of `rope_freqs.weight`, [head_dim / 2]; None without scaling, or if GGUF has a key for it.
 
     llama.cpp has no key for Llama 3's scaling and for Gemma 4's; its files hold a divisor of each frequency.
     """
@@ -183,7 +183,7 @@ def _check_says_the_same(
     shapes: Mapping[str, tuple[int, ...]],
     source: str,
 ) -> None:
-    """Check that a reader of the file will get the same model.
+    """Check that the file's metadata, read back, gives the same `ModelSpec`.
 
     Args:
         metadata: metadata of the file, general.architecture included.

@@ -1,4 +1,4 @@
-"""Packing a model into a GGUF file, one tensor at a time: read, brought to GGUF's form, packed, written.
+"""Conversion of a model to a GGUF file, one tensor at a time: read, convert to GGUF's form, pack, write.
 
 GGUF source    metadata and tensors under their own names; a tensor of the wanted format is copied byte by byte
 any other      metadata made from the config and the tokenizer, tensors by `gguf_tensors`
@@ -39,7 +39,7 @@ from graphcore.weights.loader import PACKED_WEIGHTS, Loader
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """One tensor that was written, and its error.
+    """One written tensor and its packing error.
 
     Attributes:
         entry: name, shape and encoding in the file.
@@ -111,7 +111,7 @@ class Packer:
         return TensorEntry(name, shape, chosen or self._unpacked_encoding(members[0].name, shape))
 
     def _wanted(self, name: str) -> str:
-        """Return the format that is asked for; for a packed tensor whose numbers change places, that of the tensor."""
+        """Return the format to pack a weight in: the requested one, or for "stored" its own if it must be repacked."""
         stored = self._encoding_of(name)
         is_repacked = self.asked == STORED and not self.is_gguf and stored in packable_names()
         return stored if is_repacked and not FORMATS[stored].is_dense else self.asked
@@ -230,7 +230,7 @@ class Packer:
 
     @cached_property
     def peak_nbytes(self) -> int:
-        """Most bytes that packing takes at once: a tensor as written, and the tensors that it is made of."""
+        """Peak bytes of packing: those of one written tensor, and of the tensors that it is made from."""
         return max(map(self._packing_nbytes, self.entries))
 
     def _packing_nbytes(self, entry: TensorEntry) -> int:

@@ -1,4 +1,4 @@
-"""Lookups in tables that are not on the device: the rows of the current tokens are fetched and sent there.
+"""Embedding lookup in tables that are not on the device: only the rows of the current tokens are copied to it.
 
 Legend: B batch, T tokens, D model dim, V vocabulary.
 """
@@ -29,7 +29,11 @@ class RowTable(MatrixModule, Protocol):
         """Width D of a row."""
 
     def fetch_rows(self, gather: Callable[[Tensor], Tensor]) -> None:
-        """Use `gather`, from token ids [B, T] to rows [B, T, D], from now on: the table is not in memory."""
+        """Look up all later tokens with `gather`, because the table is not in memory.
+
+        Args:
+            gather: function from token ids [B, T] to rows [B, T, D].
+        """
 
 
 @dataclass
@@ -78,7 +82,7 @@ class FileRows:
 
 @dataclass
 class HostRows:
-    """A lookup in a table that waits in RAM.
+    """A lookup in a table in RAM that copies the rows to the device.
 
     Attributes:
         table: [V, D] in the compute dtype, or packed bytes.

@@ -20,7 +20,7 @@ from graphcore.weights.loader import Loader
 from graphcore.weights.slots import Slot
 
 ALIGNMENT = 4096  # bytes; direct reads, which bypass the page cache, need it
-GAP = 64 << 10  # unneeded bytes between two spans that are read along rather than starting another read
+GAP = 64 << 10  # bytes; spans with a smaller gap between them share one read, which includes the gap
 BUFFER_NBYTES = CONVERSION_NBYTES + GAP  # bytes; room for a job of rows after alignment
 
 
@@ -47,7 +47,7 @@ class FillJob:
         conversions: conversions, each with the offset of each of its spans in the buffer.
         nbytes: bytes of weights that the job moves.
         room: bytes of buffer that the reads need.
-        straight: spans that are read directly into the slot once it is free, each with its memory there.
+        straight: spans that are read directly into the slot once it is free, each with its destination in the slot.
     """
 
     reads: tuple[Read, ...]
@@ -115,7 +115,7 @@ def read_job(job: FillJob, files: Mapping[Path, ByteSource], buffer: Tensor) -> 
     """Carry out a job's reads into the buffer.
 
     Raises:
-        CheckpointError: a file cannot be read, or gives fewer bytes than it has.
+        CheckpointError: a file cannot be read, or a read returns too few bytes.
     """
     for read in job.reads:
         _read_into(files[read.file], buffer[read.at : read.at + read.nbytes], read.offset)

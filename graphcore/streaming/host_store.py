@@ -1,4 +1,4 @@
-"""Streamed weights that wait in RAM, laid out as in their slots, so that one copy moves a group."""
+"""Streamed weights that are kept in RAM, laid out as in their slots, so that one copy moves a group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How fast threads or copies move bytes into slots when nothing else runs."""
+"""Measurement of the rate at which threads or copies move bytes into slots when nothing else runs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from graphcore.streaming.fill_jobs import FillJob
 from graphcore.streaming.thread_filler import ThreadFiller
 from graphcore.streaming.timeline import Timeline
 
-PROBE_NBYTES = 256 * 10**6  # the most that a probe moves
+PROBE_NBYTES = 256 * 10**6  # upper limit of the bytes that a measurement moves
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LinkRate:
 def measure_jobs(
     jobs: Sequence[FillJob], files: Mapping[Path, ByteSource], num_threads: int, most_nbytes: int = PROBE_NBYTES
 ) -> LinkRate:
-    """Return how fast threads carry out jobs; only the first jobs are run, up to `most_nbytes`.
+    """Return the rate at which threads run jobs; only the first jobs are run, up to `most_nbytes`.
 
     Raises:
         CheckpointError: a file changed, or cannot be read.
@@ -54,7 +54,7 @@ def measure_jobs(
 def measure_copies(
     queues: Queues, copies: Sequence[tuple[Tensor, Tensor]], most_nbytes: int = PROBE_NBYTES
 ) -> LinkRate:
-    """Return how fast a device copies from RAM; only the first copies are made, up to `most_nbytes`.
+    """Return the rate at which a device copies from RAM; only the first copies are made, up to `most_nbytes`.
 
     Args:
         copies: pairs of a source in RAM and a target on the device, [nbytes] uint8.

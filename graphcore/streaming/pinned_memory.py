@@ -1,4 +1,4 @@
-"""Page-aligned memory that is locked in place: a GPU copies from it asynchronously, and its kernels can read it.
+"""Page-aligned, pinned (page-locked) host memory: a GPU copies from it asynchronously, and its kernels can read it.
 
 A locked page must not hold other data, because CUDA refuses a copy from memory that is only partly locked. Source: CUDA
 Driver API, "API synchronization behavior": regions must be registered entirely or not at all.
@@ -32,7 +32,7 @@ class Registrar(Protocol):
     """The functions of a driver that lock and unlock memory."""
 
     def register(self, address: int, nbytes: int) -> str:
-        """Lock memory. Return why that failed; empty if it did not."""
+        """Lock memory. Return an error message; empty if it succeeded."""
 
     def unregister(self, address: int) -> None:
         """Unlock the memory that was locked at an address."""
@@ -43,7 +43,7 @@ class Registrar(Protocol):
 
 @dataclass(frozen=True)
 class Locked(Generic[Key]):
-    """The result of locking as many tensors as the machine allows.
+    """The result of `Pins.add_most`: which tensors are locked.
 
     Attributes:
         keys: keys of the tensors that are locked.
@@ -70,7 +70,7 @@ class Pins:
     held: list[Tensor] = field(default_factory=list)
 
     def add(self, tensors: Iterable[Tensor]) -> str:
-        """Lock all of the tensors' memory, or none of it. Return why that failed; empty if it did not."""
+        """Lock all of the tensors' memory, or none of it. Return an error message; empty if it succeeded."""
         owners = list(tensors)
         locked: list[int] = []
         for address, nbytes in page_runs(owners):
@@ -189,7 +189,7 @@ class CudaRegistrar:
     device: torch.device
 
     def register(self, address: int, nbytes: int) -> str:
-        """Lock memory. Return why that failed; empty if it did not."""
+        """Lock memory. Return an error message; empty if it succeeded."""
         # Without this, CUDA would create a context of half a gigabyte on the current device.
         with torch.cuda.device(self.device):
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch does not type it

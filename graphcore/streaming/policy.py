@@ -2,8 +2,8 @@
 
     programs  --acquire, release-->  policy  --begin, wait, release, cancel-->  filler  --bytes-->  slots
 
-The planner decides what stays on the device, as `StreamingSettings.keeps` says. `Streamed` (streamed.py) gets the rest
-as a ring: the groups in the order of use, the slots that they go through, and the filler of those slots.
+The planner decides which groups stay on the device (`StreamingSettings.keeps`). `Streamed` (streamed.py) moves the
+others, described by a `Ring`: the groups in the order of use, the slots that they go through, and the slots' filler.
 """
 
 from abc import ABC, abstractmethod
@@ -39,7 +39,7 @@ class Ring(Generic[Work, SlotFillT]):
 
 
 class Policy(ABC):
-    """A decision of when a layer group's bytes come to the device, and when their slot may be refilled."""
+    """A strategy that decides when a layer group's bytes are moved to the device and when their slot is refilled."""
 
     @abstractmethod
     def acquire(self, group: int) -> None:

@@ -15,11 +15,11 @@ from graphcore.streaming.policy import Policy
 
 
 class StoppedError(Exception):
-    """A pass was given up between two groups, because nobody needs it any more."""
+    """A signal that a pass was aborted between two groups, because `is_stopped` returned True."""
 
 
 def never() -> bool:
-    """Return False."""
+    """Return False: the default for `is_stopped`, which never aborts a pass."""
     return False
 
 
@@ -32,10 +32,10 @@ def run_together(programs: Sequence[Program], policy: Policy, is_stopped: Callab
     """Replay the steps of all programs, each in its own order, in one pass over the layer groups.
 
     Args:
-        is_stopped: function that is asked before each group whether the pass is to be given up.
+        is_stopped: function that is called before each group and returns True to abort the pass.
 
     Raises:
-        StoppedError: the pass was given up; the caches hold a part of its tokens.
+        StoppedError: the pass was aborted; only the layers that have run have written their KV caches.
     """
     try:
         for group, steps in in_one_pass(programs):
@@ -54,7 +54,7 @@ def run_together(programs: Sequence[Program], policy: Policy, is_stopped: Callab
 def in_one_pass(programs: Sequence[Program]) -> Iterator[tuple[int, list[Step]]]:
     """Yield each group in turn with the steps of all programs that need it.
 
-    A step that goes back to an earlier group, such as the choice of a token, comes where its program has it.
+    A step that returns to an earlier group, such as the sampling of a token, keeps its place in its program's order.
     """
     waiting = []
     for program in programs:

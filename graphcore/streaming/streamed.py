@@ -2,10 +2,10 @@
 
     compute   | 1    | 2    | 3    | ... | k    | 1    |
     slot A    | 1    |    3        | ...                      group i has slot i mod n: modules are bound to it once
-    slot B       2      |    4     |                          the next pass's first groups come during the last ones
+    slot B       2      |    4     |                          the next pass's first groups are read during the last ones
 
-Groups may be acquired in any order; any other order than the ring's waits for the bytes. This module decides which
-group is moved when. The filler moves the bytes and does the waiting.
+Groups may be acquired in any order, but a group that is not the next in the ring was not read ahead, and `acquire`
+waits for its bytes. This module decides which group is moved when. The filler moves the bytes and does the waiting.
 """
 
 from collections import deque
@@ -50,7 +50,7 @@ class Streamed(Policy, Generic[Work, SlotFillT]):
         try:
             self._acquire(group)
         except BaseException:  # Ctrl-C too, at any point inside
-            with suppress(StreamingError):  # from a device that has already failed: the same error again
+            with suppress(StreamingError):  # a device that has failed would raise the same error again
                 self.reset()
             raise
 

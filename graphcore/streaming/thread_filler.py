@@ -154,7 +154,7 @@ class ThreadFiller:
             raise StreamingError(f"thread {dead[0]}, which reads weights, has died; load the model again")
 
     def _take(self, number: int) -> tuple[ReadTicket, FillJob] | None:
-        """Return the next job, when there is one; None if the filler is closed."""
+        """Block until a job is queued and return it with its ticket; None if the filler is closed."""
         with self._changed:
             while not self._queue and not self._is_closed:
                 self._changed.wait()
@@ -208,7 +208,7 @@ class ThreadFiller:
             return not ticket.is_cancelled and not self._is_closed
 
     def _is_last(self, ticket: ReadTicket) -> bool:
-        """Count a job's conversions as written; return whether they were the last."""
+        """Count a job as written; return whether it was the ticket's last."""
         with self._changed:
             ticket.unwritten -= 1
             return ticket.unwritten == 0

@@ -1,4 +1,4 @@
-"""Setup of everything that moves a model's weights while it runs: files, threads, slots, and the policy.
+"""Setup of weight streaming: files, threads, slots, and the policy.
 
 weights that move -> store in RAM or open files -> bind slots once -> filler of the slots -> policy
 """
@@ -43,7 +43,7 @@ class WeightStream:
         filler: filler of the groups' slots; None if no group moves.
         files: open files, by path.
         jobs: jobs that fill a group's slot, or its host slot on the way to a device, by group.
-        host_nbytes: bytes of weights that wait in RAM.
+        host_nbytes: bytes of weights that are kept in RAM and stream from there.
         experts: stream of experts; None if the model has none, or all of them stay on the device.
         link: connection to a device with its own memory; None for the CPU, or if nothing moves.
         copies: source and target of each group's copy to that device.
@@ -76,7 +76,7 @@ class WeightStream:
     def raw_link(self, most_nbytes: int) -> float | None:
         """Return the bytes/s at which the groups' bytes arrive when nothing else runs; None if no group moves.
 
-        The same threads, or copies to an idle device, move the bytes; if groups take both ways, the slower one counts.
+        The same threads, or copies to an idle device, move the bytes; if the groups need both, the slower one counts.
         Groups that were read ahead are discarded first.
 
         Args:
@@ -128,10 +128,10 @@ def stream_weights(
 ) -> WeightStream:
     """Bind slots and lookups for the weights that move, and return the stream that moves them.
 
-    Weights that wait in RAM are read now; weights that stream from files are not.
+    Weights that stream from RAM are read into RAM now; weights that stream from files are not read yet.
 
     Args:
-        tier: tier where the streamed weights wait.
+        tier: tier that the weights stream from.
         pinned: True if the memory that copies to a GPU start from is to be locked.
         decoder: decoder that owns the experts; needed only if experts move.
 

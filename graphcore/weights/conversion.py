@@ -1,11 +1,11 @@
 """Conversions of a checkpoint's bytes into weights, for both resident and streamed weights.
 
     RowConversion      some rows of a stored tensor, copied, cast, unpacked or repacked row by row   megabytes at a time
-    PackingConversion  some dense rows, packed as `quant` says                                       megabytes at a time
+    PackingConversion  some dense rows, packed in the format that `quant` sets                       megabytes at a time
     TensorConversion   a whole stored tensor, if a fold or its encoding needs all of it at once
 
-A conversion names the bytes that it needs and turns them into part of a weight. The caller reads the bytes and provides
-the memory. Conversions of one weight are independent and may be written in any order.
+A conversion lists the spans of bytes that it needs and converts them into part of a weight. The caller reads the bytes
+and provides the memory. Conversions of one weight are independent and may be written in any order.
 """
 
 import ctypes

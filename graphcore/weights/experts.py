@@ -1,4 +1,4 @@
-"""The layers of a decoder that have experts: which have experts of equal shapes, and their matrices' names."""
+"""The mixture-of-experts layers of a decoder: their modules, groups of equal shape, and weight names."""
 
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.moe import ExpertLinear, Experts, MoE
@@ -16,7 +16,7 @@ def expert_layers(decoder: Decoder) -> dict[int, MoE]:
 
 
 def expert_weight(layer: int, part: str) -> str:
-    """Return the decoder's name of one projection's matrices, of all experts of a layer together."""
+    """Return the decoder's name of the weight that holds one projection of all of a layer's experts."""
     return f"layers.{layer}.mlp.experts.{part}.weight"
 
 
@@ -39,7 +39,7 @@ def linear_of(experts: Experts, part: str) -> ExpertLinear:
 
 
 def fewest_slots(decoder: Decoder, last: int | None = None) -> int:
-    """Return the fewest slots a decode step needs: for each kind of layer, the experts that a token chooses in one."""
+    """Return the fewest slots that a decode step needs: the largest top_k of each group of layers, summed."""
     layers = expert_layers(decoder)
     return sum(max(layers[layer].top_k for layer in together) for together in layers_by_shape(decoder, last))
 

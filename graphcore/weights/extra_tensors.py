@@ -72,7 +72,7 @@ def cause_of_unexpected(names: Collection[str], num_layers: int, layout: str) ->
 def notes_on_unused(
     architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, used: Collection[str], stored_layers: int
 ) -> tuple[str, ...]:
-    """Return notes about what of a checkpoint is left out.
+    """Return notes on the parts of a checkpoint that the model does not use.
 
     Args:
         used: names of the stored tensors that weights use.
@@ -102,7 +102,7 @@ def notes_on_files(checkpoint: Checkpoint, left_out: Sequence[str]) -> tuple[str
 def harmless_tensors(checkpoint: Checkpoint, used: Collection[str], extra: Collection[str]) -> list[str]:
     """Return the extra tensors without which results are the same, as far as names and types tell.
 
-    None are for GGUF files: llama.cpp refuses every extra tensor.
+    The list is always empty for GGUF files, because llama.cpp refuses every extra tensor.
 
     Args:
         used: names of the stored tensors that weights use.
@@ -129,7 +129,7 @@ def _changes_nothing(info: TensorInfo, inside: tuple[str, ...], extra: Collectio
         inside: prefixes of the names of everything before the head.
     """
     module, _, leaf = info.name.rpartition(".")
-    is_of_a_module = f"{module}.weight" in extra  # whose bias is no bias of the model
+    is_of_a_module = f"{module}.weight" in extra  # an unused module may have its own bias
     if _ADAPTER.search(info.name.lower()) or (_CHANGE.search(leaf.lower()) and not is_of_a_module):
         return False
     if any(_OTHER_HEAD.fullmatch(part) for part in info.name.split(".")):
@@ -140,7 +140,7 @@ def _changes_nothing(info: TensorInfo, inside: tuple[str, ...], extra: Collectio
 
 
 def _extra(architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, used: Collection[str]) -> list[str]:
-    """Return the names of stored tensors that no weight uses and no rule of the family leaves out."""
+    """Return the names of stored tensors that no weight uses and no rule of the architecture ignores."""
     ignored = (*architecture.unused, *GGUF_IGNORED)
     return sorted(
         name

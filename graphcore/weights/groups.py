@@ -50,7 +50,7 @@ class GroupWeight:
 
 @dataclass(frozen=True)
 class Group:
-    """A group of weights that lie together in one buffer: they move together, or are loaded together for good.
+    """A group of weights that lie together in one buffer: they move together, or are loaded together and stay.
 
     Attributes:
         index: number of the group, in the order of use.

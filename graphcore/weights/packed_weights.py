@@ -1,4 +1,4 @@
-"""The choice of matrices to pack, made from names, shapes and encodings before any tensor is read."""
+"""Selection of the matrices to pack, from names, shapes and encodings, before any tensor is read."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class PackingPolicy:
 
 @dataclass(frozen=True)
 class WeightPacker:
-    """A packer, which decides for each matrix of a decoder on the meta device whether and how it is packed.
+    """A packer that sets whether and how each matrix of a decoder is packed; the decoder is on the meta device.
 
     Attributes:
         sources: stored tensor and folds of a weight, by name.

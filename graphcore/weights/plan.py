@@ -8,8 +8,8 @@ from operator import itemgetter
 from graphcore.config.byte_sizes import in_words
 
 GIB = 1 << 30
-# Share of all experts that have slots, and the share of a token's experts found there: the lowest of three replayed
-# models (docs/streaming.md, "Experts on real routing"). Rates in between are interpolated.
+# Pairs of the share of all experts that have slots, and the hit rate: the lowest of three models with recorded routing
+# (docs/streaming.md, "Experts on real routing"). Rates in between are interpolated.
 EXPERT_HITS = (
     (0.0, 0.0),
     (0.03, 0.270),
@@ -25,7 +25,7 @@ EXPERT_HITS = (
 
 @dataclass(frozen=True)
 class Tier:
-    """The tier where streamed weights wait.
+    """The tier that weights stream from.
 
     Attributes:
         kind: "disk" for the checkpoint's files, "host" for a store in RAM.
@@ -49,9 +49,9 @@ class ExpertPlan:
         num_layers: number of those layers; they are the last ones with experts.
         routed_nbytes: bytes of the experts that one token is routed to, in all those layers together.
         num_routed: number of experts that one token is routed to, in all those layers together.
-        are_mapped: True if a decode step's kernels read experts from RAM: each expert of these layers waits there.
-        has_layer_slots: True if they fill slots from there, of which each layer has its own; if they do not, a mapped
-            expert is read in RAM each time, and the slots are for chunks of tokens.
+        are_mapped: True if a decode step's kernels read experts from RAM, where all experts of these layers are stored.
+        has_layer_slots: True if these kernels copy experts from RAM into slots, of which each layer has its own; if
+            not, a mapped expert is read in RAM each time, and the slots are for prefill chunks.
     """
 
     num_slots: int
@@ -87,7 +87,7 @@ class ExpertPlan:
         above = bisect_right(EXPERT_HITS, share, hi=len(EXPERT_HITS) - 1, key=itemgetter(0))
         (low, low_rate), (high, high_rate) = EXPERT_HITS[above - 1 : above + 1]
         replayed = low_rate + (high_rate - low_rate) * (share - low) / (high - low)
-        # A token asks for each expert once, so it hits at most those that were in the slots before it.
+        # A token uses each expert at most once, so it hits at most those that were in the slots before it.
         return min(replayed, self.num_slots / self.num_routed)
 
 
@@ -105,7 +105,7 @@ class GroupPlan:
         is_embedding_resident: True if the embedding's table is on the device; else its rows are gathered. A tied table
             stays or streams with the head.
         num_slots, slot_nbytes: number of slots, and bytes of each; 0 if nothing streams.
-        features_nbytes: bytes of the table of layers' features; 0 for none.
+        features_nbytes: bytes of the table of per-layer embeddings; 0 for none.
         are_features_resident: True if that table is on the device; else its rows are gathered.
     """
 
@@ -239,7 +239,7 @@ class Plan:
 
     @property
     def load_peak_nbytes(self) -> int:
-        """Peak bytes of RAM while weights are loaded, without weights that wait in RAM to be streamed.
+        """Peak bytes of RAM while weights are loaded, without the weights in RAM that will be streamed.
 
         Slots, caches and buffers are allocated afterwards.
         """
@@ -259,14 +259,14 @@ def bytes_per_token(plan: Plan) -> int:
 
 
 def expected_bytes_per_token(plan: Plan) -> float:
-    """Return the expected bytes that one decode step moves, with as many hits as on recorded routing."""
+    """Return the expected bytes that one decode step moves, with the expert hit rate of recorded routing."""
     if plan.experts is None:
         return float(plan.groups.streamed_nbytes)
     return plan.groups.streamed_nbytes + plan.experts.routed_nbytes * (1 - plan.experts.expected_hit_rate)
 
 
 def needs_in_words(plan: Plan) -> str:
-    """Return in words how much memory the plan needs, and for what."""
+    """Return a message that says how much memory the plan needs, and for what."""
     parts = (
         ("weights", plan.weight_nbytes - plan.groups.slots_nbytes),
         ("slots", plan.groups.slots_nbytes),

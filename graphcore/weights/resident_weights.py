@@ -70,7 +70,7 @@ def load_groups(loader: Loader, groups: Sequence[Group], device: torch.device, o
     whole = Slot.allocate(sum(layout.nbytes for layout in layouts), device)
     done = 0
     for index, (group, layout, slot) in enumerate(zip(groups, layouts, whole.split(layouts), strict=True)):
-        # The CPU makes the weights: for another device they are made in RAM and copied as one run.
+        # The CPU converts the weights; for another device they are converted in RAM, then copied in one piece.
         made = slot if device.type == "cpu" else Slot.allocate(layout.nbytes, CPU)
         group.fill(loader, made)
         if made is not slot:

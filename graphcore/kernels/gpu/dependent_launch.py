@@ -1,15 +1,15 @@
-"""Kernels that begin before those in front of them have ended: programmatic dependent launch.
+"""Programmatic dependent launch (PDL): kernels whose programs start before the preceding kernels have ended.
 
-A kernel takes about two microseconds to begin and to end, in which little memory moves. Launched dependently, the next
-one's programs begin as soon as all of this one's have let them, and wait there. Every program of every dependent kernel
-waits before it reads or writes anything; then a kernel that has ended implies that all before it have, and memory may
-be used again in the old order.
+A kernel takes about two microseconds to start and to end, in which little memory moves. With PDL, the next kernel's
+programs start as soon as all programs of this one have allowed it, and wait. Every program of every dependent kernel
+waits before it reads or writes anything; so when a kernel has ended, all kernels before it have ended, too, and memory
+may be reused in stream order.
 
-Small kernels let the next one begin at once, products only behind their loops: programs that begin while others leave
-are not spread evenly over the multiprocessors, and a product is as slow as the one with most of them. Asking for
-weights before the wait was tried: docs/lab/gpu.md.
+Small kernels let the next one start at once, products only after their loops: programs that start while others end are
+not spread evenly over the multiprocessors, and a product is as slow as the multiprocessor with most of them.
+Prefetching weights before the wait was tried: docs/lab/gpu.md.
 
-Captured graphs run so (`pdl.py`).
+Captured graphs use PDL (`pdl.py`).
 Source: CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA, griddepcontrol.
 """
 

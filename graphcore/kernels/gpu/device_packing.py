@@ -1,10 +1,10 @@
-"""Packs matrices for a GPU's kernels: from the file's rows to the planes of kernels/gpu/layout.py.
+"""Packing of matrices for GPU kernels: from the file's rows to the planes of kernels/gpu/layout.py.
 
 Legend: O rows (output features), I columns (input features), W bytes of a stored row.
 
-Products, unpacking and gathering are custom ops. Here they are defined with torch's operations, which restore the
-file's rows and unpack those: slow, but it lets a table wait in RAM for a GPU. A GPU's kernels register themselves
-(kernels/gpu/packed/linear.py, to_dense.py).
+Products, unpacking and gathering are custom ops. This module implements them for the CPU with torch's operations, which
+restore the file's rows and unpack those. This is slow, but lets a table that is packed for a GPU stay in RAM. The GPU
+implementations are in kernels/gpu/packed/linear.py and to_dense.py.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class DevicePacking(DeviceForm, Packing):
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
         """Write some rows to their planes, and zeros to the padding rows of the matrix's last group.
 
-        torch's operations do it with torch's threads: `threads` has no effect. Rows on another device than the matrix
+        `threads` has no effect, because torch's operations use torch's threads. Rows on another device than the matrix
         are copied to its device first.
         """
         count = len(raw_rows)
@@ -97,7 +97,7 @@ def _unfold(x: Tensor, axis: int, count: int) -> Tensor:
 
 
 def _rows_cpu(ids: Tensor, packed: Tensor, format: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Restore the file's blocks of some rows and unpack them, so that tables that wait in RAM need no GPU."""
+    """Restore the file's blocks of some rows and unpack them on the CPU, for tables in RAM."""
     form, one = DeviceForm(format, rows, columns), FORMATS[format]
     blocks = columns // one.block_elements
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:

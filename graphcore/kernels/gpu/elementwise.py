@@ -1,4 +1,4 @@
-"""Elementwise operations between a decode step's products that cannot be part of one: gates, sums and caps.
+"""Elementwise operations of a decode step that cannot be fused into a product: gates, sums and caps.
 
     gate    f(a) * b, elementwise            add   a + factor * b
     scale   f(a) * b, one a for each row     cap   factor * tanh(a / factor)

@@ -4,8 +4,8 @@ Legend: N tokens and R rows of a program, O output features.
 
 y = sums / x_scale * scale + bias    or, of transformers' BitLinear,    y = sums / (x_scale * scale) + bias
 
-Of rows whose norm is not applied yet (mean_squares.py), y = sums / rms * scale + bias. A sum with the stream may leave
-its own rows for the next norm.
+For rows whose norm is not applied yet (mean_squares.py), y = sums / rms * scale + bias. A product that is added to the
+residual stream may also write the inputs of the next norm.
 """
 
 import triton

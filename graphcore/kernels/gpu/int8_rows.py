@@ -1,4 +1,4 @@
-"""Rounds rows of activations to int8 codes with one scale per token, optionally after a norm, in one kernel.
+"""Quantisation of activations to int8 codes with one scale per token, optionally after a norm, in one kernel.
 
 Legend: N tokens, I columns.
 
@@ -51,7 +51,7 @@ def launch_norm_to_codes(
 ) -> tuple[Tensor, Tensor]:
     """Return `x`, normalised if there is a weight, rounded to codes.
 
-    Nothing is fused, because x * scale is rounded before it becomes an integer.
+    No multiply-add is fused, because x * scale is rounded before it becomes an integer.
 
     Args:
         x: [N, I] any float dtype, contiguous.

@@ -1,14 +1,14 @@
-"""Norms without a launch: a sum leaves its row times the norm's weight, and its squares; products scale at their end.
+"""RMSNorms fused into residual adds, which write x * weight and the sum of squares, and into products, which scale.
 
 Legend: N tokens, D model dim.
 
     norm(x) @ w.T  =  ((2^-10 x * weight) @ w.T) * 2^10 / sqrt(sum(x^2) / D + eps)
 
-Many programs make a row, so each adds its own squares to those of the others. Squares are added as whole numbers, in
-units of 2^-44 and 16: these sums are exact, so no bit depends on the order in which programs come, on how many rows of
-a matrix one has, or on which kernel left the row. Squares under 2^-44 count as zero, an epsilon is 2^-30 or more; those
-over 2^52 count as 2^52. Rows are 2^10 times smaller than they are, because a stream may have numbers of a million, and
-packed products take numbers under 2^31. fp16 has norms of their own launch: such rows may exceed its range.
+Several programs compute a row, so each adds its squares to the row's sum. Squares are added as integers, in units of
+2^-44 and 16: these sums are exact, so the bits do not depend on the order of the programs, on how many rows of a matrix
+each computes, or on which kernel wrote the row. Squares under 2^-44 count as zero (an epsilon is 2^-30 or more), those
+over 2^52 as 2^52. Rows are scaled by 2^-10, because the residual stream may have values of a million, and packed
+products take numbers under 2^31. In fp16 a norm has its own launch, because such rows may exceed the dtype's range.
 """
 
 from typing import NamedTuple
@@ -28,10 +28,10 @@ LEAST_EPS = 2.0**-30
 
 
 class FusedNorm(NamedTuple):
-    """Where a sum leaves its row for the norm that follows, and whose products.
+    """The buffers that a residual add writes for the norm that follows, which the next products apply.
 
     Attributes:
-        weight: [D] float32, the norm's.
+        weight: [D] float32, weight of the norm.
         rows: [N, D] float32 or bf16, contiguous: 2^-10 times the sum times the weight.
         squares: [N, 2] int64, contiguous: the sum of squares in units of 16 and of 2^-44; a product adds to it.
     """
@@ -42,7 +42,7 @@ class FusedNorm(NamedTuple):
 
 
 def fused_norm_of(weight: Tensor | None, rows: Tensor | None, squares: Tensor | None) -> FusedNorm | None:
-    """Return the tensors as an op takes them together; None if they are."""
+    """Return an op's tensor arguments as a FusedNorm; None if they are None."""
     if weight is None or rows is None or squares is None:
         return None
     return FusedNorm(weight, rows, squares)

@@ -1,10 +1,10 @@
-"""Adds a sublayer's answer to the residual stream and normalises the stream for the next sublayer, in one kernel.
+"""Residual add and norm in one kernel: adds a sublayer's output to the stream and normalises it for the next one.
 
 Legend: N tokens, D model dim.
 
-    x += added    or, sandwiched,    x += added / rms(added) * weight_after;        fed = norm(x)
+    x += added    or, with a post-norm,    x += added / rms(added) * weight_after;        out = norm(x)
 
-or fed = 2^-10 x * weight and the squares of x, for products that apply the norm themselves (mean_squares.py).
+or out = 2^-10 x * weight and the squares of x, for products that apply the norm themselves (mean_squares.py).
 
 One program holds a whole row, so that nothing is read twice.
 """
@@ -54,11 +54,11 @@ def residual_norm(
 def prepare_norm(
     x: Tensor, next_norm: FusedNorm, added: Tensor | None = None, weight_after: Tensor | None = None, eps: float = 0.0
 ) -> None:
-    """Add to the residual stream, as `residual_norm` does, and leave it for products that apply its norm.
+    """Add to the residual stream, as `residual_norm` does, and write the inputs of products that apply its norm.
 
     Args:
         x: [N, D] float32, contiguous.  added, weight_after: as in `residual_norm`.
-        next_norm: where the stream is left; all of it is written.
+        next_norm: weight of that norm and buffers for the result, which are overwritten.
         eps: the epsilon of the norm of `added`.
     """
     torch.ops.graphcore.prepare_norm.default(x, added, weight_after, eps, *next_norm)
@@ -166,7 +166,7 @@ def launch_prepare_norm(
 
 
 def launch_add_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float) -> None:
-    """Add the RMSNorm of an answer [N, D], times `weight_after` [D], to the residual stream `x` [N, D] float32."""
+    """Add the RMSNorm of `added` [N, D], times `weight_after` [D], to the residual stream `x` [N, D] float32."""
     assert x.dtype is torch.float32, f"the residual stream is float32, not {x.dtype}"
     _residual_norm[(len(x),)](
         x, added, weight_after, None, None, None, None, x.shape[1], eps, IS_RMS=True, WIDE=True, **block_of(x)
@@ -176,7 +176,7 @@ def launch_add_normed(x: Tensor, added: Tensor, weight_after: Tensor, eps: float
 def block_of(x: Tensor) -> dict[str, int | bool]:
     """Return the launch options of a program that holds a whole row of `x` [N, D].
 
-    Nothing is fused: a stream's bits are the same whether its norm follows in the same launch or not.
+    No multiply-add is fused, so that the stream's bits are the same whether or not its norm is in the same launch.
     """
     columns = x.shape[1]
     assert columns <= MOST_COLUMNS, f"rows of {columns}, a program holds {MOST_COLUMNS}"

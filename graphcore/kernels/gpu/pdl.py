@@ -1,7 +1,7 @@
-"""Programmatic dependent launch (PDL): kernels may begin before those in front of them have ended.
+"""Programmatic dependent launch (PDL): kernels may start before the preceding ones have ended.
 
-Captured graphs use it on GPUs that have it, unless the settings say no (`dependent_launches=off`).
-`dependent_launch.py` says what the kernels do about it.
+Captured graphs use it on GPUs that support it, unless it is turned off (`dependent_launches=off`).
+`dependent_launch.py` has the device functions that kernels call for it.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 import torch
 
-FIRST_CAPABILITY = (9, 0)  # of a Hopper
+FIRST_CAPABILITY = (9, 0)  # compute capability of Hopper
 
 _is_on: ContextVar[bool] = ContextVar("dependent_launches", default=False)
 
@@ -22,7 +22,7 @@ def supports_pdl(device: torch.device) -> bool:
 
 @contextmanager
 def dependent_launches(is_on: bool) -> Iterator[None]:
-    """Launch the kernels of this thread dependently inside the block, if `is_on`; the device can do it."""
+    """Launch this thread's kernels with PDL inside the block, if `is_on`; the device must support it."""
     before = _is_on.set(is_on)
     try:
         yield
@@ -31,5 +31,5 @@ def dependent_launches(is_on: bool) -> Iterator[None]:
 
 
 def pdl_options() -> dict[str, bool]:
-    """Return the options of a launch: a kernel's DEPENDENT, and what Triton is told."""
+    """Return the options of a launch: the kernel's constant DEPENDENT, and Triton's launch_pdl."""
     return {"DEPENDENT": True, "launch_pdl": True} if _is_on.get() else {"DEPENDENT": False}

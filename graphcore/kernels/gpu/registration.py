@@ -1,4 +1,4 @@
-"""Imports every module that has a GPU kernel; each registers its ops with torch at its import."""
+"""Registration of the GPU kernels: imports every module that has one, which registers its ops with torch."""
 
 from importlib import import_module
 from importlib.util import find_spec

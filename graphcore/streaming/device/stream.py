@@ -1,4 +1,4 @@
-"""Movement of groups to a device with its own memory. The path depends on where the groups wait.
+"""Movement of groups to a device with its own memory. The path depends on where the groups are stored.
 
 store in RAM, locked                   one copy per group, straight from the store
 store in RAM, locked in part           the locked groups as above, the others as from files
@@ -51,7 +51,7 @@ class DeviceLink:
 
 @dataclass(frozen=True)
 class DeviceGroups:
-    """The way each group takes to a device.
+    """The transfers that bring groups to a device, and their filler.
 
     Attributes:
         work: transfer that brings a group into its slot, by group.
@@ -127,7 +127,7 @@ def _all_held(
 
 @dataclass
 class GroupReads:
-    """A factory of the jobs that read one group, which keeps the jobs it made for each host slot.
+    """A factory of the jobs that read one group; caches the jobs of each host slot.
 
     Attributes:
         held: the groups' bytes in RAM, by group; None if they are read from files.

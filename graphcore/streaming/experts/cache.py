@@ -1,7 +1,7 @@
 """A cache of experts in slots: experts are fetched once the router has chosen them, and the most used ones stay.
 
     router chooses 3 17 21 9      3 and 21 are in slots; 17 and 9 replace the coldest experts and are read together
-    more experts than slots       they come in waves: while one wave computes, the next is read
+    more experts than slots       they are fetched in waves (batches): while one wave computes, the next is read
 
 An expert that is in use, or in the next wave, is pinned: its slot is not reused until it is released.
 
@@ -30,7 +30,7 @@ WorkT = TypeVar("WorkT")
 
 @dataclass(frozen=True)
 class Fetch(Generic[SlotFillT]):
-    """Pinned experts of one layer; some may still be on their way.
+    """A request for experts of one layer, which are pinned; some may still be loading.
 
     Attributes:
         fillings: fillings of the experts that are being read, by expert.
@@ -114,13 +114,13 @@ class ExpertCache(Generic[WorkT, SlotFillT]):
         return self.hits / asked if asked else None
 
     def waves(self, layer: int, experts: Sequence[int]) -> Generator[list[int]]:
-        """Fetch experts in waves and yield where they lie; each wave is valid until the next is requested.
+        """Fetch experts in waves and yield their slots; each wave is valid until the next is requested.
 
         Args:
             experts: distinct experts of the layer.
 
         Yields:
-            The place in the pool's tensors of each of the layer's experts; -1 for experts that are not in the wave.
+            The slot, an index in the pool's tensors, of each of the layer's experts; -1 for experts outside the wave.
 
         Raises:
             CheckpointError: a file changed, or cannot be read.
@@ -146,7 +146,7 @@ class ExpertCache(Generic[WorkT, SlotFillT]):
                 self._release(slots, fetch)
 
     def _cut(self, slots: Slots, layer: int, experts: Sequence[int]) -> list[Sequence[int]]:
-        """Split experts into waves, cached ones first. If there are several, two waves fit into the slots."""
+        """Split experts into waves, cached ones first. If there are several waves, two fit into two or more slots."""
         most = slots.pool.num_slots
         if len(experts) <= most:
             return [experts] if experts else []

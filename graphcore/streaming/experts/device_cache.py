@@ -1,10 +1,11 @@
 """A cache of experts that a GPU's kernels look up and fill, so that a decode step stays one captured graph.
 
     a decode step     router -> find slots -> fill them from locked RAM -> products     kernels/ops/expert_slots.py
-    a chunk           the host reads the choice; experts come in waves, those in slots first, each loaded once
+    a prefill chunk   the host reads the router's choice and loads each expert once, in waves (batches of at most as
+                      many experts as there are slots), those in slots first
 
-Each layer has slots of its own, in which the experts that were used last stay. A layer whose tables could not be
-locked uses its slots through the host's cache (cache.py).
+Each layer has its own slots, which keep the most recently used experts. A layer whose tables could not be locked uses
+its slots through the host's cache (cache.py).
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -23,7 +24,7 @@ from graphcore.weights.experts import PARTS, expert_layers
 
 @dataclass(frozen=True)
 class DeviceCache:
-    """The slots of all layers, as chunks of prompts use them.
+    """The slots of all layers, as prefill chunks use them.
 
     Attributes:
         layers: experts and slots of each layer whose tables are locked.
@@ -34,7 +35,7 @@ class DeviceCache:
     host: ExpertCache[Any, Any]
 
     def waves(self, layer: int, experts: Sequence[int]) -> Generator[list[int]]:
-        """Bring experts to slots in waves and yield their places, as `ExpertCache.waves` does."""
+        """Load experts into slots in waves and yield their slots, as `ExpertCache.waves` does."""
         if layer not in self.layers:
             yield from self.host.waves(layer, experts)
             return
@@ -50,7 +51,7 @@ class DeviceCache:
 
     @property
     def tallies(self) -> tuple[int, int]:
-        """Number of requested experts that were in a slot, and that were not, in all layers."""
+        """Hits and misses: requested experts that were in a slot, and that were not, over all layers."""
         each = [slots.tallies.tolist() for slots in self.layers.values()]
         hits = sum(one[HITS] for one in each)
         return self.host.hits + hits, self.host.misses + sum(one[LOADED] + one[IN_PLACE] for one in each)
@@ -70,10 +71,10 @@ def bind_layer_slots(
     tables: Mapping[int, Mapping[str, Tensor]],
     device: torch.device,
 ) -> tuple[dict[int, dict[str, Tensor]], dict[int, ExpertSlots], list[ExpertPool]]:
-    """Allocate slots, give each layer its share of its pool's, and bind the layers to them.
+    """Allocate each pool's slots, divide them among its layers, and bind the layers to them.
 
     Args:
-        tables: matrices of all of a layer's experts in locked RAM, by projection, of the layers that have them there.
+        tables: matrices of all of a layer's experts, by layer and projection; only layers with tables in locked RAM.
 
     Returns:
         The slots of each layer, by projection; experts and slots of the layers in `tables`; the other layers' pools.
@@ -98,7 +99,7 @@ def bind_layer_slots(
 
 
 def layer_shares(pool: ExpertPool) -> list[tuple[ExpertPool, int]]:
-    """Split a pool's slots evenly; return each layer's pool, and its first slot in the pool that is split."""
+    """Split a pool's slots evenly among its layers; return each layer's pool and the index of its first slot."""
     shares, begin = [], 0
     for index, layer in enumerate(pool.layers):
         left = len(pool.layers) - index

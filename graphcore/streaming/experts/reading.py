@@ -93,7 +93,7 @@ class ExpertConversion:
             out.copy_(values)
 
     def _values(self, raw: Tensor, out: Tensor) -> Tensor:
-        """Return the stored rows as numbers, [rows, C]: of block formats in the dtype of `out`, else in their own."""
+        """Return the stored rows as numbers, [rows, C]: block formats in the dtype of `out`, others as stored."""
         shape = (self.end - self.begin, self.info.shape[-1])
         if self.info.encoding in FORMATS and self.info.encoding not in DENSE_DTYPES:
             return FORMATS[self.info.encoding].dequantize(raw, shape, out.dtype)
@@ -163,7 +163,7 @@ def _conversions(loader: Loader, name: str, expert: int, targets: Sequence[Exper
 
 
 def _pick_of(folds: Sequence[Fold], is_packed: bool) -> tuple[PickRows, bool] | None:
-    """Return the selection of stored rows or columns, and whether it selects columns; None if there is no such one."""
+    """Return the selection of stored rows or columns, and whether it selects columns; None for any other folds."""
     is_transposed = bool(folds) and isinstance(folds[0], Transpose)
     picks = folds[1:] if is_transposed else folds
     if is_transposed and is_packed:

@@ -2,7 +2,7 @@
 
     gate  [slots, O, I]   |   up  [slots, O, I]   |   down  [slots, I, O]      or [slots, nbytes] where they are packed
 
-The modules of these layers are bound once to the same three tensors; the cache says in which slot an expert lies.
+The modules of these layers are bound once to the same three tensors; the cache maps each expert to its slot.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class ExpertPool:
 
 
 def expert_pools(decoder: Decoder, num_slots: int, last: int | None = None) -> list[ExpertPool]:
-    """Split slots into pools: each gets the experts that one token chooses, and its layers' share of the rest.
+    """Split slots into pools: each gets its layers' largest top_k, and its layers' share of the remaining slots.
 
     Args:
         num_slots: number of slots in all pools together.

@@ -5,8 +5,8 @@ cached                 kernels fill the layer's slots         fetched into slots
 mapped                 kernels read the table in RAM          fetched into slots        tables are locked
 fetched                fetched into slots                     fetched into slots        the host waits for the router
 
-On a CPU experts are always fetched. On a GPU a layer's experts are cached, or mapped where the plan has too little room
-for that, if its tables could be locked.
+On a CPU experts are always fetched. On a GPU, a layer whose tables could be locked is cached, or mapped if the plan has
+too few slots to give each layer its own; the other layers are fetched.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,11 +44,11 @@ HOST_SLOTS = 4  # experts that are read from files at the same time, on their wa
 
 @dataclass(frozen=True)
 class ExpertStream:
-    """The experts of a model that do not stay on the device, and what fetches them.
+    """The experts of a model that do not stay on the device, and the cache that fetches them.
 
     Attributes:
         cache: cache that fetches experts.
-        fetched: the cache as programs see it.
+        fetched: interface of the cache for programs.
         note: message for the user about memory that could not be locked; empty if there is none.
         device_cache: slots that a device's kernels fill; None if there are none.
     """
@@ -112,8 +112,8 @@ def open_experts(
 ) -> ExpertStream:
     """Set up the cache of experts and bind its slots; nothing is fetched yet.
 
-    The cache has its own threads. The threads that fill layer groups may all be waiting for a slot that becomes free
-    only after experts have run.
+    The cache has its own threads, which prevents a deadlock: the threads that fill layer groups may all be waiting for
+    a slot that becomes free only after experts have run.
 
     Args:
         groups: number of the layer group, by layer.
@@ -173,7 +173,7 @@ def _bind_pools(
 
 
 def expert_ring_nbytes(plan: Plan, is_held: bool) -> int:
-    """Return the bytes of RAM of the host slots for experts; 0 if the experts wait in RAM."""
+    """Return the bytes of RAM of the host slots for experts; 0 if the experts are stored in RAM."""
     return 0 if plan.experts is None or is_held else HOST_SLOTS * plan.experts.slot_nbytes
 
 

@@ -1,4 +1,4 @@
-"""The op of a decode step's attention: heads as products gave them in, the heads' answers out, the cache written.
+"""The attention op of a decode step: takes the projections' heads, writes the KV cache, returns the heads' outputs.
 
 Legend: B batch, H heads, K kv heads, E head dim, A features of a head that rotate, N pages of a sequence.
 
@@ -43,18 +43,18 @@ def attend_token(
     rope: Tensor | None = None,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """Write one new token's key and value into each sequence's cache, and attend them and all earlier keys.
+    """Write one new token's key and value into each sequence's cache, and attend to them and all earlier keys.
 
     Args:
         query: [B, 1, H, E] compute dtype; the last stride is 1, as of key and value.
-        key, value: [B, 1, K, E] compute dtype, or None where the cache holds them already.
+        key, value: [B, 1, K, E] compute dtype, or None if the cache holds them already.
         k_cache, v_cache: pools as in `attend`; position start is written if count is not 0.
         table: [B, N] int32, pages of each sequence, as in `attend`.
         starts: [B] int64, the token's position.
-        counts: [B] int64, 1, or 0 for a row without a token, whose answer is zeros.
+        counts: [B] int64, 1, or 0 for a row without a token, whose output is zeros.
         scoring: settings, as in `attend`.
-        arrivals: [B * K or more] int32 zeros, zeros again afterwards; all layers of a stream may share one. If it is
-            None, each call makes its own, which is one more fill on the stream.
+        arrivals: [B * K or more] int32, counters that are zero before and after; all layers of a stream may share
+            them. None to allocate them in each call, which launches one more fill.
         rope: [B, 1, 2, A/2] float32, contiguous, as in nn/rope.py's `rotate`, for queries and keys; or None.
         norms: norms of queries and keys; None if there are none.
 

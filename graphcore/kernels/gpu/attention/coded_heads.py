@@ -1,9 +1,9 @@
-"""Heads in the codes of a cache on a GPU: mixing by a Hadamard matrix, rounding into pages, and reading vectors back.
+"""Quantised KV cache on a GPU: heads are mixed by a Hadamard matrix, quantised into pages, and read back.
 
 Legend: B batch, T tokens, H heads, K kv heads, E head dim, padded to W, N keys of a tile, G positions of a page.
 
-kernels/ops/kv_formats.py has the layout and the definition. A kernel knows what a pool holds by a number: 0 for heads
-as they are, 1 for mixed float8, and 8, 5 or 4 for the bits of codes.
+kernels/ops/kv_formats.py has the layout and the definition. Kernels take a pool's format as a number: 0 for unchanged
+heads, 1 for mixed heads in float8, and 8, 5 or 4 for mixed heads in codes of that many bits.
 """
 
 import torch
@@ -18,13 +18,13 @@ MOST = tl.constexpr(MOST_FLOAT8)
 
 
 def pool_kind(pool: Tensor) -> int:
-    """Return the number by which kernels know what a pool holds."""
+    """Return the number of a pool's format in the kernels."""
     name = format_of(pool)
     return int(pool.dtype is FLOAT8) if name is None else BITS[name]
 
 
 def strides_of(pool: Tensor) -> tuple[int, int, int]:
-    """Return a pool's elements from page to page, from head to head, and from place to place, 0 where it has codes."""
+    """Return a pool's strides in elements, of pages, heads and positions; that of positions is 0 if it holds codes."""
     return pool.stride(0), pool.stride(1), 0 if format_of(pool) else pool.stride(2)
 
 
@@ -185,10 +185,10 @@ def _mix_heads(heads, out, batch_stride, token_stride, head_stride, HEAD_DIM: tl
 
 
 def launch_mix_heads(heads: Tensor, pool: Tensor, is_entry: bool = False) -> Tensor:
-    """Return heads [B, T, H, E] as those of a pool are: mixed if the pool's are, or as they were given.
+    """Return heads [B, T, H, E] mixed by the Hadamard matrix if the pool's heads are, else unchanged.
 
     Args:
-        is_entry: True for heads that the pool keeps: they become what it keeps.
+        is_entry: True to also round mixed heads to the values that the pool would store, for keys and values.
     """
     if not is_mixed(pool):
         return heads
@@ -223,7 +223,7 @@ def _keep_heads(
 
 
 def launch_keep_heads(heads: Tensor, pool: Tensor, table: Tensor, starts: Tensor, counts: Tensor) -> None:
-    """Write the last S real tokens' heads [B, T, K, E] of each sequence into a pool of mixed heads."""
+    """Write heads [B, T, K, E] of each sequence's real tokens, at most the last that fit, to a pool of mixed heads."""
     batch, tokens, kv_heads, head_dim = heads.shape
     assert heads.stride(3) == 1, "vectors lie in one run"
     assert pool.is_contiguous(), "a head's codes of a page are one run"

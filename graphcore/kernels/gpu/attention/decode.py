@@ -172,7 +172,7 @@ def attend_splits(
 
 
 def table_sizes(table: Tensor) -> tuple[int, int]:
-    """Return a table's entries from one row to the next, and its entries of each row."""
+    """Return a table's row stride and row length, in entries."""
     return table.stride(0), table.shape[1]
 
 
@@ -202,7 +202,7 @@ def launch_attend_token(
 
     Args:
         tile: keys of a tile, 0 for the size that suits the head dim.
-        alone: tiles that one split takes alone, without the sums of others.
+        alone: largest number of tiles that a single split computes, so that nothing has to be merged.
     """
     batch, tokens, heads, head_dim = query.shape
     kv_heads, page = k_cache.shape[1:3]

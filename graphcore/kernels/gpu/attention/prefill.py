@@ -16,8 +16,8 @@ Where rows alone do not fill the device, the keys of a tile of rows, past and th
     states [B, K, M, P, R, 2]  highest score (in base 2) and sum of weights, float32
 
 A second kernel adds them up in their order. A split's share is a share of the tile's own keys, at least LEAST_TILES
-tiles, so what a sequence is answered depends on its own lengths and on the number of tokens of the call. A tile of rows
-with one split is answered by it.
+tiles, so a sequence's output depends only on its own lengths and on the number of tokens of the call. If a tile of rows
+has one split, that split writes the output.
 """
 
 import torch
@@ -195,9 +195,9 @@ def tiles_of(
 
 
 def stages_of(warps: int, query: Tensor) -> int:
-    """Return the tiles of keys that a program's loop holds or waits for.
+    """Return the number of pipeline stages of a program's loop, each with one tile of keys.
 
-    Two programs of four warps have room for a third on a Hopper; on an A100 it would spill.
+    With two programs of four warps, a Hopper has room for a third stage; on an A100 it would spill.
     """
     if warps == 8 or query.dtype == torch.float32:
         return 2
@@ -212,7 +212,7 @@ def is_like_hopper(query: Tensor) -> bool:
 def splits_of_rows(kv_heads: int, rows_tiles: int, keys_tiles: int, warps: int, processors: int) -> int:
     """Return the number of programs that share the keys of a tile of rows.
 
-    The number of sequences does not matter: a sequence's answer is not that of its neighbours' number.
+    It does not depend on the number of sequences, so that a sequence's output is the same in every batch.
 
     Args:
         kv_heads, rows_tiles: numbers of kv heads and of tiles of rows, each pair with programs of its own.
@@ -239,7 +239,7 @@ def launch_attend_chunk(
     """Return the result of `attend`, before the cache is written.
 
     Args:
-        is_kept: True for keys and values that were read from the cache, which are mixed already if it mixes.
+        is_kept: True for keys and values that were read from the cache: they are mixed already if the cache's are.
     """
     window, scale, sinks, _, cap = scoring
     batch, tokens, heads, head_dim = query.shape

@@ -142,5 +142,5 @@ def divided(sums, total):
 
 
 def precision_of(dtype: torch.dtype) -> str:
-    """Return the precision of `tl.dot`: float32 without rounding to tf32; narrower types have no choice."""
+    """Return the precision of `tl.dot`: float32 without rounding to tf32; it has no effect on narrower types."""
     return "ieee" if dtype == torch.float32 else "tf32"

@@ -1,4 +1,4 @@
-"""How many programs share the keys of a sequence in split-KV decode, and which share a program takes.
+"""The split of a sequence's keys among programs in split-KV decode: how many programs, and which keys each takes.
 
 Legend: B batch, K kv heads, P splits of a sequence, in tiles of N keys.
 
@@ -7,8 +7,8 @@ Legend: B batch, K kv heads, P splits of a sequence, in tiles of N keys.
 each rounded up, but for most / few. `few` splits of each sequence fill the device once if all of the batch are equally
 long. A longer sequence has whole multiples of that, up to `most`: if all are long, the device is filled so many times,
 and if one is, it does not keep a few programs busy while all others have ended.
-P follows from the sequence's own length and from B, so its sums are the same whatever lies beside it. The splits of all
-sequences are numbered without gaps: programs that are left over have the highest numbers, begin last, and exit at once.
+P depends only on the sequence's own length and on B, so its sums do not depend on the other sequences. The splits of
+all sequences are numbered without gaps: unneeded programs have the highest numbers, start last, and exit at once.
 """
 
 import torch
@@ -62,7 +62,10 @@ def split_count(batch: int, kv_heads: int, visible: int, tile: int, processors: 
 
 
 def most_splits(batch: int, kv_heads: int, visible: int, tile: int, processors: int) -> int:
-    """Return the most splits of a long sequence among short ones: as alone, within SPLIT_ROUNDS; arguments as above."""
+    """Return the most splits of a long sequence among short ones; arguments as for `split_count`.
+
+    They are as many as for a batch of one, but all sequences' splits fill the device at most SPLIT_ROUNDS times.
+    """
     alone = split_count(1, kv_heads, visible, tile, processors)
     return max(
         split_count(batch, kv_heads, visible, tile, processors),
@@ -76,7 +79,7 @@ def keys_of_tile(width: int, dtype: torch.dtype) -> int:
 
 
 def processors_of(device: torch.device) -> int:
-    """Return how many streaming multiprocessors a device has."""
+    """Return the number of a device's streaming multiprocessors."""
     if device.type != "cuda":
         return ABSENT_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

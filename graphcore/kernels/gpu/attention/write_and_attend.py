@@ -1,7 +1,7 @@
 """`graphcore::attend` on a GPU; kernels/ops/attend.py says what it computes.
 
-One token takes one launch (decode.py). A chunk is attended before it is written, because in a ring it may overwrite
-keys that it sees. Both launches are on one stream, in this order; nothing is read back.
+One token takes one launch (decode.py). For a chunk, attention runs before the cache is written, because in a ring the
+chunk may overwrite keys that it sees. Both launches are on one stream, in this order; the host does not wait.
 """
 
 from typing import Any

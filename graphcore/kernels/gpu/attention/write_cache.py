@@ -1,4 +1,4 @@
-"""Writes a pass's keys and values into the pages of a cache."""
+"""The kernel that writes a pass's keys and values into the pages of a cache."""
 
 import triton
 import triton.language as tl
@@ -41,7 +41,7 @@ def _write_cache(
 def launch_write_cache(
     key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, starts: Tensor, counts: Tensor
 ) -> None:
-    """Write the last S real tokens of each sequence; the arguments are those of `attend`."""
+    """Write each sequence's real tokens, at most the last that fit into its pages; arguments as for `attend`."""
     if is_mixed(k_cache) or is_mixed(v_cache):
         for new, pool in ((key, k_cache), (value, v_cache)):
             if is_mixed(pool):

@@ -1,4 +1,4 @@
-"""The delta rule for many tokens: what chunks of tokens need is computed for all of them at once, then states follow.
+"""The delta rule for many tokens: a parallel kernel prepares all chunks of tokens, then a scan computes the states.
 
 Legend: B batch, T tokens, C channels, G key heads, H value heads, N key dim, M value dim, L tokens of a chunk.
 
@@ -177,7 +177,7 @@ def _gated_norm(
 
 
 def launch_chunks(parts: DeltaParts, joined: Tensor, decays: Tensor, betas: Tensor) -> Tensor:
-    """Apply the rule to the tokens [B, T, C] of `launch_convolve`; return the answer of `delta_heads`."""
+    """Apply the rule to the tokens [B, T, C] of `launch_convolve`; return the result of `delta_heads`."""
     batch, heads, key_dim, value_dim = parts.recurrent.shape
     tokens, channels = joined.shape[1:]
     assert key_dim <= MOST_KEYS, f"a program holds states of {MOST_KEYS} features, not {key_dim}"

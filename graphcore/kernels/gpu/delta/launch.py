@@ -1,4 +1,4 @@
-"""`graphcore::delta_heads` on a GPU; kernels/ops/gated_delta.py says what it computes. Nothing is read back.
+"""`graphcore::delta_heads` on a GPU; kernels/ops/gated_delta.py says what it computes. The host does not wait.
 
 one token      convolve | rule and norm                    2 kernels
 many tokens    convolve | prepare | scan | norm            4

@@ -53,7 +53,7 @@ def _one_token(
 
 
 def launch_one_token(parts: DeltaParts, joined: Tensor, decays: Tensor, betas: Tensor) -> Tensor:
-    """Apply the rule to one token [B, 1, C] of `launch_convolve`; return the answer of `delta_heads`."""
+    """Apply the rule to one token [B, 1, C] of `launch_convolve`; return the result of `delta_heads`."""
     batch, heads, key_dim, value_dim = parts.recurrent.shape
     keys, values = (max(16, triton.next_power_of_2(size)) for size in (key_dim, value_dim))
     out = torch.empty_like(parts.z)

@@ -1,1 +1,1 @@
-"""A mixture of experts on a GPU: the router's choice, kernels for a few tokens, and for many grouped by expert."""
+"""A mixture of experts on a GPU: top-k routing, kernels for a few tokens, and for many tokens grouped by expert."""

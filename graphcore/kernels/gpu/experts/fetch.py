@@ -1,12 +1,12 @@
-"""Gives a step's experts slots, and copies the missing ones there over the link: two launches, none by the host.
+"""Fetch of a step's experts: two kernels assign slots and copy the missing experts there, without the host.
 
 Legend: N tokens, C choices of a token, X experts, S slots, M most experts that a call can miss.
 
     resolve   one program: which chosen experts have no slot, and whose slots they take       missing [M], -1 for none
     fill      a program for each missing expert and a share of its words: locked RAM -> slot, 16 bytes a thread and load
 
-An expert's key is the number of the call that chose it last, so an expert of this call is known by its key, and the
-smallest key is the victim's. kernels/ops/expert_slots.py says what the tensors are, and has the reference.
+The cache is LRU: an expert's key is the number of the last call that chose it, so this call's experts are recognised by
+their key, and the smallest key is evicted. kernels/ops/expert_slots.py describes the tensors and has the reference.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ MOST_BLOCKS = 32  # programs that share an expert: a link is full with a few hun
 
 
 def take_slots(chosen: Tensor, experts: ExpertSlots) -> None:
-    """Give chosen experts slots by these kernels, as `take_experts` does; `chosen` is contiguous."""
+    """Load the chosen experts into slots with these kernels, as `take_experts` does; `chosen` is contiguous."""
     torch.ops.graphcore.gpu_take_experts.default(chosen, *experts)
 
 

@@ -6,11 +6,11 @@ Legend: N tokens, D model dim, X experts, F hidden features of an expert, C choi
     down      the same for a block of D:   answers[n, c]; the last choice of a token and a block to arrive adds the
               answers of all, times their shares, best first: the bits do not depend on which choice is last
 
-The choice is read on the device, so a captured graph follows the router. Weights may lie in page-locked memory of the
-host: then only the chosen experts' bytes cross the link.
+The kernels read the router's choice on the device, so one captured graph serves any choice. Weights may lie in pinned
+memory of the host: then only the chosen experts' bytes cross the link.
 
-A program multiplies several rows with one preparation of x. A block is as many of its steps as leave all programs at
-work at once: of one and a third waves of programs the last third would leave most of the device idle.
+A program multiplies several rows with one preparation of x. A block has as many such steps as let all programs run at
+once: with one and a third waves of programs, the last third would leave most of the device idle.
 """
 
 import torch
@@ -138,7 +138,7 @@ def _add_answers(
 
 
 def launch_few(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
-    """Return each choice's answer.
+    """Return the output of each chosen expert.
 
     Args:
         x: [N, D] compute dtype, contiguous.
@@ -159,14 +159,16 @@ def launch_few_summed(
     arrivals: Tensor | None = None,
     next_norm: FusedNorm | None = None,
 ) -> None:
-    """Add the answers' weighted sums to `stream` [N, D] float32; `shares` [N, C], the others as in `launch_few`.
+    """Add the outputs' weighted sums to `stream` [N, D] float32; `shares` [N, C], the others as in `launch_few`.
 
-    The bits equal those of `nn.moe.weighted_sum` over stored answers: products of two narrow numbers are exact in
-    float32, so it makes no difference if a GPU fuses multiply and add. For float32 numbers it does.
+    The bits equal those of `nn.moe.weighted_sum` over stored outputs: products of two 16-bit numbers are exact in
+    float32, so it makes no difference whether a GPU fuses multiply and add. For float32 numbers it does.
 
     Args:
-        arrivals: [most_arrivals or more] int32 zeros, zeros again afterwards; None to make them, in one more launch.
-        next_norm: where the sum is left for the norm that follows, with squares that are zeros; not of float32 numbers.
+        arrivals: [most_arrivals or more] int32, counters that are zero before and after; None to allocate them, which
+            takes one more launch.
+        next_norm: buffers that the sum is also written to, for the next norm; their squares must be zero. None if x is
+            float32.
     """
     if x.dtype is not torch.float32:
         _launch(x, chosen, shares, mixture, stream, arrivals, next_norm)

@@ -91,7 +91,7 @@ class Groups:
 
 
 def grouped(chosen: Tensor, num_experts: int, places: Tensor | None) -> Groups:
-    """Return the pairs of `chosen` [N, C] by expert, without reading back; `places` as in operands.py."""
+    """Return the pairs of `chosen` [N, C] by expert, without waiting for the GPU; `places` as in operands.py."""
     flat = chosen.flatten()
     if places is not None:
         is_there = (flat >= 0) & (places[flat.clamp(min=0)] >= 0)
@@ -207,7 +207,7 @@ def _shape(x: Tensor, mixture: MixtureOperands) -> dict[str, int]:
 
 
 def launch_many(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
-    """Return the answers [N, C, D] compute dtype; the arguments are those of `few_tokens.launch_few`."""
+    """Return the outputs [N, C, D] compute dtype; the arguments are those of `few_tokens.launch_few`."""
     (tokens, dim), choices = x.shape, chosen.shape[1]
     num_experts, features, places = mixture.num_experts, mixture.features, mixture.places
     groups = grouped(chosen, num_experts, places if mixture.waiting[0] is None else None)

@@ -38,7 +38,7 @@ def add_expert_answers(
     waiting: Sequence[Tensor] | None = None,
     next_norm: FusedNorm | None = None,
 ) -> None:
-    """Add the chosen experts' weighted answers for a few tokens to the residual stream, best first.
+    """Add the chosen experts' weighted outputs for a few tokens to the residual stream, best first.
 
     Args:
         stream: [N, D] float32, contiguous.
@@ -50,7 +50,7 @@ def add_expert_answers(
         biases: gate [X, F], up [X, F] and down [X, D]; empty for none.
         places: [X] integers on the device, the experts' places; None if expert i is at place i.
         hidden: F.
-        gating: function that joins gate and up.
+        gating: function that combines gate and up.
         formats: formats of gate, up and down: "dense", or the stored format's name.
         arrivals: counters, as in `few_tokens.launch_few_summed`.
         waiting: gate, up and down of all experts, as in `MixtureOperands`; None if every expert has a place.

@@ -30,7 +30,7 @@ class MixtureOperands(NamedTuple):
             is one run of bytes, on the device or page-locked.
         biases: gate [X, F], up [X, F], down [X, D], contiguous; None each for none.
         places: [X] int32 or int64 on the device, places of the experts, -1 for missing ones; None if i is at place i.
-        gating: function that joins gate and up.
+        gating: function that combines gate and up.
         forms: layouts of the three matrices; None for a dense one.
         features: number of hidden features of an expert, F.
         waiting: gate, up and down of all experts, [X, ...], page-locked: those of experts without a place are read

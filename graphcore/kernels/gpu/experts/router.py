@@ -1,4 +1,4 @@
-"""Chooses each token's likeliest experts and their shares: in one launch with the router's product, or after it.
+"""Top-k routing: each token's experts and their shares, in one launch with the router's product, or after it.
 
 Legend: N tokens, D model dim, X experts, C choices of a token.
 
@@ -120,7 +120,7 @@ def launch_route(
     Args:
         x: [N, D] compute dtype, contiguous; N up to 8. Scores are rounded to its dtype.
         weight: [X, D] and bias: [X], compute dtype.
-        arrivals: [1 or more] int32 zeros, zeros again afterwards; None to make them, in one more launch.
+        arrivals: [1 or more] int32, a counter that is zero before and after; None to allocate it, in one more launch.
     """
     num_experts = len(weight)
     assert len(x) <= limits.MOST_TOKENS, f"{len(x)} tokens, this kernel is for up to {limits.MOST_TOKENS}"

@@ -141,7 +141,7 @@ def launch_packed_product(
         matrices: packed as in kernels/gpu/layout.py, all of one format, with biases for all or none, and scales too.
         out: [N, sum of rows], the last dimension contiguous; all of it is written.
         eps: the norm's epsilon, if x_scale has squares (mean_squares.py).
-        next_norm: where a sum leaves its rows for the next norm.
+        next_norm: buffers that a sum is also written to, for the next norm.
     """
     absent = [None] * (MOST_MATRICES - len(matrices))
     weights, biases, scales, _, rows = ([*column, *absent] for column in zip(*matrices, strict=True))

@@ -1,9 +1,9 @@
-"""Multiplies any number of tokens with a packed matrix: few with the kernels of few_tokens.py, many by unpacking.
+"""Products of any number of tokens with a packed matrix: few with the kernels of few_tokens.py, many by unpacking.
 
 Legend: N tokens, O rows (output features), I columns (input features).
 
-For many tokens, a few million weights are unpacked at a time, into memory that is still in the second-level cache when
-the library's matrix product reads it.
+For many tokens, a few million weights are unpacked at a time, into memory that is still in the L2 cache when the
+library's matrix product reads it.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Chooses the tile of a program of the packed products: how many rows, for how many tokens, with how many warps.
+"""The tile of a program of the packed products: how many rows, for how many tokens, with how many warps.
 
 The rule follows measurements on an H100 (docs/lab/gpu.md): one token in bf16, microseconds of a product in
-a captured chain of them, with the tile of the rule and with the best of twelve.
+a captured sequence of products, with the rule's tile and with the best of twelve tiles.
 
     format    q, k, v        o              gate and up      down
     q4_0      7.2    7.1     6.0    5.5     25.7    25.7     14.4    14.4

@@ -1,4 +1,4 @@
-"""Unpacks packed matrices, or some of their rows, to dense ones that are bit-exact with the format.
+"""Unpacking of packed matrices, or some of their rows, to dense ones that are bit-exact with the format.
 
 Legend: O rows, I columns.
 """
@@ -118,7 +118,7 @@ def launch_unpack(
 
 
 def tensor_scale_of(packed: Tensor, form: DeviceForm) -> Tensor | float:
-    """Return the scale of an i2_s tensor, [1] float32 on the matrix's device, not read back; 1 for other formats."""
+    """Return the scale of an i2_s tensor, [1] float32 on the matrix's device; 1 for other formats."""
     if form.layout.scale != "whole":
         return 1.0
     end = form.nbytes - TAIL_NBYTES

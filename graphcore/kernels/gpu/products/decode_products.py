@@ -69,7 +69,7 @@ def add_product(
     """Add x @ matrix.T (+ bias) to `stream` [N, O] float32; other arguments as in `product`.
 
     Args:
-        next_norm: where the sum is left for the norm that follows; its squares are zeros before.
+        next_norm: buffers that the sum is also written to, for the next norm; their squares must be zero.
     """
     op = torch.ops.graphcore.gpu_add_product.default
     op(stream, x, x_scale, *_operands([matrix]), divides, "", eps, *(next_norm or (None, None, None)))

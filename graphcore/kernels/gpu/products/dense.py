@@ -1,4 +1,4 @@
-"""Multiplies dense matrices with a few tokens, at memory speed.
+"""Products of dense matrices with a few tokens, at memory speed.
 
 Legend: N tokens (1 to 8), I input features, O output features, R rows of a program, G groups of V columns.
 
@@ -7,10 +7,10 @@ Legend: N tokens (1 to 8), I input features, O output features, R rows of a prog
                  once, at the end. The next tile is loaded while one is multiplied. A program has one row: many small
                  programs keep more loads in flight than a few large ones (docs/lab/gpu.md).
     dotted       more tokens: tensor cores; tiles go through shared memory, several in flight at once. At eight
-                 tokens the other way would take twenty instructions per weight, and memory would wait for them.
+                 tokens `multiplied` would take twenty instructions per weight, and memory would wait for them.
 
-A program computes R rows for all tokens. If there are several matrices, each has programs of its own, one after
-another. Weights are read once and do not evict x, which all programs read.
+A program computes R rows for all tokens. If there are several matrices, each has its own programs, numbered after those
+of the one before. Weights are read once and do not evict x, which all programs read.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ from graphcore.kernels.gpu.pdl import pdl_options
 LOAD_NBYTES = 16
 WARPS = 4
 MOST_MULTIPLIED = 2  # tokens; for more of them, tensor cores compute the products
-ROWS = 1  # rows of a program that multiplies this many tokens
-SHARING_ROWS = 4  # rows of one that multiplies more of them, in float32, and shares x among the rows
-DOTTED_ROWS = 32  # rows of a program on tensor cores: it reads x from the second-level cache, a quarter of its weights
-FEWEST_DOTTED = 128  # programs, which have 48 KiB in flight each
+ROWS = 1  # rows of a program for one or two tokens
+SHARING_ROWS = 4  # rows of a program for more tokens in float32; the rows share x
+DOTTED_ROWS = 32  # rows of a program on tensor cores: it reads x from the L2 cache, a quarter of its weights' bytes
+FEWEST_DOTTED = 128  # number of programs; each has 48 KiB in flight
 DOTTED_COLUMNS = 64  # columns of a warp in a tile
 
 

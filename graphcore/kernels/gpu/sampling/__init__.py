@@ -1,1 +1,1 @@
-"""Chooses the next token of each row, and makes it the next input, on the device."""
+"""Sampling on the device: the next token of each row, which becomes the row's next input."""

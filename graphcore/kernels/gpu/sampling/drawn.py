@@ -1,4 +1,4 @@
-"""Draws a token of each row on the device, without sorting the vocabulary.
+"""Random sampling of each row's token on the device, without sorting the vocabulary.
 
 Legend: B rows, V vocab, P parts of the vocabulary.
 
@@ -121,7 +121,7 @@ def launch_choose_drawn(
             likeliest token.
         seeds: [B] int64.
         seen: [B, V] uint8, 1 for tokens that the penalty applies to; the chosen ones are added.
-        has_top_k_top_p: True for rows with top-k or top-p.
+        has_top_k_top_p: True if any row may have top-k or top-p; if False, they are ignored.
         token_ids, starts, counts, left, ends, chosen, report: those of `choose_likeliest`; the log probability is
             that of the logits, before sampling changed them.
     """

@@ -1,4 +1,4 @@
-"""Finds the tokens that top-k and top-p keep, without sorting the vocabulary.
+"""Search for the tokens that top-k and top-p keep, without sorting the vocabulary.
 
 Legend: B rows, V vocab, P parts of the vocabulary, DIGITS thresholds tried at once.
 

@@ -1,11 +1,11 @@
-"""Chooses the likeliest token of each row and makes it the next input, on the device.
+"""Greedy sampling on the device: the likeliest token of each row becomes its next input.
 
 Legend: B rows, V vocab, P parts of the vocabulary, PART columns in each.
 
     logits [B, V]  ->  best and sums of each part [B, FIELDS, P]  ->  token, log probability, next input
 
-The device also decides how a row goes on, so that the host may be a few steps behind: a row that has chosen an end
-token, or as many tokens as it may, has no token in the next step, and its caches stay as they are.
+The device also decides whether a row continues, so that the host may be a few steps behind: after an end token, or the
+last token that it may generate, a row has no token in the next step, and its caches do not change.
 """
 
 import torch
