@@ -66,7 +66,7 @@ def table_row_nbytes(table: Table) -> int:
 
 
 def chosen_nbytes(part: ExpertLinear, choices: int) -> int:
-    """Return the bytes of one projection of `choices` experts, at most of all experts."""
+    """Return the bytes of one projection of `choices` distinct experts, or of all experts if there are fewer."""
     used = min(choices, part.experts)
     return used * (part.weight[0].nbytes + (0 if part.bias is None else part.bias[0].nbytes))
 
