@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, is_quoted: bool = False) -> Non
     with ended_by_signals() as termination:
         try:
             status = compose_and_run(given, is_quoted)
-            sys.stdout.flush()  # notices here, not when the interpreter ends, that the reader has left
+            sys.stdout.flush()  # fails here, not at interpreter exit, if the reader has left
         except BrokenPipeError:
             status = 0
         except (GraphcoreError, HydraException, OmegaConfBaseException) as error:
