@@ -28,7 +28,7 @@ from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigErr
 
 TORCH_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # anywhere in a name
 SHARED_WRAPPERS = ("module.", "base_model.model.")  # in front of all names
-HUB_UNFINISHED = ".cache/huggingface/download/*.incomplete"  # of `hf download --local-dir`
+HUB_UNFINISHED = ".cache/huggingface/download/*.incomplete"  # unfinished files of `hf download --local-dir`
 SHARD_NAME = re.compile(r".+-\d+-of-0*(?P<count>\d+)\.safetensors")
 
 
