@@ -37,7 +37,7 @@ class IncrementalDecoder:
         self._printed = 0  # characters of the window's text that were already returned
 
     def push(self, token_id: int) -> str:
-        """Take one id and return the text that is final now; often it is empty."""
+        """Append one id and return the text that has become final, which is often empty."""
         piece = self._tokenizer.id_to_piece(token_id)
         if not piece or token_id in self._skipped:
             return ""
