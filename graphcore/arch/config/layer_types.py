@@ -16,7 +16,7 @@ from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 OPT_IN = ("opt_in", "every_opt_in")  # rules that need use_sliding_window
-UNIFORM = ("none", "every", "every_opt_in")  # rules by which all layers are alike
+UNIFORM = ("none", "every", "every_opt_in")  # rules by which all layers have the same type
 WITHOUT_WINDOW = ("none", "delta")  # rules by which no layer slides
 MOST_LAYERS = 65_536  # upper limit for lists with one entry per layer, far above any model
 
