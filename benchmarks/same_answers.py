@@ -30,7 +30,7 @@ PARTS = ("models", "packed", "sequences", "fallback", "commands", "compiled")
 
 
 def all_cases() -> Iterator[Case]:
-    """Yield every case; only running them imports torch."""
+    """Yield every case; imports the modules that define them, and with these torch."""
     from answers import commands, models, sequences
 
     yield from commands.cases()

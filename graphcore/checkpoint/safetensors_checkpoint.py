@@ -33,7 +33,7 @@ SHARD_NAME = re.compile(r".+-\d+-of-0*(?P<count>\d+)\.safetensors")
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """A checkpoint in one or several safetensors files, with tensors under Hugging Face's names, without wrappers'.
+    """A checkpoint in one or several safetensors files, with tensors under Hugging Face's names, without wrappers.
 
     Args:
         path: path of a .safetensors file, or of a folder with, in this order, model.safetensors,

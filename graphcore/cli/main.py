@@ -217,7 +217,7 @@ class Jobs:
 
 
 def _refuse_completion_of_nothing(arguments: Sequence[str]) -> None:
-    """Refuse to complete a command line that no shell has given."""
+    """Refuse a completion query without the shell's command line in COMP_LINE."""
     asks = any(flag in arguments for flag in MODES["completion"]) and any(one.startswith("query=") for one in arguments)
     if asks and "COMP_LINE" not in os.environ:
         raise ConfigError(

@@ -34,7 +34,7 @@ def register_schemas() -> None:
 
 
 def _with_outputs(folder: str, otherwise: str | None, *, _root_: DictConfig) -> str | None:
-    """Return `folder` if outputs=true, else `otherwise`; Hydra shows its own part without outputs, which means true."""
+    """Return `folder` if outputs=true, else `otherwise`; an absent `outputs`, as in `--cfg hydra`, counts as true."""
     return folder if OmegaConf.select(_root_, "outputs", default=True) else otherwise
 
 

@@ -18,7 +18,7 @@ OTHER_WORDS = {  # from yaml and other engines
     **dict.fromkeys(("false", "no", "none"), "off"),
     **OTHER_NAMES,
 }
-MODEL_LIKENESS = 0.75  # similarity of a misspelt model's name; names of different models reach about 0.6
+MODEL_LIKENESS = 0.75  # least similarity of a misspelt model's name; names of different models reach about 0.6
 SENTENCE = re.compile(r"[^\s()\[\]{}$'\"]+\s[^()\[\]{}$'\"]*")  # words; none in a list or other syntax of Hydra's
 
 

@@ -6,7 +6,7 @@
   snapshots/<commit>/x.gguf       -> blobs/<sha256> (itself a link if repositories share the file)
   refs/main                       the commit
 
-A model whose files are all there is used as it is, without the network or on a read-only file system, too.
+A model whose files are all in a cache is used from there, without the network, and also on a read-only file system.
 """
 
 import contextlib

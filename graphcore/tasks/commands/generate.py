@@ -71,7 +71,7 @@ class Progress:
 
     @property
     def done(self) -> list[Generation]:
-        """The answers in the order of their requests."""
+        """The answers in the order of their requests; once `_answer_all` has returned, those of the first requests."""
         return [self.answered[number] for number in sorted(self.answered)]
 
 
