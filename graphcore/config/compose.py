@@ -1,4 +1,4 @@
-"""Composes conf/ and overrides into `Settings`; no other module knows Hydra's and OmegaConf's types."""
+"""Composes conf/ and overrides into `Settings`; of other packages only cli/ handles Hydra's and OmegaConf's configs."""
 
 import itertools
 import threading

@@ -43,7 +43,7 @@ class IncrementalDecoder:
             return ""
         self._window.append(token_id)
         if _BYTE_PIECE.fullmatch(piece):
-            return ""  # the run of bytes may go on, and an invalid end changes how its beginning decodes
+            return ""  # the run of bytes may continue, and an invalid end changes how its beginning decodes
         text = self._text()
         certain = text[self._printed :].removesuffix(_UNDECIDED)
         self._printed += len(certain)
@@ -92,7 +92,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> StopResult:
-        """Take the next piece of text and return what is final of everything so far."""
+        """Append the next piece of text and return the text that has become final."""
         seen = self._held + text
         found = [(seen.find(stop) + len(stop), seen.find(stop)) for stop in self._stops if stop in seen]
         if found:

@@ -141,7 +141,7 @@ def _stored(source: HubSource, caches: Iterable[Path]) -> tuple[Path, ModelFiles
 
 
 def _snapshot(cache: Path, source: HubSource, commit: str | None) -> Path:
-    """Return the folder of a commit in a cache, which need not exist; None is the commit that the cache knows."""
+    """Return the folder of a commit in a cache, which need not exist; None is the commit that the cache's ref names."""
     entry = cache / f"{REPOSITORY}{source.repo.replace('/', '--')}"
     if commit is None:
         revision = source.revision or MAIN

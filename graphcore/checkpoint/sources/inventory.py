@@ -87,7 +87,7 @@ def remove(model: StoredModel) -> None:
 def _delete_snapshots(entry: Path) -> None:
     """Delete a repository with huggingface_hub, which also deletes files that no other repository shares with it.
 
-    Nothing is deleted of a repository without a snapshot, which the library does not know.
+    Nothing is deleted of a repository without a snapshot, because the library does not list it.
     """
     from huggingface_hub import scan_cache_dir
 

@@ -33,8 +33,8 @@ def step_nbytes(decoder: Decoder, batch: int) -> int:
     """Return the bytes of weights that a decode step reads; repeated reads from a processor's cache count once.
 
     The step reads one row of the embedding table and of learned positions for each sequence; a head that is tied to the
-    table reads it whole. It reads the experts that each sequence's token chooses, at most all of a layer; different
-    sequences are assumed to choose different experts.
+    table reads it whole. It reads the experts that each sequence's token is routed to, at most all of a layer;
+    tokens of different sequences are assumed to be routed to different experts.
     """
     return sum(_module_nbytes(module, batch) for module in decoder.modules())
 

@@ -41,7 +41,7 @@ class EncodedPrompt:
     """A prompt with its token ids.
 
     Attributes:
-        text: text as given, or that of the last message; None for token ids.
+        text: text as the user wrote it, or that of the last message; None for token ids.
         label: a few words that tell the prompt from others.
         notes: lines for the user about how the text was encoded.
     """
