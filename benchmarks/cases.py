@@ -1,4 +1,4 @@
-"""The models that published comparisons run on, by name: which file each engine gets, made or fetched if need be."""
+"""Models of published comparisons, by name, and the file that each engine loads, packed or downloaded if need be."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ class Case:
     Attributes:
         overrides: settings of graphcore that name the model.
         packed_as: format that a file is packed as before anything runs; None takes the checkpoint as it is.
-        has_peers: whether other engines load the file too.
+        has_peers: True if other engines load the file too.
     """
 
     overrides: tuple[str, ...]
@@ -39,7 +39,7 @@ CASES = {
 
 
 def overrides_of(model: str, num_layers: int | None) -> list[str]:
-    """Return graphcore's settings for a case, a model group, or a path, as far as they name the model."""
+    """Return graphcore's settings that select the model of a case, a model group, or a path."""
     if model in CASES:
         chosen = list(CASES[model].overrides)
     elif Path(model).exists():

@@ -75,7 +75,7 @@ def main() -> None:
         for name in names
     ]
     for worker in workers:
-        worker.run(options.prompt_tokens, 8)  # not counted
+        worker.run(options.prompt_tokens, 8)  # warm-up, not counted
     runs: dict[str, list[dict[str, float]]] = {worker.name: [] for worker in workers}
     for repeat in range(options.repeats):
         for worker in workers:
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def read_bandwidth(threads: int) -> dict[str, float | None]:
-    """Return the machine's read bandwidth in GB/s, by torch and by a C++ reader; `best` is what shares are of."""
+    """Return the machine's read bandwidth in GB/s, by torch and by a C++ reader; shares refer to `best`."""
     import torch
 
     from graphcore.config.compose import compose_settings

@@ -19,13 +19,13 @@ from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.cpu.library import find_library
 from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
 
-DIM, KEY_HEADS, HEADS, HEAD_DIM, WIDTH = 2048, 16, 32, 128, 4  # of Qwen 3.5 and 3.6
+DIM, KEY_HEADS, HEADS, HEAD_DIM, WIDTH = 2048, 16, 32, 128, 4  # sizes of Qwen 3.5 and 3.6
 CHANNELS, VALUES = (2 * KEY_HEADS + HEADS) * HEAD_DIM, HEADS * HEAD_DIM
 PROJECTIONS = ((CHANNELS, DIM), (VALUES, DIM), (HEADS, DIM), (HEADS, DIM), (DIM, VALUES))
 
 
 def parts_of(tokens: int, dtype: torch.dtype, library: str) -> DeltaParts:
-    """Return the op's arguments for one sequence that is under way."""
+    """Return the op's arguments for one sequence that continues from earlier states."""
 
     def rows(width: int) -> torch.Tensor:
         return torch.randn(1, tokens, width).to(dtype)

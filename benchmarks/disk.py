@@ -1,4 +1,4 @@
-"""The disk below the engines: an empty page cache, what of a file is cached, and how fast the file can be read."""
+"""Disk measurements: emptying the page cache, the cached share of files, and the speed of direct reads."""
 
 import ctypes
 import json
@@ -16,14 +16,14 @@ READERS, CHUNK = 4, 8 << 20  # reads in flight, bytes of each
 
 @dataclass(frozen=True)
 class RawRead:
-    """How fast a file was read past the page cache."""
+    """The speed of a file's read that bypassed the page cache."""
 
     gb_per_second: float
     how: str
 
 
 def drop_caches(files: list[Path]) -> str:
-    """Empty the page cache, of the whole machine where that is allowed, else of these files; return which."""
+    """Empty the page cache of the whole machine if that is allowed, else of these files; return which."""
     os.sync()
     try:
         DROP_CACHES.write_text("1", encoding="utf-8")

@@ -2,10 +2,10 @@
 
     python benchmarks/expert_routes.py FOLDER            # its *.route.csv.gz files; about two minutes
 
-A trace says which experts a model chose, token by token and layer by layer. Each choice is one request to graphcore's
-own cache; only what decides about eviction is exchanged. All layers share the slots. A prompt is one request a layer,
-as for a chunk of tokens; it fills the cache, and the decoded tokens after it are counted. A last table has the slots of
-a GPU's kernels, of which each layer has its own.
+A trace records the experts that each token was routed to in each layer. A token's experts in a layer are a request to
+graphcore's own cache; only the eviction policy is replaced. All layers share the slots. A prompt is one request per
+layer, as for a chunk of tokens; it fills the cache, and the decoded tokens after it are counted. A last table is for
+slots that a GPU's kernels fill, which are split among the layers.
 
 A trace may have fewer experts a token than the model. Then hit rates are the trace's, and bytes are those of the
 model's own number of experts at that hit rate; no routing is made up.
@@ -83,7 +83,7 @@ def stored_nbytes(stored: str, matrix: tuple[int, int]) -> int:
 
 @dataclass(frozen=True)
 class Request:
-    """The experts that a layer asks for at once.
+    """The experts that a layer needs at the same time.
 
     Attributes:
         experts: distinct experts of the layer, those of a prompt in the order of their first use.
@@ -118,10 +118,10 @@ class Trace:
 
 
 def read_trace(path: Path, most: int | None = None) -> Trace:
-    """Read a trace: lines of facts that begin with `#`, then a table of choices, the likeliest expert first.
+    """Read a trace: lines of facts that begin with `#`, then a table of routed experts, the likeliest first.
 
     Args:
-        most: number of choices to take of each token and layer; None for all.
+        most: number of experts to take for each token and layer; None for all.
 
     Raises:
         SystemExit: the trace is of a model whose shape is not known.
@@ -138,7 +138,7 @@ def read_trace(path: Path, most: int | None = None) -> Trace:
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
         if int(row["slot"]) >= routed:
             continue
-        # Phase 0 is the prompt, whose tokens ask together.
+        # Phase 0 is the prompt, whose tokens make one request for each layer.
         turn, phase, step = int(row["turn"]), int(row["phase"]), int(row["step"])
         chosen[turn, phase, step if phase else 0, int(row["layer"])][int(row["expert"])] = None
     requests = [Request(key[3], tuple(chosen[key]), is_counted=bool(key[1])) for key in sorted(chosen)]
@@ -149,7 +149,7 @@ class Recency(ExpertHeat):
     """The order of last use, for LRU."""
 
     def add(self, layer: int, experts: list[int]) -> None:
-        """Count a request: its number is the count of its experts."""
+        """Record the request's number as its experts' time of last use."""
         self._weight += 1
         self._counts.update(dict.fromkeys(((layer, expert) for expert in experts), self._weight))
 
@@ -166,7 +166,7 @@ class Foresight(ExpertHeat):
         self._now = 0
 
     def add(self, layer: int, experts: list[int]) -> None:
-        """Go on to the next request."""
+        """Advance to the next request."""
         self._now += 1
 
     def __call__(self, key: Key) -> float:
@@ -185,7 +185,7 @@ POLICIES: dict[str, Callable[[Trace], ExpertHeat]] = {
 
 @dataclass(frozen=True)
 class Filled:
-    """A filling that took no time."""
+    """A slot fill that is complete at once."""
 
     group: int
     is_done: bool = True
@@ -193,7 +193,7 @@ class Filled:
 
 
 class NothingMoves:
-    """A filler for replays: slots have no memory."""
+    """A slot filler that copies nothing, because a replay's slots have no memory."""
 
     def begin(self, group: int, work: None, after: Filled | None, /) -> Filled:
         """Return a full slot."""
@@ -213,10 +213,10 @@ class NothingMoves:
 
 
 class ReplayedCache(ExpertCache[None, Filled]):
-    """graphcore's cache, whose evictions another count may decide."""
+    """graphcore's expert cache with a replaceable eviction policy."""
 
     def evict_by(self, heat: ExpertHeat) -> None:
-        """Let a count decide about evictions in all pools."""
+        """Use another order for evictions in all pools."""
         for slots in self._slots.values():
             slots.heat = heat
 
@@ -238,7 +238,7 @@ def hit_rate(trace: Trace, num_slots: int, policy: str) -> float:
 
 
 def layer_slots_hit_rate(trace: Trace, num_slots: int) -> float:
-    """Return the same share for slots that a decode step's kernels fill; each layer has its part of them."""
+    """Return the same share for slots that a decode step's kernels fill, which are split among the layers."""
     pool = ExpertPool(tuple(range(trace.layers)), num_slots, trace.experts)
     waiting = [torch.zeros(trace.experts, 1, dtype=torch.uint8)]
     layers = {
@@ -261,7 +261,7 @@ def layer_slots_hit_rate(trace: Trace, num_slots: int) -> float:
 
 
 def layer_slots_table(traces: Sequence[Trace]) -> Iterator[str]:
-    """Yield the lines of a table of the hit rates with slots of each layer's own, by trace."""
+    """Yield the lines of a table of the hit rates with slots split among the layers, by trace."""
     yield f"| slots of each layer | {' | '.join(f'{100 * share:.0f} %' for share in SHARES)} |"
     yield f"|---|{'---|' * len(SHARES)}"
     for trace in traces:

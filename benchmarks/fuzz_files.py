@@ -23,19 +23,19 @@ from typing import NoReturn
 from fuzz.kinds import MAKERS
 from fuzz.reading import SECONDS, damaged, run
 
-TURN = 2000  # cases of a kind before the next kind's turn, with --minutes
-PATIENCE = 120  # seconds without a case's end before a process is ended
-SLOW = {"template_process": 40, "kept_tokenizer": 8}  # these get so many times fewer cases
+TURN = 2000  # cases of one kind before the next kind, with --minutes
+PATIENCE = 120  # seconds without a finished case after which the process is killed
+SLOW = {"template_process": 40, "kept_tokenizer": 8}  # factors by which slow kinds get fewer cases
 
 
 @dataclass
 class Record:
-    """What came of a kind's cases.
+    """The outcomes of a kind's cases.
 
     Attributes:
         seconds: float, processor time.
-        counts: of outcomes: "loads", names of errors, "finding", "ended at its bound" (templates).
-        findings: what was wrong, to the numbers of the cases that showed it.
+        counts: number of cases by outcome: "loads", names of errors, "finding", "ended at its bound" (templates).
+        findings: numbers of the cases that showed a fault, by its description.
     """
 
     seconds: float = 0.0
@@ -48,7 +48,7 @@ class Record:
 
 
 def run_kind(name: str, first: int, end: int, record: Record) -> None:
-    """Have cases first .. end - 1 read, in a new process after each one that ended the last."""
+    """Read cases first .. end - 1 in a child process; if a case ends it, continue in a new one."""
     while first < end:
         with tempfile.TemporaryDirectory() as folder:
             first = _run_process(name, Path(folder), first, end, record)
@@ -93,7 +93,7 @@ def run_in_child(name: str, folder: Path, first: int, end: int) -> NoReturn:
         os.dup2(os.open(folder / "complaints", os.O_WRONLY | os.O_CREAT), 2)
         run(name, folder, first, end)
         status = 0
-    except BaseException:  # noqa: BLE001 - the parent tells what it was
+    except BaseException:  # noqa: BLE001 - the parent reports it
         os.write(2, traceback.format_exc().encode("utf-8", "backslashreplace"))
     finally:
         os._exit(status)

@@ -33,7 +33,7 @@ from suite.wheels import PYTHON, fetch, install, wheels_in
 
 ROOT = Path(__file__).parents[1]
 PROCESS = Path(__file__).parent / "suite" / "part_process.py"
-OVERRUN = 2  # times its estimate that a part of a call may take: the others are to have their turn
+OVERRUN = 2  # with --call, a part is stopped at this multiple of its estimate, so that later parts can run
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 
 
@@ -81,7 +81,7 @@ def show_parts() -> None:
 
 
 def prepare_path(wheels: Path | None) -> None:
-    """Let parts, and what they start, import from the checkout and from wheels, if there are any."""
+    """Let parts and their child processes import from the checkout and from wheels, if there are any."""
     sites = [] if wheels is None else [str(install(wheels_in(wheels)))]
     os.environ["PYTHONPATH"] = os.pathsep.join([*sites, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     sys.path[:0] = [*sites, str(ROOT)]
@@ -140,7 +140,7 @@ def absolute(text: str) -> Path:
 
 
 def make_writable(folder: Path) -> None:
-    """Make the folder, and return if a file in it can be written; an OSError says why not."""
+    """Create the folder and check that a file in it can be written; raises OSError if not."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / LOG).open("ab").close()
 
@@ -160,7 +160,7 @@ def command_of(options: argparse.Namespace, run: str, names: list[str]) -> list[
 
 
 def dry_run(options: argparse.Namespace, run: str, names: list[str]) -> None:
-    """Run all parts in one process: imports take longer than they do."""
+    """Run all parts in one process, because imports take longer than the parts."""
     ended = run_process(command_of(options, run, names), options.out / LOG, 600)
     print(f"dry run: {ended}", file=sys.stderr)
     if ended != "ok":
@@ -193,7 +193,7 @@ def run_all(options: argparse.Namespace, run: str, chosen: list[Part], began: fl
 
 
 def has_ended(lines: list[Line], run: str, name: str) -> bool:
-    """Return whether the part's own process said how it ended."""
+    """Return whether the part's process recorded its own outcome."""
     return any("outcome" in line and (line["run"], line["part"]) == (run, name) for line in lines)
 
 

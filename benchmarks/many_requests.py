@@ -55,7 +55,7 @@ class Clock:
 
 
 def prompts_of(count: int, length: int, vocab: int, seed: int = 0) -> list[list[int]]:
-    """Return random prompts, other ones for each position and seed."""
+    """Return random prompts that differ by position and seed."""
     generator = random.Random(count + 1000 * seed)
     return [[generator.randrange(vocab) for _ in range(length)] for _ in range(count)]
 
@@ -94,7 +94,7 @@ def speed(engine: Engine, counts: Sequence[int], rounds: int, new: int, sampling
 def gap(engine: Engine, rounds: int, tokens: int) -> None:
     """Print the longest gap between two tokens beside a long prompt."""
     clock, vocab = Clock(), engine.config.vocab_size
-    for seed in range(rounds):  # a prompt that the cache holds would not run again
+    for seed in range(rounds):  # a prompt in the prefix cache would not run again
         stamps: list[float] = []
         short = engine.submit(prompts_of(1, 16, vocab)[0], 4000, ignore_eos=True)
         for at in range(10):
@@ -112,15 +112,15 @@ def gap(engine: Engine, rounds: int, tokens: int) -> None:
 
 
 def admission_of(engine: Engine) -> CacheAdmission:
-    """Return who has which part of an idle engine's caches."""
-    engine._scheduler.run_alone("storm", lambda: None)  # the last sequences have left
+    """Return the cache admission of an idle engine, without finished sequences."""
+    engine._scheduler.run_alone("storm", lambda: None)  # returns after finished sequences are removed
     found = engine.batching
     assert isinstance(found, passes.ContinuousBatching), "a storm is for graphcore's own programs"
     return found._admission
 
 
 def forget(engine: Engine) -> None:
-    """Forget the beginnings of prompts that an idle engine's caches hold."""
+    """Empty an idle engine's prefix cache."""
     with torch.inference_mode():
         admission_of(engine).clear_prefix_cache()
 
@@ -132,7 +132,7 @@ def nameless_files() -> int:
 
 
 def check_all_given_back(engine: Engine, files_before: int) -> None:
-    """Check that an idle engine's caches are empty once they forget what they hold, and that no file is open."""
+    """Check that an idle engine with an emptied prefix cache holds no page, snapshot or open file."""
     admission = admission_of(engine)
     held = sum(table.num_pages - table.num_free for table in admission.pages.tables)
     assert not admission.requests, "a sequence has not left"
@@ -148,7 +148,7 @@ def check_all_given_back(engine: Engine, files_before: int) -> None:
 
 
 def storm(engine: Engine, count: int, shared: int) -> None:
-    """Run many requests and compare each answer with its answer alone, in caches that hold nothing."""
+    """Run many requests and compare each output with the request's output when run alone, in empty caches."""
     vocab = engine.config.vocab_size
     generator = random.Random(0)
     prompts = [prompts_of(1, generator.randint(1, 40), vocab)[0] for _ in range(64)]

@@ -1,4 +1,4 @@
-"""A memory cgroup for one process: a hard limit that counts the file pages it causes, peaks, and kills.
+"""A memory cgroup for one process: a hard limit that counts the file pages it causes, its peak, and OOM kills.
 
 The version 1 controller is used where it is mounted, or can be mounted; else version 2. Both need root. A group is a
 folder in the root of the hierarchy, gone again when its processes are.
@@ -17,12 +17,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Controller:
-    """Where memory groups are made, and what their files are called.
+    """The cgroup memory controller: its root folder and the names of its files.
 
     Attributes:
         limit, swap, peak, events: names of files in a group; `swap` may be missing where swap is not counted, and
             `peak` on old kernels.
-        swap_value: what forbids swap; None writes the limit, of memory and swap together.
+        swap_value: value of `swap` that forbids swap; None writes the limit, which counts memory and swap together.
     """
 
     version: int
@@ -54,7 +54,7 @@ def v2(root: Path) -> Controller:
 
 @contextmanager
 def memory_controller() -> Iterator[Controller | str]:
-    """Yield where groups can be made, or in one line why they cannot."""
+    """Yield the memory controller, or in one line why groups cannot be made."""
     mounted = find_mounted()
     if mounted is not None:
         yield mounted if os.access(mounted.root, os.W_OK) else f"no memory cgroup: {mounted.root} cannot be written to"
@@ -90,7 +90,7 @@ def find_mounted() -> Controller | None:
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A group with a limit, empty as yet."""
+    """A memory cgroup with a limit and no process yet."""
 
     controller: Controller
     folder: Path

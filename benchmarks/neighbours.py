@@ -35,7 +35,7 @@ def main() -> None:
         name, _, command = named.partition("=")
         turns[name] = bench_turn(command.split(), str(path), options.threads)
     for turn in turns.values():
-        turn(4)  # not counted
+        turn(4)  # warm-up, not counted
     table: dict[str, dict[int, dict[str, float]]] = {name: {} for name in turns}
     for count in (0, *options.neighbours):
         speeds: dict[str, list[float]] = {name: [] for name in turns}
@@ -53,12 +53,12 @@ def main() -> None:
 
 
 def decode_turn(worker: Worker) -> Turn:
-    """Return what decodes so many tokens and says how many there were in a second."""
+    """Return a function that decodes a number of tokens and returns the tokens per second."""
     return lambda new_tokens: worker.run(PROMPT_TOKENS, new_tokens)["decode"]
 
 
 def bench_turn(command: Sequence[str], model: str, threads: int) -> Turn:
-    """Return what has a llama-bench decode so many tokens."""
+    """Return a function that decodes a number of tokens in a llama-bench and returns the tokens per second."""
     fixed = [*command, "-m", model, "-t", str(threads), "-p", "0", "-r", "1", "-o", "json"]
 
     def turn(new_tokens: int) -> float:
@@ -70,7 +70,7 @@ def bench_turn(command: Sequence[str], model: str, threads: int) -> Turn:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Have so many other processes compute meanwhile."""
+    """Keep `count` other processes busy inside the block."""
     processes = [subprocess.Popen([sys.executable, "-c", COUNT]) for _ in range(count)]
     try:
         yield

@@ -1,7 +1,7 @@
-"""What a peer is: an engine that comparisons load and time, found by its constant in a module of peers/.
+"""Peers: engines that comparisons load and time; each is a constant in a module of peers/.
 
-    Peer            compare.py, neighbours.py: a model that fits, prefill and decode apart
-    StreamingPeer   streaming_compare.py: a model larger than the memory that there is, token by token
+    Peer            compare.py, neighbours.py: a model that fits, prefill and decode timed separately
+    StreamingPeer   streaming_compare.py: a model larger than memory, timed token by token
 
 A module of peers/ is imported to learn the names in it, also in an environment that has neither graphcore nor the other
 engines: what an engine needs is imported where it is loaded.
@@ -25,7 +25,7 @@ class PeerEngine(ABC):
 
     @abstractmethod
     def weight_nbytes(self) -> int:
-        """Return the bytes of weights that a decode step reads: of an embedding table that is no head's nothing."""
+        """Return the bytes of weights that a decode step reads, without an embedding table that is not the head."""
 
     @abstractmethod
     def prefill(self, token_ids: list[int]) -> int:
@@ -42,7 +42,7 @@ class StreamedRun:
 
     Attributes:
         source: the model's folder; for llama.cpp its GGUF file.
-        budget: bytes that the engine may keep weights in, where it can be told.
+        budget: bytes of memory for weights, for engines that accept a limit.
         scratch: a folder of the engine's own.
         overrides: settings of graphcore.
     """
@@ -64,8 +64,8 @@ class StreamingEngine(ABC):
     """A loaded model that may be larger than memory.
 
     Attributes:
-        packages: whose versions a report names.
-        prepares: whether the first load writes something that later ones find.
+        packages: packages whose versions a report names.
+        prepares: True if the first load writes files that later loads use.
     """
 
     packages: tuple[str, ...]
@@ -77,7 +77,7 @@ class StreamingEngine(ABC):
 
     @abstractmethod
     def generate(self, token_ids: list[int], new_tokens: int, on_token: OnToken) -> list[int]:
-        """Return that many tokens, each the likeliest; `on_token` is called as each is there."""
+        """Return that many tokens, each the likeliest; `on_token` is called after each."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,9 @@ class Peer:
     """An engine for a model that fits in memory.
 
     Attributes:
-        name: as in --engines; graphcore's begin with "graphcore".
-        load: it, with a model's file or folder (for graphcore a JSON list of settings), threads and tokens of context.
+        name: name for --engines; graphcore's begin with "graphcore".
+        load: function that loads the engine, given a model's file or folder (for graphcore a JSON list of settings),
+            the number of threads, and the tokens of context.
     """
 
     name: str

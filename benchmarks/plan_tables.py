@@ -50,7 +50,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the specification says of a size: weights in GB, groups of four layers, ms to move all, loss of speed."""
+    """The specification's figures for a size: weights in GB, groups of four layers, ms to move all, loss of speed."""
 
     gigabytes: float
     groups: str
@@ -136,7 +136,7 @@ def open_case(name: str, format_name: str) -> Case:
 
 
 def plan_rows(cases: Mapping[tuple[str, str], Case], context: str, rates: Rates) -> Iterator[list[str]]:
-    """Yield a row for each case: what stays and what streams under auto, and everything streamed four by four."""
+    """Yield a row for each case: what stays and what streams under auto, and everything streamed in groups of four."""
     tokens = CONTEXTS[context]
     for case, kv in itertools.product(cases.values(), KV_DTYPES):
         start = [case.name, case.format, gigabytes(case.single.total_nbytes), kv, gigabytes(case.kv_nbytes(tokens, kv))]
@@ -201,7 +201,7 @@ def component_rows(cases: Mapping[tuple[str, str], Case]) -> Iterator[list[str]]
 
 
 def gigabytes(nbytes: float) -> str:
-    """Return 1e9 bytes."""
+    """Return a number of bytes in GB."""
     return f"{nbytes / 1e9:.2f}"
 
 

@@ -1,4 +1,4 @@
-"""What the reports of comparisons share: versions, spreads, bars."""
+"""Shared code of the comparisons' reports: versions, spreads, bars."""
 
 import statistics
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ PARTS = ("models", "packed", "sequences", "fallback", "commands", "compiled")
 
 
 def all_cases() -> Iterator[Case]:
-    """Yield every case; what asks them imports torch."""
+    """Yield every case; imports the modules that define them, and with these torch."""
     from answers import commands, models, sequences
 
     yield from commands.cases()
@@ -39,7 +39,7 @@ def all_cases() -> Iterator[Case]:
 
 
 def chosen(parts: Sequence[str], texts: Sequence[str]) -> list[Case]:
-    """Return the cases of some parts whose names hold one of the texts; no text chooses all."""
+    """Return the cases of some parts whose names contain one of the texts, or all if there are no texts."""
     return [
         case for case in all_cases() if case.part in parts and (not texts or any(text in case.name for text in texts))
     ]
@@ -47,7 +47,7 @@ def chosen(parts: Sequence[str], texts: Sequence[str]) -> list[Case]:
 
 def prepare(folder: Path, parts: Sequence[str]) -> None:
     """Import what most cases need, once for all processes that are forked; give them a cache with built kernels."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # no thread is there when this process forks
+    os.environ["OMP_NUM_THREADS"] = "1"  # this process must have no other thread when it forks
     os.environ["HF_HUB_OFFLINE"] = os.environ["PIP_NO_INDEX"] = "1"
     import torch
     import transformers  # noqa: F401
@@ -59,7 +59,7 @@ def prepare(folder: Path, parts: Sequence[str]) -> None:
         from answers.checkpoints import helper
 
         helper("command_process").command_server("graphcore")  # all processes ask the same one
-    gc.freeze()  # what is imported is in no child's collections
+    gc.freeze()  # keeps imported objects out of the children's collections
     cache = folder / "cache"
     cache.mkdir()
     own = Path("~/.cache/graphcore").expanduser()

@@ -28,15 +28,15 @@ class Words:
         self._random, self._vocab = random.Random(seed), vocab
 
     def __call__(self, count: int) -> list[int]:
-        """Return so many."""
+        """Return `count` random tokens."""
         return [self._random.randrange(self._vocab) for _ in range(count)]
 
 
 def first_token(model: str, overrides: Sequence[str], rounds: int) -> None:
-    """Print the time to the first token with and without a shared beginning."""
+    """Print the time to the first token with and without a shared prefix."""
     found = []
     with load(model, "batching.max_sequences=1", "context_length=2048", *overrides) as engine:
-        engine.generate([[1] * 40], 2)  # programs are built
+        engine.generate([[1] * 40], 2)  # builds the programs
         for seed in range(rounds):
             words = Words(engine.config.vocab_size, seed)
             shared = words(1000)
@@ -69,7 +69,7 @@ def most_pages(engine: Engine) -> list[int]:
 
 
 def crowd(model: str, overrides: Sequence[str]) -> None:
-    """Print whether 32 requests in a cache for 8 of them give what they give in a cache for all."""
+    """Print whether 32 requests in a cache for 8 of them have the same outputs as in a cache for all."""
     answers, seconds = [], []
     for tokens in (32 * 256, 8 * 256):
         sizes = ("batching.max_sequences=32", "context_length=256", f"batching.cache_tokens={tokens}")
@@ -85,7 +85,7 @@ def crowd(model: str, overrides: Sequence[str]) -> None:
 
 
 def timed(engine: Engine, prompts: Prompts, new: int) -> float:
-    """Return the seconds until all prompts have their answers."""
+    """Return the seconds until all prompts are answered."""
     began = time.perf_counter()
     for handle in [engine.submit(prompt, new, ignore_eos=True) for prompt in prompts]:
         handle.result()

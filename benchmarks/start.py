@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def seconds_to_output(command: Sequence[str]) -> float:
-    """Return when the first byte came on standard output, or where none comes the end of the process."""
+    """Return the seconds to the first byte on standard output, or to the process's end if it prints nothing."""
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT) as process:
         assert process.stdout is not None, "a pipe was asked for"

@@ -128,7 +128,7 @@ def command_of(name: str, asked: StreamedRun, options: argparse.Namespace) -> li
 
 
 def prepare(options: argparse.Namespace, runs: dict[str, StreamedRun]) -> dict[str, Outcome]:
-    """Load the engines that write something at their first load, with all the memory there is; return who died."""
+    """Load the engines that write files at their first load, without a memory limit; return the failed outcomes."""
     peers, failed = find_peers(StreamingPeer), {}
     for name, asked in runs.items():
         if peers[name].engine.prepares:
@@ -158,7 +158,7 @@ def one_run(
     model: StreamedModel,
     notes: list[str],
 ) -> Outcome:
-    """Return what came of one process, run from a cold cache in a memory group of its own."""
+    """Return the outcome of one process, run from a cold page cache in a memory group of its own."""
     note(notes, f"before each run {drop_caches(model.files())}")
     cached, load = cached_share(model.files()), os.getloadavg()[0]
     command, log = command_of(name, asked, options), options.output / f"{name}-{repeat + 1}.log"

@@ -1,4 +1,4 @@
-"""How the code is laid out, counted: `python -m benchmarks.structure`, and with words of a command line also a run.
+"""Counts files, imports and calls of the code; with a command line as arguments it also runs and traces the command.
 
 Files and lines come from the sources, with the files that a review may ask about: long ones, and small ones with one
 importer. Imports between packages come from the import statements. From running a command,

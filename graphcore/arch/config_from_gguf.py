@@ -102,7 +102,7 @@ def _architecture(fields: Fields) -> tuple[Architecture, GGUFKeys]:
 
 
 def _num_layers(keys: GGUFKeys) -> tuple[int, int]:
-    """Return the number of layers, and of those after the last one that predict further tokens."""
+    """Return the number of layers, and of multi-token-prediction (MTP) layers after the last one."""
     count, predicting = keys.required_size("block_count"), keys.size("nextn_predict_layers") or 0
     if not 0 < count - predicting <= MOST_LAYERS:
         wanted = f"above nextn_predict_layers ({predicting})" if predicting else f"at most {MOST_LAYERS}"

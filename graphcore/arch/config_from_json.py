@@ -3,7 +3,7 @@
     config.json, generation_config.json -> Fields (typed reads), the model type's ClassDefaults -> ModelConfig
 
 Unsupported settings that change the mathematics are refused by name; other unknown settings are ignored. This module
-knows no tensors.
+reads no tensors.
 """
 
 from collections.abc import Mapping

@@ -46,7 +46,7 @@ class Transpose(Fold):
 
 @dataclass(frozen=True)
 class PickRows(Fold):
-    """A choice of rows start, start + step, ... below stop: q, k or v of a fused projection, or an expert's gate or up.
+    """Rows start, start + step, ... below stop of a tensor: q, k or v of a fused projection, or an expert's gate or up.
 
     Attributes:
         axis: axis of the rows: 0, or for experts -2 in weights [X, R, C] and -1 in biases [X, R].
@@ -60,13 +60,13 @@ class PickRows(Fold):
     axis: int = 0
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """Return the chosen rows, as a view."""
+        """Return the selected rows, as a view."""
         return tensor.movedim(self.axis, 0)[self.start : self.stop : self.step].movedim(0, self.axis)
 
 
 @dataclass(frozen=True)
 class PickParts(Fold):
-    """A choice of the same rows of each of several groups of rows: part by part, and group by group within a part.
+    """A selection of the same rows of each of several groups of rows: part by part, and group by group within a part.
 
     Qwen stores a query and its gate side by side for each head, and q, k, v and z for each key head.
 
@@ -81,7 +81,7 @@ class PickParts(Fold):
     parts: tuple[tuple[int, int], ...]
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """Return the chosen rows, or elements of a bias."""
+        """Return the selected rows, or elements of a bias."""
         grouped = tensor.reshape(self.groups, tensor.shape[0] // self.groups, *tensor.shape[1:])
         return torch.cat([grouped[:, begin:end].flatten(0, 1) for begin, end in self.parts])
 

@@ -40,5 +40,5 @@ def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
 
 
 def _expert_settings(experts: ExpertsConfig) -> dict[str, Any]:
-    """Return the experts' settings; transformers wants lists."""
+    """Return the experts' settings; transformers needs lists."""
     return {**vars(experts), "mlp_only_layers": list(experts.mlp_only_layers)}

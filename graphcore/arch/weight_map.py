@@ -28,7 +28,7 @@ def get_weight_map(config: ModelConfig) -> dict[str, str]:
     """Return the decoder's name of every weight of a model, by the name in a Hugging Face checkpoint.
 
     The map is for people who look for a weight. Nothing in the package reads it: loading uses `weights.matching`, which
-    knows every form that a checkpoint may have. A test compares the map with files that transformers has written.
+    covers every form that a checkpoint may have. A test compares the map with files that transformers has written.
 
     `lm_head.weight` is always included: checkpoints with tied embeddings may or may not store it.
 

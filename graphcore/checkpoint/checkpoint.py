@@ -79,7 +79,7 @@ class Checkpoint(ABC):
         """Check that the files do not contradict each other about any of the tensors.
 
         Raises:
-            CheckpointError: they do.
+            CheckpointError: the files contradict each other about one of the tensors.
         """
         for name in names:
             if name in self.faults:

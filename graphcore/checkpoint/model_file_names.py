@@ -14,7 +14,7 @@ UNFINISHED_SUFFIXES = (
     ".partial",
     ".download",
     ".aria2",
-)  # as programs name them
+)  # suffixes of unfinished downloads
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,5})-of-(?P<count>\d{1,5})(?P<suffix>\.safetensors|\.gguf)", re.DOTALL)
 _NO_MODEL = re.compile(r".*mmproj.*|imatrix.*|.*[._-]imatrix\.gguf", re.DOTALL)  # image projectors, importance matrices
@@ -30,7 +30,9 @@ def shards_of(file: str) -> list[str]:
 
 
 def model_names(file_names: Iterable[str]) -> list[str]:
-    """Return one file name for each GGUF model: the first part of a split model. What is named as no model is left out.
+    """Return one file name for each GGUF model: the first part of a split model.
+
+    Image projectors and importance matrices, recognised by their names, are left out.
 
     Args:
         file_names: names in one folder, or paths with "/".

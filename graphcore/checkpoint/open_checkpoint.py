@@ -1,4 +1,4 @@
-"""The choice of a reader for a local checkpoint, by its path."""
+"""Selection of the reader for a local checkpoint, by its path."""
 
 from pathlib import Path
 

@@ -28,12 +28,12 @@ from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigErr
 
 TORCH_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # anywhere in a name
 SHARED_WRAPPERS = ("module.", "base_model.model.")  # in front of all names
-HUB_UNFINISHED = ".cache/huggingface/download/*.incomplete"  # of `hf download --local-dir`
+HUB_UNFINISHED = ".cache/huggingface/download/*.incomplete"  # unfinished files of `hf download --local-dir`
 SHARD_NAME = re.compile(r".+-\d+-of-0*(?P<count>\d+)\.safetensors")
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """A checkpoint in one or several safetensors files, with tensors under Hugging Face's names, without wrappers'.
+    """A checkpoint in one or several safetensors files, with tensors under Hugging Face's names, without wrappers.
 
     Args:
         path: path of a .safetensors file, or of a folder with, in this order, model.safetensors,

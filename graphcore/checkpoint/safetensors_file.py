@@ -3,7 +3,7 @@
     u64 little-endian header length | header, a JSON object | tensor bytes
 
 The header maps each name to {"dtype", "shape", "data_offsets": [begin, end]}, with offsets from the first tensor byte.
-The library keeps offsets to itself, which streaming needs, so the header that it has accepted is read again.
+The library does not expose offsets, which streaming needs, so the header that it has accepted is read again.
 Source: the format section of the safetensors README.
 """
 

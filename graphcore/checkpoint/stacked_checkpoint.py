@@ -3,7 +3,7 @@
     stored      ...experts.0.w1 [F, D]   ...experts.1.w1 [F, D]   ...   ...experts.0.w3 [F, D]   ...
     presented   ...experts.gate_up [X, 2F, D]     parts along the rows, experts along the first axis
 
-A file that names its experts by their number is so presented by `with_stacked_experts`, each projection on its own.
+`with_stacked_experts` presents files that number their experts in this way, each projection separately.
 Source of the order: transformers, core_model_loading.py, MergeModulelist and Concatenate.
 """
 

@@ -17,7 +17,7 @@ from graphcore.config.settings import Settings
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
-KEY = re.compile(r"[+~]{0,2}([A-Za-z_]\w*)[\w./@:-]*", re.ASCII)  # of a setting, as Hydra writes them
+KEY = re.compile(r"[+~]{0,2}([A-Za-z_]\w*)[\w./@:-]*", re.ASCII)  # key of a setting, as Hydra writes it
 ROOTS = frozenset((*(field.name for field in fields(Settings)), "hydra", "experiment"))
 WORD_LETTER = "Lo"  # Unicode's category of letters without case: Chinese, Japanese, Arabic, Hindi, Thai and others
 FLAG_WORDS = {"help": "--help", "version": "--version"}

@@ -1,7 +1,7 @@
-"""Reads the comments of conf/ about options and keys, for --help: each is stated there alone.
+"""Reads the descriptions of options and keys for --help from the comments in conf/, their only place.
 
     # Time prefill and decode apart.       the option's sentence
-    repeats: 5 # timed runs                a key, its value, and what it is
+    repeats: 5 # timed runs                a key, its value and its description
 
 Only the file's own lines are read, without composing and without a yaml parser, so that help appears at once.
 """

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, is_quoted: bool = False) -> Non
     with ended_by_signals() as termination:
         try:
             status = compose_and_run(given, is_quoted)
-            sys.stdout.flush()  # notices here, not when the interpreter ends, that the reader has left
+            sys.stdout.flush()  # fails here, not at interpreter exit, if the reader has left
         except BrokenPipeError:
             status = 0
         except (GraphcoreError, HydraException, OmegaConfBaseException) as error:
@@ -217,7 +217,7 @@ class Jobs:
 
 
 def _refuse_completion_of_nothing(arguments: Sequence[str]) -> None:
-    """Refuse to complete a command line that no shell has given."""
+    """Refuse a completion query without the shell's command line in COMP_LINE."""
     asks = any(flag in arguments for flag in MODES["completion"]) and any(one.startswith("query=") for one in arguments)
     if asks and "COMP_LINE" not in os.environ:
         raise ConfigError(

@@ -43,7 +43,7 @@ def run_job(composed: DictConfig, folder: Path | None, has_chosen_model: bool = 
     try:
         settings = to_settings(composed)
         check_source(settings.model.checkpoint)
-        from graphcore.tasks.report.console import Console  # imports rich, which a mistake need not wait for
+        from graphcore.tasks.report.console import Console  # imports rich; errors in settings are reported without it
 
         with Console(settings.progress) as console:
             console.announce("starting")

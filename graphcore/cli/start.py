@@ -1,4 +1,4 @@
-"""Where `graphcore` and run.py begin: signals end the command in one line even while its modules are imported."""
+"""Entry point of `graphcore` and run.py: signals end the command in one line even while its modules are imported."""
 
 import os
 import signal
@@ -10,8 +10,8 @@ UNTOUCHED = (signal.SIG_DFL, signal.default_int_handler)
 def start() -> None:
     """Import the command line and run it.
 
-    Nothing has to be ended before that, so that Ctrl-C, SIGTERM and SIGHUP end the process at once. Signals that are
-    ignored, as SIGHUP under nohup, stay so.
+    While modules are imported there is nothing to clean up, so Ctrl-C, SIGTERM and SIGHUP end the process at once.
+    Signals that are ignored, such as SIGHUP under nohup, stay ignored.
     """
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     taken = [number for number in ending if signal.getsignal(number) in UNTOUCHED]

@@ -1,1 +1,1 @@
-"""Settings: typed dataclasses, composed by Hydra from conf/ and the command line; other packages see plain Python."""
+"""Settings: typed dataclasses, composed by Hydra from conf/ and the command line; tasks and engine get plain values."""

@@ -1,4 +1,4 @@
-"""Composes conf/ and overrides into `Settings`; no other module knows Hydra's and OmegaConf's types."""
+"""Composes conf/ and overrides into `Settings`; of other packages only cli/ handles Hydra's and OmegaConf's configs."""
 
 import itertools
 import threading
@@ -34,7 +34,7 @@ def register_schemas() -> None:
 
 
 def _with_outputs(folder: str, otherwise: str | None, *, _root_: DictConfig) -> str | None:
-    """Return `folder` if outputs=true, else `otherwise`; Hydra shows its own part without outputs, which means true."""
+    """Return `folder` if outputs=true, else `otherwise`; an absent `outputs`, as in `--cfg hydra`, counts as true."""
     return folder if OmegaConf.select(_root_, "outputs", default=True) else otherwise
 
 

@@ -12,13 +12,13 @@ from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
 OPTION_LIST = re.compile(r"[\w-]*(,[\w-]+)*")  # one option, or several in a sweep
-CHECKPOINT = re.compile(r"(hf|pypi|random):.*|.*[/\\].*|.*\.(gguf|safetensors)")  # what a user takes for a model's name
-OTHER_WORDS = {  # of yaml and of other engines
+CHECKPOINT = re.compile(r"(hf|pypi|random):.*|.*[/\\].*|.*\.(gguf|safetensors)")  # a path or source, not a name
+OTHER_WORDS = {  # from yaml and other engines
     **dict.fromkeys(("true", "yes"), "on"),
     **dict.fromkeys(("false", "no", "none"), "off"),
     **OTHER_NAMES,
 }
-MODEL_LIKENESS = 0.75  # of a misspelt model; other models' names are about as like as 0.6
+MODEL_LIKENESS = 0.75  # least similarity of a misspelt model's name; names of different models reach about 0.6
 SENTENCE = re.compile(r"[^\s()\[\]{}$'\"]+\s[^()\[\]{}$'\"]*")  # words; none in a list or other syntax of Hydra's
 
 

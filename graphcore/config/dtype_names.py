@@ -13,7 +13,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("float16", "half", "f16"), "fp16"),
     "bfloat16": "bf16",
 }
-KV_ALIASES = {"int8": "q8_0", "int4": "q4_0"}  # of keys and values alone
+KV_ALIASES = {"int8": "q8_0", "int4": "q4_0"}  # names that only kv_dtype takes
 
 
 def real_name(written: str) -> str:
@@ -23,7 +23,7 @@ def real_name(written: str) -> str:
 
 
 def real_kv_name(written: str) -> str:
-    """Return the name of what keys or values are kept as; text that is no such name is returned as it is."""
+    """Return the name of a KV-cache type that a user has written; text that is no such name is returned as it is."""
     name = real_name(written)
     plain = _plain(name)
     return KV_ALIASES.get(plain, plain if plain in KV_DTYPES else name)

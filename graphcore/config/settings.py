@@ -94,7 +94,7 @@ class GraphSettings:
 
 @dataclass
 class SamplingSettings:
-    """conf/sampling/*: how the next token is chosen."""
+    """conf/sampling/*: how the next token is sampled."""
 
     temperature: float = MISSING
     top_k: int = MISSING
@@ -114,9 +114,10 @@ class BatchingSettings:
     snapshots: int | None = MISSING
 
     def prompt_tokens(self, chunk: int, is_streaming: bool) -> int:
-        """Return the tokens of prompts in one pass; one chunk, which has at most `chunk`, runs even if it is longer.
+        """Return the most prompt tokens of one pass; a single chunk of at most `chunk` tokens runs even if it has more.
 
-        While weights move, a pass over them costs the same for one chunk as for several, so that a pass takes more.
+        With streamed weights the default is a chunk for every sequence, because moving the weights costs the same for
+        one chunk as for several.
         """
         return self.max_tokens_per_step or chunk * (self.max_sequences if is_streaming else 1)
 

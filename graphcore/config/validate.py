@@ -79,7 +79,7 @@ def unknown_choice(key: str, value: str | None, allowed: Sequence[str]) -> Confi
 
 
 def kv_names(setting: str) -> tuple[str, str]:
-    """Return the names of what keys and what values are kept as; one name is that of both.
+    """Return the names of the KV cache's types for keys and for values; a single name stands for both.
 
     Raises:
         ConfigError: there are more than two names, or one is unknown.
@@ -154,7 +154,7 @@ def check_streaming(settings: Settings) -> None:
     """Check that every streaming key is in range, has an effect, and contradicts no other.
 
     Raises:
-        ConfigError: a key does not; the first one is reported.
+        ConfigError: a key breaks one of these rules; the first one is reported.
     """
     streaming = settings.streaming
     _check_streaming_choices(streaming)

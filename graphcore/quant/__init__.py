@@ -1,7 +1,7 @@
-"""Stored encodings of weights, with one stateless Format for each: what their bytes mean.
+"""Stored encodings of weights (quantisation formats), with one stateless Format for each.
 
 raw (bytes as the file has them) -> dense (an ordinary float tensor). A new encoding is one module in `formats/`; it
-knows torch and bit layouts, but no files, tensor names or modules.
+may use torch and bit layouts, but no files, tensor names or modules.
 """
 
 from graphcore.quant.format import Format

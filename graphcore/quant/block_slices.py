@@ -1,6 +1,6 @@
 """Decodes or encodes a large tensor slice by slice, so that temporaries stay in cache and memory stays bounded.
 
-Legend: N blocks, W bytes per block, E elements per block. This file does not know what the bytes mean.
+Legend: N blocks, W bytes per block, E elements per block. This module does not interpret the bytes.
 """
 
 from collections.abc import Callable, Iterator

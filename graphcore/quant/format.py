@@ -1,4 +1,4 @@
-"""The interface of every stored encoding of weights: what its bytes mean.
+"""The interface of every stored encoding of weights: dequantisation and quantisation of its blocks.
 
 Legend: N blocks of one tensor, W bytes per block, E elements per block.
 
@@ -6,7 +6,7 @@ Legend: N blocks of one tensor, W bytes per block, E elements per block.
     blocks  uint8 [N, W], the same bytes seen as blocks
     dense   float [shape], torch order (the last dimension is contiguous and is the one cut into blocks)
 
-A format knows no file, no tensor name and no module. It has no state: one frozen object per encoding.
+A format depends on no file, tensor name or module. It has no state: one frozen object per encoding.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Format(Encoding, ABC):
-    """A stored encoding of weights: its facts, and what its bytes mean.
+    """A stored encoding of weights: its block sizes and ids, with its dequantisation and quantisation.
 
     Attributes:
         low_change, scale_change: changes from a block's bytes to a GPU's low codes and scales; None for plain copies.
@@ -129,7 +129,7 @@ class Format(Encoding, ABC):
         return super().nbytes(shape)
 
     def split_rows(self, raw: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, float]:
-        """Return the rows of a tensor, and the scale of all of it where the format has one (else 1).
+        """Return the rows of a tensor, and the scale of the whole tensor if the format has one, else 1.
 
         Args:
             raw: [nbytes] uint8.

@@ -2,7 +2,7 @@
 
     matrices and experts                     as asked; where a row is no multiple of the block, `narrower`
     the head, and an embedding it is tied to q6_k; q8_0 for q8_0 and mxfp4; dense types as asked
-    an embedding of its own                  as asked; q4_k for ternary formats, which suit no table
+    an untied embedding                      as asked; q4_k for ternary formats, which are too coarse for tables
     norms, biases, routers, positions,       never packed
     short convolutions, shared experts' gates
     rows that are no multiple of 32          never packed

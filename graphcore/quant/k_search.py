@@ -70,8 +70,8 @@ def fit_affine(x: Tensor, top: int, stretches: tuple[float, ...]) -> tuple[Tenso
 
     Args:
         top: largest code.
-        stretches: numbers of codes by which the range of a group's values is tried to be wider than `top`; codes out
-            of range are clamped.
+        stretches: offsets to try: each divides the range of a group's values into `top + stretch` steps; codes above
+            `top` are clamped.
     """
     floor = x.amin(0).clamp_(max=0)
     above = x - floor

@@ -1,1 +1,1 @@
-"""The tasks that a user can ask for; only this floor prints."""
+"""The tasks of the command line, such as generate, chat and bench; the packages below print nothing."""

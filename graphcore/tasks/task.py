@@ -36,7 +36,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Task:
-    """A task that a user can ask for.
+    """A task that a user can run.
 
     Attributes:
         name: name, as in task=name.

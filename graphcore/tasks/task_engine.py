@@ -23,10 +23,10 @@ def load_engine(context: Context, check: Check = no_check) -> Engine:
         check: function that may refuse the checkpoint before its weights are read.
 
     Raises:
-        GraphcoreError: a setting, the checkpoint or the machine stands in the way.
+        GraphcoreError: a setting, the checkpoint or the machine does not allow it.
     """
     settings = context.settings
-    refuse_graph(settings)  # before anything is fetched
+    refuse_graph(settings)  # before anything is downloaded
     engine = Engine.from_settings(settings, context.console.progress, check)
     context.console.expect_groups(moved_nbytes(engine.plan))
     for note in (*engine.notes, *group_note(context, engine.config.model_type)):

@@ -15,11 +15,11 @@ from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 10.0  # seconds for ending, in which further signals change nothing
-OF_SIGNALS = 128  # the exit status of a process that a signal has ended is this and the signal's number
+OF_SIGNALS = 128  # added to the signal's number, this is the exit status of a process that a signal ended
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal asks the process to end; all that ends at Ctrl-C ends at it, too.
+    """Raised when a signal asks the process to end; a KeyboardInterrupt, so that it stops whatever Ctrl-C stops.
 
     Attributes:
         number: int, the signal's number.
@@ -46,7 +46,7 @@ class Termination:
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """Raise Terminated in the main thread, unless it is ending already."""
         for file in self.terminals:
-            if not os.isatty(file):  # the terminal is gone, and what is still said must not be an error
+            if not os.isatty(file):  # the terminal is gone; later output must not raise
                 os.dup2(os.open(os.devnull, os.O_WRONLY), file)
         now = time.monotonic()
         if self.number is not None and now - self._since < PATIENCE:
@@ -55,7 +55,7 @@ class Termination:
         raise Terminated(number)
 
     def status(self, otherwise: int) -> int:
-        """Return the exit status of a command that would have ended with another one without the signal."""
+        """Return the exit status that stands for the signal; `otherwise` if there was none."""
         return otherwise if self.number is None else OF_SIGNALS + self.number
 
 
@@ -78,7 +78,7 @@ def ended_by_signals() -> Iterator[Termination]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Let Ctrl-C and the signals that end a command wait until the block has ended, as while a result is written."""
+    """Defer Ctrl-C and the signals that end a command until the block has ended, such as the writing of a result."""
     waiting: list[int] = []
     handlers = {
         number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING) if callable(signal.getsignal(number))

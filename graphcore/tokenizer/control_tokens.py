@@ -18,7 +18,7 @@ import tokenizers
 from graphcore.errors import TokenizerError
 
 _MARKUP = re.compile(r"[<\[]\S*[>\]]")
-_GUARD = "\U0010fffd"  # put before a text that continues another, so that it is not the beginning; merges with nothing
+_GUARD = "\U0010fffd"  # put before a text that is not at the beginning of the input; merges with nothing
 
 
 class Spot(NamedTuple):
@@ -140,6 +140,6 @@ class ControlTokens:
         )
 
     def _begins_anew_behind_control_tokens(self) -> bool:
-        """Return whether a text after a control token is encoded as at the beginning."""
+        """Return whether text after a control token is encoded like text at the beginning of the input."""
         control = self.spelling(min(self.always))
         return self.parsed(control + "a").ids[1:] == self.parsed("a").ids

@@ -31,7 +31,7 @@ def find_splitter(pre: str | None, vocab_size: int) -> Splitter:
 
 
 def note_on_splitter(pre: str | None, vocab_size: int, source: str) -> tuple[str, ...]:
-    """Return a note if the default splitter stands in for that of the model."""
+    """Return a note if the default splitter is used, which may not be the model's own."""
     if find_splitter(pre, vocab_size) is not DEFAULT:
         return ()
     problem = "missing" if pre is None else f"{quoted(pre)}{'' if pre in DEFAULT.names else ', which is unknown'}"

@@ -124,7 +124,7 @@ def _read_json(path: Path) -> dict[str, object]:
 
 
 def _take_dropout_away(backend: tokenizers.Tokenizer, folder: Path) -> tuple[str, ...]:
-    """Make the tokenizer give the same ids for the same text each time, and return a note if it did not."""
+    """Disable BPE dropout, which would make the ids of a text random, and return a note if it was enabled."""
     model = backend.model
     if not isinstance(model, models.BPE) or not model.dropout:
         return ()

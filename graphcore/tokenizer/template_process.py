@@ -1,8 +1,8 @@
 """Runs a chat template in a process of its own, because it is untrusted code, within bounds that the kernel enforces.
 
 The process is started without waiting, so that it is ready by the time that a model is loaded. It answers one
-conversation after another, and is started again if a bound ended it. The template gets nothing of this process but what
-is sent to it: no memory, no open files, no environment variables.
+conversation after another, and is started again if a bound ended it. The process gets only what is
+sent to it: it shares no memory, open files or environment variables, except `KEPT_VARIABLES`.
 """
 
 import contextlib

@@ -26,7 +26,7 @@ def compile_template(text: str) -> tuple[jinja2.Template | None, str]:
         return _environment().from_string(text), ""
     except jinja2.TemplateSyntaxError as error:
         return None, _printable(f"line {error.lineno}: {error.message}")
-    except Exception as error:  # noqa: BLE001 - a stranger's code is folded while it is compiled, so it may raise anything
+    except Exception as error:  # noqa: BLE001 - Jinja folds untrusted code while it compiles, so anything may be raised
         return None, _reason_of(error)
 
 
@@ -46,7 +46,7 @@ def render_template(template: jinja2.Template, inputs: Mapping[str, object], mos
                 return None, f"it writes more than {most} characters"
             pieces.append(piece)
         return "".join(pieces), ""
-    except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
+    except Exception as error:  # noqa: BLE001 - untrusted code may raise anything
         return None, _reason_of(error)
 
 

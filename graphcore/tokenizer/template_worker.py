@@ -4,7 +4,7 @@
 
 The kernel enforces the bounds, so they hold even inside a single multiplication: a timer of processor time that ends
 the process (ITIMER_PROF; nothing here catches its signal), and a limit of the address space, at which Python raises
-MemoryError. It imports only jinja2 and the standard library, because it is started at every load of a model.
+MemoryError. This module imports only jinja2 and the standard library, because it is started at every load of a model.
 """
 
 import contextlib

@@ -37,13 +37,13 @@ class IncrementalDecoder:
         self._printed = 0  # characters of the window's text that were already returned
 
     def push(self, token_id: int) -> str:
-        """Take one id and return the text that is final now; often it is empty."""
+        """Append one id and return the text that has become final, which is often empty."""
         piece = self._tokenizer.id_to_piece(token_id)
         if not piece or token_id in self._skipped:
             return ""
         self._window.append(token_id)
         if _BYTE_PIECE.fullmatch(piece):
-            return ""  # the run of bytes may go on, and an invalid end changes how its beginning decodes
+            return ""  # the run of bytes may continue, and an invalid end changes how its beginning decodes
         text = self._text()
         certain = text[self._printed :].removesuffix(_UNDECIDED)
         self._printed += len(certain)
@@ -92,7 +92,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> StopResult:
-        """Take the next piece of text and return what is final of everything so far."""
+        """Append the next piece of text and return the text that has become final."""
         seen = self._held + text
         found = [(seen.find(stop) + len(stop), seen.find(stop)) for stop in self._stops if stop in seen]
         if found:

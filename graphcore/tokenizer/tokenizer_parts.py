@@ -12,14 +12,14 @@ class TokenizerParts:
     """Everything that `Tokenizer` needs.
 
     Attributes:
-        backend: tokenizer of the library; its post-processor adds BOS and EOS where the checkpoint asks for it.
+        backend: the `tokenizers` library's object; its post-processor adds BOS and EOS if the checkpoint asks for it.
         source: name that the user gave, for messages.
         bos_id: id that starts a text, if the vocabulary has one.
         eos_ids: ids that end a generation, ascending.
         chat_template: Jinja source, or None.
         tool_template: Jinja source for conversations with tools; None if `chat_template` serves them, too.
         template_variables: variables for chat templates: `bos_token`, `eos_token` and the like.
-        id_limit: rows of the model's embedding where known; an id at or above it cannot be fed to the model.
+        id_limit: rows of the model's embedding where known; ids at or above it have no embedding.
         same_as: for ids without a spelling of their own, the id that decodes in their place; None decodes to nothing.
         bytes_of_pieces: for ids of the backend that are no tokens, the tokens that stand for them.
         notes: lines for the user about what was ignored or assumed.

@@ -16,7 +16,7 @@ from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 OPT_IN = ("opt_in", "every_opt_in")  # rules that need use_sliding_window
-UNIFORM = ("none", "every", "every_opt_in")  # rules by which all layers are alike
+UNIFORM = ("none", "every", "every_opt_in")  # rules by which all layers have the same type
 WITHOUT_WINDOW = ("none", "delta")  # rules by which no layer slides
 MOST_LAYERS = 65_536  # upper limit for lists with one entry per layer, far above any model
 
@@ -50,7 +50,7 @@ def read_layer_types(fields: Fields, defaults: ClassDefaults, num_layers: int) -
 
     Raises:
         CheckpointError: the list has the wrong length, or has sliding layers without a window.
-        UnsupportedError: a name is unknown, or the model type does not support a choice by layer.
+        UnsupportedError: a name is unknown, or the model type does not support layers of different types.
     """
     window = read_window(fields, defaults)
     explicit = fields.texts("layer_types")
@@ -82,7 +82,7 @@ def read_gguf_window(keys: GGUFKeys) -> tuple[int | None, int | None]:
 
     Raises:
         CheckpointError: the window or the distance is not a positive integer.
-        UnsupportedError: the file has a choice by layer that the model type does not have.
+        UnsupportedError: the file has layers of different types, which the model type does not support.
     """
     if keys.defaults.window_rule not in ("every", "pattern") or keys.fields.raw.get(keys.name(WINDOW)) in NO_WINDOW:
         return None, None

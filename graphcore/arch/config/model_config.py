@@ -97,7 +97,8 @@ class ExpertsConfig:
         num_experts_per_tok: number of experts that a token is routed to.
         swiglu_limit, swiglu_alpha: constants of gpt-oss's activation; None for model types with another.
         moe_intermediate_size: hidden width of one expert; None for model types whose experts have intermediate_size.
-        norm_topk_prob: True if the shares of a token's experts sum to one; False if those of all experts do.
+        norm_topk_prob: True if the weights of a token's experts are renormalised to sum to one; False if they are those
+            of a softmax over all experts.
         mlp_only_layers: indices of the layers that have an MLP instead of experts.
         shared_expert_intermediate_size: hidden width of the MLP that each token also runs through; None for model types
             without one.
@@ -153,7 +154,7 @@ class ModelConfig(HuggingFaceNames):
         bos_token_id: id of the token that begins a text; None if there is none.
         eos_token_ids: ids that end generation, from the generation config first, then from the config.
         dtype: dtype that the weights were saved in, such as "bfloat16"; None if unknown.
-        num_predicting_layers: number of layers after the last one that predict further tokens; they are left out.
+        num_predicting_layers: number of multi-token-prediction (MTP) layers after the last one; they are left out.
         ternary: way in which the scales of ternary weights (BitNet) are stored and applied; None without such weights.
             Projections with ternary weights take int8 activations.
         own: settings that only the model's family has; None for families without such.

@@ -44,7 +44,7 @@ NEUTRAL_GGUF_VALUES: Mapping[str, tuple[object, ...]] = {
     "attn_logit_softcapping": (0,),
     "embedding_scale": (0, 1),
     "expert_count": (0,),
-    "expert_gating_func": (0, 3),  # 3 is a softmax over the scores of the chosen experts
+    "expert_gating_func": (0, 3),  # 3 is a softmax over the scores of the selected experts
     "expert_group_count": (0, 1),
     "expert_shared_count": (0,),
     "expert_shared_feed_forward_length": (0,),

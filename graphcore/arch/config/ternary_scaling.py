@@ -1,4 +1,4 @@
-"""The readers of a quantization_config: BitNet's says how ternary weights are scaled, bitsandbytes' may say nothing.
+"""Readers of a quantization_config: BitNet's states the scaling of ternary weights, bitsandbytes' can be a leftover.
 
 Source: transformers, utils/quantization_config.py (`BitNetQuantConfig`) and integrations/bitnet.py.
 """

@@ -1,8 +1,8 @@
-"""Gemma 4 text models (E2B, E4B, 12B, 31B, 26B-A4B): Gemma 3's order of norms, with much that is by layer.
+"""Gemma 4 text models (E2B, E4B, 12B, 31B, 26B-A4B): Gemma 3's order of norms; many settings differ by layer.
 
-    full layers        heads of another width, a rotation of their first quarter, often keys that are values, too
-    last layers        may attend keys and values of the last layer of their type that has its own (E2B, E4B)
-    features           each layer multiplies a gate by a token's features of that layer (E2B, E4B)
+    full layers        heads of another width, a rotation of their first quarter; often keys serve as values, too
+    last layers        may share the KV cache of the last layer of their type that has its own (E2B, E4B)
+    features           per-layer embeddings: each layer multiplies a gate by the token's features for it (E2B, E4B)
     experts            beside the MLP (26B-A4B); router, experts and MLP read the stream through a norm each
 
     Hugging Face       layers.N.experts.gate_up_proj [X, 2F, D], gate first; experts.down_proj [X, D, F]; router.proj,
@@ -113,7 +113,7 @@ class Gemma4Settings:
         per_layer: number of a token's features for each layer; 0 for none.
         per_layer_layers: number of layers that have features in the checkpoint.
         per_layer_vocab: number of rows of the features' table.
-        logit_cap: bound of the logits; 0 for none.
+        logit_cap: soft cap of the logits; 0 for none.
     """
 
     full_head_dim: int
@@ -201,7 +201,7 @@ class Gemma4(Architecture):
         return _read_gguf_settings(config, keys, shapes)
 
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar | tuple[int, ...]]:
-        """Return the keys of what differs by layer, of features, experts and the logits' bound."""
+        """Return the keys of settings that differ by layer, and those of features, experts and the logits' soft cap."""
         own, types, attention = _own(config), _types_of(config), config.attention
         layers = range(config.num_hidden_layers)
         found: dict[str, MetadataScalar | tuple[int, ...]] = {
@@ -271,7 +271,7 @@ def _expert_width(config: ModelConfig) -> int:
 
 
 def _half(leaf: str, config: ModelConfig) -> PickRows:
-    """Return the fold that picks gate or up out of both."""
+    """Return the fold that picks gate or up out of the fused tensor."""
     width = _expert_width(config)
     begin = GATE_AND_UP.index(leaf) * width
     return PickRows(begin, begin + width, axis=-2)
@@ -320,7 +320,7 @@ def _read_gguf_settings(config: ModelConfig, keys: GGUFKeys, shapes: Mapping[str
 
     Raises:
         CheckpointError: a key is wrong.
-        UnsupportedError: layers that should be alike differ.
+        UnsupportedError: layers of one type have different sizes.
     """
     keys.check_required((WINDOW,))
     num_layers = config.num_hidden_layers
@@ -441,7 +441,7 @@ def _gguf_layer_types(keys: GGUFKeys, num_layers: int) -> tuple[str, ...]:
 
 
 def _check_by_layer(keys: GGUFKeys, config: ModelConfig, kv_heads: Sequence[int], widths: Sequence[int]) -> None:
-    """Refuse arrays whose values differ among layers that are alike."""
+    """Refuse kv heads or MLP widths that differ among layers of one attention type and one kind of KV sharing."""
     own, types = _own(config), _types_of(config)
     usual = config.attention.num_key_value_heads
     for layer, kind in enumerate(types):
@@ -457,7 +457,7 @@ def _check_by_layer(keys: GGUFKeys, config: ModelConfig, kv_heads: Sequence[int]
 
 
 def _checked(config: ModelConfig, source: str) -> ModelConfig:
-    """Return the config after a check that heads divide, and that layers that share have one to share with.
+    """Return the config after a check of its heads, and that layers that share a KV cache have one to share.
 
     Raises:
         CheckpointError: a number of heads is no multiple of kv heads, heads cannot be rotated, or no earlier layer of

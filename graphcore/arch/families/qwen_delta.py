@@ -1,7 +1,7 @@
 """Qwen 3 Next, Qwen 3.5 and 3.6, dense and mixtures: three of four layers have a gated delta rule instead of attention.
 
-    attention    q_proj's rows hold, for each head, the query and then the gate of its answers; part of a head rotates
-    norms        1 + w, except the norm of the delta rule's answers, which is w
+    attention    q_proj's rows hold, for each head, the query and then the output gate; part of a head rotates
+    norms        1 + w, except the norm of the delta rule's outputs, which is w
 
     Hugging Face  linear_attn.in_proj_qkv, in_proj_z, in_proj_a, in_proj_b     Qwen 3.5: one matrix each
                   linear_attn.in_proj_qkvz, in_proj_ba                         Qwen 3 Next: grouped by key head
@@ -15,7 +15,7 @@
 llama.cpp tiles the value heads of Qwen 3.5, and with them the columns of ssm_out. Columns of packed rows cannot be
 moved, so a model from such a file computes with tiled heads (`DeltaSpec.tiled`).
 
-Text positions are the same on all three axes of these models' rotation, so it is a plain one here.
+For text, all three axes of these models' M-RoPE have the same positions, so plain RoPE is computed.
 
 Source: transformers 5.23, modeling_qwen3_next, modeling_qwen3_5, modeling_qwen3_5_moe, and the mapping of GGUF tensors
 in integrations/gguf; llama.cpp, conversion of Qwen3NextModel and of Qwen 3.5.
@@ -56,7 +56,7 @@ QUERY_AND_GATE = ("self_attn.q_proj", "self_attn.gate_proj")
 IN_QKVZ = ("linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight")
 IN_BA = ("linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight")
 LAYER_KEYS = ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size")
-ROPE_SECTIONS = (11, 11, 10, 0)  # pairs for each axis of positions, which llama.cpp needs to be there
+ROPE_SECTIONS = (11, 11, 10, 0)  # pairs for each axis of M-RoPE's positions; llama.cpp requires the key
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@
                   ffn_gate_exps, ffn_up_exps    [X, F, D]; or ffn_gate_up_exps [X, 2F, D], gate first
                   ffn_down_exps                 [X, D, F]
 
-GGUF has no key for norm_topk_prob: llama.cpp always lets the shares of a token's experts sum to one, and so does a GGUF
-file here. In llama.cpp each layer has experts.
+GGUF has no key for norm_topk_prob: llama.cpp always renormalises the weights of a token's experts to sum to one, and so
+does graphcore for GGUF files. In llama.cpp every layer has experts.
 
 Source: transformers, modeling_qwen3_moe; llama.cpp, src/models/qwen3moe.cpp.
 """
@@ -99,7 +99,7 @@ def _width_of(experts: ExpertsConfig) -> int:
 
 
 def _half(leaf: str, config: ModelConfig) -> PickRows:
-    """Return the fold that picks gate or up out of both."""
+    """Return the fold that picks gate or up out of the fused tensor."""
     width = _width_of(_experts_of(config))
     begin = GATE_AND_UP.index(leaf) * width
     return PickRows(begin, begin + width, axis=-2)

@@ -150,7 +150,7 @@ def file_sha256(path: Path) -> str:
 
 
 def check_sha256(found: str, expected: str | None, where: str) -> None:
-    """Check that a hash is the expected one; None expects nothing.
+    """Check that a hash is the expected one; None skips the check.
 
     Raises:
         CheckpointError: the hashes differ.

@@ -1,4 +1,4 @@
-"""The way from a checkpoint source to a local path, with a download if needed."""
+"""Resolution of a checkpoint source to a local path, with a download if needed."""
 
 from pathlib import Path
 

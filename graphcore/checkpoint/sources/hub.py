@@ -6,7 +6,7 @@
   snapshots/<commit>/x.gguf       -> blobs/<sha256> (itself a link if repositories share the file)
   refs/main                       the commit
 
-A model whose files are all there is used as it is, without the network or on a read-only file system, too.
+A model whose files are all in a cache is used from there, without the network, and also on a read-only file system.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from graphcore.errors import CheckpointError, CheckpointNotFoundError
 from graphcore.progress import Progress
 
 REPOSITORY = "models--"  # prefix of huggingface_hub's model folders, in which "--" stands for "/"
-MAIN = "main"  # the revision that none stands for
+MAIN = "main"  # the default revision
 LONGEST_REASON = 200  # characters of the library's own text in a message
 
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -44,7 +44,7 @@ class Listing:
 
 
 def hub_caches(cache_dir: Path) -> tuple[Path, ...]:
-    """Return the cache folders of repositories: huggingface_hub's own, and the one that graphcore once had.
+    """Return the cache folders of repositories: huggingface_hub's own, and that of earlier versions of graphcore.
 
     Args:
         cache_dir: graphcore's cache folder.
@@ -68,7 +68,7 @@ def fetch_hub(source: HubSource, caches: Sequence[Path], hashes: Path, report: P
 
     Raises:
         CheckpointNotFoundError: the repository, revision or model does not exist or is gated, or the Hub cannot be
-            reached and no cache has the model whole.
+            reached and no cache has the complete model.
         CheckpointError: the source names several models, the disk is full, the cache cannot be written, or a file's
             hash differs from the Hub's.
     """
@@ -121,13 +121,13 @@ def request_listing(source: HubSource) -> Listing:
 
 
 def stored_model(source: HubSource, caches: Iterable[Path]) -> Path | None:
-    """Return the local folder or file of a repository's model if a cache holds it whole; nothing is requested."""
+    """Return the local folder or file of a repository's model if a cache holds all of it; nothing is requested."""
     stored = _stored(source, caches)
     return None if stored is None else stored[0] / stored[1].opened
 
 
 def _stored(source: HubSource, caches: Iterable[Path]) -> tuple[Path, ModelFiles] | None:
-    """Return the first snapshot that holds the model whole, as far as names of files tell, and the model's files."""
+    """Return the first snapshot with all of the model's files, judged by their names, and the files."""
     for cache in caches:
         folder = _snapshot(cache, source, None)
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
@@ -141,7 +141,7 @@ def _stored(source: HubSource, caches: Iterable[Path]) -> tuple[Path, ModelFiles
 
 
 def _snapshot(cache: Path, source: HubSource, commit: str | None) -> Path:
-    """Return the folder of a commit in a cache, which need not exist; None is the commit that the cache knows."""
+    """Return the folder of a commit in a cache, which need not exist; None is the commit that the cache's ref names."""
     entry = cache / f"{REPOSITORY}{source.repo.replace('/', '--')}"
     if commit is None:
         revision = source.revision or MAIN

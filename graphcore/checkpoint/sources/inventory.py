@@ -87,7 +87,7 @@ def remove(model: StoredModel) -> None:
 def _delete_snapshots(entry: Path) -> None:
     """Delete a repository with huggingface_hub, which also deletes files that no other repository shares with it.
 
-    Nothing is deleted of a repository without a snapshot, which the library does not know.
+    Nothing is deleted of a repository without a snapshot, because the library does not list it.
     """
     from huggingface_hub import scan_cache_dir
 
@@ -126,7 +126,7 @@ def _package(entry: Path) -> StoredModel:
 def _repository(entry: Path) -> StoredModel:
     name = entry.name.removeprefix(REPOSITORY).replace("--", "/")
     blobs = [path for path in (entry / "blobs").glob("*") if path.is_file()]
-    shared = sum(blob.stat().st_size for blob in blobs if blob.is_symlink())  # in the library's store for all
+    shared = sum(blob.stat().st_size for blob in blobs if blob.is_symlink())  # in the library's shared store
     is_whole = not any(blob.name.endswith(UNFINISHED) for blob in blobs)
     return StoredModel(f"hf:{name}", name, entry, nbytes_of(entry) + shared, is_whole, _last_time(blobs))
 

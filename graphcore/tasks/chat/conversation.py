@@ -25,7 +25,7 @@ SAID = "final"
 
 @dataclass
 class Exchange:
-    """What the user said, and what the model answered.
+    """A user's message and the model's answer to it.
 
     Attributes:
         answer: text of the answer for the chat template; only the final channel of an answer with channels.
@@ -49,7 +49,7 @@ class Conversation:
         system: the system message; None without one.
         has_template: True if the template is used.
         exchanges: exchanges, oldest first.
-        left_out: number of the oldest exchanges that the model is not given.
+        left_out: number of the oldest exchanges that are left out of the prompt.
     """
 
     engine: Engine
@@ -120,7 +120,7 @@ class Conversation:
         return answer if said is None else said
 
     def take_back(self) -> str:
-        """Remove the last exchange and return what the user said in it."""
+        """Remove the last exchange and return the user's message."""
         self.left_out = min(self.left_out, len(self.exchanges) - 1)
         return self.exchanges.pop().user
 
@@ -134,7 +134,7 @@ class Conversation:
         Raises:
             ConfigError: the file cannot be written, or exists and holds something else.
         """
-        with suppress(PermissionError):  # reported when it is written
+        with suppress(PermissionError):  # reported when the file is written
             if path.exists():
                 read_messages(path)
         record = {"messages": [*self._system(), *_messages(self.exchanges)]}
@@ -159,7 +159,7 @@ class Conversation:
         self.system, self.exchanges, self.left_out = system, exchanges, 0
 
     def _loaded(self, answer: str) -> list[int]:
-        """Return the tokens of an answer from a file, encoded as plain text, because anyone may have written it."""
+        """Return the tokens of an answer from a file, encoded as plain text, because the file is untrusted."""
         if self.has_template and self.engine.settings.special_tokens != "parse":
             return self.engine.tokenizer.encode(answer, add_special_tokens=False, is_plain=True)
         return self.engine.prompts.text_ids(answer, is_beginning=False)
@@ -213,7 +213,7 @@ def final_message(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str | None:
 
         <|channel|>analysis<|message|>The user asks ...<|end|><|start|>assistant<|channel|>final<|message|>Hello!
 
-    A chat template writes earlier answers into the final channel itself, so it is given only this text.
+    A chat template writes earlier answers into the final channel itself, so only this text is passed to the template.
     """
     marks = [(at, piece) for at, piece in enumerate(map(tokenizer.id_to_piece, token_ids)) if piece in MARKS]
     if CHANNEL not in {piece for _, piece in marks}:

@@ -22,7 +22,7 @@ class Session:
     """The state of a chat that turns and commands read and change.
 
     Attributes:
-        waiting: context manager in which typed input is held back.
+        waiting: context manager that holds typed input back.
         params: sampling parameters; the seed of an answer depends on its number in the chat.
         max_new_tokens: most tokens of an answer; None is as many as the context allows.
         stops: texts that end an answer.
@@ -97,7 +97,7 @@ class Session:
         """Run a turn to its end or to Ctrl-C, printing its text; return the answer and the number of reused tokens.
 
         Args:
-            is_more: True if the turn continues an answer, to which it may add nothing.
+            is_more: True if the turn continues an answer; it may then generate no text.
 
         Raises:
             GraphcoreError: the turn cannot run, even with all earlier turns left out.

@@ -1,4 +1,4 @@
-"""task=bench: time prefill and decode apart, at a given depth of the KV cache; a table and JSON."""
+"""task=bench: time prefill and decode separately, at a given depth of the KV cache; print a table and write JSON."""
 
 import time
 from collections.abc import Sequence
@@ -111,7 +111,7 @@ def check_room(engine: Engine, task: BenchSettings) -> None:
     """Check that the task's batch and depth fit into the loaded engine.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: the batch or the depth is too large.
     """
     sizes = engine.runner.sizes
     sizes.check_context(task.context)
@@ -127,7 +127,7 @@ def random_batch(engine: Engine, task: BenchSettings) -> RandomBatch:
 
 
 def step_kernels(work: RandomBatch, device: torch.device) -> int:
-    """Return the number of kernels that one decode step starts, without those of a request that begins or ends."""
+    """Return the number of kernels that one decode step launches, without those for starting or ending requests."""
     one, two = (count_kernels(partial(work.decode_some, steps), device) for steps in (1, 2))
     return two - one
 

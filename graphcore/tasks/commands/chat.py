@@ -1,4 +1,4 @@
-"""task=chat: talk in the terminal, turn by turn; tokens that the KV cache holds from earlier turns do not run again.
+"""task=chat: chat in the terminal; tokens of earlier turns are not recomputed while they are in the KV cache.
 
 Ctrl-C stops an answer, not the chat; Ctrl-D or /exit ends it; /help lists the other commands. Lines may come from a
 pipe. docs/prompts.md describes it.
@@ -90,7 +90,7 @@ def _talk(session: Session, opening: list[Entry], lines: ChatLines) -> str:
 
 
 def _save(context: Context, session: Session) -> tuple[int | None, Record]:
-    """Save the cache of what was said, and return its tokens; if that fails, the status and the error."""
+    """Save the conversation's KV cache; return its number of tokens and, if saving failed, status and error."""
     conversation = session.conversation
     if context.settings.cache.save is None:
         return None, {}
@@ -98,12 +98,12 @@ def _save(context: Context, session: Session) -> tuple[int | None, Record]:
         if not conversation.exchanges:
             raise ConfigError(f"cache.save={context.settings.cache.save}: nothing was said, and nothing is saved")
         return save_cache_file(context, conversation.engine, [conversation.unfinished_ids(room=0)]), {}
-    except GraphcoreError as error:  # what was said is kept
+    except GraphcoreError as error:  # the turns' records are still written
         return None, {"status": "failed", "error": str(error)}
 
 
 def _attempt(session: Session, entry: Entry, is_terminal: bool) -> None:
-    """Answer a text or run a command; at a terminal an error is printed and the chat goes on."""
+    """Answer a text or run a command; at a terminal an error is printed and the chat continues."""
     try:
         if entry.is_command:
             run_command(session, entry.text)

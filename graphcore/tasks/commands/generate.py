@@ -1,4 +1,4 @@
-"""task=generate: answer or continue a prompt, or a JSONL file of them, and print the text as it is made."""
+"""task=generate: answer or continue a prompt, or a JSONL file of them, and print the text as it is generated."""
 
 import time
 from collections.abc import Sequence
@@ -47,10 +47,10 @@ class GenerateSettings:
 
 @dataclass
 class Progress:
-    """The answers so far, and how they are put out.
+    """The answers so far, and where they are printed or written.
 
     Attributes:
-        streams: True prints text as it is made; with several requests the answers are printed when all are complete.
+        streams: True prints text as it is generated; with several requests, answers are printed when all are complete.
         wants_logprobs: True records the log probability of each new token.
         answers: file that answers go into; None prints them.
         total: number of answers that this run is to make.
@@ -71,7 +71,7 @@ class Progress:
 
     @property
     def done(self) -> list[Generation]:
-        """The answers in the order of their requests; the requests that have one are the first."""
+        """The answers in the order of their requests; once `_answer_all` has returned, those of the first requests."""
         return [self.answered[number] for number in sorted(self.answered)]
 
 
@@ -92,7 +92,7 @@ def run(context: Context, task: GenerateSettings) -> Record:
         load_seconds = time.perf_counter() - began
         requests = generation_requests(context, engine, prompts)
         for request in requests:
-            engine.check_request(**arguments_of(request))  # refuses one that cannot run, before any runs
+            engine.check_request(**arguments_of(request))  # refuses an invalid request before any request runs
         together = min(settings.batching.max_sequences, len(requests))
         console.note(describe(engine, load_seconds))
         compiled = engine.warm_up(together, requests[0].params)
@@ -142,9 +142,9 @@ def _key(prompt: Prompt) -> str | int:
 
 
 def _answer_all(context: Context, engine: Engine, requests: Sequence[GenerationRequest], progress: Progress) -> None:
-    """Answer all requests, or those that end before Ctrl-C; an answer goes into the file as soon as it is there.
+    """Answer all requests, or those that end before Ctrl-C; each answer is written to the file when it is complete.
 
-    A few more are submitted than run at once, so that none waits for this thread.
+    A few more requests are submitted than run concurrently, so that the batch never waits for this thread.
     """
     batching = context.settings.batching
     ahead = min(2 * batching.max_sequences, batching.max_waiting)
@@ -171,7 +171,7 @@ def _answer_all(context: Context, engine: Engine, requests: Sequence[GenerationR
 
 
 def _print_first(context: Context, engine: Engine, handle: RequestHandle, progress: Progress) -> None:
-    """Wait for the first request's first token and, if its text is to be printed as it is made, for all of it."""
+    """Wait for the first request's first token and, if its text is streamed, for the whole answer."""
     try:
         for event in handle:
             progress.first_token_at = progress.first_token_at or seconds_since_start()
@@ -221,7 +221,8 @@ def speed_line(done: Sequence[Generation], seconds: float) -> str:
     """Return one line about speed.
 
     Args:
-        seconds: from the first request's start to the last one's end; a single answer's own times are more exact.
+        seconds: seconds from the first request's start to the last one's end; not used for a single answer, whose own
+            timings are more exact.
     """
     timings = [generation.timings for generation in done]
     prompt_tokens, new_tokens = sum(t.prompt_tokens for t in timings), sum(t.new_tokens for t in timings)

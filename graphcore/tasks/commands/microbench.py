@@ -117,7 +117,7 @@ class StepWork:
             runner.reserve(0, 0, 1)
             program.state.put_rows([[0]], [0])
             operations = native_operations(native, program.state.logits.data_ptr())
-            clock = Clock(device, lambda: native.run(0, 0), repeats)  # the cost of waking the team
+            clock = Clock(device, lambda: native.run(0, 0), repeats)  # the cost of waking the thread team
             return cls(engine, program, operations, [program.state], clock)
         plain = builder.token(1, is_greedy=True)
         runner.reserve(0, 0, 1)

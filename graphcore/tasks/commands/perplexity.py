@@ -118,7 +118,7 @@ def check_tokenizer(settings: Settings, encoder: PromptEncoder) -> None:
     """Check that a checkpoint has a tokenizer.
 
     Raises:
-        TokenizerError: it has none.
+        TokenizerError: the checkpoint has no tokenizer.
     """
     if encoder.known is None:
         raise TokenizerError(

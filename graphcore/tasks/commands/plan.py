@@ -1,4 +1,4 @@
-"""task=plan: print where weights and caches would lie, whether they fit and how fast it would be; reads no weight."""
+"""task=plan: print the placement of weights and caches, whether they fit, and predicted speeds; reads no weights."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +46,7 @@ from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_with
 from graphcore.tasks.task_engine import group_note, model_name
 from graphcore.weights.plan import Plan, Tier
 
-PREDICTED_SEQUENCES = (1, 8, 32)  # whose speeds are predicted
+PREDICTED_SEQUENCES = (1, 8, 32)  # batch sizes whose speeds are predicted
 
 
 @dataclass
@@ -132,7 +132,7 @@ def planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: P
         speeds: the given rates; others are measured on this machine, for graphcore's own models.
 
     Raises:
-        GraphcoreError: a setting, the checkpoint or the machine stands in the way.
+        GraphcoreError: a setting, the checkpoint or the machine rules out any plan.
     """
     with model_to_plan(settings, on_progress) as (model, note):
         settings = replace(settings, model=model)

@@ -191,7 +191,7 @@ def run_peer(context: Context, ours: Ours, cosine: float, is_asked: bool) -> Rec
 
     Args:
         cosine: lowest allowed cosine against transformers.
-        is_asked: True if the user gave it; it then holds for packed files too.
+        is_asked: True if the user set `cosine`, which then applies to packed files too.
     """
     if ours.file is None:
         return None

@@ -84,7 +84,7 @@ def _described(matrices: Sequence[Matrix]) -> tuple[str, str]:
 
 
 def weight_nbytes(arguments: ctypes.Structure, program: native.NativeProgram) -> int:
-    """Return the bytes of weights that an instruction reads; one row of an embedding, and only the chosen experts."""
+    """Return the bytes of weights that an instruction reads; one row of an embedding, and only the routed experts."""
     nbytes = program.matrix_nbytes
     match arguments:
         case instructions.Project():

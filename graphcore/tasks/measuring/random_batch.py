@@ -52,7 +52,7 @@ class RandomBatch:
 
     @torch.inference_mode()
     def fill(self) -> None:
-        """Fill every sequence's cache up to the depth, if it does not hold that much, or cannot be fed from there."""
+        """Fill every sequence's cache up to the depth, if it is not filled or cannot be rewound to that depth."""
         if self.depth and not (self._is_filled and self.runner.can_rewind):
             self.runner.extend(self._before, [0] * self.batch)
             self._is_filled = True
@@ -63,7 +63,7 @@ class RandomBatch:
         self._run(self._prompts, 0, 1)
 
     def prefill(self) -> None:
-        """Run the prompts from the depth, and choose a token for each."""
+        """Run the prompts after `depth` cached tokens, and sample one token for each."""
         self._run(self._whole(self.prompt_tokens), self.depth, 1)
 
     def decode(self) -> None:
@@ -75,12 +75,12 @@ class RandomBatch:
         self._run(self._whole(1), self.depth, steps)
 
     def _whole(self, count: int) -> list[list[int]]:
-        """Return the tokens of the depth, and the first `count` of each prompt."""
+        """Return for each prompt the tokens of the depth and then the prompt's first `count`."""
         return [[*before, *prompt[:count]] for before, prompt in zip(self._before, self._prompts, strict=True)]
 
     @torch.inference_mode()
     def _run(self, prompts: Sequence[Sequence[int]], cached: int, new_tokens: int) -> None:
-        """Run a request for each prompt, after tokens that its row holds, until all have ended."""
+        """Run a request for each prompt until all have ended; its row already holds the first `cached` tokens."""
         requests = [Request(ids, new_tokens, frozenset(), None, StopStrings([])) for ids in prompts]
         batching = self.engine.batching
         with self.engine.holding_back():

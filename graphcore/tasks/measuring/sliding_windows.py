@@ -1,7 +1,7 @@
-"""Sliding windows over the tokens of a text: each scores the tokens that no earlier one has, given those before them.
+"""Sliding windows over the tokens of a text: each scores the tokens that no earlier window scored.
 
     window of 8, stride 4      text: 0 1 2 3 4 5 6 7 8 9 10 11
-                               [. s s s s s s s]                  first: all but the token that nothing stands before
+                               [. s s s s s s s]                  first: all but the text's first token
                                        [. . . . s s s  s]         then: the last `stride` tokens
 
 Source: transformers' guide "Perplexity of fixed-length models". Where the tokenizer puts a BOS before a text, every

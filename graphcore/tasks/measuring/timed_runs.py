@@ -1,4 +1,4 @@
-"""Timed repeats of a function, their spread, and the number of kernels that one run starts."""
+"""Timed repeats of a function, their spread, and the number of kernels that one run launches."""
 
 import os
 import statistics
@@ -66,7 +66,7 @@ def time_repeats(
 
 
 def count_kernels(work: Callable[[], object], device: torch.device) -> int:
-    """Return the number of kernels that one run of the work starts.
+    """Return the number of kernels that one run of the work launches.
 
     On CUDA these are the kernels that ran on the device, including those of captured graphs. On the CPU the profiler
     does not see into compiled code; there these are the outermost calls that move bytes, where an operator or a whole

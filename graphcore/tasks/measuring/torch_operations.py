@@ -1,4 +1,4 @@
-"""The operations of a decode step that torch runs, each with inputs of its own, so that they can be timed one by one.
+"""The operations of a decode step that torch runs, each with separate inputs, so that they can be timed one by one.
 
 They are timed for one token of one sequence. Where blocks run compiled, each operation is compiled as a graph of its
 own: operations that Inductor fuses in a block are separate here, and residual additions are left out.
@@ -115,7 +115,7 @@ class TorchOperations:
         self._add(f"activation {name}", str(size), None, activate, activation, hidden if is_gate else None, hidden)
 
     def _experts(self, moe: MoE, dim: int) -> None:
-        """Append router, choice and chosen experts as one operation."""
+        """Append router, top-k selection and the selected experts as one operation."""
         experts = moe.experts
         nbytes = sum(chosen_nbytes(part, moe.top_k) for part in (experts.gate_proj, experts.up_proj, experts.down_proj))
         shape = f"{moe.top_k} of {moe.router.outputs}, {dim}"

@@ -33,8 +33,8 @@ def step_nbytes(decoder: Decoder, batch: int) -> int:
     """Return the bytes of weights that a decode step reads; repeated reads from a processor's cache count once.
 
     The step reads one row of the embedding table and of learned positions for each sequence; a head that is tied to the
-    table reads it whole. It reads the experts that each sequence's token chooses, at most all of a layer; different
-    sequences are assumed to choose different experts.
+    table reads it whole. It reads the experts that each sequence's token is routed to, at most all of a layer;
+    tokens of different sequences are assumed to be routed to different experts.
     """
     return sum(_module_nbytes(module, batch) for module in decoder.modules())
 
@@ -66,7 +66,7 @@ def table_row_nbytes(table: Table) -> int:
 
 
 def chosen_nbytes(part: ExpertLinear, choices: int) -> int:
-    """Return the bytes of one projection of `choices` experts, at most of all experts."""
+    """Return the bytes of one projection of `choices` distinct experts, or of all experts if there are fewer."""
     used = min(choices, part.experts)
     return used * (part.weight[0].nbytes + (0 if part.bias is None else part.bias[0].nbytes))
 

@@ -151,8 +151,8 @@ def greedy_record(expected: Tensor, new_ids: Sequence[int]) -> Record:
     """Return how far graphcore's greedy tokens agree with transformers' logits.
 
     Args:
-        expected: [len(new_ids), V] float32, transformers' logits at each choice, after graphcore's own tokens.
-        new_ids: tokens that graphcore chose.
+        expected: [len(new_ids), V] float32, transformers' logits at these positions, given graphcore's earlier tokens.
+        new_ids: graphcore's greedy tokens.
 
     Returns:
         Tokens compared, tokens that agree, and the largest margin by which transformers prefers another token.
@@ -203,7 +203,7 @@ def verdict(record: Record, tolerance: Tolerance) -> Record:
 
 
 def _fault(record: Record, tolerance: Tolerance) -> str | None:
-    """Return what is wrong against transformers.
+    """Return how the outputs deviate too far from transformers'; None if they do not.
 
     Logits within the tolerance of the reference can prefer a token that is at most twice the tolerance below its best.
     """
@@ -224,9 +224,10 @@ def _fault(record: Record, tolerance: Tolerance) -> str | None:
 
 
 def _fault_of_cache(record: Record, tolerance: Tolerance) -> str | None:
-    """Return what is wrong with decode steps; both they and the whole sequence may be off by the tolerance.
+    """Return how decode steps deviate too far from the whole sequence; both may be off by the tolerance.
 
-    Only the cosine is judged: where activations are rounded to 8 bits, a value between two steps may go either way.
+    Only the cosine is checked: where activations are rounded to 8 bits, a value halfway between two steps may round
+    either way.
     """
     cached = record["cached"]
     if cached["not_finite"] or not record["greedy"]["tokens"]:
@@ -255,7 +256,7 @@ def compare_llama_cpp(ours: Outputs, expected: Outputs, cosine: float) -> Record
 
 
 def _fault_of_llama_cpp(record: Record | None) -> str | None:
-    """Return what is wrong against llama.cpp: the first layer whose cosine is too low."""
+    """Return the first layer whose cosine against llama.cpp is too low, in words; None if there is none."""
     if record is None:
         return None
     lines = [*record["layers"], *([] if record["logits"] is None else [record["logits"]])]

@@ -110,7 +110,7 @@ class _GraphReader:
         self.found: dict[str, Tensor] = {}
 
     def _take(self, tensor: int, is_question: bool, _user: int | None) -> bool:
-        """Answer whether a tensor is wanted, or keep its values; True lets llama.cpp go on."""
+        """Answer whether a tensor is wanted, or keep its values; True lets llama.cpp continue."""
         name = self._ggml.ggml_get_name(tensor).decode()
         is_wanted = name == LOGITS or name.startswith(BLOCK)
         if is_wanted and not is_question:

@@ -53,7 +53,7 @@ def _check_free(needed: int, instead: str) -> None:
     """Check that so many bytes of host memory are free.
 
     Raises:
-        PlanError: they are not; the message says what to do instead.
+        PlanError: fewer bytes are free; the message says what to do instead.
     """
     free = free_device_nbytes(torch.device("cpu"))
     if needed > free:

@@ -98,7 +98,7 @@ class Stage:
     Attributes:
         name: str, name of the stage in the callback; "" before the first report.
         words: str, the last report in words.
-        began: float, time of its begin, in seconds of the clock.
+        began: float, start time, in seconds of the clock.
         is_endless: bool, True if the total is unknown.
     """
 
@@ -109,9 +109,9 @@ class Stage:
 
 
 class Console:
-    """The console of a task: text as it is made, and progress as a bar on a terminal or as a few plain lines elsewhere.
+    """The console of a task: text as it is generated, and progress as a bar on a terminal or as plain lines elsewhere.
 
-    While tokens are made the bar is a status line below their text, shown only if no text comes for a while.
+    While tokens are generated the bar is a status line below their text, shown only if no text comes for a while.
 
     Args:
         shows_progress: True prints progress.
@@ -263,7 +263,7 @@ class Console:
             self._bar = Progress(bar, text, SecondsColumn(), console=self._terminal, transient=True)
             self._bar_task = self._bar.add_task(words, total=total or None)
             self._bar.start()
-        elif is_new:  # a task that has had a total cannot lose it
+        elif is_new:  # Rich cannot reset a task's total to unknown
             self._bar.remove_task(self._bar_task)
             self._bar_task = self._bar.add_task(words, total=total or None)
         self._bar.update(self._bar_task, description=words, completed=done, total=total or None)

@@ -14,7 +14,7 @@ from graphcore.processors import seconds_queued
 from graphcore.tasks.task import Record
 
 FILE_NAME = "result.json"
-WORTH_A_LINE = 0.1  # a loss to neighbours is printed if it is at least this share of the threads' time
+WORTH_A_LINE = 0.1  # time lost to other processes is printed if it is at least this share of the threads' time
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "hydra-core")
 
 
@@ -48,7 +48,7 @@ def failed(record: Record, error: str) -> Record:
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """The state of clock and scheduler when a run began, from which its loss to neighbours is computed.
+    """The state of clock and scheduler when a run began, from which the time lost to other processes is computed.
 
     Attributes:
         began: seconds of the monotonic clock.
@@ -65,7 +65,7 @@ class Neighbourhood:
         return cls(time.perf_counter(), seconds_queued())
 
     def record(self, threads: int | None) -> Record:
-        """Return the record of the time lost to neighbours since the run began.
+        """Return the record of the time lost to other processes since the run began.
 
         Args:
             threads: number of computing threads; None if the run ended before it is known.

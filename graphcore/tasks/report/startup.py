@@ -9,9 +9,9 @@ from graphcore.processors import IMPORTED_AT, SECONDS_BEFORE_IMPORT
 def seconds_since_start() -> float:
     """Return the seconds since Python began in this process, interpreter start and imports included.
 
-    The age of the process is more where a shell became Python with exec, as `bash -c "pip install ...; python run.py"`
-    does: it counts the installation. So the time before graphcore was imported is the processor time until then. Waits
-    for the disk before it are not counted.
+    The process's age would be too large where a shell replaces itself by Python, as
+    `bash -c "pip install ...; python run.py"` does: it includes the installation. So the time before graphcore's import
+    is measured as processor time, without waits for the disk.
     """
     return time.perf_counter() - IMPORTED_AT + SECONDS_BEFORE_IMPORT
 

@@ -1,4 +1,4 @@
-"""The settings cache.load and cache.save: a prompt's part of the KV cache, read before a run's answers and written."""
+"""The settings cache.load and cache.save: a prompt prefix's KV cache, loaded before a run's requests, and saved."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +14,7 @@ from graphcore.tasks.task import Context, Record
 
 
 def check_cache_files(settings: Settings) -> None:
-    """Check what can be known of the files before a model is loaded.
+    """Check the files, as far as possible before a model is loaded.
 
     Raises:
         ConfigError: the file to load is missing, the one to save cannot be written, or the model has no such cache.
@@ -40,7 +40,7 @@ def check_cache_files(settings: Settings) -> None:
 
 
 def load_cache_file(context: Context, engine: Engine) -> int | None:
-    """Load the file that the settings name and return its tokens; None without one.
+    """Load the file that the settings name and return its number of tokens; None without a file.
 
     Raises:
         ConfigError: the file is damaged, or belongs to another model or other settings.
@@ -54,13 +54,15 @@ def load_cache_file(context: Context, engine: Engine) -> int | None:
 
 
 def save_cache_file(context: Context, engine: Engine, prompts: Sequence[Sequence[int]]) -> int | None:
-    """Save what prompts begin with to the file that the settings name, and return its tokens; None without one.
+    """Save the prompts' common prefix to the file that the settings name, and return its number of tokens.
+
+    Without a file, nothing is saved and None is returned.
 
     Args:
         prompts: token ids of each prompt, at least one prompt.
 
     Raises:
-        ConfigError: the prompts have too little in common, or the file cannot be written.
+        ConfigError: the prompts' common prefix is too short, or the file cannot be written.
     """
     file = context.settings.cache.save
     if file is None:

@@ -1,4 +1,4 @@
-"""Requests with all that their answers depend on."""
+"""Generation requests: encoded prompts with their sampling parameters and limits."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

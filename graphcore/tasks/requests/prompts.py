@@ -25,7 +25,7 @@ DEFAULT_IDS = tuple(range(1, 9))
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as it was given.
+    """A prompt as the user wrote it, not yet encoded.
 
     Attributes:
         content: text, token ids, or messages of a conversation.
@@ -41,7 +41,7 @@ class EncodedPrompt:
     """A prompt with its token ids.
 
     Attributes:
-        text: text as given, or that of the last message; None for token ids.
+        text: text as the user wrote it, or that of the last message; None for token ids.
         label: a few words that tell the prompt from others.
         notes: lines for the user about how the text was encoded.
     """
@@ -99,7 +99,7 @@ def encode_prompts(
 
 
 def _default_text(engine: Engine, settings: Settings, note: Callable[[str], None]) -> str:
-    """Return a question if a chat template is used, else a text to go on from, after a note that quotes it."""
+    """Return a question if a chat template is used, else a text to continue; pass `note` a line that quotes it."""
     if uses_chat(engine.prompts, settings):
         return DEFAULT_QUESTION
     note(f'no prompt was given: going on from "{" ".join(DEFAULT_OPENING.split())}"; choose another with prompt=...')

@@ -70,7 +70,7 @@ def read_request_lines(name: str) -> list[RequestLine]:
         name: path of the file as the user wrote it; "-" is standard input.
 
     Raises:
-        ConfigError: the file cannot be read or has no request, or a line is none; the message names file and line.
+        ConfigError: the file cannot be read or has no request, or a line is invalid; the message names file and line.
     """
     text = read_text(name, "task.prompts_jsonl", LONGEST_FILE).split("\n")
     file = "standard input, line " if name == STANDARD_STREAM else f"{Path(name).expanduser()}:"
@@ -157,7 +157,7 @@ def _messages(value: object, where: str) -> Sequence[Message]:
 
 
 def _check_own(item: Mapping[str, Any], where: str) -> None:
-    """Refuse values of the wrong type; ranges are checked with the run's own settings. Null is a key left out."""
+    """Refuse values of the wrong type; ranges are checked with the run's own settings. Null counts as absent."""
     whole = ("top_k", "seed", "max_new_tokens")
     for key in (*SAMPLING, "max_new_tokens"):
         value = 0 if item.get(key) is None else item[key]

@@ -11,7 +11,8 @@ from graphcore.sampling_params import SamplingParams
 def changed_params(params: SamplingParams, values: Mapping[str, float | int]) -> SamplingParams:
     """Return the parameters with new values, checked like those of the command line.
 
-    A new temperature of 0 turns off top-k, top-p and min-p. New ones beside the old temperature of 0 are refused.
+    A new temperature of 0 turns off top-k, top-p and min-p. New values of these are refused if
+    the temperature stays 0.
 
     Raises:
         ConfigError: a name is unknown, a value is out of range, or there is a new top-k, top-p or

@@ -2,7 +2,7 @@
 
     name  -->  "-": standard input      anything else: a path  -->  bytes, up to the limit  -->  UTF-8
 
-The bound is for what has no end (/dev/zero) and for files that were meant for something else.
+The limit guards against endless input (/dev/zero) and files named by mistake.
 """
 
 import sys
