@@ -1,4 +1,4 @@
-// The stored formats as files have them. Stored<F> reads a block of sixteen rows and gives its numbers in the kernels'
+// The quantised formats as stored in files. Stored<F> reads a block of sixteen rows and returns its codes in the kernels'
 // order.
 //
 //     Stored<F> block{rows}        reads the block at the same place of sixteen rows, and makes words of its bytes
