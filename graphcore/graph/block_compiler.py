@@ -52,7 +52,7 @@ class BlockCompiler:
         caches: one cache per layer, for the largest batch.
         tables: rope tables, [P, 2, E/2] each.
         on_compile: function called with the name of each function before it is compiled.
-        cache_dir: folder where compiled code is kept for the next start; None uses Inductor's default.
+        cache_dir: folder of the compiled-code cache; None uses Inductor's default.
     """
 
     decoder: Decoder

@@ -67,7 +67,7 @@ def compile_whole(function: Callable[P, R], name: str) -> Callable[P, R]:
 
 
 def code_folder(cache_dir: Path, device: torch.device) -> tuple[Path, str]:
-    """Return the folder for code that is compiled for this machine, and a note if the code cannot be kept there.
+    """Return the folder for code that is compiled for this machine, and a note if the code is not cached for later.
 
     Inductor's cache keys include the graph, Inductor's version and its options; the folder's name adds torch's version
     and the processor, because compiled code uses that processor's instruction set. A TORCHINDUCTOR_CACHE_DIR that the

@@ -278,6 +278,6 @@ class GreedyStep:
     state: StepState
 
     def replay(self) -> None:
-        """Fill `chosen` and make it the input."""
+        """Fill `chosen` and make it the next input."""
         self.state.chosen.copy_(self.state.logits.argmax(dim=-1))
         self.state.advance(self.state.chosen)

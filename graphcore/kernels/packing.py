@@ -18,7 +18,7 @@ from torch import Tensor
 
 from graphcore.quant.registry import has_tensor_scale
 
-GROUP_ROWS = 16  # rows that lie together in packed matrices
+GROUP_ROWS = 16  # rows that are interleaved in packed matrices
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ class AttentionSpec:
         output_gate: True if the heads are multiplied by the sigmoid of another projection before the output projection
             (Qwen 3.5).
         v_norm_eps: epsilon of the rms normalisation of v per head, which has no weight (Gemma 4); 0 for none.
-        values_are_keys: True if v is the product that k is made of, before its norm and rotation (Gemma 4).
+        values_are_keys: True if v is the key projection before its norm and rotation, without a projection of its own
+            (Gemma 4).
         shares_cache: True if the layer has no keys and values of its own, and attends those of an earlier layer
             (`ModelSpec.cache_layers`) instead (cross-layer KV sharing).
     """
@@ -89,7 +90,7 @@ class DeltaSpec:
         key_heads, value_heads: number of heads of queries and keys, and of values, a multiple of the former.
         key_dim, value_dim: width of one head of queries and keys, and of values.
         width: number of tokens that the convolution sees, the current one included.
-        eps: epsilon of the RMSNorm of each head's answer before its gate.
+        eps: epsilon of the RMSNorm of each head's output, before its gate.
         tiled: True if value head h has the keys of head h % key_heads (GGUF files of Qwen 3.5); False if it has those
             of head h // (value_heads / key_heads).
     """

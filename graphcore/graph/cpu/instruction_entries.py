@@ -98,7 +98,7 @@ class ModuleRecorder:
     def project(
         self, node: Call, x: Tensor, norm: NormCall | None, linears: Sequence[str], activation: str | None, _wide: bool
     ) -> Tensor | list[Tensor]:
-        """Append products of one input."""
+        """Append (activations of) products of one normalised input."""
         modules = [self._module(name, Linear) for name in linears]
         outs = [self.out(node, linear.outputs) for linear in modules]
         matrices = [native_matrix(self.program, linear, out) for linear, out in zip(modules, outs, strict=True)]
@@ -109,7 +109,7 @@ class ModuleRecorder:
     def gated(
         self, node: Call, x: Tensor, norm: NormCall | None, gate: str, up: str, activation: str, _wide: bool
     ) -> Tensor:
-        """Append activation(gate) * up."""
+        """Append activation(gate(norm(x))) * up(norm(x))."""
         modules = [self._module(name, Linear) for name in (gate, up)]
         out = self.out(node, modules[0].outputs)
         matrices = [native_matrix(self.program, linear, out) for linear in modules]

@@ -86,7 +86,7 @@ class CopyOutStep:
     boundary: BoundaryBuffers
 
     def replay(self) -> None:
-        """Copy the results that are new, and drop the tensors they were made in."""
+        """Copy results that are not in the boundary buffers yet, and point the state at the buffers."""
         features = self.state.per_layer
         made = (self.state.hidden, *self.state.ropes, *(() if features is None else (features,)))
         for tensor, place in zip(made, self.boundary.tensors, strict=True):

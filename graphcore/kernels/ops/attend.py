@@ -1,4 +1,4 @@
-"""Attention over a static KV cache, as one custom op: write the new keys and values, then attend the live keys.
+"""Attention over a paged KV cache, as one custom op: write the new keys and values, then attend to the live keys.
 
 Legend: B batch, T tokens, H heads, K kv heads, E head dim, P pages, N pages of a sequence, G positions of a page, S
 slots of a sequence (N G), L live keys.

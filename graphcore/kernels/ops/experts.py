@@ -118,7 +118,7 @@ def masked_experts(
         [N, C, D] compute dtype; zeros where no expert is chosen or the expert is missing.
     """
     num_experts = num_experts_of(weights, places)
-    # With no more choices than experts, the gathered copies are no larger than the layer's own weights.
+    # With at most as many (token, expert) pairs as experts, the gathered copies are no larger than the layer's weights.
     if chosen.numel() <= num_experts:
         return _gathered(x, chosen, weights, biases, activation, limit, alpha, places)
     return all_on_every(x, chosen, num_experts, places, _runner(weights, biases, activation, limit, alpha))

@@ -13,7 +13,7 @@
 
 namespace graphcore {
 
-constexpr int MOST_HEADS = 4;  // most query heads of one kv head that share the widening of its keys
+constexpr int MOST_HEADS = 4;  // largest number of query heads of one kv head that share the widening of its keys
 
 // Returns [sum(rows[0]), sum(rows[1]), ...]. It folds halves onto each other until each lane holds one row's sum.
 #if GRAPHCORE_AVX2
@@ -307,7 +307,7 @@ inline void attend_some(int heads, const float* q, const Visible& keys, const Vi
 // Returns the rope of a row's token, or null.
 inline const float* rope_of(const Attend& a, int row) { return a.rope ? a.rope + a.starts[row] * (a.head_dim - a.unrotated) : nullptr; }
 
-// Makes the entries of the key and value of a row's token. work: [head_dim].
+// Computes the cache entries of the key and value of a row's token. work: [head_dim].
 inline void make_entry(const Attend& a, int row, int kv_head, float* work, const Entries& keys, const Entries& values, int slot) {
     const int head_dim = a.head_dim;
     const float* rope = rope_of(a, row);

@@ -20,7 +20,7 @@ struct Draw {
     const uint8_t* seen;      // [vocab], 1 for tokens that the penalty applies to; null without a penalty
     const uint8_t* allowed;   // [vocab], 1 for tokens that may be chosen; null if all may be
     uint64_t seed, position;
-    SamplingParams params;    // a temperature of 0 takes the likeliest token
+    SamplingParams params;    // a temperature of 0 is greedy
     int32_t num_bad;          // out: logits that are not finite
     int64_t token;            // out: -1 if no token may be chosen
 };

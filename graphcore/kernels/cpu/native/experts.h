@@ -65,7 +65,7 @@ class ExpertsJob final : public Job {
         finish(x_, token, columns);
     }
 
-    // Calls put(index in `sorted`, product) for each choice of an expert.
+    // Calls put(index in `sorted`, product) for each token that chose an expert.
     template <class RowOf, class Put>
     void for_each_product(int index, int group, const Matrix& first, const float* biases, const Activations& x, const RowOf& row_of, const Put& put) const {
         const Matrix matrix = matrix_at(first, a_.places[index]);

@@ -275,7 +275,7 @@ void graphcore_run(int threads, const int64_t* counts, const int64_t* sequences,
     carry_out(threads, job, BETWEEN_STEPS);
 }
 
-// Returns the bytes that an instruction's activations take in each thread's scratch, after its row.
+// Returns the bytes of an instruction's activations in each thread's scratch, which follow the scratch's row.
 size_t graphcore_activations_nbytes(int rows, int columns) { return Activations::nbytes(rows, columns); }
 
 // Sums a buffer of 64-byte lines. Only reads take time, so its speed is the memory's bandwidth.
