@@ -1,6 +1,6 @@
-"""Functions that are compiled once for all layers of a kind, and for all heads of a size.
+"""Compiles one function for all layers of a kind (same spec and packing), and one for all heads of a size.
 
-Each function is compiled by running it once, on no real token, so that the caches stay as they are.
+Each function is compiled by running it once with padding tokens only, so that the caches do not change.
 
 Legend: B batch, T tokens, D model dim.
 """
@@ -38,7 +38,7 @@ WARMUP_TOKENS = 128  # the length for which Inductor plans its loops; the code t
 
 
 class _Example(NamedTuple):
-    """The inputs of a block without any real token: its arguments, and the layer's features if it has them."""
+    """Example inputs of a block, padding tokens only: its arguments, and the layer's features if it has them."""
 
     arguments: tuple[Tensor, Tensor | None, Span, Tensor, Tensor, Tensor | None]
     features: tuple[Tensor, ...]
@@ -52,7 +52,7 @@ class BlockCompiler:
         caches: one cache per layer, for the largest batch.
         tables: rope tables, [P, 2, E/2] each.
         on_compile: function called with the name of each function before it is compiled.
-        cache_dir: folder where compiled code is kept for the next start; None uses Inductor's default.
+        cache_dir: folder of the compiled-code cache; None uses Inductor's default.
     """
 
     decoder: Decoder
@@ -74,11 +74,11 @@ class BlockCompiler:
         return block
 
     def kind(self, index: int) -> BlockKind:
-        """Return what layers must share to use one compiled graph: the spec and the packing of the matrices."""
+        """Return the key of a layer's compiled graph: its spec and the packing of its matrices."""
         return self.decoder.spec.blocks[index], tuple(packed_formats(self.block(index)).items())
 
     def compile(self, index: int, batch: int, phase: str) -> BlockFunction:
-        """Return the function of the layer's kind, compiled now. Args: phase: "decode" or "prefill"."""
+        """Compile and return the function of the layer's kind. Args: phase: "decode" or "prefill"."""
         is_routed = isinstance(self.block(index).mlp, MoE)
         return self._compile_routed(index, batch, phase) if is_routed else self._compile_block(index, batch, phase)
 
@@ -89,7 +89,7 @@ class BlockCompiler:
         return run
 
     def _compile_routed(self, index: int, batch: int, phase: str) -> BlockFunction:
-        """Compile both halves of one kind; the example has no real token, so no expert is read."""
+        """Compile both halves of a block with experts; the example is padding only, so no expert's weights are read."""
         block, name = self.block(index), self._kind_name(index)
         route: RouteFunction = self._named(Block.route, name, phase, batch)
         example = self._example(index, batch, phase)
@@ -107,13 +107,13 @@ class BlockCompiler:
         return f"block{kinds.index(self.kind(index))}"
 
     def _named(self, function: Callable[P, R], name: str, phase: str, batch: int) -> Callable[P, R]:
-        """Return the function, to be compiled at its first call, and report its name to `on_compile`."""
+        """Return the function wrapped so that its first call compiles it, and report its name to `on_compile`."""
         name = f"{name}_{phase}_{batch}"
         self.on_compile(name)
         return compile_whole(function, name)
 
     def _example(self, index: int, batch: int, phase: str) -> "_Example":
-        """Return a block's inputs without any real token."""
+        """Return example inputs of a block, with padding tokens only."""
         state = StepState.empty(batch, 1 if phase == "decode" else WARMUP_TOKENS, self.device)
         EmbedStep(0, state, self.decoder.embed_tokens, self.tables).replay()
         rope_index = self.decoder.rope_index()[index]
@@ -130,7 +130,7 @@ class BlockCompiler:
         return _Example((state.hidden, rope, state.span, *cache.inputs), features)
 
     def compile_head(self, head: Head, batch: int, tokens: int | None, name: str) -> HeadFunction:
-        """Return the function of heads of that many rows, compiled now, for [B, D], or for [B, T, D] with `tokens`."""
+        """Compile and return the function of heads with as many rows, on [B, D], or on [B, T, D] with `tokens`."""
         self.on_compile(f"{name}_{batch}")
         run: HeadFunction = compile_whole(Head.forward, f"{name}_{batch}")
         shape = (batch, self.decoder.spec.dim) if tokens is None else (batch, tokens, self.decoder.spec.dim)

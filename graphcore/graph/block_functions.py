@@ -1,8 +1,8 @@
-"""Chooses how blocks and heads run: eager, compiled once for each kind, or on a GPU's decode kernels.
+"""Chooses how blocks and heads run: eager, compiled once per kind (block spec and packing), or on GPU decode kernels.
 
-    decode step on a GPU     decode kernels, where nothing prevents it           gpu/kernel_decode.py
-    otherwise                compiled for the kind, or eager                     block_compiler.py
-    experts are fetched      they are fetched between the block's halves         step.py
+    decode step on a GPU     decode kernels, if they support the block           gpu/kernel_decode.py
+    otherwise                compiled for the block's kind, or eager             block_compiler.py
+    offloaded experts        fetched between the block's two halves              step.py
 
 Legend: B batch, T tokens, D model dim.
 """
@@ -30,12 +30,12 @@ from graphcore.nn.moe import MoE
 
 @dataclass
 class BlockFunctions:
-    """Gives the functions of blocks and heads, and owns the compiled ones.
+    """The functions that run blocks and heads, and the cache of those that are compiled.
 
     Attributes:
-        compiles: True where functions that no decode kernels run are compiled; otherwise they run eager.
-        fetched: layers whose experts are fetched; None where all experts are resident.
-        decode_kernels: a GPU's decode kernels, used instead of compiled functions; None where there are none.
+        compiles: True to compile the functions that decode kernels cannot run; False to run them eager.
+        fetched: layers whose experts are fetched; None if all experts are resident.
+        decode_kernels: a GPU's decode kernels, used instead of compiled functions; None if the device has none.
         compiled: compiled functions, one for each kind of block or head, batch and phase.
     """
 
@@ -46,13 +46,13 @@ class BlockFunctions:
     compiled: dict[tuple[BlockKind | str, int, str], Callable[..., Tensor]] = field(default_factory=dict)
 
     def fusion_memory(self, batch: int, phase: str) -> FusionMemory | None:
-        """Return memory for a new program, if decode kernels may run it."""
+        """Return the norm-fusion memory of a new program; None if decode kernels cannot run it."""
         if self.decode_kernels is None or phase != "decode":
             return None
         return self.decode_kernels.fusion_memory(self.compiler.decoder.spec, self.compiler.block(0).dtype, batch)
 
     def block_function(self, index: int, batch: int, phase: str, memory: FusionMemory | None = None) -> BlockFunction:
-        """Return the function of a layer, compiled now if its kind is new; it fetches experts that are not resident.
+        """Return the function that runs a layer and fetches its non-resident experts; compile it if its kind is new.
 
         Args:
             phase: "decode" or "prefill".
@@ -65,7 +65,7 @@ class BlockFunctions:
         return FetchedBlock(run, index, self.fetched.fetcher, self.fetched.slots[index])
 
     def head_function(self, head: Head, batch: int, tokens: int | None, is_usual: bool = True) -> HeadFunction:
-        """Return the function of heads of that many rows, for [B, D], or for [B, T, D] if `tokens` is given.
+        """Return the function that runs heads with as many rows as `head`, on [B, D], or on [B, T, D] with `tokens`.
 
         Args:
             is_usual: True if other parts of the head have as many rows.
@@ -82,11 +82,11 @@ class BlockFunctions:
         return self.compiled[key]
 
     def device_head(self, head: Head, batch: int) -> HeadFunction | None:
-        """Return the function that runs the head on decode kernels, for [B, D]; None where they cannot run it."""
+        """Return the function that runs the head on decode kernels, for [B, D]; None if they do not support it."""
         return None if self.decode_kernels is None else self.decode_kernels.head_function(head, batch)
 
     def _neighbours(self, index: int, memory: FusionMemory | None) -> Neighbours | None:
-        """Return the layers beside one in a program whose decode steps run without the host."""
+        """Return the layers before and after `index`, each only if both it and `index` run without the host."""
         if memory is None:
             return None
 

@@ -36,21 +36,21 @@ from graphcore.nn.decoder import Decoder, Head
 
 @dataclass
 class GraphBuilder:
-    """Builds programs for a decode step (greedy or sampled), a prompt's chunk, and the head alone.
+    """Builds programs for a decode step (greedy or sampled), a prefill chunk, and the head alone.
 
     Attributes:
-        kind: the way decode steps run: "captured", "compiled" or "eager".
+        kind: execution mode of decode steps: "captured", "compiled" or "eager".
         layer_groups: layers of each group, in order.
         caches: one cache per layer, for the largest batch.
         backend: kernels that compute the model; with a `NativeBackend`, captured decode steps are native programs, else
             CUDA graphs.
-        head_parts: the decoder's head in its parts, in order, where they are bound to memory of their own.
-        streamed: groups whose weights move; a captured program is cut at them.
-        functions: choice of how blocks and heads run.
+        head_parts: parts of the decoder's head by vocabulary rows, in order, if they have their own weight buffers.
+        streamed: groups whose weights are streamed; a captured program is partitioned at them.
+        functions: functions that run blocks and heads.
 
     Args:
         on_compile: function called with the name of each function before it is compiled.
-        cache_dir: folder where compiled code is kept for the next start; None uses Inductor's default.
+        cache_dir: folder of the compiled-code cache; None uses Inductor's default.
         compiles: True if blocks and heads outside captured decode steps are compiled.
         fetched, decode_kernels: the same as in `BlockFunctions`.
         uses_pdl: the same as in `Captures`.
@@ -94,7 +94,7 @@ class GraphBuilder:
 
     @property
     def captures_graphs(self) -> bool:
-        """Whether decode programs are CUDA graphs, which choose tokens on the device."""
+        """Whether decode programs are CUDA graphs, which sample on the device."""
         return self.kind == "captured" and not isinstance(self.backend, NativeBackend)
 
     @property
@@ -103,10 +103,10 @@ class GraphBuilder:
         return self.kind == "captured" and isinstance(self.backend, NativeBackend)
 
     def decode(self, batch: int, is_greedy: bool) -> Program:
-        """Return the program that runs one token of each of `batch` sequences.
+        """Return the decode program for one token of each of `batch` sequences.
 
         Args:
-            is_greedy: True to also choose the likeliest next token and make it the next input.
+            is_greedy: True to also choose the next token by argmax and make it the next input.
         """
         if isinstance(self.backend, NativeBackend) and self.uses_native_programs:
             return self._recorded(self.backend, batch, is_greedy)
@@ -115,17 +115,17 @@ class GraphBuilder:
         return self.token(batch, is_greedy=is_greedy)
 
     def sample(self, batch: int, has_top_k_top_p: bool) -> Program:
-        """Return a captured decode program that draws the next token, from those that top-k and top-p keep or all."""
+        """Return a captured decode program that samples the next token, with or without top-k and top-p."""
         return self._choosing(batch, "top_k_top_p" if has_top_k_top_p else "sample")
 
     def sampling_rows(self, batch: int) -> SamplingRows:
-        """Return the rows that all captured programs of `batch` sequences share, if they choose tokens themselves."""
+        """Return the sampling rows that all captured programs of `batch` sequences share."""
         if batch not in self._rows:
             self._rows[batch] = SamplingRows(self._state(batch), self.decoder.spec.vocab)
         return self._rows[batch]
 
     def _choosing(self, batch: int, phase: str) -> Program:
-        """Return a decode program as CUDA graphs, the last of which chooses the next token in the way of a phase."""
+        """Return a decode program as CUDA graphs, the last of which chooses the next token as the phase says."""
         rows = self.sampling_rows(batch)
         program = self._program(batch, "decode", state=rows.state)
         choice = choose_step(rows.state, rows.choosing, phase)
@@ -151,7 +151,7 @@ class GraphBuilder:
         return Program(state, recorder.record(state, is_greedy))
 
     def token(self, batch: int, first: int = 0, is_greedy: bool = False) -> Program:
-        """Return the steps of a decode program one by one, never captured.
+        """Return a decode program that is never captured.
 
         Args:
             first: the same as for `prefill`.
@@ -161,10 +161,10 @@ class GraphBuilder:
         return Program(program.state, [*program.steps, *([GreedyStep(0, program.state)] if is_greedy else [])])
 
     def prefill(self, batch: int, first: int = 0) -> Program:
-        """Return the program that runs a chunk of at least two tokens; each chunk gives its state new inputs.
+        """Return the prefill program for chunks of at least two tokens; each chunk sets new inputs.
 
         Args:
-            first: row of the caches that the first sequence has.
+            first: row of the caches of the first sequence.
         """
         return self._program(batch, "prefill", first)
 
@@ -205,7 +205,7 @@ class GraphBuilder:
     def _head_steps(self, state: StepState, tokens: int | None, takes_all: bool = False) -> list[Step]:
         """Return a step for each part of the head; `tokens` is the same as in `BlockFunctions.head_function`.
 
-        Decode kernels sum a row in the same order whichever rows they are given, so a resident head takes one step.
+        On decode kernels a row's summation order does not depend on the other rows, so a resident head is one step.
         """
         first = len(self.layer_groups) + 1
         batch = len(state.token_ids)

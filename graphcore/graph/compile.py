@@ -2,8 +2,8 @@
 
     kind = (block spec, batch, decode | prefill)      layers of a kind share its graph
 
-A prefill chunk's length is a symbol of the graph: one compilation serves every length from 2 tokens up, and no prompt
-is padded. (Measured on SmolLM2: a graph compiled for exactly 256 tokens is no faster.)
+A prefill chunk's length is a dynamic dimension: one compilation serves every length from 2 tokens up, and no prompt is
+padded. (Measured on SmolLM2: a graph compiled for exactly 256 tokens is no faster.)
 """
 
 import errno
@@ -43,10 +43,10 @@ class CompiledCodeError(GraphError):
 
 
 def fresh_copy(function: Callable[P, R], name: str) -> Callable[P, R]:
-    """Return the same function over a code object of its own.
+    """Return a copy of the function with its own code object.
 
-    Dynamo keeps its graphs and its recompile limit per code object. With one object per kind, kinds do not look
-    through each other's guards and a second engine in the process does not use up the limit of the first.
+    Dynamo keeps its graphs and its recompile limit per code object. With one code object per kind, a call checks only
+    the guards of its own kind, and a second engine in the process does not use up the limit of the first.
     """
     assert isinstance(function, FunctionType), f"{function!r} is no plain function"
     code = function.__code__.replace(co_name=name)
@@ -58,21 +58,21 @@ def fresh_copy(function: Callable[P, R], name: str) -> Callable[P, R]:
 def compile_whole(function: Callable[P, R], name: str) -> Callable[P, R]:
     """Return `function` compiled as one graph at its first call.
 
-    Dimensions are static unless the first call's tensors are marked (`mark_length`). A graph break raises. On a GPU
-    Inductor would time several shapes of each reduction and keep the fastest; they sum in different orders, so a
-    second run might not repeat the first one's bits. With `deterministic` it chooses by rule.
+    Dimensions are static unless the first call's tensors are marked (`mark_length`). A graph break raises an error. On
+    a GPU, Inductor would autotune reductions by timing; their summation orders differ, so results could change from run
+    to run. `deterministic` makes it choose by rule.
     """
     options: dict[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": False, "deterministic": True}
     return torch.compile(fresh_copy(function, name), fullgraph=True, dynamic=False, options=options)
 
 
 def code_folder(cache_dir: Path, device: torch.device) -> tuple[Path, str]:
-    """Return the folder for code that is compiled for this machine, and a note if the code cannot be kept there.
+    """Return the folder for code that is compiled for this machine, and a note if the code is not cached for later.
 
-    Inductor's cache keys hold the graph, its own version and its options; the folder's name adds the version of torch
-    and the processor, because the compiled code uses that processor's instruction set. A user's own setting of
-    Inductor's wins; if that folder cannot be used, the setting is replaced for the process, because Dynamo creates the
-    folder when it is imported.
+    Inductor's cache keys include the graph, Inductor's version and its options; the folder's name adds torch's version
+    and the processor, because compiled code uses that processor's instruction set. A TORCHINDUCTOR_CACHE_DIR that the
+    user set takes precedence; if that folder is unusable, the variable is replaced for this process, because Dynamo
+    creates the folder when it is imported.
     """
     asked = os.environ.get(CACHE_VARIABLE)
     if asked is not None and not _is_inductors_own(Path(asked)):
@@ -87,7 +87,7 @@ def code_folder(cache_dir: Path, device: torch.device) -> tuple[Path, str]:
 
 
 def _without_spaces(folder: Path) -> Path:
-    """Return the folder, or a link to it if Inductor's commands, which are split like a shell's, could not name it."""
+    """Return the folder, or a symlink without spaces to it: Inductor splits its compiler commands at spaces."""
     temporary = None if is_one_word(folder.absolute()) else temporary_folder()
     if temporary is None:
         return folder
@@ -119,14 +119,14 @@ def call_compiling(folder: Path | None, function: Callable[P, R], *arguments: P.
 
 @contextmanager
 def compile_cache(folder: Path | None) -> Iterator[None]:
-    """Have Inductor keep what is compiled inside the block in `folder`; None leaves Inductor's default.
+    """Make Inductor cache the code that is compiled inside the block in `folder`; None leaves Inductor's default.
 
-    Inductor takes the folder from the environment alone. The environment is restored when the block ends, so that
-    neither another engine nor a child process inherits it. The C++ compiler's own temporary files go elsewhere if
-    their usual place is full.
+    Inductor reads the folder from the environment only. The environment is restored when the block ends, so that
+    neither another engine nor a child process inherits it. If the usual temporary folder is unusable, the C++ compiler
+    gets another.
 
     Raises:
-        CompiledCodeError: the compiled code cannot be kept there.
+        CompiledCodeError: the compiled code cannot be stored in the folder.
     """
     places = {} if folder is None else {CACHE_VARIABLE: str(folder)}
     if obstacle(Path(os.environ.get("TMPDIR", TEMPORARY[0]))) is not None:
@@ -147,10 +147,10 @@ def compile_cache(folder: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _explained(folder: Path | None) -> Iterator[None]:
-    """Raise a one-line error where compiled code cannot be kept; Inductor's own takes several screens.
+    """Replace Inductor's error of several screens by one line if compiled code cannot be stored.
 
     Raises:
-        CompiledCodeError: the compiled code cannot be kept.
+        CompiledCodeError: the compiled code cannot be stored.
     """
     try:
         yield
@@ -170,29 +170,29 @@ def _explained(folder: Path | None) -> Iterator[None]:
 
 
 def _is_unwritable(failure: BaseException) -> bool:
-    """Return whether a failure is that of a folder: an error of the system's, or a compiler's with its words."""
+    """Return whether a failure means that a folder cannot be written: an OSError, or the C++ compiler's message."""
     if isinstance(failure, OSError):
         return failure.errno in UNWRITABLE
     return NO_ROOM in str(failure)
 
 
 def _is_inductors_own(folder: Path) -> bool:
-    """Return whether the folder is the default, which Inductor writes into the environment when it is first asked."""
+    """Return whether the folder is Inductor's default, which Inductor itself writes into the environment."""
     return folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith("torchinductor_")
 
 
 @contextmanager
 def compiler_loading(device: torch.device, is_needed: bool) -> Iterator[None]:
-    """Load the compiler for a device in a thread while the block runs, and wait for it at the block's end.
+    """Load the compiler for a device in a background thread while the block runs, and join the thread at its end.
 
-    Importing Dynamo and Inductor and probing the processor takes two seconds; reading and unpacking weights leaves a
-    core idle meanwhile. A compiler that does not work is reported by the first real compilation.
+    Importing Dynamo and Inductor and probing the processor takes two seconds, and loading weights leaves a core idle.
+    If the compiler does not work, the first real compilation reports the error.
     """
     thread = threading.Thread(target=load_compiler, args=(device,), name="compiler-loading", daemon=True)
     if is_needed:
-        # Where torch is built for CUDA and there is no GPU, the first thread that traces puts a stand-in of its own in
-        # the place of the device's guard, and torch 2.11 goes on using it when that thread is gone
-        # (ensureCUDADeviceGuardSet in c10/core/impl): so it is this thread's.
+        # In a CUDA build of torch without a GPU, the first thread that traces installs a thread-owned stand-in for the
+        # device guard, and torch 2.11 still uses it after that thread has ended (ensureCUDADeviceGuardSet in
+        # c10/core/impl). Tracing here first makes this thread the owner.
         with FakeTensorMode():
             thread.start()
     try:
@@ -204,10 +204,10 @@ def compiler_loading(device: torch.device, is_needed: bool) -> Iterator[None]:
 
 @functools.cache
 def load_compiler(device: torch.device) -> None:
-    """Import the compiler and compile something small for the device, once, so that everything is loaded.
+    """Import the compiler and compile a trivial function for the device, once per process, to load all its parts.
 
-    What a GPU runs is not compiled for the processor too: on a machine that has never compiled, Inductor first tries
-    the processor's vector instructions with the C++ compiler, which took most of a minute (docs/lab/gpu.md).
+    For a GPU nothing is compiled for the CPU: the first CPU compilation on a machine makes Inductor probe the vector
+    instructions with the C++ compiler, which took most of a minute (docs/lab/gpu.md).
     """
     with torch.inference_mode(), suppress(RuntimeError, OSError):
         compile_whole(_increment, "increment")(torch.zeros(64, device=device, dtype=torch.float32))
@@ -218,7 +218,7 @@ def _increment(x: torch.Tensor) -> torch.Tensor:
 
 
 def mark_length(*tensors: torch.Tensor, dim: int = 1) -> None:
-    """Make a dimension of each tensor, tokens by default, symbolic in the graph that is compiled next."""
+    """Make a dimension of each tensor (by default 1, the tokens) dynamic in the graph that is compiled next."""
     for tensor in tensors:
         torch._dynamo.mark_dynamic(tensor, dim)
 
@@ -240,7 +240,7 @@ class CompileReport:
 
 @contextmanager
 def measure_compile() -> Iterator[CompileReport]:
-    """Measure what is compiled inside the block; the report is complete when the block ends."""
+    """Measure the compilations inside the block; the report is complete when the block ends."""
     report = CompileReport()
     began, hits, misses = time.perf_counter(), *_cache_counts()
     try:
@@ -252,9 +252,9 @@ def measure_compile() -> Iterator[CompileReport]:
 
 
 def _cache_counts() -> tuple[int, int]:
-    """Return how many graphs Inductor has found and not found in its cache since the process began.
+    """Return Inductor's cache hits and misses since the process began, in graphs.
 
-    Where nothing has been compiled, Dynamo is not imported: importing it takes longer than loading many a model.
+    If nothing was compiled, Dynamo is not imported: the import takes longer than loading many models.
     """
     if "torch._dynamo" not in sys.modules:
         return 0, 0

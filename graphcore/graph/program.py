@@ -10,11 +10,11 @@ from graphcore.graph.step import HeadStep, Step
 
 @dataclass(frozen=True)
 class Program:
-    """Steps over one state. The scheduler (streaming floor) runs them under its policy.
+    """Steps over one state, in the order in which they run.
 
     Attributes:
-        choice: last step of a program that chooses tokens and ends rows without the host, kept to be run alone; None
-            for any other program.
+        choice: last step of a program that samples on the device, which can also be run alone; None for any other
+            program.
     """
 
     state: StepState
@@ -23,7 +23,7 @@ class Program:
 
     @property
     def heads(self) -> list[HeadStep]:
-        """The steps that make logits."""
+        """The steps that compute logits."""
         return [step for step in self.steps if isinstance(step, HeadStep)]
 
     def without_head(self) -> "Program":

@@ -1,4 +1,4 @@
-"""The tensors that the steps of a program hand to one another.
+"""The tensors that the steps of a program read and write.
 
 Legend: B batch, T tokens, D model dim, E head dim, V vocab.
 """
@@ -21,20 +21,20 @@ from graphcore.nn.span import Span
 class StepState:
     """The tensors that flow through a program.
 
-    A decode program's inputs (`token_ids`, `span`) stay at one address for its whole life, because a captured graph
-    reads them there; a prefill program gets new ones for each chunk.
+    A decode program's inputs (`token_ids`, `span`) keep their addresses, because captured graphs and native programs
+    read them there; a prefill program gets new tensors for each chunk.
 
     Attributes:
         token_ids: [B, T] int64.
         span: positions of the tokens in their sequences.
         ropes: rope rows, one [B, T, 2, E/2] float32 per rope table.
         hidden: [B, T, D] residual stream.
-        sequences: [B] int64, each token's row of the caches; only native programs read it, others take the rows in
-            order. Tokens of one sequence lie one after another among those that run, at consecutive positions.
-        per_layer: [L, B, T, P] float32, the tokens' features of each layer; None where layers have none.
+        sequences: [B] int64, row of the caches of each token; read by native programs only, since all others use the
+            rows in order. Tokens of one sequence are adjacent and at consecutive positions.
+        per_layer: [L, B, T, P] float32, per-layer features of the tokens (Gemma 4); None if the model has none.
         logits: [B, V] float32, after each sequence's last real token.
-        chosen: [B] int64, the tokens that a greedy program chose; a native program's are -1 for a row with a logit that
-            is not finite.
+        chosen: [B] int64, tokens that a greedy program chose; in a native program -1 if a logit of the row is not
+            finite.
         most_together: int, largest number of consecutive tokens of one sequence in one step of a decode program.
     """
 
@@ -62,7 +62,7 @@ class StepState:
         return cls(zeros(batch, tokens), span, (), nothing, nothing, zeros(batch), in_order)
 
     def put_rows(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
-        """Make rows of token ids the inputs, padded to the longest and to the state's batch.
+        """Set the inputs to rows of token ids, padded to the longest row and to the state's batch.
 
         Args:
             rows: at most B rows; some of them may be empty.
@@ -83,16 +83,16 @@ class StepState:
         self.span = Span(on_device(begins, device), on_device(counts, device))
 
     def put_runs(self, runs: Sequence[Sequence[int]], starts: Sequence[int]) -> list[range]:
-        """Make runs of consecutive tokens the inputs of a native decode program, with a row for each token.
+        """Set the inputs of a native decode program to runs of consecutive tokens, one row for each token.
 
-        Each token gets the logits, to the bit, that it would get in one step after another.
+        The logits are bit-identical to those of decoding the tokens one by one.
 
         Args:
             runs: token ids of each row of the caches, in order; some may be empty.
             starts: position of each run's first token.
 
         Returns:
-            Rows of the program that each run has, where `logits` and `chosen` have the answers after its tokens.
+            Rows of `logits` and `chosen` that belong to each run's tokens.
 
         Raises:
             GraphError: there are more tokens than rows, or more tokens of one sequence than `most_together`.
@@ -112,7 +112,7 @@ class StepState:
         return [range(begin, end) for begin, end in pairwise(ends)]
 
     def put_tokens(self, token_ids: Sequence[int], starts: Sequence[int], sequences: Sequence[int]) -> None:
-        """Make tokens the inputs of a native decode program, in its first rows.
+        """Set the inputs in the first rows of a native decode program to single tokens.
 
         Args:
             starts: position of each token.
@@ -124,11 +124,11 @@ class StepState:
         self._are_rows_named = True
 
     def free_activations(self) -> None:
-        """Free what a chunk has left between its steps; its logits stay."""
+        """Free a chunk's activations; its logits stay."""
         self.hidden, self.ropes, self.per_layer = self.hidden.new_empty(0), (), None
 
     def _fill(self, *numbers: Sequence[int]) -> None:
-        """Write token ids, starts and counts, and perhaps rows of the caches, to where they lie."""
+        """Write token ids, starts, counts and, if given, rows of the caches into the input tensors in place."""
         inputs = self.token_ids, self.span.starts, self.span.counts, self.sequences
         if self.token_ids.device.type != "cpu":
             for tensor, values in zip(inputs, numbers, strict=False):
@@ -139,6 +139,6 @@ class StepState:
             array[:] = values  # a tenth of the time of a tensor and its copy, between steps that need the caches
 
     def advance(self, token_ids: Tensor) -> None:
-        """Make `token_ids` [B] the next input; the previous input counts as cached from now on."""
+        """Make `token_ids` [B] the next input, and advance the positions past the previous one."""
         self.token_ids[:, 0].copy_(token_ids)
         self.span.starts.add_(self.span.counts)

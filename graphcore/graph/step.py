@@ -1,7 +1,7 @@
 """The steps of a program: embed, a group of blocks, head.
 
-A step reads its inputs from the state and leaves its outputs there. The builder decided whether its function is eager
-or compiled; a captured program replays all of its steps as one CUDA graph.
+A step reads its inputs from the state and writes its outputs to it. The builder chooses whether a step's function is
+eager or compiled; a captured program replays all of its steps as one CUDA graph.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -20,20 +20,20 @@ from graphcore.nn.moe import Experts, MoE
 from graphcore.nn.span import Span
 from graphcore.nn.spec import ModelSpec
 
-# The block, and the arguments of its forward; features of the layer are passed where the block has them.
+# Takes the block and the arguments of its forward, including the layer's features if the block has them.
 BlockFunction = Callable[..., Tensor]
 RouteFunction = Callable[[Block, Tensor, Tensor | None, Span, Tensor, Tensor, Tensor | None], Routed]
-AddFunction = Callable[..., Tensor]  # Block.add_experts, features of the layer likewise
+AddFunction = Callable[..., Tensor]  # takes the block and the arguments of Block.add_experts
 HeadFunction = Callable[[Head, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class FusionMemory:
-    """Memory in which a program's layers leave rows for fused norms (norm_fusion.py); programs may alternate by layer.
+    """Buffers of one program for fused norms (norm_fusion.py); each program has its own, since programs may interleave.
 
     Attributes:
-        rows: [B, D] compute dtype, the last sum's.
-        squares: [4 L, B, 2] int64, of each sum.
+        rows: [B, D] compute dtype, rows of the last residual add.
+        squares: [4 L, B, 2] int64, sums of squares of each residual add.
     """
 
     rows: Tensor
@@ -46,7 +46,7 @@ class Neighbours:
 
     Attributes:
         layer: index of the layer itself.
-        memory: memory of the program that they belong to.
+        memory: norm-fusion buffers of the program that the layers belong to.
     """
 
     layer: int
@@ -56,23 +56,23 @@ class Neighbours:
 
 
 class DecodeKernels(Protocol):
-    """A device's decode kernels, which run a decode step one after another, without compilation."""
+    """A device's decode kernels, launched one after another without compilation."""
 
     def fusion_memory(self, spec: ModelSpec, dtype: torch.dtype, batch: int) -> FusionMemory:
-        """Return memory for a new program of `batch` sequences in that compute dtype."""
+        """Return norm-fusion buffers for a new program of `batch` sequences in that compute dtype."""
 
     def block_function(
         self, block: Block, batch: int, fetches: bool, beside: Neighbours | None = None
     ) -> BlockFunction | None:
-        """Return the function that runs the block for one token of each of `batch` sequences; None if it cannot run.
+        """Return the function that runs the block for one token of each of `batch` sequences; None if unsupported.
 
         Args:
             fetches: True if experts are fetched between the block's halves; the function is then a RoutedBlock.
-            beside: the layers whose functions run just before and just after it; None for a block that runs alone.
+            beside: the layers that run just before and just after the block; None if its norms are not fused.
         """
 
     def head_function(self, head: Head, batch: int) -> HeadFunction | None:
-        """Return the function that makes one token's logits for each of `batch` sequences; None if it cannot run."""
+        """Return the function that computes one token's logits for each of `batch` sequences; None if unsupported."""
 
 
 class Step(Protocol):
@@ -90,7 +90,7 @@ class Step(Protocol):
 
 @dataclass
 class EmbedStep:
-    """Turns token ids into the residual stream and layers' features, and looks up the rope rows of their positions."""
+    """Embeds token ids: the residual stream, per-layer features, and the rope rows of the tokens' positions."""
 
     group: int
     state: StepState
@@ -109,7 +109,7 @@ class EmbedStep:
 
 @dataclass(frozen=True)
 class RoutedBlock:
-    """A block with experts, as the functions of its two halves; the experts run between them as one operation."""
+    """A block with experts as two functions, before and after the experts, which run between them as one operation."""
 
     route: RouteFunction
     add: AddFunction
@@ -137,14 +137,14 @@ def experts_of(block: Block) -> Experts:
 
 
 class ExpertFetcher(Protocol):
-    """Brings experts to places in the tensors that their modules are bound to."""
+    """Copies experts' weights to slots of the tensors that the expert modules read."""
 
     def waves(self, layer: int, experts: Sequence[int]) -> Generator[list[int]]:
-        """Yield the places of experts in waves, until each expert asked for was in one of them.
+        """Fetch experts in waves (batches that fit in the slots), and yield each wave's slots until all were yielded.
 
-        Each wave has one entry for each of the layer's experts: its place, or -1. It is valid until the next wave is
-        asked for. Experts come in one wave if they are no more than a token chooses. A caller that stops early closes
-        the generator.
+        A wave lists the slot of each of the layer's experts, or -1 for an expert that is not in a slot. It is valid
+        until the next one is requested. If the experts are at most as many as one token chooses, one wave has them all.
+        A caller that stops early must close the generator.
         """
 
 
@@ -153,8 +153,8 @@ class FetchedExperts:
     """The layers whose experts are fetched.
 
     Attributes:
-        slots: experts of each of these layers, whose matrices lie where the fetcher brings them.
-        mapped: layers whose experts a decode step reads from locked RAM, without fetching them.
+        slots: by layer, the expert module whose matrices are the slots that the fetcher fills.
+        mapped: layers whose experts a decode step reads directly from page-locked host memory.
     """
 
     fetcher: ExpertFetcher
@@ -162,7 +162,7 @@ class FetchedExperts:
     mapped: frozenset[int] = frozenset()
 
     def fetches(self, layer: int, phase: str) -> bool:
-        """Return whether a layer's experts are fetched in that phase; the host must then know which were chosen."""
+        """Return whether a layer's experts are fetched in that phase, so that the host must read back the routing."""
         return layer in self.slots and not (layer in self.mapped and phase == "decode")
 
 
@@ -172,7 +172,7 @@ class FetchedBlock:
 
     Attributes:
         layer: index of the block's layer.
-        slots: experts whose matrices lie where the fetcher brings them; None for the block's own.
+        slots: expert module whose matrices are the slots that the fetcher fills; None for the block's own.
     """
 
     halves: RoutedBlock
@@ -197,7 +197,7 @@ class FetchedBlock:
         return self.halves.add(block, routed.x, answers, routed.shares, *features)
 
     def _answers(self, experts: Experts, routed: Routed) -> Tensor:
-        """Return the experts' answers, [B, T, C, D]; each wave computes some of the rows."""
+        """Return the experts' outputs, [B, T, C, D]; each wave of fetched experts computes some of the rows."""
         chosen = routed.chosen
         answers: Tensor | None = None
         with closing(self.fetcher.waves(self.layer, sorted({*chosen.flatten().tolist()} - {-1}))) as waves:
@@ -210,7 +210,7 @@ class FetchedBlock:
 
 @dataclass(frozen=True)
 class BoundBlock:
-    """One layer as a step sees it: its index, module, the function of its kind, its rope table and its cache."""
+    """One layer of a step: its index, its module, the function that runs it, the index of its rope table, its cache."""
 
     layer: int
     block: Block
@@ -228,7 +228,7 @@ class BlocksStep:
     blocks: Sequence[BoundBlock]
 
     def replay(self) -> None:
-        """Advance `hidden` through the group."""
+        """Run `hidden` through the group's blocks."""
         state = self.state
         for bound in self.blocks:
             rope = None if bound.rope is None else state.ropes[bound.rope]
@@ -239,10 +239,10 @@ class BlocksStep:
 
 @dataclass
 class HeadStep:
-    """Makes logits for some rows of the vocabulary, after each sequence's last real token or after every token.
+    """Computes logits for a range of the vocabulary, after each sequence's last real token or after every token.
 
     Attributes:
-        head: part of the head that has these rows.
+        head: part of the head that computes these rows.
         rows: range of the vocabulary's rows.
         takes_all: True for the logits after every token, [B, T, V].
     """
@@ -272,12 +272,12 @@ class HeadStep:
 
 @dataclass
 class GreedyStep:
-    """Chooses the likeliest next token and makes it the next input, without leaving the device."""
+    """Chooses the next token by argmax on the device and makes it the next input."""
 
     group: int
     state: StepState
 
     def replay(self) -> None:
-        """Fill `chosen` and make it the input."""
+        """Fill `chosen` and make it the next input."""
         self.state.chosen.copy_(self.state.logits.argmax(dim=-1))
         self.state.advance(self.state.chosen)

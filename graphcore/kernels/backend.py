@@ -1,11 +1,11 @@
-"""The backend of a model: what computes attention and delta rules, packs weights and draws tokens.
+"""Backends of a model: implementations of attention and delta rules, of packed weights, and of sampling on the CPU.
 
     TorchBackend    the ops of kernels/ops/ in plain torch; packed weights are unpacked for each use      anywhere
     TritonBackend   the same ops, for which kernels/gpu/ registers kernels; weights packed in planes      GPU
     NativeBackend   the library of C++ kernels (kernels/cpu/)                                             CPU
 
 Legend: B batch, T tokens, H heads, K kv heads, E head dim, M value dim, P pages, N pages of a sequence, G positions of
-a page. A backend is chosen once, where a model is loaded. Nothing above this package has the path of the C++ library.
+a page. A backend is chosen once, when a model is loaded. No code outside this package handles the C++ library's path.
 """
 
 from abc import ABC, abstractmethod
@@ -39,11 +39,11 @@ fx.wrap("delta_heads")
 KVPages = tuple[Tensor, Tensor, Tensor]
 """Pools of keys and of values, [P, K, G, E] each, and the table of each sequence's pages, [B, N] int32."""
 Positions = tuple[Tensor, Tensor]
-"""Tokens that each sequence's cache holds, and tokens of this pass, [B] int64 each: `starts` and `counts`."""
+"""Number of tokens in each sequence's cache, and of new tokens in this pass, [B] int64 each: `starts` and `counts`."""
 
 
 class Backend(ABC):
-    """Interface of the backends; a backend has no state of a model, and modules may share it.
+    """Interface of the backends; a backend is stateless, so that modules can share it.
 
     Attributes:
         has_kernels: True if graphcore's own kernels multiply packed weights.
@@ -53,14 +53,14 @@ class Backend(ABC):
 
     @property
     def kernels_name(self) -> str:
-        """Name of the build of the kernels, which saved KV caches depend on; "none" without C++ kernels."""
+        """Name of the kernels' build, part of a saved KV cache's fingerprint; "none" without C++ kernels."""
         return "none"
 
     @abstractmethod
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, cache: KVPages, span: Positions, how: AttentionParameters
     ) -> Tensor:
-        """Append keys and values to the cache and attend, as the op `attend` says; returns [B, T, H, E].
+        """Append keys and values to the cache and attend, as the op `attend` does; returns [B, T, H, E].
 
         Args:
             query: [B, T, H, E] compute dtype.
@@ -70,18 +70,18 @@ class Backend(ABC):
 
     @abstractmethod
     def attend_shared(self, query: Tensor, cache: KVPages, span: Positions, how: AttentionParameters) -> Tensor:
-        """Attend keys that another layer has appended in this pass, as the op `attend_shared` says; [B, T, H, E]."""
+        """Attend keys that another layer has appended in this pass, as the op `attend_shared` does; [B, T, H, E]."""
 
     @abstractmethod
     def delta_heads(self, parts: DeltaParts) -> Tensor:
-        """Run the heads of a delta rule, as the op `delta_heads` says; the backend itself sets the library.
+        """Run the heads of a delta rule, as the op `delta_heads` does; the backend itself sets the library.
 
         Returns:
             [B, T, H M] compute dtype.
         """
 
     def choose_packing(self, name: str, rows: int, columns: int) -> Packing | None:
-        """Return the packing of a matrix of a stored format; None for dense, if a row is no whole number of blocks.
+        """Return the packing for a matrix in a stored format; None (dense) if a row is not a whole number of blocks.
 
         Args:
             name: name of the format.
@@ -94,17 +94,17 @@ class Backend(ABC):
         return StoredPacking(name, rows, columns)
 
     def draw_kernel(self) -> DrawKernel | None:
-        """Return a new kernel that draws tokens from logits on the CPU; None if torch draws them."""
+        """Return a new kernel that samples tokens from logits on the CPU; None to sample with torch."""
         return None
 
     def seconds_late(self) -> float | None:
-        """Return the seconds that this process's kernels have slept for a late thread; None without C++ kernels."""
+        """Return the seconds for which kernels of this process slept, waiting for a late thread; None without C++."""
         return None
 
 
 @dataclass(frozen=True)
 class TorchBackend(Backend):
-    """Plain torch."""
+    """The ops of kernels/ops/ in plain torch."""
 
     has_kernels = False
 
@@ -142,14 +142,14 @@ class NativeBackend(Backend):
     """The C++ kernels on the CPU.
 
     Attributes:
-        library: file of the kernels, the form in which torch's ops take it.
+        library: path of the kernels' file, a str because torch ops take no Path.
     """
 
     library: str
 
     @property
     def kernels_name(self) -> str:
-        """Name of the library's file, which names its sources, compiler and processor."""
+        """Name of the library's file, a fingerprint of its sources, compiler and processor."""
         return Path(self.library).stem
 
     def attend(
@@ -174,11 +174,11 @@ class NativeBackend(Backend):
         return KernelPacking(name, rows, columns, self.library)
 
     def draw_kernel(self) -> DrawKernel:
-        """Return a new kernel for all of torch's threads."""
+        """Return a new sampling kernel that uses all of torch's threads."""
         return DrawKernel(self.library, torch.get_num_threads())
 
     def seconds_late(self) -> float:
-        """Return the seconds that this process's kernels have slept, waiting for a late thread."""
+        """Return the seconds for which kernels of this process slept, waiting for a late thread."""
         return seconds_late(self.library)
 
     def new_program(self, counts: Tensor, sequences: Tensor) -> NativeProgram:
@@ -187,12 +187,12 @@ class NativeBackend(Backend):
 
 
 def find_backend(device: torch.device, cache_dir: Path, on_progress: Progress = ignore_progress) -> tuple[Backend, str]:
-    """Return the best backend of a device, and a note about the C++ kernels, empty if there is nothing to say.
+    """Return the best backend for a device, and a note for the user about the C++ kernels, which may be empty.
 
     On the CPU, the C++ kernels are built now if they are missing; on a GPU, Triton's kernels are registered.
 
     Args:
-        cache_dir: folder for built code; kernels are kept in its `kernels`.
+        cache_dir: folder for built code; kernels are stored in its subfolder `kernels`.
         on_progress: callback while kernels are built.
     """
     if device.type != "cpu":

@@ -1,8 +1,8 @@
 """Measures how fast memory can be read: the upper bound for a decode step, which reads every weight.
 
-A GPU is timed with its own events: reading, which decode does, and copying, which cards are rated by. A copy of n bytes
-moves 2 n bytes, read and written; the target of a decode step is a share of that rate, and reading alone may be a
-little faster.
+A GPU is timed with CUDA events: reading, which is what a decode step does, and copying, which published bandwidths
+refer to. A copy of n bytes moves 2 n bytes, read and written; a decode step's target is a share of the copy rate.
+Reading alone may be a little faster.
 """
 
 import time
@@ -15,11 +15,11 @@ from graphcore.kernels.backend import Backend, NativeBackend
 from graphcore.kernels.cpu.library import open_library
 from graphcore.memory_limit import affordable_nbytes
 
-DEVICE_NBYTES = 4 * 10**9  # size of the buffer: far more than the largest cache holds; less if less is free
-FREE_SHARE = 4  # the buffer is at most a quarter of the free memory: two are needed, and some memory must stay free
+DEVICE_NBYTES = 4 * 10**9  # largest size of the buffer: far more than any GPU's cache
+FREE_SHARE = 4  # the buffer is at most a quarter of the free memory: a copy needs two, and some memory must stay free
 WARM_RUNS = 2
-READ_NBYTES = 512 * 10**6  # far more than any cache holds
-LEAST_NBYTES = 128 * 10**6  # caches would hold part of a smaller buffer
+READ_NBYTES = 512 * 10**6  # far more than any CPU cache
+LEAST_NBYTES = 128 * 10**6  # a smaller buffer would partly fit in caches
 LINE_NBYTES = 64
 
 
@@ -39,7 +39,7 @@ class DeviceBandwidth:
 
 
 def measure_device_bandwidth(device: torch.device, nbytes: int = DEVICE_NBYTES, repeats: int = 10) -> DeviceBandwidth:
-    """Return how fast a GPU reads its memory, and copies within it.
+    """Return how fast a GPU reads and copies its memory.
 
     Args:
         nbytes: largest size of the buffer; a quarter of the free memory if that is less.
@@ -57,7 +57,7 @@ def measure_device_bandwidth(device: torch.device, nbytes: int = DEVICE_NBYTES, 
 
 
 def fastest_seconds(work: Callable[[], object], repeats: int) -> float:
-    """Return the seconds that work takes on the current stream, between two events: the shortest of several runs."""
+    """Return the seconds of the fastest of several runs of `work` on the current stream, timed with CUDA events."""
     found: list[float] = []
     for _ in range(WARM_RUNS + repeats):
         began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type it
@@ -76,7 +76,7 @@ class ReadBandwidth:
 
     Attributes:
         torch: rate of torch.sum over float32.
-        native: rate of the kernels' reader with all of torch's threads; None without kernels, and on other devices.
+        native: rate of the C++ reader with all of torch's threads; None without C++ kernels, and on a GPU.
         nbytes: size of the buffer.
         copied: rate of a copy inside a GPU's memory, read and written bytes counted; None on the CPU.
     """
@@ -95,7 +95,7 @@ class ReadBandwidth:
 def measure_read_bandwidth(
     device: torch.device, backend: Backend, nbytes: int = READ_NBYTES, repeats: int = 5
 ) -> ReadBandwidth | None:
-    """Return how fast the device's memory is read, by torch and by the kernels' reader in turns.
+    """Return how fast torch and, on a CPU, the C++ reader read the device's memory, measured alternately.
 
     Args:
         backend: kernels; the C++ kernels have a reader of their own.
@@ -104,7 +104,7 @@ def measure_read_bandwidth(
         repeats: passes of each reader.
 
     Returns:
-        The rates, or None where so little memory is free that the buffer would fit in caches.
+        The rates, or None if so little memory is free that the buffer would fit in caches.
     """
     if device.type == "cuda":
         found = measure_device_bandwidth(device)

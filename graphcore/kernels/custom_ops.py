@@ -1,7 +1,7 @@
-"""Registers custom ops with torch: an op's schema is read from the signature of a function that implements it.
+"""Registers custom ops with torch, and derives an op's schema from the signature of its implementation.
 
-A compiled graph and a captured one hold an op as one node. torch asks for three things: a schema (its arguments, and
-which of them it writes to), an implementation for each kind of device, and a fake that says what the result looks like.
+A custom op is one node of a compiled graph. torch needs three things: a schema (the arguments, and which of them are
+mutated), an implementation for each device type, and a fake that returns a tensor with the result's shape and dtype.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from torch import Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# torch.library.infer_schema knows no list of strings, and takes an int for a number that a compiled graph leaves open.
+# torch.library.infer_schema is not used: it supports no list of strings, and maps int to SymInt.
 SCHEMA_TYPES: dict[Any, str] = {
     None: "()",
     Tensor: "Tensor",
@@ -45,16 +45,16 @@ def register_custom_op(
     Args:
         implementation: function whose parameters become the op's, with their names, types (`SCHEMA_TYPES`) and
             defaults.
-        fake: function that returns an empty tensor like the result, for tracing. Its parameters are those of the op's
-            that it needs, by name, none of which has a default. None if the op returns nothing.
+        fake: function that returns an empty tensor like the result, for tracing. It takes, by name, those of the op's
+            arguments that it needs; these must have no defaults. None if the op returns nothing.
         mutates_args: names of the tensors, or lists of tensors, that the op writes to.
-        dispatch_key: devices that the implementation is for; the default is every device, as Triton's interpreter runs
-            its kernels on the CPU. For another device's, call `torch.library.impl` as a function: as a decorator it
-            would leave None under the implementation's name.
-        schema: the op's schema, if the implementation's signature does not say it; empty if it does.
+        dispatch_key: devices that the implementation is for; the default is every device, because Triton's interpreter
+            runs kernels on the CPU. To add another device's implementation, call `torch.library.impl` as a function: as
+            a decorator it would bind the function's name to None.
+        schema: schema of the op; empty to derive it from the implementation's signature.
 
     Raises:
-        KeyError: a parameter's type, or the result's, is not in `SCHEMA_TYPES`.
+        KeyError: the type of a parameter or of the result is not in `SCHEMA_TYPES`.
     """
     qualified_name = f"graphcore::{name}"
     torch.library.define(qualified_name, schema or schema_of(implementation, mutates_args))

@@ -1,10 +1,10 @@
-"""The interface of packed matrices: a weight's layout in memory, and products that never make it dense as a whole.
+"""The interface of packed (quantised) matrices: a weight's layout in memory, and operations on it.
 
 Legend: O rows (output features), I columns (input features), W bytes of a stored row.
 
-    KernelPacking   the same codes in the kernels' order; products read them at memory speed     (CPU, C++ kernels)
-    DevicePacking   the same codes in planes, for Triton's kernels (device_packing.py)           (GPU)
-    StoredPacking   the file's bytes; each product first unpacks the matrix                      (anywhere, slower)
+    KernelPacking   codes repacked for the C++ kernels, which read them at memory speed      (CPU)
+    DevicePacking   codes repacked in planes for Triton's kernels (device_packing.py)        (GPU)
+    StoredPacking   the file's bytes; each product first dequantises the whole matrix        (any device, slower)
 
 A backend chooses among them (backend.py).
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from graphcore.quant.registry import has_tensor_scale
 
-GROUP_ROWS = 16  # rows that lie together in packed matrices
+GROUP_ROWS = 16  # rows that are interleaved in packed matrices
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Packing(ABC):
 
     @abstractmethod
     def pack(self, raw_rows: Tensor, scale: float) -> Tensor:
-        """Return the matrix in this form.
+        """Return the matrix packed.
 
         Args:
             raw_rows: [O, W] uint8, rows as the file has them, any strides.
@@ -52,34 +52,34 @@ class Packing(ABC):
 
     @abstractmethod
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
-        """Write rows begin .. begin + R - 1 to their place in the packed matrix; no other byte of it changes.
+        """Write rows begin .. begin + R - 1 to their place in the packed matrix, and no other byte.
 
         Args:
             raw_rows: [R, W] uint8 at any address, rows as the file has them; each row is contiguous.
-            begin: first row, a multiple of GROUP_ROWS; the end is one, too, or the matrix's last row.
+            begin: first row, a multiple of GROUP_ROWS; begin + R is one, too, or the number of rows.
             out: [nbytes] uint8, the whole matrix's buffer.
-            threads: number of threads that the kernels' packing may use; None for torch's number.
+            threads: number of threads that the C++ packing may use; None for torch's number.
         """
 
     @abstractmethod
     def write_scale(self, out: Tensor, scale: float) -> None:
-        """Write the whole tensor's scale to its place, if the format has one (i2_s); `pack_rows` does not write it."""
+        """Write the tensor-wide scale, which `pack_rows` does not write, if the format has one (i2_s)."""
 
     @abstractmethod
     def offset(self, row: int) -> int:
-        """Return the offset of a row's bytes in the whole; `row` is a multiple of GROUP_ROWS."""
+        """Return the byte offset of a row in the packed matrix; `row` is a multiple of GROUP_ROWS."""
 
     @property
     def can_split(self) -> bool:
-        """Whether some of the rows can be a matrix of their own: not if a scale of all rows follows the last one."""
+        """Whether a range of rows can be used as a separate matrix: not if a tensor-wide scale follows the last row."""
         return not has_tensor_scale(self.format)
 
     def part(self, begin: int, end: int) -> tuple[Self, int]:
-        """Return rows begin .. end - 1 as a matrix of their own, and the offset of its bytes in the whole.
+        """Return the packing of rows begin .. end - 1 as a separate matrix, and its byte offset in the whole matrix.
 
         Args:
             begin: first row, a multiple of GROUP_ROWS.
-            end: any row; if it is within a group of the kernels' form, the part's bytes end with that group.
+            end: end of the rows; if it is within a group of packed rows, the part's bytes include that whole group.
         """
         assert self.can_split, f"{self.format} has its scale behind the last row"
         assert begin < end <= self.rows, f"rows {begin} .. {end} of {self.rows}"

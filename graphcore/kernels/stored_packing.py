@@ -1,4 +1,4 @@
-"""The packing that keeps a matrix as the file's bytes, for products without kernels of their own: slower, anywhere.
+"""The packing that keeps a matrix as the file's bytes, for formats and devices without kernels: slow, but portable.
 
 Legend: O rows (output features), I columns (input features), W bytes of a stored row.
 """
@@ -16,7 +16,7 @@ from graphcore.quant.registry import FORMATS
 
 @dataclass(frozen=True)
 class StoredPacking(Packing):
-    """A matrix as the file's bytes, unpacked for each use."""
+    """A matrix as the file's bytes, dequantised for each use."""
 
     @property
     def nbytes(self) -> int:
@@ -24,7 +24,7 @@ class StoredPacking(Packing):
         return FORMATS[self.format].nbytes((self.rows, self.columns))
 
     def pack(self, raw_rows: Tensor, scale: float) -> Tensor:
-        """Return the rows one after another, as a file has them."""
+        """Return the rows one after another, as in a file."""
         return FORMATS[self.format].join_rows(raw_rows, scale)
 
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
@@ -46,7 +46,7 @@ class StoredPacking(Packing):
         return dequantize_packed(packed, self.format, (self.rows, self.columns), dtype)
 
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
-        """Unpack the matrix, then multiply; x is never rounded."""
+        """Dequantise the matrix, then multiply; x is never rounded."""
         return torch.nn.functional.linear(x, self.unpack(packed, x.dtype), bias)
 
     def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
@@ -58,7 +58,7 @@ class StoredPacking(Packing):
 
 
 def dequantize_packed(raw: Tensor, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return `FORMATS[name].dequantize(raw, shape, dtype)`, as one operation of a compiled graph."""
+    """Return `FORMATS[name].dequantize(raw, shape, dtype)`, computed by a custom op."""
     op = torch.ops.graphcore.dequantize_packed.default
     return op(raw, name, shape, dtype)  # type: ignore[no-any-return]
 

@@ -1,1 +1,1 @@
-"""The mathematics of a model: frozen specs and the modules built from them. Knows no files, devices or graphs."""
+"""Model definitions: frozen specs and the torch modules built from them. Independent of files, devices and graphs."""

@@ -1,10 +1,10 @@
-"""Grouped-query attention over a static KV cache.
+"""Grouped-query attention over a paged KV cache.
 
 Legend: B batch, T tokens, D model dim, H heads, K kv heads, E head dim, P pages, N pages of a sequence,
 G positions of a page.
 
-The cache write and the softmax are one custom op (kernels/ops/attend.py). It reads the live length from a tensor, so
-its cost follows the actual context, and no length ever becomes a shape to compile.
+The cache write and the softmax are one custom op (kernels/ops/attend.py). It takes context lengths as tensors, so that
+its cost follows the actual context, and lengths never cause a recompilation.
 """
 
 import torch
@@ -50,7 +50,7 @@ class Attention(nn.Module):
 
         Args:
             x: [B, T, D] compute dtype.
-            rope: [B, T, 2, E/2] float32, or None where positions are learned.
+            rope: [B, T, 2, E/2] float32; None if heads do not rotate.
             span: positions of the tokens in their sequences.
             k_cache, v_cache: [P, K, G, E] cache dtype, pages of keys and values; written in place.
             table: [B, N] int32, pages of each sequence.
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         return (span.starts, span.counts), AttentionParameters(spec.window or 0, spec.scale, self.sinks, cap=spec.cap)
 
     def _turned(self, heads: Tensor, norm: nn.Module | None, rope: Tensor | None) -> Tensor:
-        """Return heads [B, T, H, E] normalised, where there is a norm, and rotated, where the spec rotates."""
+        """Return heads [B, T, H, E], normalised if there is a norm, and rotated if the spec has a rope."""
         normed = heads if norm is None else norm(heads)
         if self.spec.rope is None:
             return normed

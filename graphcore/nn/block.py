@@ -1,16 +1,16 @@
-"""One transformer block: attention, or a delta rule, and MLP around a residual stream.
+"""One transformer block: attention or a delta rule, then an MLP, both added to a residual stream.
 
 Legend: B batch, T tokens, D model dim.
 
     pre-norm:  x += attention(norm(x));  x += mlp(norm(x))
     sandwich:  x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))
-    Gemma 4:   sandwich;  x += norm(project(act(gate(x)) * features of the layer);  x *= number
+    Gemma 4:   sandwich;  x += norm(project(act(gate(x)) * per-layer features));  x *= learned factor
 
-A block with experts runs in two halves, so that experts' weights can be fetched in between:
+A block with experts can be run in two halves, so that experts' weights can be fetched in between:
 
     route: x += attention(norm(x)); choose experts   |   experts   |   add_experts: x += the weighted sum
 
-The forward reads no integer that differs between layers: every layer of one spec runs the same compiled graph.
+The forward depends on no layer index, so that all layers of one spec share a compiled graph.
 """
 
 from typing import NamedTuple
@@ -35,18 +35,18 @@ from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec, DeltaSpec, MoESpec
 
-# float32 whatever the compute dtype: rounding the stream to bf16 after every sublayer would lose half of what bf16
-# logits lose in all, and Gemma's stream exceeds 65504, fp16's largest number.
+# float32 whatever the compute dtype: rounding the stream to bf16 after every sublayer would cause half of the total
+# error of bf16 logits, and Gemma's stream exceeds 65504, fp16's largest number.
 RESIDUAL_DTYPE = torch.float32
 
 
 class Routed(NamedTuple):
-    """A block's state between its halves.
+    """The results of a block's first half (`Block.route`).
 
     Attributes:
         x: [B, T, D] float32 residual stream.
         fed: [B, T, D] compute dtype, the experts' input.
-        chosen: [B, T, C] int64 experts, best first; -1 for padding.
+        chosen: [B, T, C] int64, chosen experts, best first; -1 for padding.
         shares: [B, T, C] compute dtype, the experts' weights in each token's sum.
     """
 
@@ -57,10 +57,10 @@ class Routed(NamedTuple):
 
 
 class Block(nn.Module):
-    """A block built from its spec; its buffers carry Hugging Face leaf names.
+    """A transformer block built from its spec; modules and buffers are named as in Hugging Face checkpoints.
 
     Attributes:
-        output_factor: [1] float32, factor of the stream behind the block, or None.
+        output_factor: [1] float32, learned factor of the stream after the block (Gemma 4), or None.
     """
 
     output_factor: Tensor | None
@@ -105,10 +105,10 @@ class Block(nn.Module):
             x: [B, T, D] float32 residual stream.
             rope: [B, T, 2, E/2] float32, or None.
             span: positions of the tokens in their sequences.
-            k_cache, v_cache: buffers of the layer's cache (kvcache/buffers.py), which are keys and values unless the
-                block has a delta rule; written in place.
+            k_cache, v_cache: buffers of the layer's cache (kvcache/buffers.py), written in place: keys and values, or
+                the recurrent and the convolution state if the block has a delta rule.
             table: [B, N] int32, pages of each sequence; None if the block has a delta rule.
-            per_layer: [B, T, P] float32, the tokens' features of this layer, or None where layers have none.
+            per_layer: [B, T, P] float32, the tokens' features for this layer; None if the model has none.
 
         Returns:
             [B, T, D] float32 residual stream.
@@ -133,12 +133,12 @@ class Block(nn.Module):
         return Routed(x, fed, without_padding(chosen, span), shares)
 
     def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor, per_layer: Tensor | None = None) -> Tensor:
-        """Finish the block.
+        """Add the weighted sum of the experts' outputs to the stream, and finish the block.
 
         Args:
             x: [B, T, D] float32 residual stream.
-            answers: [B, T, C, D] compute dtype, the chosen experts' answers.
-            shares: [B, T, C] compute dtype.
+            answers: [B, T, C, D] compute dtype, the chosen experts' outputs.
+            shares: [B, T, C] compute dtype, weights of the outputs.
             per_layer: the same as in `forward`.
 
         Returns:
@@ -171,7 +171,7 @@ class Block(nn.Module):
         return x + fed
 
     def _finish(self, x: Tensor, per_layer: Tensor | None) -> Tensor:
-        """Return the stream behind the layer's features and its number, where it has them."""
+        """Return the stream after Gemma 4's per-layer features and output factor, if the layer has them."""
         if self.per_layer is not None:
             assert per_layer is not None, "this layer has features of its own"
             x = x + self.per_layer(x, per_layer)
@@ -179,7 +179,7 @@ class Block(nn.Module):
 
 
 class PerLayer(nn.Module):
-    """norm(projection(act(gate(x)) * features of the layer)), what a block adds to the stream (Gemma 4)."""
+    """norm(projection(act(gate(x)) * per-layer features)), which a block adds to the stream (Gemma 4)."""
 
     def __init__(self, spec: BlockSpec, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The whole decoder: embedding, blocks, head. Built on the meta device; the weights package allocates its tensors.
+"""The whole decoder: embedding, blocks, head. It is built on the meta device; the weights package allocates memory.
 
 Legend: B batch, T tokens, D model dim, V vocab, P positions, E head dim.
 """
@@ -18,12 +18,12 @@ from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec, PerLayerSpec
 
-EXPERTS = ".experts."  # part of the name of each weight that every expert has its own of
-SUM_SCALE = 2**-0.5  # factor of the sum that layers' features are, which keeps its variance
+EXPERTS = ".experts."  # part of the names of the experts' weights
+SUM_SCALE = 2**-0.5  # factor of the two summands of per-layer features, which preserves the variance
 
 
 class Table(nn.Module):
-    """Rows of numbers, one for each token id, in memory or fetched when they are needed.
+    """An embedding table, in memory or with rows gathered on demand.
 
     Attributes:
         gather: function from token ids [B, T] to their rows [B, T, D], where the table is not in memory; else None.
@@ -44,11 +44,11 @@ class Table(nn.Module):
 
     @property
     def is_gathered(self) -> bool:
-        """Whether rows are fetched when they are needed."""
+        """Whether rows are gathered on demand."""
         return self.gather is not None
 
     def fetch_rows(self, gather: Callable[[Tensor], Tensor]) -> None:
-        """Use `gather`, from token ids [B, T] to rows [B, T, D], from now on: the table is not in memory."""
+        """Gather rows with `gather`, from token ids [B, T] to rows [B, T, D], since the table is not in memory."""
         self.gather = gather
 
     def pack(self, packing: Packing) -> None:
@@ -71,7 +71,7 @@ class Table(nn.Module):
 
 
 class LayerFeatures(nn.Module):
-    """Makes the features of tokens that each layer has of its own, from a table of its own and from the embedding.
+    """Computes per-layer features of tokens, from a second embedding table and a projection of the embedding (Gemma 4).
 
     Source: transformers, modeling_gemma4, `get_per_layer_inputs` and `project_per_layer_inputs`.
     """
@@ -99,7 +99,7 @@ class LayerFeatures(nn.Module):
 
 
 class Embedding(Table):
-    """Looks up token rows, scales them, and adds learned positions where the model has them."""
+    """Looks up and scales token embeddings, and adds learned position embeddings if the model has them."""
 
     positions: Tensor | None
 
@@ -112,7 +112,7 @@ class Embedding(Table):
 
     @property
     def asks_host(self) -> bool:
-        """Whether rows, or rows of the layers' features, are fetched when they are needed."""
+        """Whether rows of the embedding or of the features' table are gathered on demand, which needs the host."""
         return self.is_gathered or (self.per_layer is not None and self.per_layer.table.is_gathered)
 
     def forward(self, token_ids: Tensor, span: Span) -> Tensor:
@@ -124,7 +124,7 @@ class Embedding(Table):
 
 
 class Head(nn.Module):
-    """Final norm and the projection to logits, which may have a bound."""
+    """Final norm, projection to logits, and soft cap of the logits if the model has one."""
 
     def __init__(self, norm: RMSNorm | LayerNorm, lm_head: Linear, dtype: torch.dtype, logit_cap: float = 0.0) -> None:
         super().__init__()
@@ -133,13 +133,13 @@ class Head(nn.Module):
         self.lm_head = lm_head
 
     def part(self, rows: range) -> "Head":
-        """Return the head of some tokens of the vocabulary; its weight is a view of this one's."""
+        """Return the head for a range of the vocabulary; its weight is a view of this head's."""
         return Head(self.norm, self.lm_head.part(rows.start, rows.stop), self.dtype, self.logit_cap)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [..., V] float32 for the residual stream `x` [..., D].
 
-        A packed head computes in float32: bf16 logits near 25 are an eighth apart, and close tokens would tie.
+        A packed head computes in float32: bf16 logits near 25 are multiples of 1/8, so that close tokens would tie.
         """
         is_packed = self.lm_head.packing is not None
         logits: Tensor = self.lm_head(self.norm(x, torch.float32 if is_packed else self.dtype)).float()
@@ -158,23 +158,23 @@ class Decoder(nn.Module):
         self.head = Head(build_norm(spec.norm, spec.dim), lm_head, dtype, spec.logit_cap)
 
     def groups(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the layer groups' modules in order of use, each with the prefix of its weights' names."""
+        """Yield the modules of the layer groups in order of use, each with the prefix of its weights' names."""
         yield "embed_tokens.", self.embed_tokens
         for index, block in enumerate(self.layers):
             yield f"layers.{index}.", block
         yield "", self.head
 
     def table(self, weight: str) -> Table:
-        """Return the table whose weight has this name: the embedding, or the layers' features."""
+        """Return the table whose weight has this name: the embedding, or the per-layer features' table."""
         table = self.get_submodule(weight.removesuffix(".weight"))
         assert isinstance(table, Table), f"{weight} is no table"
         return table
 
     def head_rows(self) -> list[range]:
-        """Return the parts of the vocabulary that the head computes one after another, in order.
+        """Return the ranges of the vocabulary into which the head is split, in order.
 
-        A part has at most as many bytes as the largest layer's matrices, so that it fits where a layer does. The parts
-        depend on the model alone: a product of a different number of rows may differ in its last bits.
+        A part has at most as many bytes as the largest layer's matrices, so that it fits in a layer's slot. The split
+        depends on the model alone, because products of a different number of rows may differ in their last bits.
         """
         lm_head = self.head.lm_head
         most = max(movable_nbytes(layer) for layer in self.layers)
@@ -183,10 +183,10 @@ class Decoder(nn.Module):
         return equal_parts(lm_head.outputs, max(1, most * lm_head.outputs // lm_head.weight.nbytes))
 
     def use_backend(self, backend: Backend) -> None:
-        """Make attention and delta rules run on a backend; until then they run in plain torch.
+        """Set the backend of attention and delta rules, which is plain torch before this call.
 
-        Blocks that round to int8 in float32 stay with torch: there a difference in the last bit becomes a whole step of
-        a code, and float32 must equal the reference to the bit.
+        Float32 blocks with int8 activations stay with torch: they must equal the reference to the bit, and int8
+        rounding would turn a difference in the last bit into a whole step of a code.
         """
         for block in self.layers:
             assert isinstance(block, Block), f"{type(block).__name__} is no block"
@@ -199,28 +199,31 @@ class Decoder(nn.Module):
         return tuple(rope_table(rope, head_dim, positions).to(device) for rope, head_dim in self.spec.ropes)
 
     def rope_index(self) -> tuple[int | None, ...]:
-        """Return, for each block, the index of its rope table; None where it has no rotation."""
+        """Return, for each block, the index of its rope table; None if the block has no rotation."""
         ropes, layers = self.spec.ropes, (block.attention for block in self.spec.blocks)
         attend = (one if isinstance(one, AttentionSpec) else None for one in layers)
         return tuple(ropes.index((one.rope, one.head_dim)) if one and one.rope else None for one in attend)
 
 
 def is_movable(name: str, tensor: Tensor) -> bool:
-    """Return whether a layer group's weight is a matrix that can move with its group.
+    """Return whether a weight is a matrix that is streamed with its layer group.
 
-    Vectors, short convolutions and position tables stay, and experts move one by one.
+    Vectors, short convolutions and position tables stay resident, and experts are fetched one by one.
     """
     is_matrix = tensor.ndim > 1 or tensor.dtype is torch.uint8
     return is_matrix and EXPERTS not in name and not name.endswith(("positions", "conv1d.weight"))
 
 
 def movable_nbytes(group: nn.Module) -> int:
-    """Return the bytes of the layer group's matrices that can move with it."""
+    """Return the bytes of the layer group's matrices that are streamed with it."""
     return sum(tensor.nbytes for name, tensor in group.named_buffers() if is_movable(name, tensor))
 
 
 def equal_parts(rows: int, most: int) -> list[range]:
-    """Return consecutive parts of at most `most` rows, in multiples of sixteen; equal ones if few more are needed."""
+    """Return consecutive parts of at most `most` rows, in multiples of 16.
+
+    The parts are equal if that takes fewer than twice the smallest number of parts.
+    """
     step = max(GROUP_ROWS, most // GROUP_ROWS * GROUP_ROWS)
     if step >= rows:
         return [range(rows)]

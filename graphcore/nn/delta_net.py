@@ -1,9 +1,9 @@
-"""The gated delta rule in place of attention: projections, a short convolution, the rule, a gated norm.
+"""Gated DeltaNet, a linear attention: projections, a short convolution, the gated delta rule, a gated norm.
 
 Legend: B batch, T tokens, D model dim, C channels, H value heads, N key dim, M value dim, W width of the convolution.
 
-Everything between the projections is one custom op (kernels/ops/gated_delta.py). It reads from tensors which tokens are
-real, so that no length becomes a shape to compile.
+Everything between the projections is one custom op (kernels/ops/gated_delta.py). It takes lengths as tensors, so that
+they never cause a recompilation.
 """
 
 import torch
@@ -17,7 +17,7 @@ from graphcore.nn.spec import DeltaSpec
 
 
 class Factors(nn.Module):
-    """A vector or matrix of float32 factors under the name `weight`."""
+    """A float32 vector or matrix as the buffer `weight`."""
 
     weight: Tensor
 
@@ -27,11 +27,11 @@ class Factors(nn.Module):
 
 
 class DeltaNet(nn.Module):
-    """Projections of queries, keys, values and gates, the rule between them, output projection.
+    """The Gated DeltaNet layer: projections of queries, keys, values and gates, the delta rule, output projection.
 
     Attributes:
-        rate: [H] float32, -exp(A_log): how fast a head forgets.
-        dt_bias: [H] float32, added to the input of the gate that forgets.
+        rate: [H] float32, -exp(A_log), decay rate of each head.
+        dt_bias: [H] float32, bias of the decay gate's input.
     """
 
     rate: Tensor
@@ -53,7 +53,7 @@ class DeltaNet(nn.Module):
         self.out_proj = Linear(values, dim, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor, span: Span, recurrent: Tensor, convolution: Tensor) -> Tensor:
-        """Bring the state forward by the span's tokens, and read it after each.
+        """Run the span's tokens through the layer, and advance its states.
 
         Args:
             x: [B, T, D] compute dtype.

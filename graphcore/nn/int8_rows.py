@@ -1,4 +1,4 @@
-"""Activations as BitNet's projections take them: int8, one scale per token.
+"""Int8 quantisation of activations for BitNet's projections, with one scale per token.
 
 Legend: I input features.
 
@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SMALLEST_PEAK = 1e-5  # a row of zeros keeps a finite scale
+SMALLEST_PEAK = 1e-5  # keeps the scale of a row of zeros finite
 
 
 class Int8Rows(NamedTuple):
-    """Rows of x as int8 codes; x is about codes / scale.
+    """Rows of x quantised to int8; x is about codes / scale.
 
     Attributes:
         codes: [..., I] int8.

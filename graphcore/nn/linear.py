@@ -1,4 +1,4 @@
-"""One Linear for every projection.
+"""The linear layer of all projections: dense, packed, or with int8 activations.
 
 Legend: B batch, T tokens, I input features, O output features.
 """
@@ -12,13 +12,13 @@ from graphcore.nn.spec import Int8Order
 
 fx.wrap(
     "quantize_rows"
-)  # one operation in a trace (graph/lowering/rules.py), which meets `prepare` before any Linear is called
+)  # traced as one operation (graph/lowering/tracing.py), because modules call `prepare` outside of their Linears
 
-CODE_UNIT = 128  # codes are divided by it before a product: exact, and their sums stay within fp16's range
+CODE_UNIT = 128  # divisor of codes before a product: it is exact, and keeps sums within fp16's range
 
 
 ALIKE_ROWS = 4
-"""A library's product of a multiple of so many rows has the same bits in each row, whatever the others are.
+"""Rows of x are padded to a multiple of this, so that the library's bits of a row do not depend on the other rows.
 
 Measured with torch 2.13 on the CPU (oneDNN, MKL), 14 shapes, 1 to 32 rows: in float32 the last of 5, 6, 7, 9, 10 or 11
 rows differ, and rows of 1 to 3 differ from those of more; in 16 bits a single row may differ.
@@ -32,13 +32,14 @@ class Linear(nn.Module):
     If `rounding` is "token", the packed product rounds x itself. Otherwise a packed weight with an `int8_order` is
     unpacked for each product, so that float32 follows that order to the bit.
 
-    A compiled graph for a single row writes the product as multiply and sum: Inductor then makes one vectorised loop
-    that reads the weight at memory speed (45 GB/s on two cores, where the library's matrix product reads 15 to 30).
+    In a compiled graph on the CPU, a single row is multiplied elementwise and summed: Inductor turns that into one
+    vectorised loop that reads the weight at memory speed (45 GB/s on two cores; the library's matrix product reads 15
+    to 30).
 
     Attributes:
         weight: [O, I] compute dtype, or packed; -1, 0 and 1 if there is a `weight_scale`.
-        weight_scale: [1] float32, divides or multiplies the product; None if the weight is scaled already.
-        rounding: rounding of x before a packed weight, one of kernels/cpu/kernel_packing.py's.
+        weight_scale: [1] float32, divisor or factor of the product; None if the weight is scaled already.
+        rounding: rounding of x for a packed weight, one of those in kernels/cpu/kernel_packing.py.
     """
 
     weight: Tensor
@@ -66,7 +67,7 @@ class Linear(nn.Module):
         self.weight = torch.empty(packing.nbytes, dtype=torch.uint8, device="meta")
 
     def hold_scale(self) -> None:
-        """Make the packed weight hold its own scales from now on: one per block, so no single number replaces them."""
+        """Drop `weight_scale`, because the packed weight has its own scales, one per block."""
         self.weight_scale = None
         self.int8_order = "online"
 
@@ -74,7 +75,7 @@ class Linear(nn.Module):
         """Return the projection to output features begin .. end - 1; its weight is a view of this one's.
 
         Args:
-            begin: first output feature; a multiple of sixteen where the weight is packed.
+            begin: first output feature; a multiple of sixteen if the weight is packed.
         """
         assert self.bias is None, "heads have none"
         assert self.weight_scale is None, "heads have none"
@@ -150,14 +151,14 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def is_a_token_each(x: Tensor) -> bool:
-    """Return whether `x` [B, ..., I] is known, without a guard on a symbolic size, to be a token of several sequences.
+    """Return whether `x` [B, ..., I] is statically known (no guard on a symbolic size) to be one token each of B > 1.
 
-    What a sequence computes must then not depend on its row, nor on the other rows.
+    The results of a sequence must then not depend on its row or on the other rows.
     """
     rows = x.shape[:-1]
     return all(isinstance(size, int) for size in rows) and rows[0] > 1 and rows[1:].numel() == 1
 
 
 def is_one_row(x: Tensor) -> bool:
-    """Return whether `x` [..., I] is known, without a guard on a symbolic size, to hold a single row."""
+    """Return whether `x` [..., I] is statically known (no guard on a symbolic size) to have a single row."""
     return all(isinstance(size, int) and size == 1 for size in x.shape[:-1])

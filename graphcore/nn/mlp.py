@@ -1,4 +1,4 @@
-"""The feed-forward half of a block, gated or plain, and its elementwise functions.
+"""The feed-forward network of a block, gated or plain, and its elementwise functions.
 
 Legend: B batch, T tokens, D model dim, F hidden features.
 """
@@ -14,7 +14,7 @@ from graphcore.nn.spec import Int8Order, MLPSpec
 
 
 def capped(x: Tensor, cap: float) -> Tensor:
-    """Return cap * tanh(x / cap), elementwise: close to x where x is small, never beyond the cap."""
+    """Return cap * tanh(x / cap), elementwise: a soft cap."""
     return (x / cap).tanh() * cap
 
 
@@ -24,7 +24,7 @@ def scaled(x: Tensor, factor: Tensor) -> Tensor:
 
 
 class ActivationModule(nn.Module):
-    """An elementwise function, named as in config.json; a module, so that a trace shows its name."""
+    """An activation, named as in config.json; it is a module so that traces contain its name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class ActivationModule(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate; optionally normalised before down."""
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate; optionally with a norm before down."""
 
     def __init__(self, spec: MLPSpec, dim: int, dtype: torch.dtype, int8_order: Int8Order | None = None) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class MLP(nn.Module):
         gate = None if self.gate_proj is None else self.gate_proj(shared)
         if self.ffn_sub_norm is None:
             return self.down_proj(self._hidden(gate, up))  # type: ignore[no-any-return]  # Module.__call__
-        # relu2 squares: the product overflows fp16 where its factors do not, so it stays float32 up to the norm
+        # float32 until the norm: with relu2 the product can overflow fp16 although its factors do not
         wide = self._hidden(None if gate is None else gate.float(), up.float())
         return self.down_proj(self.ffn_sub_norm(wide, self.dtype))  # type: ignore[no-any-return]  # Module.__call__
 

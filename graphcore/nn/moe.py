@@ -1,12 +1,12 @@
-"""The feed-forward half of a block as a mixture of experts: a router chooses some experts, and only those run.
+"""The feed-forward network of a block as a mixture of experts: a router chooses some experts, and only those run.
 
 Legend: B batch, T tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token.
 
-    choose_experts: token -> C experts, shares  |  experts: token, choice -> answer  |  weighted_sum: answers -> token
+    choose_experts: token -> C experts, shares  |  experts: token, experts -> outputs  |  weighted_sum: outputs -> token
 
-The experts are one custom op (kernels/ops/experts.py), so that the choice never becomes a shape or a branch of the
-compiled graph, and a decode step reads only the chosen ones. Experts' weights can be fetched between the choice and the
-experts.
+The experts are one custom op (kernels/ops/experts.py), so that the routing is neither a shape nor a branch of the
+compiled graph, and a decode step reads only the chosen experts. Experts' weights can be fetched between the routing and
+the experts.
 """
 
 import torch
@@ -30,7 +30,7 @@ class ExpertLinear(nn.Module):
     A packed weight is [X, nbytes] uint8, and `packing` is the packing of one expert.
 
     Attributes:
-        experts: number of experts; where the matrices lie in shared slots, `weight` has another number of them.
+        experts: number of experts; `weight` has another number of matrices if it is a set of slots.
     """
 
     weight: Tensor
@@ -55,8 +55,8 @@ class Experts(nn.Module):
     """All experts of a layer, as one ExpertLinear per projection.
 
     Attributes:
-        cached: cache of the experts in slots on the device; None where the weights are those of all experts, or where
-            the host fetches them.
+        cached: cache of the experts in slots on the device; None if the weights are those of all experts, or if the
+            host fetches them.
     """
 
     def __init__(self, spec: MoESpec, dim: int, dtype: torch.dtype) -> None:
@@ -75,14 +75,13 @@ class Experts(nn.Module):
         return [DENSE if packing is None else packing.format for packing in packings]
 
     def forward(self, x: Tensor, chosen: Tensor, places: Places = None) -> Tensor:
-        """Return the chosen experts' answers for their tokens: [B, T, C, D].
+        """Return the chosen experts' outputs for their tokens: [B, T, C, D].
 
         Args:
             x: [B, T, D] compute dtype.
             chosen: [B, T, C] int64; -1 for no expert.
-            places: places of the experts in the weights, as in kernels/ops/experts.py; those of cached experts are
-            looked
-                up if none are given.
+            places: places of the experts in the weights, as in kernels/ops/experts.py; None to look up those of cached
+                experts.
         """
         parts = (self.gate_proj, self.up_proj, self.down_proj)
         weights, biases = [part.weight for part in parts], [part.bias for part in parts if part.bias is not None]
@@ -100,7 +99,7 @@ class Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """A router and its experts, and the shared expert where there is one.
+    """A router, its experts, and the shared expert if the model has one.
 
     Attributes:
         expert_scales: [X] float32, factors of the experts' shares, or None.
@@ -135,12 +134,12 @@ def scaled_by_gate(gate: Tensor, x: Tensor) -> Tensor:
 
 
 class ParallelMLP(nn.Module):
-    """An MLP that runs beside a block's experts, and the norms of both: each reads the stream, and answers normalised.
+    """A dense MLP in parallel to a block's experts, with norms before and after each of the two (Gemma 4).
 
     Attributes:
         router_norm: norm of the stream for the router.
         mlp_norm, experts_norm: norms of the stream for the MLP and for the experts.
-        mlp_answer_norm, experts_answer_norm: norms of their answers.
+        mlp_answer_norm, experts_answer_norm: norms of their outputs.
     """
 
     def __init__(self, spec: MLPSpec, norm: NormSpec, dim: int, dtype: torch.dtype) -> None:
@@ -150,11 +149,11 @@ class ParallelMLP(nn.Module):
         self.mlp_answer_norm, self.experts_answer_norm = (build_norm(norm, dim) for _ in range(2))
 
     def add(self, x: Tensor, answer: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the sum of both answers, normalised: [B, T, D] float32.
+        """Return the sum of both normalised outputs: [B, T, D] float32.
 
         Args:
             x: [B, T, D] float32 residual stream.
-            answer: [B, T, D] the experts' weighted answers.
+            answer: [B, T, D] weighted sum of the experts' outputs.
             dtype: compute dtype.
         """
         fed = self.mlp_answer_norm(self.mlp(self.mlp_norm(x, dtype)), torch.float32)
@@ -164,7 +163,7 @@ class ParallelMLP(nn.Module):
 def choose_experts(
     scores: Tensor, top_k: int, shares: Shares = "chosen", scales: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the experts with the highest scores [..., X], best first, and their shares: [..., C] each.
+    """Return the experts with the highest scores [..., X], best first, and their shares (weights): [..., C] each.
 
     Args:
         scales: [X] float32, factors of the experts' shares; None for none.
@@ -178,12 +177,12 @@ def choose_experts(
 
 
 def without_padding(chosen: Tensor, span: Span) -> Tensor:
-    """Return the choices [B, T, C], with -1 (no expert) where a token is padding."""
+    """Return the chosen experts [B, T, C], set to -1 (no expert) where a token is padding."""
     return chosen.masked_fill(~span.is_real(chosen.shape[1])[..., None], -1)
 
 
 def weighted_sum(y: Tensor, shares: Tensor) -> Tensor:
-    """Return the sum of experts' answers, added in their order, best first: [..., C, D] and [..., C] to [..., D]."""
+    """Return the weighted sum of experts' outputs, best expert first: [..., C, D] and [..., C] to [..., D]."""
     total = y[..., 0, :].float() * shares[..., 0, None].float()
     for rank in range(1, y.shape[-2]):
         total = total + y[..., rank, :].float() * shares[..., rank, None].float()

@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, computed in float32, rounded in the order of each model family.
+"""RMSNorm and LayerNorm, computed in float32 and rounded as in each model family.
 
 Legend: B batch, T tokens, D the normalised dim. Weights stay float32 whatever the compute dtype: they are small, and
 Gemma's (1 + w) would lose bits of w in bf16.
@@ -72,5 +72,5 @@ class LayerNorm(nn.Module):
 
 
 def build_norm(spec: NormSpec, dim: int) -> RMSNorm | LayerNorm:
-    """Return the module of `spec` for a last axis of `dim`."""
+    """Return the norm module of `spec` for a last axis of size `dim`."""
     return RMSNorm(spec, dim) if spec.kind == "rms" else LayerNorm(spec, dim)

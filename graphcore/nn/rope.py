@@ -1,4 +1,4 @@
-"""Rotary position embedding: tables once per model, one rotation for every architecture.
+"""Rotary position embedding: cos and sin tables, and one rotation for all architectures.
 
 Legend: B batch, T tokens, H heads, E head dim, R features of a head that rotate (usually E), P positions.
 
@@ -46,7 +46,7 @@ def rope_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _llama3_frequencies(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Return frequencies with long wavelengths divided by the factor, and a blend in the band between."""
+    """Return frequencies: high ones unchanged, low ones divided by the factor, a linear blend in between."""
     wavelengths = 2 * math.pi / plain
     longest_kept = scaling.original_context / scaling.high_freq_factor
     shortest_scaled = scaling.original_context / scaling.low_freq_factor
@@ -59,11 +59,11 @@ def _llama3_frequencies(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn_frequencies(plain: Tensor, theta: float, scaling: YarnScaling) -> Tensor:
-    """Return frequencies that go from the plain to the divided ones over a ramp of pairs."""
+    """Return frequencies: a linear ramp over the pairs, from the plain ones to those divided by the factor."""
     pairs = plain.shape[0]
 
     def pair_of(turns: float) -> float:
-        """Return the pair (a fraction in general) that makes so many turns over the original context."""
+        """Return the (fractional) index of the pair that makes this many turns over the original context."""
         return pairs * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)
 
     first, last = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)

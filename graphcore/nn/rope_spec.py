@@ -1,4 +1,4 @@
-"""Frozen data that says how heads rotate: the frequencies' base, their scaling, and which features turn."""
+"""Frozen specs of rotary position embeddings: base, scaling of the frequencies, and rotated features."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class DivisorScaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """High frequencies kept, low ones divided by `factor`, a ramp between; cosines and sines are scaled, too.
+    """High frequencies kept, low ones divided by `factor`, a ramp in between; cosines and sines are scaled, too.
 
     Source: Peng et al. 2023 (YaRN), section 3.2 to 3.4; transformers, modeling_rope_utils, `_compute_yarn_parameters`.
 
@@ -52,7 +52,7 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class ProportionalScaling:
-    """The first pairs rotate with frequencies divided by `factor`, the others stay as they are (Gemma 4).
+    """The first pairs rotate with frequencies divided by `factor`, the others do not rotate (Gemma 4).
 
     Unlike with `RopeSpec.width`, exponents and pairs are those of the whole head.
     Source: transformers, modeling_rope_utils, `_compute_proportional_rope_parameters`.

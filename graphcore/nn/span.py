@@ -23,8 +23,8 @@ class Span(NamedTuple):
     def positions(self, tokens: int) -> Tensor:
         """Return each token's position in its sequence: [B, T] int64.
 
-        Padding repeats the last position in use, or 0 where there is none, so that a full context never indexes past
-        the end of a table.
+        Padding repeats the position of the last token, or 0 for an empty sequence, so that lookups in a full context
+        stay within a table.
         """
         offsets = torch.arange(tokens, device=self.starts.device, dtype=torch.int64)
         last = self.counts - 1  # -1 for a sequence without tokens: the position before its start

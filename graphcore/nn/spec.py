@@ -1,7 +1,7 @@
-"""Frozen data that says what a model computes; the modules of this package are built from it.
+"""Frozen specs of a model's architecture, from which the modules of this package are built.
 
-Equal BlockSpecs share one compiled graph, so a spec holds what changes the mathematics and nothing else: no layer
-index, no name, no path. Sizes are bare nouns: dim heads kv_heads head_dim hidden vocab.
+Equal BlockSpecs share one compiled graph, so a spec has only fields that change the computation: no layer index, no
+name, no path. The fields dim, heads, kv_heads, head_dim, hidden and vocab are sizes.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class NormSpec:
 
     Attributes:
         kind: "rms" (x / rms(x) * weight) or "layer" (zero mean, unit variance, weight and bias).
-        eps: added to the mean square (rms) or the variance (layer).
-        scale_in_float32: multiplication by the weight before casting back to the compute dtype (Gemma, gpt-oss);
-            Llama casts first. The two round differently.
+        eps: number added to the mean square (rms) or the variance (layer).
+        scale_in_float32: True to multiply by the weight before casting back to the compute dtype (Gemma, gpt-oss);
+            False to cast first (Llama). The two round differently.
     """
 
     kind: str
@@ -34,8 +34,9 @@ Int8Order = Literal["divided", "multiplied", "online"]
     multiplied   ((q / s) @ t) * w      its AutoBitLinear
     online       (q / s) @ (t * w)      its AutoBitLinear on plain weights
 
-The three differ only by rounding, but the next projection rounds to int8 again, where a difference in the last bit
-becomes a whole step of a code. In the order of the checkpoint's own class, float32 logits equal transformers' bits.
+The three differ only by rounding, but the next projection rounds to int8 again, where a difference in the last bit can
+become a whole step of a code. With the order of the checkpoint's class, float32 logits are bit-identical to
+transformers'.
 """
 
 
@@ -45,18 +46,19 @@ class AttentionSpec:
 
     Attributes:
         scale: factor of q . k before the softmax.
-        window: number of last keys that a query attends, itself included; None for all.
+        window: size of the sliding window, the query's own position included; None for full attention.
         qk_norm: normalisation of q and k per head before the rotation.
         qkv_bias, output_bias: True if the projections have biases.
-        sinks: True if each head has a learned score that its softmax counts without any key (gpt-oss).
+        sinks: True if each head has an attention sink, a learned extra score in its softmax (gpt-oss).
         sub_norm: normalisation of the concatenated heads before the output projection (BitNet).
         cap: bound of the scores, cap * tanh(score / cap), before the mask and the softmax (Gemma 2); 0 for none.
         output_gate: True if the heads are multiplied by the sigmoid of another projection before the output projection
             (Qwen 3.5).
         v_norm_eps: epsilon of the rms normalisation of v per head, which has no weight (Gemma 4); 0 for none.
-        values_are_keys: True if v is the product that k is made of, before its norm and rotation (Gemma 4).
+        values_are_keys: True if v is the key projection before its norm and rotation, without a projection of its own
+            (Gemma 4).
         shares_cache: True if the layer has no keys and values of its own, and attends those of an earlier layer
-            (`ModelSpec.cache_layers`), the pass's own tokens included.
+            (`ModelSpec.cache_layers`) instead (cross-layer KV sharing).
     """
 
     heads: int
@@ -88,7 +90,7 @@ class DeltaSpec:
         key_heads, value_heads: number of heads of queries and keys, and of values, a multiple of the former.
         key_dim, value_dim: width of one head of queries and keys, and of values.
         width: number of tokens that the convolution sees, the current one included.
-        eps: epsilon of the RMSNorm of each head's answer before its gate.
+        eps: epsilon of the RMSNorm of each head's output, before its gate.
         tiled: True if value head h has the keys of head h % key_heads (GGUF files of Qwen 3.5); False if it has those
             of head h // (value_heads / key_heads).
     """
@@ -112,7 +114,7 @@ class MLPSpec:
     """down(act(gate(x)) * up(x)) when gated, else down(act(up(x))).
 
     Attributes:
-        sub_norm: normalisation of the hidden features before the down projection (BitNet).
+        sub_norm: normalisation of the hidden features before the down projection (BitNet); None for none.
     """
 
     hidden: int
@@ -123,7 +125,7 @@ class MLPSpec:
 
 
 Shares = Literal["chosen", "all"]
-"""The scores that a router's softmax is over: those of the chosen experts, whose shares sum to one, or of all."""
+"""Scores in a router's softmax: only those of the chosen experts, whose shares then sum to one, or those of all."""
 
 
 @dataclass(frozen=True)
@@ -136,15 +138,15 @@ class MoESpec:
     Attributes:
         experts: number of experts.
         hidden: number of hidden features of one expert.
-        gating: function that joins an expert's gate and up products.
+        gating: function of an expert's gate and up products.
         bias: True if the experts' projections have biases.
         router_bias: True if the router has biases.
-        shares: scores that the softmax is over.
-        shared_hidden: hidden features of an MLP that each token also runs through, its answer times the sigmoid of one
-            more product of the token; 0 for none.
-        expert_scales: True if each expert's share is multiplied by a learned number of that expert (Gemma 4).
-        beside: MLP that reads the same stream; it and the experts have norms of their own before and behind them, and
-            the router a norm of the stream. Their sum is the block's answer (Gemma 4). None for experts alone.
+        shares: scores in the softmax.
+        shared_hidden: hidden features of the shared expert, whose output is multiplied by a sigmoid gate per token; 0
+            for no shared expert.
+        expert_scales: True if each expert's share is multiplied by a learned factor of that expert (Gemma 4).
+        beside: dense MLP in parallel to the experts (Gemma 4); None for experts alone. It and the experts each have a
+            norm before and after them, the router has its own norm, and their outputs are added.
     """
 
     experts: int
@@ -161,15 +163,15 @@ class MoESpec:
 
 @dataclass(frozen=True)
 class PerLayerSpec:
-    """Features of a token that each layer has of its own: a row of a second embedding, and a projection of the first.
+    """Per-layer features of a token: a row of a second embedding table plus a projection of the token's embedding.
 
     Source: transformers, modeling_gemma4, `get_per_layer_inputs` and `project_per_layer_inputs`.
 
     Attributes:
         width: number of features for each layer.
-        layers: number of layers that a row has features of; a model cut to its first layers uses the first of them.
-        vocab: number of the second embedding's rows, each of which has the features of all layers.
-        norm: normalisation of the projection's features, for each layer.
+        layers: number of layers that a row has features for; a model truncated to fewer layers uses the first of them.
+        vocab: number of rows of the second embedding table; a row has the features for all layers.
+        norm: normalisation of the projected features, for each layer separately.
     """
 
     width: int
@@ -183,13 +185,13 @@ class BlockSpec:
     """One transformer block.
 
     Attributes:
-        attention: the half that looks at other tokens: attention, or a delta rule.
+        attention: spec of the token mixer: attention, or a delta rule.
         sandwich: True if each sublayer's output is also normalised before it is added to the residual (Gemma).
-        int8_activations: order of multiplication where each projection rounds its input to int8, one scale per token
+        int8_activations: order of multiplication if each projection rounds its input to int8, one scale per token
             (BitNet, with ternary weights); None for no rounding. The embedding and the head never round.
-        per_layer: number of features per layer that a gate multiplies at the block's end (Gemma 4); 0 for none.
+        per_layer: number of per-layer features that are gated and added at the block's end (Gemma 4); 0 for none.
         per_layer_activation: activation of that gate.
-        has_output_factor: True if the stream is multiplied by a learned number behind the block (Gemma 4).
+        has_output_factor: True if the stream is multiplied by a learned factor after the block (Gemma 4).
     """
 
     dim: int
@@ -212,10 +214,10 @@ class ModelSpec:
         norm: final normalisation, before the head.
         embedding_scale: factor of token embeddings (Gemma: sqrt(dim)), or 1.
         positions: number of rows of a learned position table (GPT-2), or 0.
-        context: longest sequence that the model was made for, in tokens.
+        context: context length that the model was trained for, in tokens.
         tied: True if the head reads the embedding's weight.
         logit_cap: bound of the logits, cap * tanh(logit / cap); 0 for none.
-        per_layer: features of a token for each layer (Gemma 4); None for none.
+        per_layer: per-layer features of tokens (Gemma 4); None for none.
     """
 
     dim: int
@@ -236,12 +238,12 @@ class ModelSpec:
 
     @property
     def ropes(self) -> tuple[tuple[RopeSpec, int], ...]:
-        """The distinct rotations and head dims of the model, in order of first use; blocks find theirs by equality."""
+        """The distinct pairs of rotation and head dim of the model, in order of first use."""
         return tuple(dict.fromkeys((one.rope, one.head_dim) for one in self.attentions if one.rope))
 
     @property
     def cache_layers(self) -> tuple[int, ...]:
-        """Index of the layer whose cache each layer uses: its own, or the last of its shape with keys and values."""
+        """For each layer, the layer whose cache it uses: itself, or the last earlier one of its shape with own keys."""
         owners: dict[tuple[int | None, int, int], int] = {}
         found = []
         for index, block in enumerate(self.blocks):
@@ -258,5 +260,5 @@ class ModelSpec:
 
     @property
     def lending_layers(self) -> frozenset[int]:
-        """Indices of the layers whose keys and values later layers attend."""
+        """Indices of the layers whose keys and values later layers also attend."""
         return frozenset(owner for index, owner in enumerate(self.cache_layers) if owner != index)

@@ -1,4 +1,4 @@
-"""How a native program begins: tokens' embedding rows and layers' features, as instructions or fetched by the host.
+"""The start of a native program: token embeddings and per-layer features, by instructions or gathered by the host.
 
 Legend: B rows of the program, D model dim, P features of one layer.
 
@@ -24,12 +24,12 @@ NO_NORM = instructions.Norm()
 
 @dataclass
 class GatherStep:
-    """Puts rows of tables that the program cannot read to where its instructions expect them.
+    """Gathers on the host the rows of tables that the program's instructions cannot read.
 
     Attributes:
         x: [B, D] float32, filled with the tokens' embedding; None if instructions do that.
         features: [B, L P] float32, filled with the scaled rows of the features' table; None if instructions do that, or
-            if layers have none.
+            if the model has no per-layer features.
     """
 
     group: int
@@ -40,7 +40,7 @@ class GatherStep:
 
     @property
     def fetches(self) -> bool:
-        """Whether the host has anything to fetch."""
+        """Whether the host gathers any rows."""
         return self.x is not None or self.features is not None
 
     def replay(self) -> None:
@@ -53,12 +53,12 @@ class GatherStep:
         if self.x is not None:
             self.x[rows] = self.embedding(token_ids, span)[:, 0]
         if self.features is not None and per_layer is not None:
-            # One factor, as in the instruction: with two the last bits would differ.
+            # A single factor, as in the instruction: multiplying twice would change the last bits.
             self.features[rows] = per_layer.table.stored_rows(token_ids)[:, 0] * (per_layer.table.scale * SUM_SCALE)
 
 
 def append_embedding(program: native.NativeProgram, state: StepState, embedding: Embedding, x: Tensor) -> GatherStep:
-    """Append the lookup of the tokens' embedding into `x`; return what the host has to fetch."""
+    """Append the lookup of the tokens' embedding into `x`; return the step that gathers rows on the host if needed."""
     if embedding.is_gathered:
         return GatherStep(0, state, embedding, x=x)
     _append_rows(program, state, embedding, x, embedding.scale, embedding.positions)
@@ -66,10 +66,10 @@ def append_embedding(program: native.NativeProgram, state: StepState, embedding:
 
 
 def append_features(program: native.NativeProgram, gather: GatherStep, x: Tensor) -> Tensor | None:
-    """Append what makes the features of all layers; return them, [B, L P] float32, or None if layers have none.
+    """Append the instructions of the per-layer features; return these, [B, L P] float32, or None if there are none.
 
     Args:
-        gather: step of the host, which is told to fetch the features' table where instructions cannot read it.
+        gather: host step, changed to gather rows of the features' table if instructions cannot read the table.
         x: [B, D] float32, the tokens' embedding.
     """
     per_layer = gather.embedding.per_layer

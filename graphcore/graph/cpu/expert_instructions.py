@@ -1,4 +1,4 @@
-"""The instructions of a native program for a mixture of experts: the choice, and the chosen experts."""
+"""The instructions of a native program for a mixture of experts: routing, and the chosen experts' products."""
 
 import torch
 from torch import Tensor
@@ -20,14 +20,14 @@ def append_choice(
     scales: Tensor | None,
     fetches: bool,
 ) -> Choice:
-    """Append the choice of a layer's experts, and return it.
+    """Append the routing instruction of a layer, and return its buffers.
 
     Args:
         scores: [B, X] float32.
         shares: [B, C] float32, filled with the chosen experts' shares.
-        over_all: True if the softmax is over all scores.
+        over_all: True if the softmax is over all scores, not only those of the chosen experts.
         scales: [X] float32, factors of the experts' shares, or None.
-        fetches: True if experts are fetched, so that their places are known only after the choice.
+        fetches: True if experts are fetched, so that their slots are known only after routing.
     """
     rows, used = shares.shape
     chosen = program.zeros(rows, used, dtype=torch.int32)
@@ -53,13 +53,13 @@ def append_experts(
     out: Tensor,
     puts: bool = False,
 ) -> None:
-    """Append both instructions of experts.
+    """Append the two instructions of a layer's experts: gate and up, then down and the weighted sum.
 
     Args:
         norm: normalisation of `x`.
         x: [B, D] float32, the experts' input.
         shares: [B, C] float32, the chosen experts' shares.
-        out: [B, D] float32, the sum that the answers are added to, or replace if `puts`.
+        out: [B, D] float32, tensor that the weighted sum is added to, or that it overwrites if `puts`.
     """
     assert choice.begin == len(program.arguments), "experts come right behind their choice"
     parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
@@ -74,7 +74,7 @@ def append_experts(
     given, gating = (program.per_row(x), norm, rounding), (experts.gating.number, *experts.gating[1:])
     program.add(instructions.ExpertsUp(*given, gate, up, *biases[:2], *where, hidden, used, *gating))
     answers = None
-    if choice.is_last is not None:  # they may come in several waves
+    if choice.is_last is not None:  # experts may be fetched in several batches (waves)
         answers = program.block_buffer(used * -(-down.rows // GROUP_ROWS) * GROUP_ROWS)
     waves = (program.address(answers), program.address(choice.is_last, torch.int32))
     answer = (program.address(shares), program.per_row(out), *waves, used, puts)

@@ -1,4 +1,4 @@
-"""Turns a module's operations into instructions of a native program, with one entry for each operation.
+"""Turns a module's operations into instructions of a native program; `ENTRIES` has one method for each operation.
 
     project (q k v) | attend_heads | add_project (o) | gated (gate up) | add_project (down)
                                                      | project (router) | choose | add_experts
@@ -38,7 +38,7 @@ NO_NORM = instructions.Norm()
 
 
 def obstacle_of_operations(module: nn.Module, changes_x: bool) -> str | None:
-    """Return why a module has no instructions, or None; `changes_x`: whether its answer overwrites x, as a block's."""
+    """Return why a module cannot be recorded, or None; `changes_x`: whether its output overwrites x, as a block's."""
     return missing_entry(lower_to_instructions(module), ENTRIES, "native instruction", changes_x)
 
 
@@ -48,8 +48,8 @@ class ModuleRecorder:
 
     Attributes:
         modules: modules by their names in the operations.
-        layer: index of the layer, where the module is one.
-        choices: choices of experts, as they are recorded.
+        layer: index of the layer if the module is a block; -1 for a head.
+        choices: routing of the blocks recorded so far.
     """
 
     program: native.NativeProgram
@@ -62,12 +62,12 @@ class ModuleRecorder:
     _places: dict[Call, Tensor] = field(default_factory=dict)
 
     def record(self, traced: Traced, inputs: Mapping[str, object], place: Tensor | None = None) -> Tensor:
-        """Append all instructions; return the tensor that holds the answer.
+        """Append all instructions; return the output tensor.
 
         Args:
             traced: `lower_to_instructions` of this module, or of one of the same spec.
             inputs: inputs of the module's forward, by name; the stream, [B, D] float32, may be changed in place.
-            place: tensor for the answer, where the answer is a product.
+            place: tensor for the output if the output is a product or a cap; None to allocate it.
         """
         answer = traced.nodes()[-1].args[0]
         for node in traced.nodes():
@@ -98,7 +98,7 @@ class ModuleRecorder:
     def project(
         self, node: Call, x: Tensor, norm: NormCall | None, linears: Sequence[str], activation: str | None, _wide: bool
     ) -> Tensor | list[Tensor]:
-        """Append products of one input."""
+        """Append (activations of) products of one normalised input."""
         modules = [self._module(name, Linear) for name in linears]
         outs = [self.out(node, linear.outputs) for linear in modules]
         matrices = [native_matrix(self.program, linear, out) for linear, out in zip(modules, outs, strict=True)]
@@ -109,7 +109,7 @@ class ModuleRecorder:
     def gated(
         self, node: Call, x: Tensor, norm: NormCall | None, gate: str, up: str, activation: str, _wide: bool
     ) -> Tensor:
-        """Append activation(gate) * up."""
+        """Append activation(gate(norm(x))) * up(norm(x))."""
         modules = [self._module(name, Linear) for name in (gate, up)]
         out = self.out(node, modules[0].outputs)
         matrices = [native_matrix(self.program, linear, out) for linear in modules]
@@ -195,7 +195,7 @@ class ModuleRecorder:
         _counts: object,
         *how: Any,
     ) -> Tensor:
-        """Append norms of heads, rotation, cache write (where there are keys) and softmax.
+        """Append norms of heads, rotation, cache write (if there are keys) and softmax attention.
 
         Args:
             how: fields of `AttentionParameters`.
@@ -230,13 +230,13 @@ class ModuleRecorder:
         return native.append_delta_heads(self.program, parts)
 
     def scaled_by_gate(self, _node: Call, gate: Tensor, x: Tensor) -> Tensor:
-        """Append sigmoid(gate) * x for one number `gate`."""
+        """Append sigmoid(gate) * x, with one gate for each row."""
         return self.elementwise("scale", gate, x, self.program.block_buffer(x.shape[-1]), Activation.SIGMOID)
 
     def choose(
         self, _node: Call, scores: Tensor, top_k: int, over: str, scales: Tensor | None
     ) -> tuple[Choice, Tensor]:
-        """Append the choice of experts; return it and the shares."""
+        """Append the routing; return its buffers and the shares."""
         shares = self.program.block_buffer(top_k)
         fetches = self.fetches_experts
         choice = append_choice(self.program, self.layer, scores, shares, over == "all", scales, fetches)
@@ -246,14 +246,14 @@ class ModuleRecorder:
     def add_experts(
         self, node: Call, stream: Tensor, x: Tensor, norm: NormCall | None, choice: Choice, shares: Tensor, name: str
     ) -> Tensor:
-        """Append stream += the weighted sum of what the chosen experts make of norm(x)."""
+        """Append stream += the weighted sum of the chosen experts' outputs for norm(x)."""
         append_experts(self.program, self._module(name, Experts), self._norm(norm), choice, x, shares, stream)
         return stream
 
     def sum_experts(
         self, _node: Call, x: Tensor, norm: NormCall | None, choice: Choice, shares: Tensor, name: str
     ) -> Tensor:
-        """Append the weighted sum of what the chosen experts make of norm(x)."""
+        """Append the weighted sum of the chosen experts' outputs for norm(x)."""
         experts, out = self._module(name, Experts), self.program.block_buffer(x.shape[-1])
         append_experts(self.program, experts, self._norm(norm), choice, x, shares, out, puts=True)
         return out
@@ -267,7 +267,7 @@ class ModuleRecorder:
         return NO_NORM if norm is None else norm_of(self.program, self.modules[norm.name])
 
     def out(self, node: Call, size: int) -> Tensor:
-        """Return the tensor that a product goes to: its given place, or a buffer of its own."""
+        """Return the output tensor of a product: the one that `record` was given, or a new buffer."""
         return self._places[node] if node in self._places else self.program.block_buffer(size)
 
 

@@ -1,7 +1,7 @@
-"""The memory of native decode programs, known before any exists.
+"""Computes the memory of native decode programs before they are allocated.
 
-A program is recorded over tensors without memory, of torch's meta device, by the code that later records it over real
-ones. So the bytes follow from that code, whatever the model's operations are.
+The code that records real programs records one over tensors on torch's meta device, which have no memory. So the bytes
+are right whatever the model's operations are.
 """
 
 from collections.abc import Generator, Sequence
@@ -22,13 +22,13 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 @dataclass(frozen=True)
 class ProgramSizes:
-    """The sizes and choices that a decode program's memory follows from.
+    """The sizes and settings that determine the memory of decode programs.
 
     Attributes:
         widths: number of rows of each program.
-        sequences: rows of the caches.
-        kv_dtype: what keys and values are kept as.
-        chunk: most tokens of a sequence in one pass.
+        sequences: number of rows of the caches.
+        kv_dtype: storage type of the KV cache.
+        chunk: largest number of tokens of a sequence in one pass.
         backend: C++ kernels that run the program.
         fetches_experts: True if experts may be fetched between a layer's instructions.
     """
@@ -42,7 +42,7 @@ class ProgramSizes:
 
 
 class _Nowhere:
-    """A fetcher of programs that never run."""
+    """A stand-in for the expert fetcher of programs that never run."""
 
     def waves(self, layer: int, experts: Sequence[int]) -> Generator[list[int]]:
         """Raise: a program without memory cannot run."""

@@ -3,9 +3,10 @@
     embed -> (norm q k v | attend | o, add | norm gate up | down, add) for each block -> norm head -> choose
 
 The program is recorded once from the decoder's modules and replayed without Python, allocation or dispatch in between.
-It computes in float32 what the blocks compute in the compute dtype. A module that is not known here is refused, so that
-nothing is left out silently. A program has up to 16 rows, and a run takes those that have a token: one of each of
-several sequences, or consecutive ones of one sequence. A step of more sequences is several programs.
+It computes in float32 what the blocks compute in the compute dtype. A decoder with an unsupported operation is rejected
+(`native_obstacle`), so that nothing is left out silently. A program has up to 16 rows, and a run computes those that
+have a token: one token of each of several sequences, or consecutive tokens of one sequence. Larger batches take several
+programs.
 """
 
 from collections.abc import Collection, Sequence
@@ -42,7 +43,7 @@ class NativeStep:
     Attributes:
         begin: index of the first instruction.
         count: number of instructions.
-        choices: choices of experts among them, whose places the fetcher gives; none where experts are resident.
+        choices: routing of the blocks among them whose experts are fetched; empty if experts are resident.
     """
 
     group: int
@@ -62,7 +63,7 @@ class NativeStep:
         self.program.run(done, self.begin + self.count - done)
 
     def _run_experts(self, choice: Choice) -> None:
-        """Run the experts that the rows chose from the places that they are fetched to, wave by wave."""
+        """Fetch the experts that the rows chose and run them, one batch (wave) of fetched experts after another."""
         assert self.fetcher is not None, "choices come with who fetches them"
         assert choice.is_last is not None, "experts that are fetched may come in waves"
         chosen: list[int] = choice.chosen.flatten().tolist()
@@ -92,7 +93,7 @@ def native_obstacle(decoder: Decoder) -> str | None:
 
 
 def kinds_of(decoder: Decoder) -> dict[BlockSpec, nn.Module]:
-    """Return one layer of each spec: layers of one spec compute the same."""
+    """Return one layer of each spec."""
     return dict(zip(reversed(decoder.spec.blocks), reversed(decoder.layers), strict=True))
 
 
@@ -103,11 +104,11 @@ class Recorder:
     Attributes:
         groups: layers of each layer group; group 0 is the embedding, those after the last one are parts of the head.
         heads: parts of the head, each with its rows of the vocabulary.
-        caches: one cache per layer, of which a row may have any sequence.
+        caches: one cache per layer; a program's row may use any sequence of it.
         tables: rope tables, [P, 2, E/2].
         backend: C++ kernels that run the programs.
-        streamed: groups whose weights move. The other groups between two of them become one step.
-        fetcher: source of the experts that are not resident; None where all are.
+        streamed: groups whose weights are streamed. The other groups between two of them become one step.
+        fetcher: source of non-resident experts; None if all are resident.
     """
 
     decoder: Decoder
@@ -119,11 +120,11 @@ class Recorder:
     streamed: Collection[int] = ()
     fetcher: ExpertFetcher | None = None
 
-    _features: Tensor | None = None  # [B, L P], of the tokens
-    _operations: dict[BlockSpec | None, Traced] = field(default_factory=dict)  # None is the head's
+    _features: Tensor | None = None  # [B, L P], per-layer features of the tokens
+    _operations: dict[BlockSpec | None, Traced] = field(default_factory=dict)  # by block spec; None for the head
 
     def record(self, state: StepState, is_greedy: bool) -> list[Step]:
-        """Return the steps of a whole decode step on the state; they fill `logits`, and if greedy also `chosen`."""
+        """Return the steps of one decode step; they fill the state's `logits` and, if greedy, `chosen`."""
         program = self.backend.new_program(state.span.counts, state.sequences)
         x = program.buffer(self.decoder.spec.dim)
         ends: list[tuple[int, int]] = []  # group, and the number of instructions up to its end
@@ -149,7 +150,7 @@ class Recorder:
         return [gather, *steps] if gather.fetches else steps
 
     def _heads(self) -> Sequence[tuple[range, Head]]:
-        """Return the head's parts, or the whole head where no part moves: its rows are computed independently."""
+        """Return the head's parts, or the whole head if no part is streamed: its rows are computed independently."""
         first = len(self.groups) + 1
         if any(group >= first for group in self.streamed):
             return self.heads
@@ -170,7 +171,7 @@ class Recorder:
         return steps
 
     def _block(self, program: native.NativeProgram, state: StepState, x: Tensor, index: int) -> list[Choice]:
-        """Append a block; return its choice of experts, if it has any."""
+        """Append a block; return its routing, if it has experts."""
         block, rope_index = self.decoder.layers[index], self.decoder.rope_index()[index]
         rope = None if rope_index is None else self.tables[rope_index]
         k_cache, v_cache, table = self.caches[index].inputs
@@ -186,13 +187,13 @@ class Recorder:
         return recorder.choices
 
     def _lowered(self, kind: BlockSpec | None, module: nn.Module) -> Traced:
-        """Return the operations of a kind of module, traced once."""
+        """Return the lowered operations of a block spec or of the head, traced once."""
         if kind not in self._operations:
             self._operations[kind] = lower_to_instructions(module)
         return self._operations[kind]
 
     def _choose(self, program: native.NativeProgram, state: StepState) -> None:
-        """Append the choice of each row's likeliest token, which becomes its next input."""
+        """Append the argmax of each row's logits; that token becomes the row's next input."""
         best = program.buffer(instructions.CHOICE_PARTS)
         best_index = program.zeros(*best.shape, dtype=torch.int64)
         pointers = program.address(best), program.address(best_index, torch.int64)

@@ -1,4 +1,4 @@
-"""What a native program's instructions are given: matrices, roundings, normalisations, and choices of experts."""
+"""Operands of a native program's instructions: matrices, roundings, normalisations, and routing buffers."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice of experts in a recorded block.
+    """The routing of one recorded block: its buffers, and the instructions that use them.
 
     Attributes:
         layer: index of the block's layer.
-        chosen: experts, [B, C] int32, written by the instructions before `begin`.
-        places: places of these experts, [B, C] int32, read from `begin` on; `chosen` itself where experts are resident.
-        sharing: the choices of all rows by expert, as the instructions read them.
-        is_last: [1] int32, 0 while more of the experts are to come; None where experts are resident.
+        chosen: [B, C] int32, ids of the chosen experts, written by the instructions before `begin`.
+        places: [B, C] int32, slots of these experts, read from `begin` on; `chosen` itself if experts are resident.
+        sharing: lists of the rows that chose each expert, for the instructions.
+        is_last: [1] int32, 0 while further experts must be fetched; None if experts are resident.
         begin: index of the first instruction that runs experts.
     """
 
@@ -34,7 +34,7 @@ class Choice:
 
 
 def native_matrix(program: native.NativeProgram, linear: Linear, out: Tensor) -> tuple[Matrix, Tensor | None, Tensor]:
-    """Return a linear's matrix, its bias in float32 and where its product goes."""
+    """Return a linear's matrix, its bias in float32, and `out`, the tensor for its output."""
     bias = None if linear.bias is None else program.in_float32(linear.bias)
     matrix = program.matrix(linear.weight, linear.packing)
     if linear.packing is not None and linear.weight_scale is not None and not linear.weight_scale.is_meta:
@@ -44,12 +44,12 @@ def native_matrix(program: native.NativeProgram, linear: Linear, out: Tensor) ->
 
 
 def rounding_of(linear: Linear) -> int:
-    """Return the number of the rounding that a linear's input undergoes."""
+    """Return the number of the rounding of a linear's input."""
     return ROUNDINGS["token" if linear.int8_order is not None else linear.rounding]
 
 
 def norm_of(program: native.NativeProgram, norm: nn.Module) -> instructions.Norm:
-    """Return a module's normalisation as the kernels take it."""
+    """Return a module's normalisation as an operand of instructions."""
     if isinstance(norm, RMSNorm | UnitNorm):
         weight = norm.weight if isinstance(norm, RMSNorm) else None
         return native.norm(program, "rms", norm.eps, weight, None)

@@ -1,12 +1,12 @@
-"""A decode step as one CUDA graph, or as several where weights move between them.
+"""Captures a decode step as one CUDA graph, or as several if weights are streamed between them.
 
-    side stream: run the steps twice (kernels load, workspaces settle), capture   ->   replay, replay, ...
+    side stream: run the steps twice (load kernels, allocate workspaces), capture   ->   replay, replay, ...
 
-Everything that the steps read and write lies at fixed addresses: inputs in the state, weights in their slots, keys and
-values in their caches, everything in between in the graphs' common pool. The warm-up runs on no real token: the counts
-are zero while it runs, and the inputs are restored after it, so that caches and sequences stay as they are. No tensor
-made by a capture stays in the state: it lies in the pool, where the next graph to replay overwrites it. docs/numbers.md
-has the results of runs on hardware, and lists what was not run.
+All tensors that the steps read and write have fixed addresses: inputs in the state, weights in their slots, keys and
+values in their caches, intermediate results in the graphs' shared memory pool. The warm-up computes padding only: it
+sets the counts to zero and restores the inputs afterwards, so that caches and sequences do not change. The state keeps
+no tensor that a capture allocated, because the next graph to be replayed may overwrite its memory in the pool.
+docs/numbers.md has measurements on hardware, and lists what was not run.
 """
 
 import gc
@@ -32,9 +32,9 @@ class Captures:
     """All CUDA graphs of an engine. They share one pool, since they run one after another in one stream.
 
     Attributes:
-        uses_pdl: True to launch kernels dependently (kernels/gpu/pdl.py), which the device can do.
-        seconds: duration of warm-ups and captures.
-        nbytes: device memory that they took: pool, executables, loaded kernels.
+        uses_pdl: True to use programmatic dependent launch (kernels/gpu/pdl.py), if the device supports it.
+        seconds: seconds that warm-ups and captures took.
+        nbytes: bytes of device memory that they took: pool, executable graphs, loaded kernels.
     """
 
     device: torch.device
@@ -47,7 +47,7 @@ class Captures:
 
     @property
     def num_graphs(self) -> int:
-        """Number of graphs captured so far; each piece of a program is captured once."""
+        """Number of graphs captured so far, one for each captured piece of a program."""
         return len(self._graphs)
 
     @property
@@ -60,10 +60,10 @@ class Captures:
         }
 
     def capture(self, what: str, warm_up: Callable[[], None], run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Return a graph of the work that `run` enqueues, which is recorded and not run; `warm_up` does run.
+        """Run `warm_up`, then return a graph of the work that `run` enqueues, which is recorded but not executed.
 
         Args:
-            what: name of what is captured, for messages.
+            what: description of the captured work, for messages.
 
         Raises:
             GraphError: the capture failed, or the engine was closed.
@@ -72,7 +72,7 @@ class Captures:
             raise GraphError(f"{what} cannot be captured: the engine is closed; load it again")
         began, free = time.perf_counter(), torch.cuda.mem_get_info(self.device)[0]
         try:
-            # A capture that fails would leave its own stream the current one.
+            # After a failed capture, the capture's stream would otherwise remain the current stream.
             with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)):
                 graph = self._capture(warm_up, run)
         except GraphcoreError:
@@ -94,7 +94,7 @@ class Captures:
             warm_up()
         here.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may still call CUDA: those that fetch weights allocate locked memory. This thread may not.
+        # thread_local: other threads may call CUDA during the capture; those that fetch weights allocate pinned memory.
         with no_collection(), torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             run()
         return graph
@@ -116,7 +116,7 @@ class Captures:
 def no_collection() -> Iterator[None]:
     """Turn the garbage collector off inside the block.
 
-    It might close an engine that was never closed: waiting for a device, or unlocking memory, would break the capture.
+    A collection could close an abandoned engine, and its device synchronisation or unpinning would break the capture.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -146,7 +146,7 @@ class CapturedStep:
 
     Attributes:
         captures: the engine's captures.
-        handed: tensors that other steps have left for these; the warm-up must not change them.
+        handed: tensors with the results of earlier pieces; the warm-up restores them.
     """
 
     group: int
@@ -164,7 +164,7 @@ class CapturedStep:
         self.graph.replay()
 
     def prepare(self) -> None:
-        """Capture the steps, unless they are captured already; the state does not change."""
+        """Capture the steps, unless they are captured already, without changing the state."""
         if self.graph is not None:
             return
         state = self.state
@@ -176,7 +176,7 @@ class CapturedStep:
         state.hidden, state.ropes, state.per_layer = made
 
     def _warm_up(self) -> None:
-        """Run the steps on no real token, and restore what they changed."""
+        """Run the steps on padding only, and restore the inputs that they changed."""
         state = self.state
         inputs = (state.token_ids, state.span.starts, state.span.counts, state.chosen, *self.handed)
         before = [tensor.clone() for tensor in inputs]
@@ -194,7 +194,7 @@ class CapturedStep:
 def captured(
     state: StepState, steps: Sequence[Step], streamed: Collection[int], boundary: BoundaryBuffers, captures: Captures
 ) -> list[Step]:
-    """Return the steps as few captured ones, cut only where weights move or a step needs the host."""
+    """Return the steps merged into as few captured ones as streamed weights and steps on the host allow."""
     pieces = cut(steps, streamed)
     if len(pieces) == 1 and pieces[0].may_capture:
         return [CapturedStep(pieces[0].group, state, steps, captures)]  # a single piece hands nothing over

@@ -2,9 +2,9 @@
 
 Legend: B batch (one token of each), D model dim, K kv heads, V vocab.
 
-Nothing here is compiled: nothing is left to fuse between the kernels. A block's operations are lowered once for each
-spec (lowering/targets.py); kernel_entries.py says which kernel an operation calls, and kernel_obstacles.py which blocks
-cannot run.
+torch.compile is not used, since no operations are left to fuse between the kernels. A block's operations are lowered
+once for each spec (lowering/targets.py); kernel_entries.py launches the kernel of each operation, and
+kernel_obstacles.py says which blocks are unsupported.
 """
 
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ class DeviceBlocks:
     """The decode kernels for blocks of any spec that has no obstacle.
 
     Attributes:
-        arrivals: counters, int32 zeros, by which programs that share a sum count each other: the splits of one
-            attention [B * K or more], a router, the choices of experts.
+        arrivals: [at least B * K] int32 zeros, counters by which the Triton programs that share a reduction (attention
+            splits, a router, a token's experts) find out which of them finishes last.
     """
 
     arrivals: Tensor
@@ -50,7 +50,7 @@ class DeviceBlocks:
         return cls(torch.zeros(max(splits, most_arrivals(device)), dtype=torch.int32, device=device))
 
     def fusion_memory(self, spec: ModelSpec, dtype: torch.dtype, batch: int) -> FusionMemory:
-        """Return memory for a new program; it is made here, before any graph is captured."""
+        """Return norm-fusion buffers for a new program, allocated outside of any capture."""
         device = self.arrivals.device
         rows = torch.zeros(batch, spec.dim, dtype=dtype, device=device)
         squares = torch.zeros(SUMS_OF_LAYER * len(spec.blocks), batch, 2, dtype=torch.int64, device=device)
@@ -59,7 +59,7 @@ class DeviceBlocks:
     def block_function(
         self, block: Block, batch: int, fetches: bool, beside: Neighbours | None = None
     ) -> BlockFunction | None:
-        """Return the function that runs the block, or None where it has an obstacle."""
+        """Return the function that runs the block, or None if the block is unsupported."""
         if self._obstacle(block, batch) is not None:
             return None
         if fetches:
@@ -67,21 +67,21 @@ class DeviceBlocks:
         return self.forward if beside is None else partial(self.forward, fused_layer=self._layer(block, batch, beside))
 
     def _layer(self, block: Block, batch: int, beside: Neighbours) -> FusedLayer:
-        """Return a layer's place among those whose norms are fused."""
+        """Return how a layer's norms are fused with those of its neighbours."""
         begins = beside.before is None or self._obstacle(beside.before, batch) is not None
         takes = beside.before is not None and self._handed(beside.before, block, batch) is not None
         following = None if beside.after is None else self._handed(block, beside.after, batch)
         return FusedLayer(beside.memory, beside.layer, begins, takes, following)
 
     def _obstacle(self, block: Block, batch: int) -> str | None:
-        """Return why a block cannot run, found once: each layer is asked about for its neighbours, too."""
+        """Return why a block is unsupported, or None; cached, because a layer's neighbours ask again."""
         key = block, batch
         if key not in self._obstacles:
             self._obstacles[key] = block_obstacle(block, batch)
         return self._obstacles[key]
 
     def _handed(self, first: Block, second: Block, batch: int) -> RMSNorm | None:
-        """Return the norm for which one layer's kernels leave their answer to the next one's; None if they do not."""
+        """Return the first norm of `second` if it is fused into the last residual add of `first`, else None."""
         if self._obstacle(first, batch) is not None or self._obstacle(second, batch) is not None:
             return None
         if not leaves_answer(self._lowered(first), first):
@@ -89,7 +89,7 @@ class DeviceBlocks:
         return first_norm(self._lowered(second), dict(second.named_modules()))
 
     def head_function(self, head: Head, batch: int) -> HeadFunction | None:
-        """Return the function that runs the head, or None where it has an obstacle."""
+        """Return the function that runs the head, or None if the head is unsupported."""
         return run_head if head_obstacle(head, batch) is None else None
 
     def forward(
@@ -103,10 +103,10 @@ class DeviceBlocks:
         table: Tensor | None,
         fused_layer: FusedLayer | None = None,
     ) -> Tensor:
-        """Run the block for one token of each sequence; takes what `Block.forward` takes, and changes `x` in place.
+        """Run the block as `Block.forward` does, for one token of each sequence; changes `x` in place.
 
         Args:
-            fused_layer: the layer's place among those whose norms are fused; None for a block that runs alone.
+            fused_layer: state of norm fusion with the neighbouring layers; None to launch every norm.
         """
         stream = x.view(len(x), -1)
         inputs = {"x": stream, "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache, "table": table}

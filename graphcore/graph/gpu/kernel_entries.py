@@ -1,4 +1,4 @@
-"""Runs a decode step on a GPU as kernels called one after another, with one entry for each operation.
+"""Runs a decode step on a GPU as a sequence of kernels; `DeviceRun` has one method for each operation.
 
 Legend: B batch (one token of each), D model dim, H heads, K kv heads, E head dim, S cache slots, F hidden features.
 
@@ -7,13 +7,13 @@ Legend: B batch (one token of each), D model dim, H heads, K kv heads, E head di
     experts:   ... | o, add | norm | router, choose | gate up of the chosen | down of the chosen, add      7
     cached:    ... | router, choose | find slots | fill them | gate up | down                             9
 
-These are layers with fused norms (norm_fusion.py): products apply the norms of rows that the sum before has left them.
-The first layer has one norm more, and zeros for counters.
+The counts are for layers with fused norms (norm_fusion.py): products apply the norm to rows that the preceding residual
+add has written. The first layer also launches its first norm and clears the counters.
 
-The residual stream is changed in place, in float32, and sublayers' answers are added to it unrounded. The experts'
-answers are rounded to the compute dtype, each one and their sum, so that the bits are the same where experts are
-fetched and their answers are stored first. The modules say what is computed, lowering/targets.py what is fused, and
-kernel_obstacles.py which method an operation runs as, and what cannot run.
+The residual stream is changed in place, in float32, and sublayers' outputs are added to it unrounded. The experts'
+outputs and their sum are rounded to the compute dtype, so that the bits are the same as with fetched experts, whose
+outputs are stored first. lowering/targets.py says which operations are fused, kernel_obstacles.py which method runs an
+operation and which calls are unsupported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,19 +50,19 @@ from graphcore.nn.spec import Shares
 
 
 class Joined(NamedTuple):
-    """Products of one input, side by side, [B, sum of their rows]; it takes the place of each of them."""
+    """The concatenated products of one input, [B, sum of their output features], which stands for each of them."""
 
     rows: Tensor
 
 
 @dataclass
 class DeviceRun:
-    """Calls a module's kernels in order.
+    """One run of a module: launches its kernels in order.
 
     Attributes:
         modules: modules by their names in the operations.
-        arrivals: counters, as in `DeviceBlocks`; None where there is neither attention nor a choice of experts.
-        fused_layer: the layer's place among those whose norms are fused with sums before; None to launch every norm.
+        arrivals: counters, as in `DeviceBlocks`; None for a head, which has neither attention nor experts.
+        fused_layer: state of norm fusion with the neighbouring layers; None to launch every norm.
     """
 
     modules: Mapping[str, nn.Module]
@@ -73,7 +73,7 @@ class DeviceRun:
     _counts: Tensor | None = None  # [B] int64, 0 for a row without a token
 
     def run(self, traced: Traced, inputs: Mapping[str, object], until: Callable[..., object] | None = None) -> Any:
-        """Return the answer, or, at a call of `until`, that call's arguments without making it.
+        """Return the module's output; if `until` is given, stop before that operation and return its arguments.
 
         Args:
             inputs: inputs of the module's forward, by name; `x` is [B, D], changed if it is the residual stream.
@@ -105,7 +105,7 @@ class DeviceRun:
     def project(
         self, x: Tensor, norm: NormCall | None, names: Sequence[str], activation: str | None, wide: bool
     ) -> Tensor | Joined:
-        """Return a product, or several products of one input, side by side."""
+        """Return a product, or the concatenated products of one input."""
         linears = [self._module(name, Linear) for name in names]
         kind = "" if activation is None else self._module(activation, ActivationModule).kind.kernel_name
         fed = product_input(self.modules, x, norm, linears[0], self._fusion)
@@ -131,7 +131,7 @@ class DeviceRun:
         return stream
 
     def add_normed(self, stream: Tensor, x: Tensor, norm: NormCall) -> Tensor:
-        """Add a normalised answer to the stream."""
+        """Add a normalised sublayer output to the stream."""
         after, fused = self._module(norm.name, RMSNorm), self._next_norm(stream)
         if fused is None:
             add_rms_normed(stream, x, after.weight, after.eps)
@@ -163,11 +163,11 @@ class DeviceRun:
     def add_normed_and_norm(
         self, stream: Tensor, x: Tensor, norm: NormCall, norm_of_sum: NormCall
     ) -> tuple[Tensor, Tensor]:
-        """Add a normalised answer to the stream; return the stream, and its norm."""
+        """Add a normalised sublayer output to the stream; return the stream, and the norm of the sum."""
         return stream, self.normed(norm_of_sum, stream, x, self._module(norm.name, RMSNorm).weight)
 
     def normed(self, norm: NormCall, x: Tensor, *added: Tensor) -> Tensor:
-        """Return norm(x), or the norm of its sum with `added`, as `normalised` does."""
+        """Return norm(x); `added` is the same as in `normalised`, followed by its `weight_after`."""
         return normalised(self.modules[norm.name], x, norm.dtype or x.dtype, *added)
 
     def attend_heads(
@@ -186,7 +186,7 @@ class DeviceRun:
         counts: Tensor,
         *how: Any,
     ) -> Tensor:
-        """Write the new key and value; return the heads' answers, side by side.
+        """Write the new key and value to the cache; return the concatenated outputs of the heads.
 
         Args:
             how: fields of `AttentionParameters`.
@@ -205,7 +205,7 @@ class DeviceRun:
         return attend_token(query, key, value, *place, *how_run).view(len(rows), -1)
 
     def delta_heads(self, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
-        """Return the answers of a delta rule's heads, side by side. Args: rest: fields of `DeltaParts` after `b`."""
+        """Return the concatenated outputs of a delta rule's heads. Args: rest: fields of `DeltaParts` after `b`."""
         return delta_heads(mixed[:, None], z[:, None], a[:, None], b[:, None], *rest)[:, 0]
 
     def scaled_by_gate(self, gate: Tensor, x: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class DeviceRun:
         return route_decode_experts(x, router.weight, router.bias, self._counts, top_k, over == "all", self.arrivals)
 
     def add_experts(self, stream: Tensor, x: Tensor, _norm: None, chosen: Tensor, shares: Tensor, name: str) -> Tensor:
-        """Add the chosen experts' answers to the stream; cached experts are first brought to their slots."""
+        """Add the chosen experts' weighted outputs to the stream; cached experts are first copied to their slots."""
         experts = self._module(name, Experts)
         parts = (experts.gate_proj, experts.up_proj, experts.down_proj)
         weights, biases = [part.weight for part in parts], [part.bias for part in parts if part.bias is not None]
@@ -243,7 +243,7 @@ class DeviceRun:
         return cap_elements(x, cap)
 
     def without_padding(self, chosen: Tensor, _span: object) -> Tensor:
-        """Return the chosen experts as they are: `choose` has already left out rows without a token."""
+        """Return the chosen experts unchanged: `choose` has already set those of rows without a token to -1."""
         return chosen
 
     def in_float32(self, x: Tensor) -> Tensor:
@@ -259,11 +259,11 @@ class DeviceRun:
         return getattr(owner, name)
 
     def item(self, values: Any, index: int) -> Any:
-        """Return one of several values; products that lie side by side stay together."""
+        """Return one of several values; concatenated products stay together."""
         return values if isinstance(values, Joined) else values[index]
 
     def _next_norm(self, stream: Tensor) -> FusedNorm | None:
-        """Return where the sum that is made now is left for a norm that products apply; None if none does."""
+        """Return the buffers for the norm that is fused with the current residual add; None if there is none."""
         return None if self._fusion is None else self._fusion.next_norm(stream)
 
     def _module(self, name: str, kind: type[M]) -> M:

@@ -1,8 +1,8 @@
-"""Lists the operations that a GPU's decode kernels run, and says why they cannot run some modules.
+"""Lists the operations that a GPU's decode kernels support, and says why a module is unsupported.
 
-`OPERATIONS` has each operation with the name of the method that runs it (of `DeviceRun`, graph/gpu/kernel_entries.py)
-and the function that says which calls cannot run. Nothing here imports a kernel, because a plan for a GPU is also made
-where Triton is not installed; kernel_entries.py looks its methods up by these names when it is imported.
+`OPERATIONS` maps each operation to the method of `DeviceRun` (graph/gpu/kernel_entries.py) that runs it and to a check
+of the call. Nothing here imports a kernel, because memory for a GPU is also planned on machines without Triton;
+kernel_entries.py looks up its methods by these names at import.
 """
 
 import operator
@@ -32,12 +32,12 @@ MOST_HEAD_DIM = 256
 
 
 class KernelEntry(NamedTuple):
-    """How decode kernels run an operation.
+    """The implementation of one operation by decode kernels.
 
     Attributes:
         method: name of the method of `DeviceRun` that launches the kernels.
-        obstacle: function that returns why a call, given with the block's modules by name, cannot run, or None if it
-            can; None if every call can run.
+        obstacle: function that takes a call and the block's modules by name and returns why the call is unsupported, or
+            None if it is supported; None if every call is.
     """
 
     method: str
@@ -45,14 +45,14 @@ class KernelEntry(NamedTuple):
 
 
 def _sum_obstacle(node: Call, modules: Mapping[str, nn.Module]) -> str | None:
-    """Return the obstacle of a call of `add_normed`."""
+    """Return why a call of `add_normed` is unsupported, or None."""
     if isinstance(modules[node.args[2].name], LayerNorm):
         return "a LayerNorm behind a sublayer has no decode kernel"
     return None
 
 
 def _attention_obstacle(node: Call, modules: Mapping[str, nn.Module]) -> str | None:
-    """Return the obstacle of a call of `attend_heads`."""
+    """Return why a call of `attend_heads` is unsupported, or None."""
     if node.args[1] is None:
         return "attention to another layer's keys has no decode kernel"
     if node.args[6] is not None:
@@ -66,7 +66,7 @@ def _attention_obstacle(node: Call, modules: Mapping[str, nn.Module]) -> str | N
 
 
 def _choice_obstacle(node: Call, _modules: Mapping[str, nn.Module]) -> str | None:
-    """Return the obstacle of a call of `route` or `choose_experts`."""
+    """Return why a call of `route` or `choose_experts` is unsupported, or None."""
     return None if node.args[-1] is None else "shares of experts that are scaled have no decode kernel"
 
 
@@ -102,7 +102,7 @@ def entries_of(kernels: type, besides: Collection[str] = ()) -> Mapping[object, 
 
     Args:
         kernels: class whose public methods are the entries.
-        besides: names of its public methods that are no entries.
+        besides: names of its other public methods.
 
     Raises:
         AssertionError: an operation has no method, or a method has no operation.
@@ -116,7 +116,7 @@ def entries_of(kernels: type, besides: Collection[str] = ()) -> Mapping[object, 
 
 
 def block_obstacle(block: nn.Module, batch: int) -> str | None:
-    """Return why the block cannot run a decode step of that many sequences on a GPU's decode kernels, or None."""
+    """Return why a GPU's decode kernels cannot run the block for that many sequences, or None."""
     if batch > limits.MOST_TOKENS:
         return f"batches of more than {limits.MOST_TOKENS} have no decode kernels, this is {batch}"
     traced = lower_to_kernels(block)
@@ -129,7 +129,7 @@ def block_obstacle(block: nn.Module, batch: int) -> str | None:
 
 
 def device_obstacle(decoder: Decoder, batch: int) -> str | None:
-    """Return the obstacle of the first block or head that has one; None if all can run."""
+    """Return why the first unsupported block, or the head, cannot run; None if all can."""
     for index, block in enumerate(decoder.layers):
         obstacle = block_obstacle(block, batch)
         if obstacle is not None:
@@ -146,7 +146,7 @@ def head_obstacle(head: Head, batch: int) -> str | None:
 
 
 def _obstacle_of_calls(traced: Traced) -> str | None:
-    """Return the obstacle of the first call that has one, in the order of `OPERATIONS`."""
+    """Return why a call is unsupported, for the first such call in the order of `OPERATIONS`, or None."""
     for operation, entry in OPERATIONS.items():
         if entry.obstacle is None:
             continue

@@ -3,12 +3,13 @@
 Legend: N tokens, D model dim, L layers.
 
     norm | q k v | attend | o, add | norm | gate up | down, add       alone
-           q k v | attend | o, add        | gate up | down, add       fused: each sum leaves its row for a norm
+           q k v | attend | o, add        | gate up | down, add       fused: each add also prepares the next norm
 
-Consecutive layers of a program that run without the host are fused. A sum reads the next layer's norm, which it may,
-because norms never move; its row waits in memory that only this program has. The first layer clears the counters,
-one more launch for a step. A norm that no sum was left for is a launch, with the same bits
-(kernels/gpu/mean_squares.py).
+A residual add also writes its sum times the norm's weight, in the compute dtype, and the sum of its squares; the next
+product multiplies these rows and divides by the root mean square. Consecutive layers that run without the host are
+fused across layers, too: norms are never streamed, so that an add may read the next layer's norm weight. Each program
+has its own buffers. The first layer clears the sums of squares, one more launch per step. A norm without a fused add is
+launched separately, with the same bits (kernels/gpu/mean_squares.py).
 """
 
 from collections.abc import Mapping
@@ -27,8 +28,8 @@ from graphcore.nn.block import Block
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import RMSNorm
 
-SUMS_OF_LAYER = 4  # sums of one layer that may be left for norms; the last place is that of the layer's answer
-FOLDED = (torch.float32, torch.bfloat16)  # fp16 might not hold a row that is not scaled
+SUMS_OF_LAYER = 4  # residual adds of one layer that norms can be fused with; the last index is the layer's output
+FOLDED = (torch.float32, torch.bfloat16)  # fp16 might overflow: the rows are not normalised yet
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class FusedLayer:
     """One layer among the consecutive layers whose norms are fused.
 
     Attributes:
-        memory: memory of the program that the layer belongs to.
+        memory: norm-fusion buffers of the program that the layer belongs to.
         layer: index of the layer.
-        begins: True for the first of these layers, which makes the squares of all its sums zeros.
-        takes: True if the layer before leaves a row for the first norm.
-        following: the norm that reads the layer's answer, in the next layer; None for the last of these layers.
+        begins: True for the first of these layers, which clears the sums of squares of all of them.
+        takes: True if the layer before has prepared the first norm.
+        following: norm in the next layer that reads this layer's output; None for the last of these layers.
     """
 
     memory: FusionMemory
@@ -50,12 +51,12 @@ class FusedLayer:
     following: RMSNorm | None
 
     def fused_norm(self, norm: RMSNorm, place: int) -> FusedNorm:
-        """Return where a sum of this layer is left for a norm; place -1 is that of the layer before's answer."""
+        """Return the buffers of residual add `place` of this layer; -1 is the last add of the layer before."""
         return FusedNorm(norm.weight, self.memory.rows, self.memory.squares[SUMS_OF_LAYER * self.layer + place])
 
 
 class NormFusion:
-    """The residual adds of one layer in their order, each left for the norm that is fused with it."""
+    """Tracks, during one layer's run, which norm each residual add prepares."""
 
     def __init__(self, layer: FusedLayer, traced: Traced, modules: Mapping[str, nn.Module], stream: Tensor) -> None:
         assert len(stream) == len(layer.memory.rows), "a program has memory for its own sequences"
@@ -74,12 +75,12 @@ class NormFusion:
             self._left = stream, first, layer.fused_norm(first, -1)
 
     def begin(self, node: Call) -> None:
-        """Take note of the operation that runs next: a sum changes the stream, whose row is then of no use."""
+        """Register the operation that runs next: a residual add invalidates what the previous one prepared."""
         if node.target in SUMS:
             self._sum, self._left = node, None
 
     def next_norm(self, stream: Tensor) -> FusedNorm | None:
-        """Return where the sum that is made now in a stream is left; None if no norm follows that products apply."""
+        """Return the buffers that the current residual add fills for the next norm; None if that norm is not fused."""
         norm = self._following.get(self._sum)
         place = SUMS_OF_LAYER - 1 if self._sum is self._answer else self._made
         if norm is None or (self._sum is not self._answer and self._made == SUMS_OF_LAYER - 1):
@@ -90,14 +91,14 @@ class NormFusion:
         return fused
 
     def left_for(self, norm: RMSNorm, x: Tensor) -> FusedNorm | None:
-        """Return what the last sum has left for a norm of the stream `x`."""
+        """Return the buffers that the last residual add has filled for a norm of the stream `x`, or None."""
         if self._left is None or self._left[0] is not x or self._left[1] is not norm:
             return None
         return self._left[2]
 
 
 def folded_norm(modules: Mapping[str, nn.Module], node: Call) -> RMSNorm | None:
-    """Return the norm that an operation's products apply themselves, or None."""
+    """Return the norm that is fused into an operation's products, or None."""
     if node.target not in (operations.project, operations.gated) or node.args[1] is None:
         return None
     linear = node.args[2][0] if node.target is operations.project else node.args[3]
@@ -105,7 +106,7 @@ def folded_norm(modules: Mapping[str, nn.Module], node: Call) -> RMSNorm | None:
 
 
 def applied_norm(modules: Mapping[str, nn.Module], call: NormCall, linear: nn.Module) -> RMSNorm | None:
-    """Return the norm of a linear's input, if the linear's product can apply it; None if the norm needs a launch."""
+    """Return the norm of a linear's input if it can be fused into the linear's product; None if it needs a launch."""
     norm = modules[call.name]
     if not isinstance(norm, RMSNorm) or not isinstance(linear, Linear):
         return None
@@ -114,10 +115,10 @@ def applied_norm(modules: Mapping[str, nn.Module], call: NormCall, linear: nn.Mo
 
 
 def norm_after(traced: Traced, modules: Mapping[str, nn.Module], node: Call) -> RMSNorm | None:
-    """Return the norm that the first products of a stream apply themselves; None if none do.
+    """Return the norm that is fused into the first products which read a stream; None if there is none.
 
     Args:
-        node: operation that makes the stream, or a block's input.
+        node: operation that computes the stream, or a block's input.
     """
     order = traced.order()
     readers = [user for user in sorted(node.users, key=order.__getitem__) if user.args and user.args[0] is node]
@@ -125,19 +126,19 @@ def norm_after(traced: Traced, modules: Mapping[str, nn.Module], node: Call) -> 
 
 
 def first_norm(traced: Traced, modules: Mapping[str, nn.Module]) -> RMSNorm | None:
-    """Return the norm of a block's input, if products apply it."""
+    """Return the norm of a block's input if it is fused into products, else None."""
     inputs = (node for node in traced.nodes() if node.op == "placeholder" and node.target == "x")
     return next((norm for node in inputs if (norm := norm_after(traced, modules, node)) is not None), None)
 
 
 def leaves_answer(traced: Traced, block: Block) -> bool:
-    """Return whether the sum that is a block's answer can be left for a norm."""
+    """Return whether the block's last residual add can prepare the next layer's norm."""
     answer = traced.nodes()[-1].args[0]
     return isinstance(answer, fx.Node) and leaves_sum(answer, block.dtype)
 
 
 def leaves_sum(node: Call, dtype: torch.dtype) -> bool:
-    """Return whether the operation's kernel can leave its sum for a norm; float32 experts are summed without one."""
+    """Return whether the operation is a residual add whose kernel can prepare a norm; adding float32 experts cannot."""
     if node.target is operations.add_experts:
         return dtype is not torch.float32
     return node.target in (operations.add_project, operations.add_normed)

@@ -1,14 +1,13 @@
-"""Partitions a decode program into captured pieces: at each group whose weights move, and at steps on the host.
+"""Partitions a decode program into captured pieces: at each group whose weights are streamed, and at steps on the host.
 
-    steps      embed | 1 | 2 | 3 | 4 | head        groups 2 and 4 move
-    captured   [ embed   1 ] [2] [3] [4] [head]    between two pieces a policy may have something to enqueue
+    steps      embed | 1 | 2 | 3 | 4 | head        groups 2 and 4 are streamed
+    captured   [ embed   1 ] [2] [3] [4] [head]    between two pieces a policy may enqueue copies
 
-Pieces hand the residual stream, rope rows and layers' features to one another in memory that is allocated before any
-capture. A tensor made during a capture lies in the captures' common pool, and its memory is free for the next capture
-as soon as Python drops it; if a later piece read it there, a piece in between might have overwritten it. So each piece
-starts from the boundary buffers and ends by copying its results into it. Nothing else leaves a piece: the inputs, the
-logits and the chosen tokens have memory of their own. All pieces can then share one pool, since they run one after
-another. The copies are a few kilobytes.
+Pieces pass the residual stream, rope rows and per-layer features to one another in buffers that are allocated before
+any capture. A tensor that a capture allocates is in the captures' shared pool, and the next capture may reuse its
+memory as soon as Python frees it, so that a later piece could read overwritten data. So each piece reads the boundary
+buffers at its start and copies its results to them at its end. Inputs, logits and chosen tokens have memory of their
+own. All pieces can then share one pool, since they run one after another. The copies are a few kilobytes.
 """
 
 from collections.abc import Collection, Sequence
@@ -31,7 +30,7 @@ class BoundaryBuffers:
     Attributes:
         hidden: [B, 1, D] residual stream.
         ropes: rope rows, one [B, 1, 2, E/2] float32 per rope table.
-        per_layer: [L, B, 1, P] float32, the tokens' features of each layer; None where layers have none.
+        per_layer: [L, B, 1, P] float32, per-layer features of the tokens; None if the model has none.
     """
 
     hidden: Tensor
@@ -40,7 +39,7 @@ class BoundaryBuffers:
 
     @classmethod
     def allocate(cls, batch: int, spec: ModelSpec, tables: Sequence[Tensor], device: torch.device) -> "BoundaryBuffers":
-        """Return memory for one token of each of `batch` sequences.
+        """Return buffers for one token of each of `batch` sequences.
 
         Args:
             tables: rope tables, [P, 2, E/2] each.
@@ -61,7 +60,7 @@ class BoundaryBuffers:
         return (self.hidden, *self.ropes, *(() if self.per_layer is None else (self.per_layer,)))
 
     def give_to(self, state: StepState) -> None:
-        """Make the tensors those of a state."""
+        """Set the state's tensors to these buffers."""
         state.hidden, state.ropes, state.per_layer = self.hidden, self.ropes, self.per_layer
 
 
@@ -87,7 +86,7 @@ class CopyOutStep:
     boundary: BoundaryBuffers
 
     def replay(self) -> None:
-        """Copy the results that are new, and drop the tensors they were made in."""
+        """Copy results that are not in the boundary buffers yet, and point the state at the buffers."""
         features = self.state.per_layer
         made = (self.state.hidden, *self.state.ropes, *(() if features is None else (features,)))
         for tensor, place in zip(made, self.boundary.tensors, strict=True):
@@ -101,7 +100,7 @@ class Piece:
     """Consecutive steps that run as one.
 
     Attributes:
-        group: layer group whose weights the piece reads; the first one where it reads several, none of which moves.
+        group: layer group whose weights the piece reads; the first one if it reads several, all of them resident.
         may_capture: True if none of the steps needs the host.
     """
 
@@ -116,9 +115,9 @@ class Piece:
 
 
 def cut(steps: Sequence[Step], streamed: Collection[int]) -> list[Piece]:
-    """Return the steps in pieces: one for each step that moves or needs the host, one for all between two of them.
+    """Return the steps in pieces: one for each streamed or host step, and one for all steps between two of these.
 
-    A token choice reads no weights, and joins the piece before it.
+    A sampling step reads no weights, and joins the piece before it.
     """
     pieces: list[Piece] = []
     between: list[Step] = []
@@ -145,7 +144,7 @@ def with_boundary_copies(piece: Piece, state: StepState, boundary: BoundaryBuffe
 
 
 def asks_host(step: Step) -> bool:
-    """Return whether the step reads values back from the device, or brings bytes there: neither can be captured."""
+    """Return whether the step reads values back from the device or fetches weights, so that it cannot be captured."""
     if isinstance(step, BlocksStep):
         return any(isinstance(bound.run, FetchedBlock) for bound in step.blocks)
     return isinstance(step, EmbedStep) and step.embedding.asks_host

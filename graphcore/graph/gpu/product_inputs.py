@@ -1,4 +1,4 @@
-"""Inputs of a product's kernel: a matrix, and rows that are normalised, int8 codes, or normalised by the product.
+"""Inputs of product kernels: a matrix, and rows that are normalised, rounded to int8, or normalised by the product.
 
 Legend: B batch, I input features, D model dim.
 """
@@ -23,12 +23,12 @@ Modules = Mapping[str, nn.Module]
 
 
 class ProductInput(NamedTuple):
-    """What a product reads.
+    """The rows that a product multiplies.
 
     Attributes:
         rows: [B, I].
-        scale: [B] float32, what int8 codes were multiplied with; or [B, 2] int64, the squares of rows whose norm the
-            product applies (kernels/gpu/mean_squares.py); or None.
+        scale: [B] float32, scales of int8 codes (codes = x * scale); or [B, 2] int64, sums of squares of rows whose
+            norm the product applies (kernels/gpu/mean_squares.py); or None.
         eps: epsilon of that norm.
     """
 
@@ -40,11 +40,11 @@ class ProductInput(NamedTuple):
 def product_input(
     modules: Modules, x: Tensor, norm: NormCall | None, linear: Linear, fusion: NormFusion | None
 ) -> ProductInput:
-    """Return `x` [B, I], normalised where there is a norm, as a projection reads it: codes if int8.
+    """Return `x` [B, I] as a projection reads it: normalised if there is a norm, rounded to int8 codes if it uses int8.
 
     Args:
         modules: modules by their names in the operations.
-        fusion: the sums that were left for norms; None where there is none.
+        fusion: norm fusion of the layer; None if norms are not fused.
     """
     if linear.int8_order is not None:
         if norm is None:
@@ -72,13 +72,13 @@ def normalised(
 
 
 def device_matrix(linear: Linear) -> DeviceMatrix:
-    """Return a projection as the product kernels take it."""
+    """Return a projection's matrix as the operand of product kernels."""
     name = DENSE if linear.packing is None else linear.packing.format
     return DeviceMatrix(linear.weight, linear.bias, linear.weight_scale, name, linear.outputs)
 
 
 def norm_weights(norm: nn.Module) -> tuple[Tensor, Tensor | None, float, bool, bool]:
-    """Return weight, bias, eps, whether it is an RMSNorm, and whether it multiplies before it rounds."""
+    """Return a norm's weight, bias, eps, whether it is an RMSNorm, and whether it applies the weight in float32."""
     if isinstance(norm, RMSNorm):
         return norm.weight, None, norm.eps, True, norm.scale_in_float32
     assert isinstance(norm, LayerNorm), f"{type(norm).__name__} is no normalisation"

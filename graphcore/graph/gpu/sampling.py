@@ -1,12 +1,12 @@
-"""Sampling on the device, inside a captured graph: nothing is read back before the next step.
+"""Sampling on the device inside a captured graph: the next step starts without the host reading the token.
 
 Legend: B rows, V vocab, E end tokens.
 
     logits -> token, log probability -> next input; a row that has ended has no token in the next step
 
-Everything that differs between rows and runs (end tokens, how many tokens a row may choose, sampling parameters) lies
-in tensors at fixed addresses, so that one graph serves all of them. Three graphs, which share the tensors, choose in
-three ways (phases); a row's token is the same in each that may choose it:
+All settings that differ between rows and runs (end tokens, token limits, sampling parameters) are in tensors at fixed
+addresses, so that one graph serves all of them. Three graphs (phases) share these tensors and sample in three ways; a
+row gets the same token in each phase that supports it:
 
     "decode"        the likeliest token                                rows that are greedy
     "sample"        a draw from all tokens, or the likeliest           rows without top-k and top-p
@@ -30,7 +30,7 @@ GREEDY = SamplingParams()
 
 
 def sampling_phase(params: Sequence[SamplingParams]) -> str:
-    """Return the phase of the decode program that chooses tokens with rows' sampling parameters."""
+    """Return the fastest phase that supports the sampling parameters of all rows."""
     if all(each.is_greedy for each in params):
         return "decode"
     return "top_k_top_p" if any(each.has_top_k_top_p for each in params) else "sample"
@@ -38,13 +38,13 @@ def sampling_phase(params: Sequence[SamplingParams]) -> str:
 
 @dataclass(frozen=True)
 class RowSettings:
-    """The settings of choosing one row's tokens; the defaults take the likeliest, without a limit.
+    """The sampling settings of one row; by default greedy, without a token limit.
 
     Attributes:
-        left: number of tokens that the row may choose, the next one included.
-        ends: tokens that end the row; the device knows MOST_ENDS of them, and the host sees others a few steps later.
-        params: sampling parameters, in kernels' own terms.
-        history: tokens that the penalty applies to from the beginning.
+        left: number of tokens that the row may still generate, the next one included.
+        ends: tokens that end the row; the device checks MOST_ENDS of them, the host any others a few steps later.
+        params: sampling parameters as kernels use them (`SamplingParams.for_kernels`).
+        history: earlier tokens that the repetition penalty applies to.
     """
 
     left: int = UNLIMITED
@@ -55,16 +55,16 @@ class RowSettings:
 
 @dataclass(frozen=True)
 class SamplingBuffers:
-    """The inputs of choosing tokens on the device, besides the logits, and the report that it leaves for the host.
+    """The inputs of sampling on the device, besides the logits, and its report to the host.
 
     Attributes:
-        left: [B] int64, tokens that a row may still choose.
+        left: [B] int64, number of tokens that a row may still generate.
         ends: [B, E] int64, tokens that end each row; -1 for an unused entry.
         report: [B, 3] float64 for the last step: token (-1 where the row had none), natural logarithm of its
             probability before sampling changed it, number of logits that were not finite.
         numbers: sampling parameters of each row, [B, NUMBERS] float32, in the order of `PARAMETERS`.
-        seeds: [B] int64; what a row draws follows from its seed and the token's position.
-        seen: [B, V] uint8, 1 for tokens that the penalty applies to.
+        seeds: [B] int64, seeds; seed and position of a token determine its random numbers.
+        seen: [B, V] uint8, 1 for tokens that the repetition penalty applies to.
     """
 
     left: Tensor
@@ -76,7 +76,7 @@ class SamplingBuffers:
 
     @classmethod
     def allocate(cls, batch: int, vocab: int, device: torch.device) -> "SamplingBuffers":
-        """Return inputs under which every row chooses the likeliest token, without a limit."""
+        """Return buffers whose rows are all greedy, without a token limit."""
 
         def full(value: int, *shape: int) -> Tensor:
             return torch.full(shape, value, dtype=torch.int64, device=device)
@@ -87,7 +87,7 @@ class SamplingBuffers:
         return cls(full(UNLIMITED, batch), full(-1, batch, MOST_ENDS), report, numbers, full(0, batch), seen)
 
     def put(self, row: int, settings: RowSettings) -> None:
-        """Make the settings those of a row, after all work enqueued so far."""
+        """Write a row's settings, after all work enqueued so far."""
         device, known = self.left.device, sorted(settings.ends)[:MOST_ENDS]
         self.left[row].fill_(settings.left)
         self.ends[row].copy_(on_device([*known, *[-1] * (MOST_ENDS - len(known))], device))
@@ -98,7 +98,7 @@ class SamplingBuffers:
             self.seen[row].index_fill_(0, on_device(settings.history, device), 1)
 
     def copy_row(self, row: int, source: "SamplingBuffers") -> None:
-        """Make a row the same as the only row of other inputs, its report included."""
+        """Copy the only row of other buffers to a row, its report included."""
         for each in fields(self):
             getattr(self, each.name)[row].copy_(getattr(source, each.name)[0])
 
@@ -108,8 +108,8 @@ class ChooseStep:
     """Chooses the next token of each row and makes it the next input, without leaving the device.
 
     Attributes:
-        phase: way of choosing: "decode", "sample" or "top_k_top_p".
-        choose: kernel that takes the likeliest token, or draws one (`graphcore.kernels.gpu`).
+        phase: sampling phase: "decode", "sample" or "top_k_top_p".
+        choose: function that launches the argmax or sampling kernel (`graphcore.kernels.gpu`).
     """
 
     group: int
@@ -131,7 +131,7 @@ class ChooseStep:
 
 
 def choose_step(state: StepState, choosing: SamplingBuffers, phase: str) -> ChooseStep:
-    """Return the step that chooses on the device with Triton kernels, in the way of a phase."""
+    """Return the step that samples with Triton kernels, as the phase says."""
     from graphcore.kernels.gpu.sampling.drawn import choose_drawn
     from graphcore.kernels.gpu.sampling.likeliest import choose_likeliest
 
@@ -139,10 +139,10 @@ def choose_step(state: StepState, choosing: SamplingBuffers, phase: str) -> Choo
 
 
 class SamplingRows:
-    """The rows of decode programs that choose on the device, which the host starts and stops one by one.
+    """The rows of decode programs that sample on the device, which the host starts and stops one by one.
 
-    The host changes a row between two steps, in the order of its calls, and waits for nothing. Rows that it does not
-    name go on as they are. A row's first token is chosen apart, as other rows may not choose then.
+    The host enqueues changes to a row between two steps and never waits for the device. Other rows are not affected. A
+    row's first token is sampled separately, so that no other row samples.
 
     Args:
         state: inputs and logits of all rows.
@@ -156,30 +156,30 @@ class SamplingRows:
         self.state = state
         self._device, self._vocab = state.token_ids.device, vocab
         self.choosing = SamplingBuffers.allocate(len(state.token_ids), vocab, self._device)
-        # One row at addresses of its own: Triton compiles a kernel anew for an address that is aligned otherwise.
+        # A separate one-row state, not a view of a row: Triton recompiles a kernel for differently aligned addresses.
         self._one, self._first = StepState.empty(1, 1, self._device), SamplingBuffers.allocate(1, vocab, self._device)
         self._steps: dict[str, ChooseStep] = {}
 
     def begin(self, row: int, token_id: int, position: int, settings: RowSettings) -> None:
-        """Make a token, at its position in the sequence, the next input of a row."""
+        """Start a row: its next input is the given token at the given position of the sequence."""
         self._one.put_rows([[token_id]], [position])
         self._first.put(0, settings)
         self._give_to(row)
 
     def begin_after(self, row: int, logits: Tensor, position: int, settings: RowSettings, phase: str) -> None:
-        """Choose the token at a position from logits [1, V] in the way of a phase, and make it a row's next input."""
-        self._one.put_rows([[0]], [position - 1])  # choosing moves on by one
+        """Sample the token at a position from logits [1, V] as the phase says, and start a row with it."""
+        self._one.put_rows([[0]], [position - 1])  # the sampling step advances the position by one
         self._first.put(0, settings)
         self._one.logits = logits
         self._step(phase).replay()
         self._give_to(row)
 
     def stop(self, row: int) -> None:
-        """Let a row have no token in the steps from now on."""
+        """Stop a row: it has no token in later steps."""
         self.state.span.counts[row].zero_()
 
     def warm_up(self, phase: str) -> None:
-        """Load the kernels that choose a first token in the way of a phase."""
+        """Load the kernels that sample a first token in a phase."""
         self._one.logits = torch.zeros(1, self._vocab, device=self._device, dtype=torch.float32)
         self._one.span.counts.zero_()
         self._step(phase).replay()

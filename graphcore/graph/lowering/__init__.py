@@ -1,1 +1,1 @@
-"""Lowering: from what a module computes to the operations that a decode step's targets have entries for."""
+"""Lowering: traces a module and rewrites it into the fused operations that native programs or GPU kernels implement."""

@@ -1,8 +1,8 @@
-"""The operations of a decode step; each stands for several operations of a module.
+"""The fused operations of a decode step; each replaces several operations of a module.
 
-The functions are never called. Rules (rules.py) put them into a traced graph (tracing.py), where they name the
-operations that the targets of a decode step have entries for: the native program (instruction_entries.py) and a GPU's
-kernels (kernel_entries.py). Modules are named as in the graph.
+The functions are never called: they are call targets in a traced graph (tracing.py), where the rules (rules.py) insert
+them. Two backends implement them: the native program (instruction_entries.py) and a GPU's kernels (kernel_entries.py).
+Modules are arguments by their names in the graph.
 """
 
 from typing import Any, NamedTuple, NoReturn
@@ -17,7 +17,7 @@ class NormCall(NamedTuple):
 
     Attributes:
         name: the module's name.
-        dtype: dtype of the answer; None for the dtype of the input.
+        dtype: dtype of the output; None for the dtype of the input.
     """
 
     name: str
@@ -30,12 +30,12 @@ def norm_call(node: Call) -> NormCall:
 
 
 def project(x: Call, norm: NormCall | None, linears: tuple[str, ...], activation: str | None, wide: bool) -> NoReturn:
-    """Stand for (activation of) linear(norm(x)), for each of the linears; `wide`: the answers stay float32."""
+    """Stand for (activation of) linear(norm(x)), for each of the linears; `wide`: the outputs stay float32."""
     raise NotImplementedError
 
 
 def gated(x: Call, norm: NormCall | None, gate: str, up: str, activation: str, wide: bool) -> NoReturn:
-    """Stand for activation(gate(norm(x))) * up(norm(x)); `wide`: the answer stays float32."""
+    """Stand for activation(gate(norm(x))) * up(norm(x)); `wide`: the output stays float32."""
     raise NotImplementedError
 
 
@@ -60,12 +60,12 @@ def route(x: Call, linear: str, top_k: int, shares: str, scales: Call | None) ->
 
 
 def add_experts(stream: Call, x: Call, norm: NormCall | None, chosen: Call, shares: Call, experts: str) -> NoReturn:
-    """Stand for stream + the weighted sum of the chosen experts' answers to norm(x)."""
+    """Stand for stream + the weighted sum of the chosen experts' outputs for norm(x)."""
     raise NotImplementedError
 
 
 def sum_experts(x: Call, norm: NormCall | None, chosen: Call, shares: Call, experts: str) -> NoReturn:
-    """Stand for the weighted sum of the chosen experts' answers to norm(x)."""
+    """Stand for the weighted sum of the chosen experts' outputs for norm(x)."""
     raise NotImplementedError
 
 
@@ -75,7 +75,7 @@ def add_scaled(stream: Call, x: Call, factor: float) -> NoReturn:
 
 
 def scaled_sum(x: Call, y: Call, factor: float) -> NoReturn:
-    """Stand for x + factor * y, where x must stay as it is."""
+    """Stand for x + factor * y, out of place: x is not overwritten."""
     raise NotImplementedError
 
 
@@ -101,6 +101,6 @@ def attend_heads(
 ) -> NoReturn:
     """Stand for attend(rotate(q_norm(q)), rotate(k_norm(k)), v_norm(v), *rest), which writes the cache.
 
-    Without k and v it stands for attend_shared(rotate(q_norm(q)), *rest), which reads keys that are in the cache.
+    Without k and v it stands for attend_shared(rotate(q_norm(q)), *rest), which reads keys already in the cache.
     """
     raise NotImplementedError

@@ -1,7 +1,7 @@
-"""The rules by which several operations of a traced module become one (operations.py).
+"""Rewrite rules that fuse several operations of a traced module into one (operations.py).
 
-A rule looks for one pattern in a graph (tracing.py), and puts one operation in its place. targets.py says which rules a
-target wants, and in which order.
+A rule matches one pattern in a graph (tracing.py) and replaces it by one operation. targets.py lists the rules of each
+target in their order.
 """
 
 import operator
@@ -108,17 +108,17 @@ def _norm_of_heads(traced: Traced, node: Call) -> NormCall | None:
 
 
 def queries_keys_values(traced: Traced) -> None:
-    """Turn the products of one input that one attention reads into one `project`."""
+    """Turn the q, k and v projections of one attention, if they share their input, into one `project`."""
     _join_products(traced, attend_heads, 3)
 
 
 def inputs_of_delta_rules(traced: Traced) -> None:
-    """Turn the four products of one input that one delta rule reads into one `project`."""
+    """Turn the four projections of one delta rule, if they share their input, into one `project`."""
     _join_products(traced, delta_heads, 4)
 
 
 def _join_products(traced: Traced, reader: Callable[..., object], count: int) -> None:
-    """Turn the products of one input that are the first `count` arguments of a reader into one `project`."""
+    """Turn linears that are the first `count` arguments of a reader, if they share their input, into one `project`."""
     for node in traced.nodes(reader):
         products = node.args[:count]
         if None in products or not traced.can_join(*products):
@@ -141,7 +141,7 @@ def products(traced: Traced) -> None:
 
 
 def wide_products(traced: Traced) -> None:
-    """Keep a product in float32 where a cast to float32 is its only reader."""
+    """Make a product's output float32 if its only reader is a cast to float32, and drop the cast."""
     for node in traced.nodes(project):
         if is_read_once(node) and is_cast(next(iter(node.users))):
             cast = next(iter(node.users))
@@ -151,7 +151,7 @@ def wide_products(traced: Traced) -> None:
 
 
 def router_and_choice(traced: Traced) -> None:
-    """Turn the choice of experts by a linear router's scores into `route`."""
+    """Turn a linear router and `choose_experts` of its scores into `route`."""
     for node in traced.nodes(choose_experts):
         scores, *how = node.args
         if is_call(scores, project) and is_read_once(scores):
@@ -161,7 +161,7 @@ def router_and_choice(traced: Traced) -> None:
 
 
 def norm_and_products(traced: Traced) -> None:
-    """Fold norm(x) into every product that reads it, even if several do; each then normalises x itself."""
+    """Fuse norm(x) into every product that reads it, even if there are several; each then normalises x itself."""
     for node in traced.nodes():
         place = NORM_PLACES.get(node.target)
         if place is not None and traced.is_norm(node.args[place]) and node.args[place + 1] is None:
@@ -170,7 +170,7 @@ def norm_and_products(traced: Traced) -> None:
 
 
 def norm_and_product(traced: Traced) -> None:
-    """Fold norm(x) into the product that reads it, if there is only one; it then normalises x itself."""
+    """Fuse norm(x) into the product that reads it, if there is only one; the product then normalises x itself."""
     for node in traced.nodes():
         place = NORM_PLACES.get(node.target)
         if place is None or node.target is add_experts or not traced.is_norm(node.args[place]):
@@ -186,11 +186,11 @@ NORM_PLACES: Mapping[object, int] = {
     add_project: 1,
     add_experts: 1,
     sum_experts: 0,
-}  # the argument x; the norm follows it
+}  # index of the argument x; the argument after it is the norm
 
 
 def _fold_norm(traced: Traced, node: Call, place: int) -> None:
-    """Make a product normalise its input, if that input still exists: a sum may have changed the stream before."""
+    """Make a product normalise its input, unless an in-place sum overwrites that input before the product runs."""
     arguments, order = list(node.args), traced.order()
     norm = arguments[place]
     if any(user.target in SUMS and order[user] < order[node] for user in norm.args[0].users if user is not node):

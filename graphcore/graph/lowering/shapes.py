@@ -1,9 +1,9 @@
-"""The shapes of a token's values at each operation of a trace, as far as they follow from the modules.
+"""Shape inference for one token through a trace, from the sizes of the modules.
 
 Legend: D model dim, H heads, E head dim, C experts chosen for a token.
 
-A decode step's targets know vectors, and heads on their way to attention. So a trace is accepted only if every size is
-known and fits its readers, and if only norms of heads, rotation and attention read heads as heads.
+The targets of a decode step support vectors and, up to attention, tensors of heads. So a trace is accepted only if
+every size is known and fits its readers, and if only norms of heads, rotation and attention read tensors of heads.
 """
 
 import operator
@@ -22,13 +22,13 @@ from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, weighted_s
 from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm
 from graphcore.nn.rope import rotate
 
-VIEWS = ("flatten", "unflatten")  # for a decode step's single token they move nothing
+VIEWS = ("flatten", "unflatten")  # no data is moved: a decode step has one token per row
 CASTS = ("float", "to")
 PARTS = ("split", "chunk")
 INPUT = "x"
-FEATURES, FEATURES_GATE = "per_layer", "per_layer.gate"  # an input, and the Linear whose answer has its shape
-LIKE_FIRST = (rotate, attend, attend_shared, capped, scaled, without_padding)  # answers shaped as the first argument
-LIKE_SECOND = (delta_heads, scaled_by_gate)  # their answer has the shape of their second argument
+FEATURES, FEATURES_GATE = "per_layer", "per_layer.gate"  # an input, and the Linear whose output has its shape
+LIKE_FIRST = (rotate, attend, attend_shared, capped, scaled, without_padding)  # output shaped as the first argument
+LIKE_SECOND = (delta_heads, scaled_by_gate)  # output shaped as the second argument
 # Functions of nn/ and kernels/; each is one operation.
 FUNCTIONS = (*LIKE_FIRST, *LIKE_SECOND, choose_experts, weighted_sum)
 READ_BY: Mapping[object, tuple[object, ...]] = {  # operations that may read values with the shape of heads
@@ -43,13 +43,13 @@ READ_BY: Mapping[object, tuple[object, ...]] = {  # operations that may read val
 }
 VALUES = ("unflatten", UnitNorm)  # operations whose heads attention may read as values
 Node = Any  # an fx.Node; torch's types for its arguments are too wide to be of use
-Shape = Any  # sizes after [B, T], such as (D,) or (H, E); a list where there are several answers; None if not known
+Shape = Any  # sizes after [B, T], such as (D,) or (H, E); a list if there are several outputs; None if unknown
 
 
 def misfit(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> Node | None:
     """Return the first operation whose sizes are unknown or do not fit, or that must not read heads; None if all fit.
 
-    Nodes get "is_heads" in their meta: True if their answers are heads side by side.
+    Sets "is_heads" in each node's meta: True if its output has an axis of heads.
     """
     shapes: dict[Node, Shape] = {}
     kinds = {node: type(modules[str(node.target)]) if node.op == "call_module" else node.target for node in graph.nodes}
@@ -98,7 +98,7 @@ def _shape_of(node: Node, modules: Mapping[str, nn.Module], shapes: Mapping[Node
 
 
 def _shape_after(module: nn.Module, given: Sequence[Shape]) -> Shape:
-    """Return the shape of a building block's answer."""
+    """Return the shape of a building block's output."""
     first = given[0] if given else None
     match module:
         case Linear():
@@ -114,7 +114,7 @@ def _shape_after(module: nn.Module, given: Sequence[Shape]) -> Shape:
 
 
 def _shape_of_view(node: Node, shape: Shape) -> Shape:
-    """Return the shape after a method that moves or rounds values."""
+    """Return the shape of the output of a tensor method: a view, a split or a cast."""
     if not isinstance(shape, tuple):
         return None
     size = node.args[1] if len(node.args) > 1 else None
@@ -134,7 +134,7 @@ def _shape_of_view(node: Node, shape: Shape) -> Shape:
 
 
 def _input_shape(node: Node, modules: Mapping[str, nn.Module]) -> Shape:
-    """Return the shape of the module's input, as its reader (or the reader of its activation) expects it."""
+    """Return the shape of the module's input, as the linears and norms that read it (or its activation) expect it."""
     widths, read = set(), [node]
     for value in read:
         for user in value.users:

@@ -1,6 +1,6 @@
-"""The rules about sums with the residual stream, which are made in place where nothing reads the old stream later.
+"""Rewrite rules for residual adds, which run in place if nothing reads the old stream later.
 
-A rule is as in rules.py: it looks for one pattern in a graph, and puts one operation in its place.
+As in rules.py, a rule matches one pattern in a graph and replaces it by one operation.
 """
 
 import operator
@@ -27,7 +27,7 @@ from graphcore.nn.mlp import scaled
 from graphcore.nn.moe import Experts, choose_experts, weighted_sum
 from graphcore.nn.norm import RMSNorm
 
-# Operations whose first argument is the stream, which they change.
+# Operations that change their first argument, the residual stream, in place.
 SUMS = (add_project, add_normed, add_normed_and_norm, add_experts, add_scaled, scaled)
 
 
@@ -76,7 +76,7 @@ def norm_of_sum(traced: Traced) -> None:
 
 
 def experts_alone(traced: Traced) -> None:
-    """Turn any other weighted sum of experts' answers into `sum_experts`."""
+    """Turn any other weighted sum of experts' outputs into `sum_experts`."""
     for node in traced.nodes(weighted_sum):
         experts, shares = node.args
         choice = shares.args[0]
@@ -88,7 +88,7 @@ def experts_alone(traced: Traced) -> None:
 
 
 def experts_first(traced: Traced) -> None:
-    """Turn (stream + x) + the weighted sum of experts' answers into (stream + the weighted sum) + x.
+    """Turn (stream + x) + the weighted sum of experts' outputs into (stream + the weighted sum) + x.
 
     The experts' input is a norm of the stream, which a target that folds norms must compute before the stream changes.
     """
@@ -105,7 +105,7 @@ def experts_first(traced: Traced) -> None:
 
 
 def experts_and_sum(traced: Traced) -> None:
-    """Turn stream + the weighted sum of experts' answers into `add_experts`."""
+    """Turn stream + the weighted sum of experts' outputs into `add_experts`."""
     for node, stream, answer in sums_in_place(traced):
         if not is_call(answer, weighted_sum) or not is_read_once(answer):
             continue
@@ -119,7 +119,7 @@ def experts_and_sum(traced: Traced) -> None:
 
 
 def scaled_sums(traced: Traced) -> None:
-    """Turn any other stream + x, or stream + x * number, into `add_scaled`; `scaled_sum` if the stream must stay."""
+    """Turn any other stream + x, or stream + x * number, into `add_scaled`, or `scaled_sum` if not in place."""
     in_place = {node: stream is node.args[1] for node, stream, _ in sums_in_place(traced)}
     for node in traced.nodes(operator.add):
         stream, x = reversed(node.args) if in_place.get(node) else node.args
@@ -132,7 +132,7 @@ def scaled_sums(traced: Traced) -> None:
 
 
 def sums_in_place(traced: Traced) -> Iterator[tuple[Call, Call, Call]]:
-    """Yield each sum stream + x with its operands, where nothing reads the old stream after it."""
+    """Yield each sum stream + x with its operands, if nothing reads the old stream after the sum."""
     for node in traced.nodes(operator.add):
         stream, x = node.args
         if not is_stream(stream):
@@ -150,7 +150,7 @@ def is_stream(node: object) -> bool:
 
 
 def source_of(traced: Traced, node: Call) -> Call:
-    """Return the value that a node's norms and casts start from, or the node itself if it is neither."""
+    """Return the value before a node's norms and casts, or the node itself if it is neither."""
     while traced.is_norm(node) or (isinstance(node, fx.Node) and node.op == "call_method" and node.target in CASTS):
         node = node.args[0]
     return node

@@ -1,6 +1,6 @@
-"""The two targets of lowering, a native program and a GPU's kernels: their rules, and operations without an entry.
+"""The two targets of lowering, a native program and a GPU's kernels: their rules, and the check for missing entries.
 
-The entries themselves are instruction_entries.py and kernel_entries.py.
+An entry is the function that runs an operation on a target: instruction_entries.py and kernel_entries.py.
 """
 
 from collections.abc import Container
@@ -63,12 +63,12 @@ def lower_to_kernels(module: nn.Module) -> Traced:
 
 
 def missing_entry(traced: Traced, entries: Container[object], what: str, changes_x: bool) -> str | None:
-    """Return which operation has no entry, or that the answer is in the wrong place; None if all can run.
+    """Return a message that names an operation without an entry, or an unusable output; None if all can run.
 
     Args:
-        entries: functions and classes of modules that have an entry.
+        entries: operations and module classes that have an entry.
         what: name of an entry for the message, such as "native instruction".
-        changes_x: True if the answer must overwrite the module's input, as a block's does.
+        changes_x: True if the output must overwrite the module's input, as a block's does.
     """
     if traced.misfit is not None:
         return f"no {what} for {traced.misfit}"

@@ -1,9 +1,9 @@
-"""Traces a module: what it computes, as a graph of operations.
+"""Traces a module into a graph of operations, and applies rewrite rules.
 
-    module --trace--> linear, norm, rotate, attend, activation, +, ...   --rules--> what a target has an entry for
+    module --trace--> linear, norm, rotate, attend, activation, +, ...   --rules--> operations that a target implements
 
-`trace` follows a module's own forward with torch.fx; the building blocks of nn/ are its leaves. Modules stand in the
-graph by their names, so that layers of one spec share one graph.
+`trace` runs torch.fx over a module's own forward; the building blocks of nn/ are leaves. The graph refers to modules by
+name, so that layers of one spec share one graph.
 """
 
 import inspect
@@ -31,12 +31,12 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Traced:
-    """A module's operations.
+    """The traced operations of a module.
 
     Attributes:
-        modules: modules inside the traced one, by their names in the graph.
-        misfit: operation that can have no entry, in words: its sizes do not fit, or the trace could not follow it;
-            None if there is none.
+        modules: submodules by their names in the graph.
+        misfit: name of an operation that cannot be lowered because its sizes do not fit, or torch.fx's error if
+            tracing failed; None if neither.
     """
 
     graph: fx.Graph
@@ -81,18 +81,18 @@ class Traced:
 
 
 def is_effect(node: Call) -> bool:
-    """Return whether a node stays even if nothing reads it: inputs, the output, and what writes a cache."""
+    """Return whether dead-code elimination must keep a node: inputs, the output, and operations that write a cache."""
     return node.op in ("placeholder", "output") or node.target in (attend, attend_heads, delta_heads)
 
 
 class LeafTracer(fx.Tracer):
-    """Follows a forward down to the building blocks of nn/."""
+    """The torch.fx tracer, whose leaf modules are the building blocks of nn/."""
 
     def __init__(self) -> None:
         super().__init__(autowrap_functions=FUNCTIONS)
 
     def is_leaf_module(self, module: nn.Module, _name: str) -> bool:
-        """Return whether a call of the module is one operation; a subclass is not, since it may compute anything."""
+        """Return whether a call of the module is one operation; a subclass is traced, since it may differ."""
         return type(module) in LEAVES
 
     def create_arg(self, a: Any) -> Any:
@@ -109,7 +109,7 @@ class LeafTracer(fx.Tracer):
 def trace(module: nn.Module, rules: Sequence[Rule] = ()) -> Traced:
     """Return what the module's forward computes for one token of a sequence, rewritten by the rules in their order.
 
-    A forward that cannot be followed (one that reads values, say) gives no operations, and a misfit that says why.
+    A forward that cannot be traced (because it branches on values, say) gives an empty graph, and `misfit` says why.
     """
     modules = dict(module.named_modules())
     try:
@@ -137,7 +137,7 @@ def with_positional_arguments(graph: fx.Graph, modules: Mapping[str, nn.Module])
 
 
 def without_views(traced: Traced) -> None:
-    """Turn x.flatten(), x.unflatten(), and int8 codes (which a linear makes itself) into x; cuts into `parts`."""
+    """Turn views and int8 rounding (which a linear does itself) of x into x, and split and chunk into `parts`."""
     for node in traced.nodes():
         if node.op == "call_method" and node.target in PARTS:
             traced.replace(node, parts, node.args[0], node.target, node.args[1])

@@ -1,1 +1,1 @@
-"""The C++ kernels of the CPU: their library, packing, and the decode step that they run."""
+"""The C++ kernels for CPUs: building and loading the library, weight packing, attention, and native decode programs."""

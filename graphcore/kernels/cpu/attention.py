@@ -1,9 +1,9 @@
 """`graphcore::attend` on the CPU: with the C++ kernels, or with torch on the live keys.
 
 Legend: T tokens, H heads, K kv heads, E head dim, P pages, N pages of a sequence, G positions of a page, L live keys.
-kernels/ops/attend.py says what is computed.
+kernels/ops/attend.py has the definition.
 
-The host reads the length of each sequence, so the cost depends on the actual context.
+The lengths of the sequences are read on the host, so that the cost depends on the actual context.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ from graphcore.kernels.ops.kv_formats import (
 )
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int32
-QUERY_BLOCK = 128  # queries that are attended together; 128 are faster than 64 at 256 tokens, and equal at 512
+QUERY_BLOCK = 128  # queries of a block; 128 is faster than 64 at 256 tokens, and as fast at 512
 
 
 def sliced_attend(
@@ -67,7 +67,7 @@ def sliced_attend(
 
 
 Place = tuple[Tensor, Tensor, Tensor]
-"""Where a sequence's keys and values lie: both pools [P, K, G, entry], and the sequence's pages [N]."""
+"""Location of a sequence's keys and values: both pools [P, K, G, entry], and the sequence's pages [N]."""
 
 
 def _attend_token(
@@ -75,7 +75,7 @@ def _attend_token(
 ) -> Tensor:
     """Write one key [1, K, E] and value, if there are any, and attend the live ones.
 
-    The H / K query heads of one kv head become rows of one matrix: a plain product instead of a repeated cache.
+    The H / K query heads of a kv head are the rows of one matrix, so that keys and values need not be repeated.
     """
     k_cache, v_cache, pages = place
     if key is not None and value is not None:
@@ -103,7 +103,7 @@ def _read(cache: Tensor, pages: Tensor, begin: int, end: int, dtype: torch.dtype
 
 
 def _write(kept: Tensor, cache: Tensor, pages: Tensor, start: int) -> None:
-    """Write entries [L, K, entry] at the positions of a sequence from `start` on, no more than it has slots."""
+    """Write entries [L, K, entry] at the positions of a sequence from `start` on; L is at most its number of slots."""
     positions, page = torch.arange(start, start + len(kept), dtype=torch.int64, device="cpu"), cache.shape[2]
     put_entries(cache, pages[positions // page % len(pages)], positions % page, kept)
 
@@ -111,7 +111,7 @@ def _write(kept: Tensor, cache: Tensor, pages: Tensor, start: int) -> None:
 def _attend_chunk(
     query: Tensor, key: Tensor | None, value: Tensor | None, place: Place, start: int, scoring: AttentionParameters
 ) -> Tensor:
-    """Attend the visible past and the chunk itself, then write the chunk, which in a ring may overwrite the past.
+    """Attend visible earlier tokens and the chunk itself, then write the chunk, which may overwrite them in a ring.
 
     Args:
         key, value: [T, K, E], or None if the chunk is written already.
@@ -132,10 +132,10 @@ def _attend_chunk(
 
 
 def _attend_blocks(query: Tensor, keys: Tensor, values: Tensor, offset: int, scoring: AttentionParameters) -> Tensor:
-    """Attend in blocks of queries, each block only against the keys that it may see.
+    """Attend in blocks of queries, each block only to the keys that are visible to it.
 
-    Plain products of a block are twice as fast as the library's fused attention at these sizes (256 tokens of SmolLM2:
-    0.46 ms a layer against 1.0), because half of the keys are skipped and kv heads are not repeated.
+    Plain matrix products are twice as fast as torch's fused attention at these sizes (256 tokens of SmolLM2: 0.46 ms a
+    layer against 1.0), because half of the keys are skipped and kv heads are not repeated.
 
     Args:
         query: [T, H, E].
@@ -164,7 +164,7 @@ def _attend_blocks(query: Tensor, keys: Tensor, values: Tensor, offset: int, sco
 
 
 class Chunk(ctypes.Structure):
-    """Arguments of one call of the kernels; its fields mirror native/chunk.h."""
+    """Arguments of attention of one chunk; the fields mirror native/chunk.h."""
 
     _fields_ = (
         ("query", POINTER),
@@ -192,7 +192,7 @@ class Chunk(ctypes.Structure):
 
 
 def cache_number(pool: Tensor) -> int:
-    """Return the number by which the kernels know what a pool holds."""
+    """Return the kernels' number of a pool's dtype or block format."""
     name = format_of(pool)
     return DTYPE_NUMBERS[pool.dtype] if name is None else FORMAT_NUMBERS[name]
 
@@ -207,7 +207,7 @@ def attend_natively(
     """Attend a chunk of one sequence with the C++ kernels, and write it to the cache.
 
     Args:
-        parts: query [T, H, E], key and value [T, K, E]; these are None if the chunk is in the cache already.
+        parts: query [T, H, E], key and value [T, K, E]; key and value are None if the chunk is already in the cache.
         place: pools and pages, all contiguous; pages int32.
         out: [T, H, E], contiguous; written.
         start: number of tokens in the cache.

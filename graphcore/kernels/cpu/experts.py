@@ -1,9 +1,9 @@
-"""Many tokens through the experts of a mixture on the CPU, as one job of the C++ kernels.
+"""Runs the experts of a mixture for many tokens on the CPU, as one job of the C++ kernels.
 
 Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token, S places.
 
-An expert by itself is a few products of a few dozen tokens, too little for operations that each wait for all threads.
-The job deals the rows of all chosen experts to the threads. Between products it computes in float32, as a decode step.
+A single expert has a few dozen tokens, too little work for a thread barrier after each product. The job divides the
+rows of all chosen experts among the threads. As in a decode step, values between products are float32.
 """
 
 import ctypes
@@ -52,7 +52,7 @@ def run_experts(
     packings: Sequence[KernelPacking],
     rounding: str,
 ) -> Tensor:
-    """Return the answers [N, C, D] of packed experts, as `packed_experts` does.
+    """Return the outputs [N, C, D] of packed experts, as `packed_experts` does.
 
     Args:
         x, chosen: [N, D] and [N, C].
@@ -66,9 +66,9 @@ def run_experts(
     num_answers = int(has_answer.sum())
     out = x.new_empty if num_answers == len(flat) else x.new_zeros
     y = out((*chosen.shape, x.shape[1]))
-    if not num_answers:  # a job has something to do in each phase
+    if not num_answers:  # a job needs work in each phase
         return y
-    keys = torch.where(has_answer, flat, len(places))  # choices without an answer come last
+    keys = torch.where(has_answer, flat, len(places))  # (token, expert) pairs without an output are sorted last
     order = keys.argsort(stable=True)[:num_answers].int()
     counts = keys.bincount(minlength=len(places) + 1)[:-1]
     present = counts.nonzero().flatten()

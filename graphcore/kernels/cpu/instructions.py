@@ -9,19 +9,19 @@ STORES = {"put": 0, "add": 1, "gated": 2}
 ELEMENTS = {"gate": 0, "add": 1, "cap": 2, "scale": 3}
 NORM_KINDS = {"rms": 1, "layer": 2}
 MOST_TAPS = 8  # largest width of a short convolution
-CHOICE_PARTS = 64  # parts that the vocabulary is divided into
+CHOICE_PARTS = 64  # parts of the vocabulary that threads search for the argmax
 MOST_ROWS = 16  # largest number of a program's rows
-DOWN_GROUPS = 32  # groups of rows whose experts' answers are kept before they are added up
+DOWN_GROUPS = 32  # groups of rows whose expert outputs are buffered before they are summed
 
 
 class PerRow(ctypes.Structure):
-    """An array for each row of a program: the first row's, and the elements from one row's to the next one's."""
+    """One array per row of a program: pointer to the first row's array, and stride between rows in elements."""
 
     _fields_ = (("first", POINTER), ("stride", ctypes.c_int64))
 
 
 class Sharing(ctypes.Structure):
-    """The choices of all rows, sorted by expert."""
+    """The chosen experts of all rows as lists per expert."""
 
     _fields_ = (("count", POINTER), ("begins", POINTER), ("choices", POINTER))
 
@@ -64,7 +64,7 @@ class Project(ctypes.Structure):
 
 
 class Attend(ctypes.Structure):
-    """Norms, rotation, cache write and softmax of one token of each row."""
+    """Attention of one token of each row: norms of heads, rotation, cache write and softmax."""
 
     KIND = 2
     _fields_ = (
@@ -97,21 +97,21 @@ class Attend(ctypes.Structure):
 
 
 class AddNorm(ctypes.Structure):
-    """x += norm(y), or x = norm(y), for each of some parts of x and y."""
+    """x += norm(y), or x = norm(y), for each of several equal parts of x and y."""
 
     KIND = 3
     _fields_ = (("y", PerRow), ("norm", Norm), ("x", PerRow), ("dim", INT), ("puts", INT), ("parts", INT))
 
 
 class Choose(ctypes.Structure):
-    """Finds the largest logit of each row and part of the vocabulary."""
+    """Finds the argmax of each row's logits in each part of the vocabulary."""
 
     KIND = 4
     _fields_ = (("logits", PerRow), ("vocab", INT), ("best", POINTER), ("best_index", POINTER))
 
 
 class Advance(ctypes.Structure):
-    """Makes the token with the largest of a row's logits its next input."""
+    """Makes the argmax token of each row its next input, and advances the position."""
 
     KIND = 5
     _fields_ = (
@@ -163,7 +163,7 @@ class ExpertsUp(ctypes.Structure):
 
 
 class ExpertsDown(ctypes.Structure):
-    """The chosen experts' down projections, weighted and added to the residual stream, or put elsewhere."""
+    """The chosen experts' down projections, whose weighted sum is added to x, or overwrites x."""
 
     KIND = 8
     _fields_ = (
@@ -203,7 +203,7 @@ class Elementwise(ctypes.Structure):
 
 
 class Delta(ctypes.Structure):
-    """A Gated DeltaNet layer between its projections, which two instructions share."""
+    """Arguments of a Gated DeltaNet layer between its projections, for the instructions Convolve and DeltaRule."""
 
     _fields_ = (
         ("mixed", POINTER),
@@ -244,7 +244,7 @@ class Convolve(Delta):
 
 
 class DeltaRule(Delta):
-    """The delta rule and the gated norm of the layer that `Convolve` has convolved."""
+    """The delta rule and the gated norm of the layer, after `Convolve`."""
 
     KIND = 11
 

@@ -2,17 +2,18 @@
 
 Legend: O rows (output features), I columns (input features), T tokens.
 
-Sixteen rows lie together, scales first, then codes (drawn in native/codes.h and native/formats.h; native/stored.h reads
-the file's blocks). The size is about that of the file's bytes; rows are padded to a multiple of sixteen.
+Sixteen rows are interleaved, scales first, then codes (native/codes.h and native/formats.h show the layout;
+native/stored.h reads the file's blocks). Rows are padded to a multiple of sixteen; apart from that the size is about
+that in the file.
 
     rounding    x is                                  relative RMS error of x @ W.T
     float       float32                               1e-6 (float32 result), 4e-3 (bf16 result)
-    wide        rounded to 16 bits per 32 columns     1e-4, and that of the result's dtype
+    wide        rounded to 16 bits per 32 columns     1e-4, plus the rounding of the result's dtype
     block       rounded to 8 bits per 32 columns      at most 1 %
-    token       rounded to 8 bits per row             exact products for ternary weights; BitNet's own arithmetic
+    token       rounded to 8 bits per row             exact products for ternary weights, as in BitNet
 
-For many tokens at a time, float and wide unpack the matrix once and multiply it densely, in x's dtype or, if the
-processor has no fast product in it, in float32; block and token multiply the packed codes, which is faster.
+For many tokens, float and wide unpack the matrix once and multiply it densely, in x's dtype or, if the processor has no
+fast products in that dtype, in float32; block and token multiply the packed codes, which is faster.
 """
 
 import ctypes
@@ -40,17 +41,17 @@ DTYPE_NUMBERS = {
 }
 ROUNDINGS = {"float": 0, "block": 1, "token": 2, "wide": 3}
 TAIL_NBYTES = 64  # bytes after the last group, if the tensor has a float32 scale
-SLICE_ELEMENTS = 1 << 20  # weights that are unpacked at a time: 2 MiB in bf16, 4 MiB in float32
+SLICE_ELEMENTS = 1 << 20  # weights unpacked at a time: 2 MiB in bf16, 4 MiB in float32
 DENSE_TOKENS = 16  # from this many tokens on, a dense product of the unpacked matrix is faster than float kernels
 
 
 @dataclass(frozen=True)
 class KernelPacking(Packing):
-    """A matrix in groups of sixteen rows, in the form of the C++ kernels.
+    """A matrix in groups of sixteen rows, in the C++ kernels' layout.
 
     Attributes:
-        format: name of a stored format that has a kernel.
-        library: file of the kernels (kernels.library).
+        format: name of a stored format that the kernels support.
+        library: path of the kernels' library.
     """
 
     library: str
@@ -63,11 +64,11 @@ class KernelPacking(Packing):
 
     @property
     def numbers(self) -> tuple[int, int, int]:
-        """The format's number, rows and columns, as the library takes them."""
+        """The format's number, rows and columns, as arguments of the library's functions."""
         return FORMAT_NUMBERS[self.format], self.rows, self.columns
 
     def pack(self, raw_rows: Tensor, scale: float = 1.0, *, threads: int | None = None) -> Tensor:
-        """Return the matrix in the kernels' form; `threads` is torch's number if None."""
+        """Return the matrix in the kernels' layout; `threads` is torch's number if None."""
         packed = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         rows = raw_rows if raw_rows.stride(1) == 1 else raw_rows.contiguous()
         self.pack_rows(rows, 0, packed, threads=threads)
@@ -75,9 +76,9 @@ class KernelPacking(Packing):
         return packed
 
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
-        """Write some rows to the packed matrix, in the kernels' form.
+        """Write some rows to the packed matrix, in the kernels' layout.
 
-        Ranges may be written at the same time by several threads, each with `threads=1`.
+        Several threads may write different ranges at the same time, each with `threads=1`.
         """
         end = begin + len(raw_rows)
         assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
@@ -108,7 +109,7 @@ class KernelPacking(Packing):
         return int(open_library(self.library).graphcore_packed_nbytes(FORMAT_NUMBERS[self.format], row, self.columns))
 
     def matrix(self, packed: Tensor) -> Matrix:
-        """Return the matrix as the kernels see it; the bytes still belong to the tensor, which may have no memory."""
+        """Return the kernels' struct of the matrix, which points to the tensor's memory; a meta tensor is allowed."""
         assert packed.is_contiguous(), f"strides {packed.stride()}, the kernels read one run"
         assert packed.numel() == self.nbytes, f"{packed.shape} is no {self}"
         scale = 1.0
@@ -118,7 +119,7 @@ class KernelPacking(Packing):
         return Matrix(packed.data_ptr(), rows, columns, number, scale)
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the dense matrix, as one operation of a compiled graph; bit-exact with the format."""
+        """Return the dense matrix, bit-exact with the format, computed by a custom op."""
         op = torch.ops.graphcore.packed_matrix.default
         return op(packed, self.library, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
 
@@ -174,8 +175,8 @@ def _linear_cpu(
 def _dense_product(x: Tensor, packed: Tensor, bias: Tensor | None, packing: KernelPacking) -> Tensor:
     """Unpack some rows at a time and multiply with them: [..., I] -> [..., O].
 
-    A slice stays in the cache and in memory that the allocator keeps. A large matrix unpacked whole needs new memory,
-    whose page faults take as long as the product of a hundred tokens.
+    A slice fits in the CPU's cache and reuses memory of the allocator. Unpacking a large matrix whole needs new memory,
+    whose page faults take as long as the product for a hundred tokens.
     """
     step = max(GROUP_ROWS, SLICE_ELEMENTS // packing.columns // GROUP_ROWS * GROUP_ROWS)
     dtype = product_dtype(x.dtype)

@@ -1,8 +1,8 @@
 """Finds or builds the library of C++ kernels: built by pip if possible, else once per machine, in the cache folder.
 
-The sources include no torch header, so they build in seconds; Python calls plain functions through ctypes. The compiler
-is told to use everything that the processor has, and the sources choose by the macros that it then defines: AVX-512
-VNNI, AVX2, or plain vectors (graphcore/compiler.py has the processors and the compilers).
+The sources include no torch headers, so that they build in seconds; Python calls plain functions through ctypes. The
+compiler targets the native processor, and the sources select AVX-512 VNNI, AVX2 or plain vectors by its predefined
+macros (graphcore/compiler.py lists processors and compilers).
 """
 
 import ctypes
@@ -34,19 +34,19 @@ PREBUILT = Path(__file__).parent / "built"  # hatch_build.py puts the libraries 
 
 
 def native_flags() -> tuple[str, ...]:
-    """Return the flags that make the compiler use everything that this processor has."""
+    """Return the compiler flags that enable all instructions of this processor."""
     return ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ("-mcpu=native",)
 
 
 def find_library(folder: Path, on_progress: Progress = ignore_progress) -> Path | None:
-    """Return the library's file: a fitting one built in advance, else the folder's, which is built now if missing.
+    """Return the library's file: a compatible prebuilt one, else the one in the folder, which is built now if missing.
 
     Args:
         folder: folder of libraries that are built at their first use.
-        on_progress: function called in the stage "build kernels" if it is built now.
+        on_progress: function called in the stage "build kernels" if the library is built now.
 
     Returns:
-        The file; None if no library fits and there is no compiler.
+        The file; None if there is neither a compatible prebuilt library nor a compiler.
 
     Raises:
         GraphError: the build failed, as in `build_library`.
@@ -58,12 +58,12 @@ def find_runnable_library(kept: Path, on_progress: Progress = ignore_progress) -
     """Return a library that this process can load, and a note if the next start has to build it again.
 
     Args:
-        kept: folder of libraries that are built at their first use. If nothing can be written there, or nothing may
-            run there, a temporary folder takes its place.
+        kept: folder of libraries that are built at their first use. If it is not writable, or mounted noexec, a
+            temporary folder is used instead.
         on_progress: the same as in `find_library`.
 
     Returns:
-        The file, or None as in `find_library`; the note is empty if there is nothing to say.
+        The file, or None as in `find_library`; and the note, which may be empty.
 
     Raises:
         GraphError: the build failed, or the library cannot be loaded from any folder.
@@ -77,7 +77,7 @@ def find_runnable_library(kept: Path, on_progress: Progress = ignore_progress) -
         return find_library(folder, on_progress), note
     if library is None or loads(library):
         return library, ""
-    temporary = temporary_folder()  # nothing runs in a folder that is mounted noexec
+    temporary = temporary_folder()  # the library's folder may be mounted noexec
     copied = None if temporary is None else Path(shutil.copy(library, temporary))
     if copied is None or not loads(copied):
         raise GraphError(f"{library} cannot be loaded; set cache_dir to another folder")
@@ -85,16 +85,16 @@ def find_runnable_library(kept: Path, on_progress: Progress = ignore_progress) -
 
 
 def can_have_kernels() -> bool:
-    """Return whether a library was built in advance or could be built now; builds nothing."""
+    """Return whether a library is prebuilt or could be built, without building one."""
     try:
         return prebuilt_library() is not None or find_own_compiler() is not None
-    except OSError:  # no room to try a compiler: the build itself reports it
+    except OSError:  # no disk space to try a compiler; the build itself reports the error
         return True
 
 
 @functools.cache
 def prebuilt_library() -> Path | None:
-    """Return the best library that was built in advance from these sources and runs on this processor, or None."""
+    """Return the best library that was prebuilt from these sources and runs on this processor, or None."""
     for target in targets_here():
         path = PREBUILT / prebuilt_name(SOURCES, target)
         if target.needs <= cpu_flags() and path.exists() and loads(path):
@@ -103,7 +103,7 @@ def prebuilt_library() -> Path | None:
 
 
 def loads(path: Path) -> bool:
-    """Return whether this system can load the library, which may have been built for a newer one."""
+    """Return whether this system can load the library, which may have been built for a newer system."""
     try:
         open_library(str(path))
     except OSError:
@@ -118,8 +118,8 @@ def build_library(
     """Return the library's file, built now if the folder does not have it; None without a working compiler.
 
     Args:
-        folder: folder that keeps built libraries.
-        target: flags that choose the processor; None for this machine's.
+        folder: folder of built libraries.
+        target: compiler flags of the target processor; None for this machine's.
         on_progress: function called in the stage "build kernels", with the number of compiled sources and of all.
 
     Raises:
@@ -131,7 +131,7 @@ def build_library(
             return None
         flags = native_flags() if target is None else tuple(target)
         path = folder / f"kernels-{_name(compiler, flags)}.so"
-        if read_checked(path) is None:  # loading a damaged library would end the process
+        if read_checked(path) is None:  # loading a damaged library could crash the process
             _build(compiler, flags, path, on_progress)
     except CompilerError as error:
         raise GraphError(f"{error}; update the compiler") from error
@@ -155,13 +155,13 @@ def _build(compiler: Compiler, flags: Sequence[str], path: Path, on_progress: Pr
 
 
 def _name(compiler: Compiler, flags: Sequence[str]) -> str:
-    """Return a name for the library that the compiler would build from these sources for this processor."""
+    """Return a fingerprint of sources, compiler, flags and processor, which names the library."""
     version = subprocess.run([*compiler.command, "--version"], capture_output=True, text=True, check=False).stdout
     return fingerprint(SOURCES, cpu_name(), version, *compiler.link, *flags)
 
 
 class Matrix(ctypes.Structure):
-    """One weight matrix as the kernels see it; its fields mirror native/matrix.h."""
+    """The kernels' struct of one weight matrix; the fields mirror native/matrix.h."""
 
     _fields_ = (
         ("bytes", ctypes.c_void_p),
@@ -197,6 +197,6 @@ def open_library(path: str) -> ctypes.CDLL:
         "activations_nbytes": (size, [number, number]),
     }
     for name, (result, arguments) in signatures.items():
-        function = getattr(library, f"graphcore_{name}")  # kept by the library; indexing would make a new one each time
+        function = getattr(library, f"graphcore_{name}")  # ctypes caches attributes, but not items
         function.restype, function.argtypes = result, arguments
     return library

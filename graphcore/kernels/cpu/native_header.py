@@ -1,4 +1,4 @@
-"""Writes headers of the C++ kernels: encodings.h from quant/formats/, sampling_params.h from sampling_params.py.
+"""Generates headers of the C++ kernels: encodings.h from quant/formats/, sampling_params.h from sampling_params.py.
 
     python -m graphcore.kernels.cpu.native_header
 
@@ -105,7 +105,7 @@ def _constant(one: Encoding) -> str:
 
 
 def _tables() -> dict[tuple[int, ...], str]:
-    """Return the name of each table of values, after the first encoding that has it."""
+    """Return the name of each table of values: that of the first encoding that uses it."""
     tables: dict[tuple[int, ...], str] = {}
     for name in FORMAT_NUMBERS:
         levels = FORMATS[name].levels

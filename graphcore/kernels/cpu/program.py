@@ -1,6 +1,6 @@
 """A decode step as a list of native instructions over fixed buffers.
 
-A program keeps alive every tensor that its instructions point to.
+A program references all tensors that its instructions point to, so that they stay alive.
 """
 
 import ctypes
@@ -31,13 +31,13 @@ ALIGNMENT = 64
 
 
 def rows_by_program(sequences: int) -> list[int]:
-    """Return how many rows of a step each program takes: as few programs as can be, with nearly as many rows each."""
+    """Return the number of rows of each program for a step: as few programs as possible, of nearly equal size."""
     programs = -(-sequences // MOST_ROWS)
     return [(sequences + other) // programs for other in reversed(range(programs))]
 
 
 def widths_of(most: int) -> list[int]:
-    """Return the rows of the programs that together run a step of any number of sequences up to `most`."""
+    """Return the sizes of programs, in rows, that can together run a step of any number of sequences up to `most`."""
     shares = [rows_by_program(sequences) for sequences in range(1, most + 1)]
     return [max(share[at] for share in shares if at < len(share)) for at in range(len(shares[-1]))]
 
@@ -46,17 +46,17 @@ def widths_of(most: int) -> list[int]:
 class NativeProgram:
     """Native instructions in order, with the memory that they use.
 
-    A program has a fixed number of rows, each for one token. A run takes the rows that have a token, and a row's
-    numbers do not depend on rows of other sequences. Of the rows that run, those of one sequence lie one after another,
-    at consecutive positions.
+    A program has a fixed number of rows, each for one token. A run computes the rows that have a token, and a row's
+    results do not depend on rows of other sequences. The rows of one sequence must be adjacent among those that run, at
+    consecutive positions.
 
     Attributes:
         counts: [B] int64, 1 for a row that has a token in the next run, else 0.
-        sequences: [B] int64, number of each row's sequence in the caches.
+        sequences: [B] int64, index of each row's sequence in the caches.
         kept: objects that the instructions point to.
         nbytes: bytes of the tensors that were allocated for the program, without its scratch.
-        row_floats: length in float32 of the longest row that an instruction needs besides its activations.
-        activations: rows and columns of the largest activations.
+        row_floats: largest number of float32 values of scratch that an instruction needs besides its activations.
+        activations: rows and columns of the largest input of a product.
     """
 
     library: str
@@ -95,7 +95,7 @@ class NativeProgram:
         return tensor.data_ptr()
 
     def per_row(self, tensor: Tensor | None) -> PerRow:
-        """Return a float32 array for each row: [B, N], or [N] if all rows share it; null for None."""
+        """Return the struct of a float32 array per row: [B, N], or [N] if all rows share it; null for None."""
         if tensor is None:
             return PerRow()
         assert tensor.dtype is torch.float32, f"{tensor.dtype}, asked for float32"
@@ -132,7 +132,7 @@ class NativeProgram:
         return self._in_block[-1]
 
     def end_block(self) -> None:
-        """Let the buffers of the next block have the memory of this one's, which no later instruction reads."""
+        """Release the block's buffers for reuse by the next block; no later instruction may read them."""
         self._free += self._in_block
         self._in_block = []
 
@@ -141,7 +141,7 @@ class NativeProgram:
         return tensor if tensor.dtype is torch.float32 else self.own(tensor.float())
 
     def own(self, tensor: Tensor) -> Tensor:
-        """Keep a tensor alive that was made for the program, count its bytes, and return it."""
+        """Keep a tensor that was allocated for the program alive, count its bytes, and return it."""
         self.kept.append(tensor)
         self.nbytes += tensor.nbytes
         return tensor
@@ -167,7 +167,7 @@ class NativeProgram:
         self._carry_out(ctypes.byref(table, begin * ctypes.sizeof(Instruction)), length, scratch)
 
     def run_again(self, index: int, times: int) -> None:
-        """Run one instruction that many times, with a barrier between each two, as in a program."""
+        """Run one instruction `times` times, with a barrier after each, as in a program."""
         if self._table is None:
             self._seal()
         table, scratch = self._table, self._scratch
@@ -185,7 +185,7 @@ class NativeProgram:
         return self.threads * self._thread_nbytes()[0] + ALIGNMENT
 
     def _thread_nbytes(self) -> tuple[int, int]:
-        """Return the bytes of one thread's scratch, and of the row that it begins with."""
+        """Return the bytes of one thread's scratch, and of its first part (`row_floats`)."""
         row_nbytes = _aligned(4 * self.row_floats)
         activations = open_library(self.library).graphcore_activations_nbytes(*self.activations)
         return row_nbytes + _aligned(activations) + ALIGNMENT, row_nbytes
@@ -201,7 +201,7 @@ class NativeProgram:
 
 
 def norm(program: NativeProgram, kind: str, eps: float, weight: Tensor | None, bias: Tensor | None) -> Norm:
-    """Return a kernels' normalisation with float32 weights, or without a weight."""
+    """Return the struct of a normalisation with float32 weight and bias, each of which may be None."""
     return Norm(NORM_KINDS[kind], eps, program.address(weight), program.address(bias))
 
 
@@ -218,7 +218,7 @@ def append_project(
 
     Args:
         x: [B, I] float32, the inputs before the norm.
-        matrices: matrix, float32 bias or None, and output [B, O] float32 of each; the second of a gated pair has none.
+        matrices: matrix, float32 bias or None, and output [B, O] float32 of each; a gated pair uses the first output.
         rounding: number of the rounding of x.
         normalise: normalisation of x.
         store: "put", "add" or "gated".
@@ -238,7 +238,7 @@ def append_project(
 
 
 def append_delta_heads(program: NativeProgram, parts: DeltaParts) -> Tensor:
-    """Append a Gated DeltaNet layer's heads for one token of each row; return their answers [B, H M].
+    """Append a Gated DeltaNet layer's heads for one token of each row; return their outputs [B, H M].
 
     Args:
         parts: the layer's projections [B, 1, ...] float32, weights and states, and the tokens' positions and counts.
@@ -250,7 +250,7 @@ def append_delta_heads(program: NativeProgram, parts: DeltaParts) -> Tensor:
         if tensor is None:
             return None
         if any(tensor is one for one in parts[:4]):
-            return tensor.data_ptr()  # its rows may lie apart
+            return tensor.data_ptr()  # its rows need not be adjacent
         return program.address(tensor, tensor.dtype)
 
     _, _, key_dim, value_dim = parts.recurrent.shape
@@ -261,7 +261,7 @@ def append_delta_heads(program: NativeProgram, parts: DeltaParts) -> Tensor:
 
 
 def seconds_late(library: str) -> float:
-    """Return the seconds that this process's programs and kernels have slept, waiting for a late thread."""
+    """Return the seconds for which programs and kernels of this process slept, waiting for a late thread."""
     return float(open_library(library).graphcore_seconds_late(torch.get_num_threads()))
 
 

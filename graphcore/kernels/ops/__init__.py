@@ -1,1 +1,1 @@
-"""Custom ops: the schema of each, and the same computation in plain torch."""
+"""Custom ops: their schemas, and reference implementations in plain torch."""

@@ -1,4 +1,4 @@
-"""Attention over a static KV cache, as one custom op: write the new keys and values, then attend the live keys.
+"""Attention over a paged KV cache, as one custom op: write the new keys and values, then attend to the live keys.
 
 Legend: B batch, T tokens, H heads, K kv heads, E head dim, P pages, N pages of a sequence, G positions of a page, S
 slots of a sequence (N G), L live keys.
@@ -6,8 +6,8 @@ slots of a sequence (N G), L live keys.
 Position p of sequence b: page table[b, (p // G) mod N], place p mod G. So its slot is p mod S. A layer without a window
 has a slot for every position, so its slots never wrap.
 
-`masked_attend` is the plain definition of what is computed: it reads no length back, and masks all pages. The CPU
-gathers the live keys instead (kernels/cpu/attention.py), and a GPU's kernels register themselves.
+`masked_attend` is the reference implementation: it reads no length on the host, and attends all pages under a mask. The
+CPU gathers the live keys instead (kernels/cpu/attention.py), and a GPU's kernels register themselves.
 """
 
 from collections.abc import Sequence
@@ -47,14 +47,13 @@ def attend(
         query: [B, T, H, E] compute dtype.
         key, value: [B, T, K, E] compute dtype.
         k_cache, v_cache: [P, K, G, E] cache dtype or [P, K, G, C, Z] codes (kernels/ops/kv_formats.py), written in
-        place;
-            they hold positions 0 .. starts-1 already. Codes are attended as they are kept, the chunk's own, too, so
-            that no answer shows where chunks begin.
+            place; positions 0 .. starts-1 are filled. In a quantised cache the chunk's own keys and values are
+            quantised before they are attended, too, so that outputs do not depend on the chunking.
         table: [B, N] int32, pages of each sequence; no page is in two rows.
         starts: [B] int64.  counts: [B] int64, real tokens of this pass; the result for padding is unspecified.
         window: number of visible keys up to the query's own; 0 for all.
         scale: factor of q . k.
-        sinks: [H] float32, a score of each head that its softmax counts without a value; not scaled.
+        sinks: [H] float32, attention sinks: an extra score of each head in the softmax, without a value; not scaled.
         library: file of the C++ kernels, for the CPU; empty if there is none.
         cap: bound of the scores, s = cap * tanh(scale * q . k / cap), before the mask; sinks are exempt. 0 for none.
 
@@ -81,7 +80,7 @@ def attend_shared(
 ) -> Tensor:
     """Attend keys and values that another layer has appended to the cache in this pass, and all earlier ones.
 
-    The cache has room for the pass's tokens beside the window, so that none has overwritten a key that a query sees.
+    The cache has slots for the pass's tokens in addition to the window, so that none has overwritten a visible key.
     The arguments and the result are those of `attend`; nothing is written.
     """
     op = torch.ops.graphcore.attend.default
@@ -101,7 +100,7 @@ def masked_attend(
     *how: Any,
     **named: Any,
 ) -> Tensor:
-    """Implement `attend` without reading any length back: attend cache and chunk under a mask, then write.
+    """Implement `attend` without reading lengths on the host: attend cache and chunk under a mask, then write.
 
     The arguments after `counts` are the fields of `AttentionParameters`.
     """
@@ -161,14 +160,14 @@ def _visible(tokens: int, slots: int, starts: Tensor, counts: Tensor, window: in
 
 
 def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scoring: AttentionParameters) -> Tensor:
-    """Return the answers of torch's attention [B, H, T, E] with capped scores; a sink's zero key still scores 0."""
+    """Return attention outputs [B, H, T, E] with capped scores; a sink's zero key keeps score 0 before its bias."""
     scores = scoring.scores(query @ keys.transpose(2, 3))  # [B, H, T, L]
     scores = scores.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else scores + bias
     return scores.softmax(dim=-1).to(values.dtype) @ values
 
 
 def _with_sinks(keys: Tensor, values: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys and values with a last one of zeros, and a bias for the scores that gives this key the sink's score.
+    """Append a key and a value of zeros, and return them with a score bias that gives this key the sink's score.
 
     Args:
         keys, values: [B, K, L, E].
@@ -192,7 +191,7 @@ def _places(positions: Tensor, table: Tensor, page: int) -> tuple[Tensor, Tensor
 
 
 def _write_masked(kept: Sequence[Tensor], caches: Caches, table: Tensor, starts: Tensor, counts: Tensor) -> None:
-    """Write entries of the last S real tokens at their slots; every other token repeats the last real one's write.
+    """Write entries of the last S real tokens to their slots; every other token repeats the last real one's write.
 
     A sequence without a real token (count 0) rewrites the slot of its next position with its old content.
 

@@ -1,4 +1,4 @@
-"""How products of queries and keys become weights: the settings of an attention, besides its tensors.
+"""Settings of attention besides its tensors: scale, window, sinks and soft cap of the scores.
 
 Legend: H heads, K kv heads, L live keys.
 """
@@ -15,7 +15,7 @@ class AttentionParameters(NamedTuple):
     Attributes:
         window: largest number of keys that a query sees, its own included; 0 for all.
         scale: factor of q . k.
-        sinks: [H] float32, a score of each head that its softmax counts without a value; not scaled.
+        sinks: [H] float32, attention sinks: an extra score of each head in the softmax, without a value; not scaled.
         library: file of the C++ kernels, for the CPU; empty for plain torch. A `NativeBackend` sets it.
         cap: bound of the scores, s = cap * tanh(scale * q . k / cap), before the mask; 0 for none.
     """
@@ -27,7 +27,7 @@ class AttentionParameters(NamedTuple):
     cap: float = 0.0
 
     def scores(self, products: Tensor) -> Tensor:
-        """Return the scores of products, float32; float32 products are overwritten."""
+        """Return the scaled and capped scores of products q . k, float32; float32 products are overwritten."""
         scores = products.float().mul_(self.scale)
         return scores.div_(self.cap).tanh_().mul_(self.cap) if self.cap else scores
 

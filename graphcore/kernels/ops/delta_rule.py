@@ -5,13 +5,13 @@ Legend: B batch, T tokens, C channels, W width of the convolution, G key heads, 
 A value head keeps a matrix S [N, M] instead of keys and values. For each token, with gate g = exp(decay):
 
     S   <- g S                          forget
-    S   <- S + k (beta (v - k S))       replace a part of what the key k reads by v
+    S   <- S + k (beta (v - k S))       move the value stored under key k towards v
     o    = q S
 
 Source: Yang et al. 2024, "Gated Delta Networks", equation 10 and section 3.3 (chunks); the convolution, the gates and
 the norm as in `Qwen3NextGatedDeltaNet` of transformers 5.23. Everything is computed in float32 (float64 for float64).
 
-A token that is padding leaves the state as it is: beta 0 and decay 0 for the rule, and `counts` for the convolution.
+Padding tokens do not change the state: the rule gets beta 0 and decay 0 for them, and the convolution uses `counts`.
 """
 
 import torch
@@ -61,17 +61,17 @@ def _last_inputs(inputs: Tensor, kept: int, counts: Tensor | None) -> Tensor:
 
 
 def unit_heads(x: Tensor) -> Tensor:
-    """Return heads [..., N] divided by their lengths."""
+    """Return heads [..., N] divided by their L2 norms."""
     return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + UNIT_EPS)
 
 
 def spread_heads(x: Tensor, heads: int, tiled: bool = False) -> Tensor:
-    """Give each value head its key head: [B, T, G, N] to [B, T, H, N].
+    """Repeat each key head for its value heads: [B, T, G, N] to [B, T, H, N].
 
     Args:
         x: [B, T, G, N].
         heads: number of value heads H, a multiple of G.
-        tiled: value head h belongs to key head h mod G, as in GGUF files; else to h // (H / G).
+        tiled: True if value head h belongs to key head h mod G, as in GGUF files; False if to h // (H / G).
     """
     group = heads // x.shape[2]
     if group == 1:
@@ -122,7 +122,7 @@ def gated_delta_rule(
         state: [B, H, N, M].
 
     Returns:
-        The answers [B, T, H, M] and the state after the last token [B, H, N, M], float32.
+        The outputs [B, T, H, M] and the state after the last token [B, H, N, M], float32.
     """
     rule = gated_delta_steps if q.shape[1] <= MOST_STEPS else gated_delta_chunks
     return rule(q, k, v, decay, beta, state)
@@ -131,7 +131,7 @@ def gated_delta_rule(
 def gated_delta_steps(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Implement `gated_delta_rule` for one token after another."""
+    """Implement `gated_delta_rule` token by token."""
     q, k, v, decay, beta, state = (_wide(part) for part in (q, k, v, decay, beta, state))
     answers = []
     for t in range(q.shape[1]):
@@ -148,12 +148,12 @@ def gated_delta_chunks(
     """Implement `gated_delta_rule` with matrix products over chunks of tokens.
 
     With d(i) the sum of the chunk's decays up to token i, and S the state before the chunk, the changes
-    c(i) = beta(i) (v(i) - what k(i) reads) solve a triangular system:
+    c(i) = beta(i) (v(i) - value read with k(i)) solve a triangular system:
 
         c(i) + beta(i) sum over j < i of exp(d(i) - d(j)) (k(i) . k(j)) c(j)  =  beta(i) (v(i) - exp(d(i)) k(i) S)
 
     Args:
-        chunk: most tokens of one chunk.
+        chunk: largest number of tokens of one chunk.
     """
     wide = [_wide(part).transpose(1, 2) for part in (q, k, v, decay, beta)]  # [B, H, T, ...]
     state, answers = _wide(state), []

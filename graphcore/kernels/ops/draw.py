@@ -1,25 +1,25 @@
-"""The rule by which a token is chosen from logits, in plain torch, and the C++ kernel that does the same faster.
+"""Sampling of a token from logits: the reference in plain torch, and a faster C++ kernel with the same results.
 
 Legend: B rows, V vocab.
 
-    mask -> penalty -> top-k -> temperature -> top-p -> min-p -> race
+    mask -> penalty -> top-k -> temperature -> top-p -> min-p -> sample (exponential race, the Gumbel-max trick)
 
-Each token that stays has a weight w = exp((logit - highest) / temperature) and noise e = -log(u), drawn from the
-exponential distribution; the largest w / e wins, which is each token with its probability (Yellott 1977). The noise
-follows from the row's seed, the token's position in its sequence and the token's id alone. So what a sequence draws
-does not depend on its neighbours, on its row, or on what was computed before.
+Each token that the filters keep has a weight w = exp((logit - highest) / temperature) and noise e = -log(u) from the
+exponential distribution; the token with the largest w / e is chosen, which is a draw from the softmax (Yellott 1977).
+The noise is a function of the row's seed, the token's position in its sequence and the token's id. So a sequence's
+tokens depend neither on the batch, nor on the sequence's row, nor on earlier computations.
 
     u       (upper 23 bits of a word + 1/2) / 2^23
     word    Philox4x32-10, key: seed, counter: (c, position, position >> 32, 0)
 
     token   0 .. 15   16 .. 31   32 .. 47   48 .. 63   64 .. 79  ...
-    c       0 .. 15    0 .. 15    0 .. 15    0 .. 15   16 .. 31             lanes of a vector work side by side
+    c       0 .. 15    0 .. 15    0 .. 15    0 .. 15   16 .. 31             one counter for each lane of a vector
     word       0          1          2          3         0
 
-Exponential and logarithm are polynomials of float32, without fused operations, and top-p adds weights in fixed point:
-the same operations in C++ (native/draw.cpp), in Triton (gpu/sampling) and here choose the same tokens, whatever adds in
-which order. Noise is at least 6e-8, as u has 23 bits, so that tokens below a probability of 1e-7 or so are drawn more
-rarely than that; tokens below 1e-9 of the likeliest have no mass.
+Exponential and logarithm are float32 polynomials without fused multiply-adds, and top-p adds weights in fixed point, so
+that the order of summation does not matter: C++ (native/draw.cpp), Triton (gpu/sampling) and this module choose the
+same tokens. Noise is at least 6e-8, as u has 23 bits, so that tokens with a probability below about 1e-7 are drawn too
+rarely; for top-p, tokens below 1e-9 of the likeliest weigh nothing.
 """
 
 import ctypes
@@ -58,14 +58,14 @@ FIXED_POINT_ONE = 2.0**30
 
 @dataclass
 class Draw:
-    """The choice of one sequence's next token.
+    """The settings for sampling one sequence's next token.
 
     Attributes:
-        params: sampling parameters, in kernels' own terms, with the sequence's own seed; kernels round them to float32.
-        position: int, position of the token in its sequence: the number of tokens before it. Seed and position are key
-            and counter of the noise; their lower 64 bits count.
+        params: sampling parameters as kernels use them, with the sequence's own seed; kernels round them to float32.
+        position: int, number of tokens before this one. Seed and position, modulo 2^64, are key and counter of the
+            random numbers.
         seen: [V] bool or uint8, tokens that the penalty applies to; None without a penalty.
-        mask: [V] bool, tokens that may be chosen; None for all. It is applied before everything else.
+        mask: [V] bool, tokens that may be chosen; None for all. It is applied before all other filters.
     """
 
     params: SamplingParams
@@ -75,7 +75,7 @@ class Draw:
 
     @classmethod
     def after(cls, history: Sequence[int], params: SamplingParams, vocab: int, device: torch.device) -> "Draw":
-        """Return the choice of the token that follows a history."""
+        """Return the settings for the token that follows a history."""
         seen: Tensor | None = None
         if params.repetition_penalty != 1.0:
             seen = torch.zeros(vocab, dtype=torch.bool, device=device)
@@ -83,25 +83,25 @@ class Draw:
         return cls(params.for_kernels(), len(history), seen)
 
     def append(self, token_id: int) -> None:
-        """Make a token a part of the sequence; the next choice is that of the token after it."""
+        """Append a token to the sequence, and advance to the next position."""
         self.position += 1
         if self.seen is not None:
             self.seen[token_id] = True
 
     @property
     def takes_likeliest(self) -> bool:
-        """Whether the token is the likeliest of all."""
+        """Whether the token is the argmax of all logits."""
         return self.params.is_greedy and self.mask is None
 
 
 class _Params(ctypes.Structure):
-    """The parameters as C++ sees them: the struct of native/sampling_params.h."""
+    """The C++ struct of native/sampling_params.h."""
 
     _fields_ = tuple((name, ctypes.c_int32 if name in WHOLE_NUMBERS else ctypes.c_float) for name in PARAMETERS)
 
 
 class _Row(ctypes.Structure):
-    """One row as the kernel sees it; its fields mirror native/draw.h."""
+    """One row to sample; the fields mirror `Draw` of native/draw.h."""
 
     _fields_ = (
         ("logits", ctypes.c_void_p),
@@ -116,7 +116,7 @@ class _Row(ctypes.Structure):
 
 
 class DrawKernel:
-    """The C++ kernel, with scratch that it keeps.
+    """The C++ sampling kernel with its scratch memory, which is reused.
 
     Args:
         library: file of the C++ kernels.
@@ -128,7 +128,7 @@ class DrawKernel:
         self._scratch = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def choose(self, logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[int]:
-        """Return each row's token, as `choose_tokens`; logits: [V] float32 of each row, contiguous, on the CPU."""
+        """Return each row's token, as `choose_tokens` does; logits: [V] float32 of each row, contiguous, on the CPU."""
         count, vocab = len(draws), len(logits[0])
         threads = 1 if count == 1 else self._threads
         nbytes = threads * self._library.graphcore_draw_nbytes(vocab)
@@ -185,21 +185,20 @@ def choose_token(logits: Tensor, draw: Draw) -> int:
 
 
 def penalise(logits: Tensor, penalty: float) -> Tensor:
-    """Return the logits of seen tokens, lowered by a penalty above 1. Source: Keskar et al. 2019, section 4.1."""
+    """Return logits with the repetition penalty applied to all tokens. Source: Keskar et al. 2019, section 4.1."""
     divisor = _rounded(penalty, logits)
     return torch.where(logits > 0, (logits / divisor).clamp(max=MOST_FLOAT), logits * divisor)
 
 
 def kept_weights(logits: Tensor, draw: Draw) -> Tensor:
-    """Return the weights of all tokens, [V] float32, 0 for those that top-k, top-p and min-p leave out; one always
-    stays."""
+    """Return the weights of all tokens, [V] float32, 0 where top-k, top-p or min-p drop them; one is always kept."""
     factor = (1.0 / _rounded(draw.params.temperature, logits)).clamp(max=MOST_FLOAT)
     weights = weight_of((logits - logits.max()) * factor)
     if 0 < draw.params.top_k < len(logits):
         weights = weights.masked_fill(logits < logits.topk(draw.params.top_k).values[-1], 0.0)
     share = _rounded(draw.params.top_p, logits)
     if share < 1.0:
-        ordered, order = fixed_point(weights).sort(descending=True, stable=True)  # of equal ones the first
+        ordered, order = fixed_point(weights).sort(descending=True, stable=True)  # ties: lower ids first
         before = ordered.cumsum(0) - ordered
         wanted = (share.double() * ordered.sum().double()).ceil().clamp(min=1)
         weights = weights.index_fill(0, order[before >= wanted], 0.0)
@@ -207,7 +206,7 @@ def kept_weights(logits: Tensor, draw: Draw) -> Tensor:
 
 
 def _rounded(number: float, logits: Tensor) -> Tensor:
-    """Return a setting as the kernels have it: float32, beside the logits."""
+    """Return a setting rounded to float32, as in the kernels, on the logits' device."""
     return torch.tensor(number, dtype=torch.float32, device=logits.device)
 
 
@@ -247,7 +246,7 @@ def philox(key: int, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Te
     first, second, third, fourth = counter
     keys = [key & LOW, key >> 32 & LOW]
     for _ in range(10):
-        low, high = first * MULTIPLIERS[0], third * MULTIPLIERS[1]  # products of 64 bits; their sign bit counts as one
+        low, high = first * MULTIPLIERS[0], third * MULTIPLIERS[1]  # unsigned 64-bit products, held in int64
         first, second = high >> 32 & LOW ^ second ^ keys[0], high & LOW
         third, fourth = low >> 32 & LOW ^ fourth ^ keys[1], low & LOW
         keys = [(one + step) & LOW for one, step in zip(keys, WEYL, strict=True)]
@@ -255,7 +254,7 @@ def philox(key: int, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Te
 
 
 def exponential_of(words: Tensor) -> Tensor:
-    """Return the noise of random words, float32: -log of a number between 0 and 1."""
+    """Return exponential noise made from random words, float32: -log of a number between 0 and 1."""
     u = ((words >> 9).float() + 0.5) * 2.0**-23
     bits = u.view(torch.int32)
     power = (bits - SQRT_HALF_BITS) >> 23  # u = fraction * 2^power, fraction from sqrt(1/2) to sqrt(2)

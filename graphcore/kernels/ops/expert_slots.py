@@ -1,17 +1,16 @@
-"""A cache of a layer's experts in slots on a device, which is looked up, filled and read without the host.
+"""A GPU cache of a layer's offloaded experts (LRU), which kernels look up, fill and read without the host.
 
 Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token, S slots.
 
-    waiting  [X, ...]     every expert, in page-locked memory of the host
-    slots    [S, ...]     the experts that were used last, on the device
+    waiting  [X, ...]     every expert, in page-locked host memory
+    slots    [S, ...]     the most recently used experts, on the device
 
-    chosen -> a slot for each chosen expert -> missing ones are copied there -> the product reads slots
+    chosen -> assign a slot to each chosen expert -> copy missing ones to their slots -> products read the slots
 
-A missing expert takes a free slot, or that of the expert which was used longest ago, but never that of an expert of the
-same call. Where no slot is left, the product reads the expert where it waits. Neither changes a bit of the answers.
+A missing expert takes a free slot, or evicts the least recently used expert, but never one of the same call. If no slot
+is left, products read the expert from host memory. The outputs are bit-identical in all cases.
 
-The implementation here is the reference, in plain torch operations with reads by the host; on a GPU
-kernels/gpu/experts/ takes its place.
+This is the reference implementation, in plain torch with reads by the host; GPUs use kernels/gpu/experts/.
 """
 
 from collections.abc import Sequence
@@ -27,11 +26,11 @@ from graphcore.kernels.ops.experts import empty_answers
 
 CALLS, HITS, LOADED, IN_PLACE = range(4)  # entries of `ExpertSlots.tallies`
 
-WRITTEN = ("places", "holders", "last_use", "tallies", "slots")  # fields of `ExpertSlots` that taking experts changes
+WRITTEN = ("places", "holders", "last_use", "tallies", "slots")  # fields of `ExpertSlots` that `take_experts` mutates
 
 
 class ExpertSlots(NamedTuple):
-    """A layer's experts, its slots, and which expert each slot holds.
+    """A layer's experts, its slots, and the mapping between them.
 
     Attributes:
         waiting: gate, up and down of all experts, [X, ...] each, in page-locked memory.
@@ -39,8 +38,8 @@ class ExpertSlots(NamedTuple):
         places: [X] int32 on the device, slots of the experts; -1 for none.
         holders: [S] int32 on the device, experts in the slots; -1 for none.
         last_use: [X] int64 on the device, number of the last call that chose an expert; 0 for none.
-        tallies: [4] int64 on the device: calls; distinct chosen experts that were in a slot, that were loaded into one,
-            and that are read where they wait.
+        tallies: [4] int64 on the device: number of calls; numbers of distinct chosen experts that were in a slot, that
+            were loaded into one, and that are read from host memory.
     """
 
     waiting: Sequence[Tensor]
@@ -61,7 +60,7 @@ class ExpertSlots(NamedTuple):
 
 
 def take_experts(chosen: Tensor, experts: ExpertSlots) -> None:
-    """Give chosen experts slots and copy the missing ones there.
+    """Assign slots to the chosen experts, and copy the missing experts to theirs.
 
     Args:
         chosen: int64 of any shape, on the device; -1 for no expert.
@@ -78,18 +77,18 @@ def cached_experts(
     gating: Gating,
     formats: Sequence[str],
 ) -> Tensor:
-    """Return each chosen expert's answer for its token, after `take_experts`.
+    """Call `take_experts`, then return each chosen expert's output for its token.
 
     Args:
         x: [N, D] compute dtype.
         chosen: [N, C] int64; -1 for no expert.
         biases: gate [X, F], up [X, F] and down [X, D], compute dtype; empty for none.
         hidden: F.
-        gating: function that joins gate and up.
-        formats: formats of gate, up and down: "dense", or that of matrices packed for a device.
+        gating: function of gate and up.
+        formats: formats of gate, up and down: "dense", or the format of matrices packed for a device.
 
     Returns:
-        [N, C, D] compute dtype; zeros for no expert.
+        [N, C, D] compute dtype; zeros where no expert is chosen.
     """
     op = torch.ops.graphcore.cached_experts.default
     return op(x, chosen, *experts, biases, hidden, *gating, formats)  # type: ignore[no-any-return]
@@ -138,7 +137,7 @@ def answers_in_two_parts(
     alpha: float,
     formats: Sequence[str],
 ) -> Tensor:
-    """Implement `cached_experts`: the experts in slots, then those that are read where they wait."""
+    """Implement `cached_experts`: run the experts in slots, then those that are read from host memory."""
     take_one_by_one(chosen, waiting, slots, places, holders, last_use, tallies)
 
     def answers(weights: Sequence[Tensor], where: Sequence[int]) -> Tensor:

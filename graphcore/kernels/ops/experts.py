@@ -1,15 +1,16 @@
 """A mixture of gated experts, as one custom op: each token runs through the experts chosen for it.
 
-Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token, S places.
+Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token, S places (slots
+for experts in the weight tensors).
 
     gate, up, down: [S, F, D], [S, F, D], [S, D, F] and, in some models, their biases [X, F], [X, F], [X, D]
     y = down(activation(gate x) * up x), or gpt-oss's clamped SwiGLU of the two (kernels/ops/gating.py)
 
-An expert's matrices may lie at any place, and a call may have only some of the chosen experts; neither changes a bit of
-an expert's answer. So answers stay separate, one row for each choice, and the caller adds them in the order of the
-choices. Biases are always complete.
+An expert's matrices may be at any place, and a call may have only some of the chosen experts; an expert's output is
+bit-identical in all cases. So outputs stay separate, one row per (token, expert) pair, and the caller adds them in the
+experts' order. Biases are always complete.
 
-On the CPU the op reads back which experts were chosen and touches only those. On a GPU nothing may be read back:
+On the CPU the op reads which experts were chosen, and only their weights. A GPU must not synchronise with the host:
 `masked_experts` gathers the chosen weights of a few tokens, or runs every expert under a mask.
 """
 
@@ -24,11 +25,11 @@ from graphcore.kernels.ops.gating import gated_features
 
 ExpertFunction = Callable[[Tensor, int, int], Tensor]
 Places = Sequence[int] | None
-ALIGNMENT = 64  # bytes; a product may add in another order if a matrix has another alignment
+ALIGNMENT = 64  # bytes; a matrix product's summation order may depend on the alignment
 
 
 def empty_answers(x: Tensor, chosen: Tensor) -> Tensor:
-    """Return an empty tensor like the answers, for tracing."""
+    """Return an empty tensor like the outputs, for tracing."""
     return x.new_empty((*chosen.shape, x.shape[1]))
 
 
@@ -42,7 +43,7 @@ def looped_experts(
     alpha: float,
     places: Places = None,
 ) -> Tensor:
-    """Implement `experts` expert by expert; an expert that no token chose is not read."""
+    """Implement `experts` expert by expert, without reading the weights of experts that no token chose."""
     run = _runner(weights, biases, activation, limit, alpha)
     return each_on_its_own(x, chosen, num_experts_of(weights, places), places, run)
 
@@ -53,12 +54,12 @@ def num_experts_of(weights: Sequence[Tensor], places: Places) -> int:
 
 
 def each_on_its_own(x: Tensor, chosen: Tensor, num_experts: int, places: Places, run: ExpertFunction) -> Tensor:
-    """Return the answers [N, C, D], each expert run on the tokens that chose it.
+    """Return the outputs [N, C, D], running each expert on the tokens that chose it.
 
     Args:
         x, chosen, places: the same as in `experts`.
         num_experts: X.
-        run: function from tokens [M, D], an expert and its place to the answers [M, D].
+        run: function from tokens [M, D], an expert and its place to the outputs [M, D].
     """
     flat = chosen.flatten()
     y = x.new_zeros(len(flat), x.shape[1])
@@ -88,7 +89,7 @@ def _runner(
 
 
 def _matrix_at(weights: Tensor, place: int) -> Tensor:
-    """Return one matrix, aligned at any place: copied if a matrix is not a whole number of cache lines."""
+    """Return one matrix at an aligned address; it is copied if it begins within a cache line."""
     matrix = weights[place]
     return matrix.clone() if matrix.data_ptr() % ALIGNMENT else matrix
 
@@ -103,21 +104,21 @@ def masked_experts(
     alpha: float,
     places: Places = None,
 ) -> Tensor:
-    """Return each chosen expert's answer for its token, without reading back the choice.
+    """Return each chosen expert's output for its token, without synchronising with the host.
 
     Args:
         x: [N, D] compute dtype.
         chosen: [N, C] int64, distinct within a token; -1 for no expert.
         weights: gate [S, F, D], up [S, F, D] and down [S, D, F], compute dtype.
         biases: gate [X, F], up [X, F] and down [X, D], compute dtype; empty for none.
-        activation, limit, alpha: fields of `Gating`, which say how gate and up are joined.
+        activation, limit, alpha: fields of `Gating`, the function of gate and up.
         places: place of each of the X experts among the S; -1 if it is missing. None if expert i is at place i.
 
     Returns:
-        [N, C, D] compute dtype; zeros for no expert and for missing experts.
+        [N, C, D] compute dtype; zeros where no expert is chosen or the expert is missing.
     """
     num_experts = num_experts_of(weights, places)
-    # With no more choices than experts, the gathered copies are no larger than the layer's own weights.
+    # With at most as many (token, expert) pairs as experts, the gathered copies are no larger than the layer's weights.
     if chosen.numel() <= num_experts:
         return _gathered(x, chosen, weights, biases, activation, limit, alpha, places)
     return all_on_every(x, chosen, num_experts, places, _runner(weights, biases, activation, limit, alpha))
@@ -133,7 +134,7 @@ def _gathered(
     alpha: float,
     places: Places,
 ) -> Tensor:
-    """Copy each token's chosen weights: a few tokens need only a few experts."""
+    """Return the outputs [N, C, D] of a few tokens, with a copy of the weights that each of them uses."""
     flat = chosen.flatten()  # [N C]
     at = flat if places is None else torch.tensor(places, device=x.device, dtype=torch.int64)[flat]
     nobody = (flat < 0) | (at < 0)
@@ -149,7 +150,7 @@ def _gathered(
 
 
 def all_on_every(x: Tensor, chosen: Tensor, num_experts: int, places: Places, run: ExpertFunction) -> Tensor:
-    """Return the answers [N, C, D] without reading back the choice: every expert runs on all tokens."""
+    """Return the outputs [N, C, D] without synchronising with the host: every expert runs on all tokens."""
     y = x.new_zeros(*chosen.shape, x.shape[1])
     for expert in range(num_experts):
         place = expert if places is None else places[expert]

@@ -5,9 +5,8 @@ Legend: B batch, T tokens, C channels, W width of the convolution, G key heads, 
     mixed = [q | k | v], C = 2 G N + H M          both states are updated in place
     convolution, SiLU -> unit q, k -> delta rule (decay and beta of a, b) -> RMSNorm * weight * SiLU(z)
 
-`plain_delta_heads` is the plain definition of what is computed (kernels/ops/delta_rule.py has its parts): it reads no
-length back. The CPU runs the C++ kernels (native/delta.h) where there is a library; a GPU's kernels register
-themselves.
+`plain_delta_heads` is the reference implementation (kernels/ops/delta_rule.py has its parts); it reads no length on the
+host. The CPU runs the C++ kernels (native/delta.h) if there is a library; a GPU's kernels register themselves.
 """
 
 import ctypes
@@ -50,10 +49,10 @@ def delta_heads(
     tiled: bool = False,
     library: str = "",
 ) -> Tensor:
-    """Run the tokens through a layer's heads, and bring both states up to the last real token.
+    """Run the tokens through a layer's heads, and advance both states to the last real token.
 
-    A sequence that starts at 0 begins with states of zeros, whatever the buffers hold. Padding never changes a
-    state, and a row without a real token keeps its own.
+    A sequence that starts at 0 begins with zero states, whatever the buffers contain. Padding never changes a state,
+    and a row without a real token keeps its states.
 
     Args:
         mixed: [B, T, C] compute dtype, the projections q [G, N], k [G, N] and v [H, M] of each token, side by side.
@@ -67,7 +66,7 @@ def delta_heads(
         starts: [B] int64.  counts: [B] int64, real tokens of this pass; the result for padding is unspecified.
         key_heads: G.
         eps: number added to the norm's mean square.
-        tiled: value head h belongs to key head h mod G, as in GGUF files; else to h // (H / G).
+        tiled: True if value head h belongs to key head h mod G, as in GGUF files; False if to h // (H / G).
         library: file of the C++ kernels, for the CPU; empty if there is none.
 
     Returns:
@@ -146,14 +145,14 @@ def delta_arguments(
     address: Callable[[Tensor | None], int | None],
     caches: Tensor | None = None,
 ) -> Delta:
-    """Return the layer as an instruction of the C++ kernels.
+    """Return the C++ struct with the layer's arguments.
 
     Args:
-        kind: type of the instruction.
-        joined: room for the convolution's answers; None if the kernels bring their own.
-        out: tensor that the answer is written to.
+        kind: type of the struct: `Delta`, or an instruction derived from it.
+        joined: buffer for the convolution's output; None if the kernels allocate it.
+        out: tensor that the output is written to.
         address: function that returns a tensor's address, None for None.
-        caches: [B] int64, row of the states that each sequence has; None if they are in order.
+        caches: [B] int64, row of the states of each sequence; None if they are in order.
     """
     arguments = kind(*map(address, parts.tensors), address(joined), address(out), address(caches))
     arguments.strides[:] = [part.stride(1) for part in (parts.mixed, parts.z, parts.a, parts.b)]

@@ -1,4 +1,4 @@
-"""Activations in torch, and the functions by which a gated expert joins its gate and up products."""
+"""Activations in torch, and the gated activations (SwiGLU and others) that combine an expert's gate and up products."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""Keys and values in fewer bits: heads that a Hadamard matrix has mixed, as codes in blocks of 32 or as float8.
+"""Quantised KV cache: heads rotated by a Hadamard matrix, then stored as codes in blocks of 32 or as float8.
 
 Legend: B batch, T tokens, H heads, K kv heads, E head dim, P pages, G positions of a page, C blocks of a head (E / 32),
 Z bytes of a block.
@@ -6,15 +6,16 @@ Z bytes of a block.
     pool of codes      [P, K, G, C, Z] uint8
     any other pool     [P, K, G, E] of its dtype
 
-One head of one page is G C Z bytes, in planes, so that kernels load whole vectors of codes and never half a scale:
+One head of one page is G C Z bytes, stored in planes, so that kernels load codes in whole vectors and aligned scales:
 
     codes [G, C, 32 or 16]   |   fifth bits [G, C, 4], of q5_0 only   |   scales [G, C] float16
 
-The bits of a block are those of the weights' format of the same name (quant/formats/), rounded as libggml does.
+A block has the bits of the weight format of the same name (quant/formats/), rounded as in libggml.
 
-Rounding a head with a few large numbers would lose the others. So heads are multiplied with a Hadamard matrix first,
-H[i][j] = (-1)^popcount(i & j) / sqrt(n), in blocks of n, the largest power of two that divides the head. H is its own
-inverse: q' = H q and k' = H k have the scores of q and k, and H undoes itself on the weighted sum of values.
+A few outliers in a head would cost the other numbers their precision. So heads are first multiplied with a Hadamard
+matrix, H[i][j] = (-1)^popcount(i & j) / sqrt(n), in blocks of n, the largest power of two that divides the head dim. H
+is its own inverse: q' = H q and k' = H k have the same scores as q and k, and H is applied again to the attention
+output, the weighted sum of H v.
 """
 
 from typing import NamedTuple
@@ -26,24 +27,24 @@ from graphcore.encodings import Planes
 from graphcore.quant.registry import FORMATS
 
 BLOCK = 32  # numbers that share a scale
-CODED = ("q8_0", "q5_0", "q4_0")  # formats of blocks that kernels read
+CODED = ("q8_0", "q5_0", "q4_0")  # block formats that kernels support
 FLOAT8 = torch.float8_e4m3fn
 MOST_FLOAT8 = 448.0
 _BY_NBYTES = {FORMATS[name].block_nbytes: name for name in CODED}
 
 KVType = torch.dtype | str
-"""What a pool holds: a dtype, or the name of a format of blocks."""
+"""Storage type of one pool of the KV cache: a dtype, or the name of a block format."""
 
 
 class KVTypes(NamedTuple):
-    """What the pools of keys and of values hold."""
+    """Storage types of the pools of keys and of values."""
 
     keys: KVType
     values: KVType
 
     @property
     def coded(self) -> bool:
-        """True if one of them is in blocks."""
+        """True if keys or values have a block format."""
         return any(isinstance(kind, str) for kind in self)
 
     def __str__(self) -> str:
@@ -52,11 +53,11 @@ class KVTypes(NamedTuple):
 
 
 KVFormat = KVType | KVTypes
-"""What both pools hold, or what each of them does."""
+"""Storage type of the KV cache: one type for both pools, or one for each."""
 
 
 def kv_types(kind: KVFormat) -> KVTypes:
-    """Return the types of both pools; one that is given alone is that of both."""
+    """Return the types of both pools; a single type applies to both."""
     return kind if isinstance(kind, KVTypes) else KVTypes(kind, kind)
 
 
@@ -74,22 +75,22 @@ def pool_dtype(kind: KVType) -> torch.dtype:
 
 
 def format_of(pool: Tensor) -> str | None:
-    """Return the name of a pool's format of blocks; None for a dense pool."""
+    """Return the name of a pool's block format; None for a dense pool."""
     return _BY_NBYTES[pool.shape[-1]] if pool.dtype is torch.uint8 else None
 
 
 def head_dim_of(pool: Tensor) -> int:
-    """Return the numbers of a head in a pool."""
+    """Return the head dim of a pool, E."""
     return pool.shape[3] * BLOCK if pool.dtype is torch.uint8 else pool.shape[3]
 
 
 def is_mixed(pool: Tensor) -> bool:
-    """Return whether a pool holds heads that are multiplied with a Hadamard matrix."""
+    """Return whether a pool stores heads multiplied with the Hadamard matrix."""
     return pool.dtype in (torch.uint8, FLOAT8)
 
 
 def mixed(heads: Tensor) -> Tensor:
-    """Return heads [..., E] multiplied with the Hadamard matrix, float32. Applied twice it changes nothing."""
+    """Return heads [..., E] multiplied with the Hadamard matrix, float32; the matrix is its own inverse."""
     size = heads.shape[-1] & -heads.shape[-1]
     found, step = heads.float().contiguous(), 1
     while step < size:
@@ -100,12 +101,12 @@ def mixed(heads: Tensor) -> Tensor:
 
 
 def like_heads_of(pool: Tensor, heads: Tensor) -> Tensor:
-    """Return heads as those of the pool are: mixed, in their own dtype, or as they were given."""
+    """Return heads multiplied with the Hadamard matrix, in their own dtype, if the pool's heads are; else unchanged."""
     return mixed(heads).to(heads.dtype) if is_mixed(pool) else heads
 
 
 def entries(heads: Tensor, pool: Tensor) -> Tensor:
-    """Return what a pool keeps of heads [..., E]: [..., C, Z] uint8, or [..., E] of the pool's dtype."""
+    """Return heads [..., E] as entries of a pool: [..., C, Z] uint8 codes, or [..., E] of the pool's dtype."""
     if not is_mixed(pool):
         return heads.to(pool.dtype)
     name, wide = format_of(pool), mixed(heads)
@@ -115,12 +116,12 @@ def entries(heads: Tensor, pool: Tensor) -> Tensor:
 
 
 def own_heads(heads: Tensor, kept: Tensor, pool: Tensor) -> Tensor:
-    """Return the heads of a pass's tokens as it attends them: as they are kept if the pool mixes heads."""
+    """Return the keys or values of the pass's own tokens for attention: dequantised from `kept` if quantised."""
     return heads_of(kept, heads.dtype) if is_mixed(pool) else heads
 
 
 def heads_of(kept: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the heads [..., E] that entries stand for, still mixed if they were."""
+    """Return entries dequantised, [..., E]; the Hadamard matrix is not undone."""
     if kept.dtype is not torch.uint8:
         return kept.to(dtype)
     name = _BY_NBYTES[kept.shape[-1]]
@@ -129,7 +130,7 @@ def heads_of(kept: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def code_planes(pool: Tensor) -> list[tuple[slice, Tensor]]:
-    """Return views of a pool's planes, [..., G, C, z] uint8 each, and the place of their bytes in a block.
+    """Return views of a pool's planes, [..., G, C, z] uint8 each, with the byte range of each plane in a block.
 
     Args:
         pool: [..., G, C, Z] uint8 or [..., G, E], contiguous.
@@ -147,13 +148,13 @@ def code_planes(pool: Tensor) -> list[tuple[slice, Tensor]]:
 
 
 def places_of(found: Planes | None) -> list[slice]:
-    """Return the places of codes, of fifth bits and of scales in a block's bytes."""
+    """Return the byte ranges of codes, of fifth bits (if any) and of scales in a block."""
     assert found is not None, "formats of caches have planes"
     return [slice(*place) for place in (found.low, found.high, found.scales) if place is not None]
 
 
 def kept_at(pool: Tensor, pages: Tensor, places: Tensor | None = None) -> Tensor:
-    """Return entries: all of some pages, [..., K, G, entry], or those of one place of each page, [..., K, entry]."""
+    """Return entries: those of whole pages, [..., K, G, entry], or of one position of each page, [..., K, entry]."""
     index = pages if places is None else (pages, slice(None), places)
     if pool.dtype is not torch.uint8:
         return pool[index]
@@ -165,6 +166,6 @@ def kept_at(pool: Tensor, pages: Tensor, places: Tensor | None = None) -> Tensor
 
 
 def put_entries(pool: Tensor, pages: Tensor, places: Tensor, kept: Tensor) -> None:
-    """Write entries [..., K, entry] at one place of each page."""
+    """Write entries [..., K, entry] to one position of each page."""
     for place, plane in code_planes(pool):
         plane[pages, :, places] = kept[..., place]

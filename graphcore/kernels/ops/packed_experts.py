@@ -2,10 +2,11 @@
 
 Legend: N tokens, D model dim, X experts, F hidden features of an expert, C experts chosen per token, S places.
 
-Each expert is a packed matrix of its own, [S, nbytes]; a decode step reads only the bytes of the chosen ones.
+Each expert is packed separately, [S, nbytes]; a decode step reads only the bytes of the chosen experts.
 
 Experts packed for a device (device_packing.py) are multiplied by kernels/gpu/experts/, which registers itself, with
-sums in float32 and without rounding x. They may lie in page-locked memory of the host, everything else on the device.
+sums in float32 and without rounding x. Their weights may be in page-locked host memory, all other tensors are on the
+device.
 """
 
 from collections.abc import Sequence
@@ -49,18 +50,18 @@ def packed_experts(
     packings: Sequence[Packing],
     rounding: str,
 ) -> Tensor:
-    """Return each chosen expert's answer for its token.
+    """Return each chosen expert's output for its token.
 
     Args:
         x, chosen, places: [N, D], [N, C] and [X], as in kernels/ops/experts.py.
         weights: gate, up and down, [S, nbytes] uint8 each.
         biases: gate [X, F], up [X, F] and down [X, D], compute dtype; empty for none.
-        gating: function that joins gate and up.
+        gating: function of gate and up.
         packings: packings of one expert's gate, up and down.
         rounding: rounding of the activations, as in kernels/cpu/kernel_packing.py.
 
     Returns:
-        [N, C, D] compute dtype; zeros for no expert and for missing experts.
+        [N, C, D] compute dtype; zeros where no expert is chosen or the expert is missing.
     """
     first = packings[0]
     formats = [packing.format for packing in packings]

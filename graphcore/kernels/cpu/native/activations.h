@@ -1,11 +1,11 @@
-// Activations, with which a matrix is multiplied: rows of float32, and the same rows rounded to whole numbers.
+// Activations, the inputs of products: rows of float32, and the same rows rounded to integers.
 //
 //     per block:  scale = max|x| / 127 over 32 columns,       q = round(x / scale)
 //     per token:  scale = max(max|x|, 1e-5) / 127 over a row,  q = clip(round_half_even(x / scale), -128, 127)
 //     wide:       scale = max|x| / 32512 over 32 columns,     q = round(x / scale) = 256 * high + low
 //
-// Rounding per token is BitNet's own arithmetic (transformers, integrations/bitnet.py, ActQuant). Wide rounding has 15 bits
-// and is finer than bf16. Whole numbers are stored as dot.h multiplies them fastest: as bytes, or as pairs of 16 bits.
+// Rounding per token is that of BitNet (transformers, integrations/bitnet.py, ActQuant). Wide rounding has 15 bits and is
+// finer than bf16. Integers are stored in the fastest layout for dot.h: as bytes, or as pairs of 16 bits.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
 // Attention of one token over a cache of keys and values of any format that heads.h reads.
 //
-// A cache is a pool of pages, [pages, kv_heads, page entries], and a sequence has a row of a table: position p lies in page
-// table[(p / page) % num_pages], place p % page. Keys are always taken in the order of their positions, so that no number
-// depends on where they lie.
+// A cache is a pool of pages, [pages, kv_heads, page entries], and a sequence has a row of a page table: position p is in page
+// table[(p / page) % num_pages], slot p % page. Keys are always processed in the order of their positions, so that results do
+// not depend on the pages.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace graphcore {
 
-constexpr int MOST_HEADS = 4;  // most query heads of one kv head that share the widening of its keys
+constexpr int MOST_HEADS = 4;  // largest number of query heads of one kv head that share the widening of its keys
 
 // Returns [sum(rows[0]), sum(rows[1]), ...]. It folds halves onto each other until each lane holds one row's sum.
 #if GRAPHCORE_AVX2
@@ -124,8 +124,8 @@ inline void add_features(const float* weights, size_t weight_stride, const Reade
         for (int v = 0; v < WIDTH; v++) store(out + h * head_dim + e + v * PART_LANES, totals[h][v]);
 }
 
-// Does the same with values in codes. Their scales are multiplied with the weights, as many keys at a time as a vector has lanes,
-// so that they need not be multiplied with every number.
+// Does the same as add_features with quantised values. Their scales are multiplied with the weights, one vector of keys at a
+// time, and not with every number.
 template <class Reader, int HEADS, int WIDTH>
 inline void add_levels(const float* weights, size_t weight_stride, const Reader& values, const Run& run, int e, float* out) {
     constexpr int UNIT = Reader::UNIT < WIDTH ? Reader::UNIT : WIDTH, BLOCKS = WIDTH / UNIT;
@@ -185,7 +185,7 @@ inline void cap_scores(float* scores, int count, float cap) {
     for (; i < count; i++) scores[i] = cap * std::tanh(scores[i] * steps);
 }
 
-// Replaces scores by their softmax. A sink (which may be null) counts in the sum like one more score, but has no value.
+// Replaces scores by their softmax. A sink (which may be null) is an extra score in the sum, without a value.
 inline void softmax(float* scores, int count, const float* sink) {
     float most = sink ? *sink : -INFINITY;
     int at = 0;
@@ -210,7 +210,7 @@ inline void softmax(float* scores, int count, const float* sink) {
     for (i = 0; i < count; i++) scores[i] *= scale;
 }
 
-// The places of one sequence's positions in a pool.
+// The pages of one sequence: maps its positions to entries of a pool.
 struct Places {
     const int32_t* pages;  // [num_pages]
     int num_pages, page, kv_heads;
@@ -251,8 +251,8 @@ struct Visible {
     }
 };
 
-// Returns the floats of scratch that attention takes: the new entries of a sequence's rows, the queries of MOST_HEADS heads, as much
-// for their digits (byte_scores.h), and their scores.
+// Returns the floats of scratch that attention needs: the new entries of a sequence's rows, the queries of MOST_HEADS heads, as
+// much for their digits (byte_scores.h), and their scores.
 inline size_t attend_floats(int head_dim, int keys, int rows) {
     return size_t(2 * rows + 2 * MOST_HEADS) * head_dim + size_t(MOST_HEADS) * (keys + LANES);
 }
@@ -307,7 +307,7 @@ inline void attend_some(int heads, const float* q, const Visible& keys, const Vi
 // Returns the rope of a row's token, or null.
 inline const float* rope_of(const Attend& a, int row) { return a.rope ? a.rope + a.starts[row] * (a.head_dim - a.unrotated) : nullptr; }
 
-// Makes the entries of the key and value of a row's token. work: [head_dim].
+// Computes the cache entries of the key and value of a row's token. work: [head_dim].
 inline void make_entry(const Attend& a, int row, int kv_head, float* work, const Entries& keys, const Entries& values, int slot) {
     const int head_dim = a.head_dim;
     const float* rope = rope_of(a, row);
@@ -318,9 +318,9 @@ inline void make_entry(const Attend& a, int row, int kv_head, float* work, const
     values.put(slot, work);
 }
 
-// Attends with heads first .. last - 1 of the nth row's token, which belong to one kv head. Every thread makes the new entries
-// that the row sees for itself, its own and those of the sequence's earlier rows. The thread that has the kv head's first query
-// head also writes the row's own entry to the cache; nobody reads that slot before the next phase.
+// Computes attention for query heads first .. last - 1 of the nth row's token, which share a kv head. Every thread itself
+// computes the new entries that the row sees: the row's own and those of the sequence's earlier rows. The thread with the kv
+// head's first query head also writes the row's own entry to the cache; no thread reads that slot before the next phase.
 inline void attend_heads(const Attend& a, const Rows& rows, int nth, int first, int last, float* scratch) {
     const int row = rows.index[nth];
     const int group = a.heads / a.kv_heads, kv_head = first / group, head_dim = a.head_dim;

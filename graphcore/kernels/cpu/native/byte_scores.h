@@ -1,12 +1,12 @@
-// Scores of queries with keys in codes, by products of bytes; for processors with AVX-512 VNNI.
+// Attention scores with quantised keys by integer products of bytes, for processors with AVX-512 VNNI.
 //
-// A query is rounded to 24 bits, which is what float32 keeps of its largest number, and written with three digits of 8 bits.
-// Each digit is multiplied with codes as they are, four at a time, and the sums are exact. So a key's numbers are never
-// widened, and its scale is multiplied once for each block:
+// A query is rounded to 24 bits, the precision of float32 for its largest number, and split into three digits of 8 bits.
+// Each digit is multiplied with the codes, four at a time, and the sums are exact. So a key's numbers are never widened, and
+// its scale is multiplied once for each block:
 //
 //     q . key  =  step * sum over blocks of scale * sum over j of (65536 high + 256 middle + low)[j] * code[j]
 //
-// Codes are multiplied as unsigned bytes, code + zero. The sums begin at -zero * sum(digit), so that nothing is left of zero.
+// Codes are multiplied as unsigned bytes, code + zero. The sums begin at -zero * sum(digit), which cancels the offset.
 #pragma once
 
 #include "heads.h"
@@ -70,7 +70,7 @@ constexpr int zero_of(int format) { return format == FORMAT_Q8_0 ? 128 : format 
 template <int HEADS>
 struct Digits {
     int head_dim;
-    int32_t* begins;  // [blocks, HEADS, DIGITS], what the sums of a block begin at
+    int32_t* begins;  // [blocks, HEADS, DIGITS], initial values of a block's sums
     int8_t* digits;   // [head_dim / 4, HEADS, DIGITS, 4]
     float steps[HEADS];
 
@@ -122,7 +122,7 @@ __attribute__((always_inline)) inline void score_lanes(const Digits<HEADS>& q, c
         for (int h = 0; h < HEADS; h++)
             for (int digit = 0; digit < DIGITS; digit++) sums[h][digit] = _mm512_set1_epi32(q.begin(h, digit, block));
 #pragma GCC unroll 8
-        for (int j = 0; j < QUADS; j++)  // outermost, so that no sum waits for itself
+        for (int j = 0; j < QUADS; j++)  // outermost, so that consecutive operations use different sums
 #pragma GCC unroll 4
             for (int h = 0; h < HEADS; h++)
 #pragma GCC unroll 3

@@ -1,13 +1,13 @@
-// Attention of a chunk of one sequence: many tokens whose keys and values are not in the cache yet.
+// Prefill attention: a chunk of one sequence, many tokens whose keys and values are not in the cache yet.
 //
-// First all keys and values that the chunk sees, old and new, are widened to float32. New ones are rounded as the cache holds
-// them, so that no answer shows where chunks begin. Keys are transposed, so that a vector
-// has one feature of sixteen keys, and no score is a sum across lanes:
+// First all keys and values that the chunk sees, old and new, are widened to float32. New ones are first rounded to the
+// cache's format, so that outputs do not depend on the chunking. Keys are transposed, so that a vector has one feature of
+// sixteen keys, and no score is a sum across lanes:
 //
 //     scores[row][16 keys] += q[row][e] * keys[e][16 keys]          out[row] += weights[row][key] * values[key]
 //
-// A row is one query head of one token. The rows of a kv head are in the order of their tokens. Later tokens see more keys,
-// so threads take tiles one at a time. The pages are written last, because the chunk may overwrite old keys that it sees.
+// A row is one query head of one token. The rows of a kv head are ordered by token. Later tokens see more keys, so threads
+// take tiles one at a time. The pages are written last, because the chunk may overwrite old keys that it sees.
 #pragma once
 
 #include "attend.h"
@@ -19,7 +19,7 @@ struct Chunk {
     const uint8_t *query, *key, *value;
     uint8_t* out;                        // [tokens, heads, head_dim] of format
     uint8_t *k_cache, *v_cache;          // [pages, kv_heads, page entries] of k_format and of v_format
-    const int32_t* pages;                // [num_pages], the sequence's
+    const int32_t* pages;                // [num_pages], pages of the sequence
     const float* sinks;                  // [heads], or null
     int64_t start;                       // position of the chunk's first token
     int32_t tokens, heads, kv_heads, head_dim, page, num_pages, window, format, k_format, v_format;
@@ -67,7 +67,7 @@ struct Seen {
     }
 };
 
-// Widens one key and value. Old ones come from the pages; new ones are rounded to the cache's format first. row: twice head_dim.
+// Widens one key and value, from the pages, or a new one after rounding it to the cache's format. row: [2 * head_dim] scratch.
 inline void widen_entry(const Chunk& a, const Seen& seen, int kv_head, int index, float* row) {
     const int64_t position = seen.first + index;
     const int head_dim = a.head_dim;
@@ -123,7 +123,7 @@ inline void weigh_values(const float* weights, size_t stride, const float* value
 // Returns the floats of one thread's scratch.
 inline size_t tile_floats(const Chunk& a, const Seen& seen) { return ROW_TILE * (2 * size_t(a.head_dim) + seen.stride) + LANES; }
 
-// Attends with one tile of rows of a kv head. Rows beyond the last row repeat it and are not stored.
+// Computes attention for one tile of rows of a kv head. Rows beyond the last row repeat it and are not stored.
 inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile, float* scratch) {
     const int group = a.heads / a.kv_heads, head_dim = a.head_dim, num_rows = a.tokens * group, first_row = tile * ROW_TILE;
     float *q = scratch, *out = q + ROW_TILE * head_dim, *scores = out + ROW_TILE * head_dim;

@@ -1,23 +1,23 @@
 // Gated DeltaNet between a layer's projections: short convolution, gates, gated delta rule, gated norm.
 //
-// A head's state is a matrix S [key_dim, value_dim]. The rule takes up to sixteen tokens together, so that S is read and
+// A head's state is a matrix S [key_dim, value_dim]. The rule processes up to sixteen tokens together, so that S is read and
 // written once for all of them. With d(i) the sum of their decays up to token i, the changes c(i) solve a small system:
 //
 //     c(i) = beta(i) (v(i) - exp(d(i)) k(i) S) - beta(i) sum over j < i of exp(d(i) - d(j)) (k(i) . k(j)) c(j)
 //     o(i) = exp(d(i)) q(i) S + sum over j <= i of exp(d(i) - d(j)) (q(i) . k(j)) c(j)
 //     S    = exp(d(last)) S + sum over i of exp(d(last) - d(i)) k(i) c(i)
 //
-// More tokens together would save no reads that matter, and cost more products between tokens.
+// More tokens at a time would save few reads, and cost more products between tokens.
 #pragma once
 
 #include "chunk.h"
 
 namespace graphcore {
 
-constexpr int SLAB = 64;            // tokens that are convolved before the rule takes them
+constexpr int SLAB = 64;            // tokens that are convolved before the rule processes them
 constexpr int CHANNEL_BLOCK = 64;   // channels of a unit of the convolution
 constexpr int MOST_TAPS = 8;        // largest width of a convolution
-constexpr int TOGETHER = LANES;     // tokens that the rule takes together
+constexpr int TOGETHER = LANES;     // tokens that the rule processes together
 
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 8, STATE_ROWS = 4, WIDE_PARTS = 8;
@@ -31,7 +31,7 @@ inline size_t cache_of(const Delta& a, int sequence) { return a.caches ? size_t(
 inline int slab_tokens(const Delta& a) { return std::min(a.tokens, SLAB); }
 inline int channel_blocks(const Delta& a) { return (delta_channels(a) + CHANNEL_BLOCK - 1) / CHANNEL_BLOCK; }
 
-// Returns the floats of scratch that the rule takes: keys, queries, answers and changes of the tokens, transposed keys, and
+// Returns the floats of scratch that the rule needs: keys, queries, outputs and changes of the tokens, transposed keys, and
 // products between tokens.
 inline size_t delta_floats(int key_dim, int value_dim) {
     return size_t(3 * TOGETHER) * key_dim + size_t(3 * TOGETHER) * value_dim + size_t(2 * TOGETHER) * TOGETHER + LANES;
@@ -42,7 +42,7 @@ inline size_t delta_floats(int key_dim, int value_dim) {
 // The last inputs of a block of channels, by tap: the oldest first.
 using Window = float[MOST_TAPS][CHANNEL_BLOCK];
 
-// Reads the inputs before token `first` of a slab: from the state where the chunk has too few.
+// Reads the inputs before token `first` of a slab, from the state if they are from before the chunk.
 inline void read_window(const Delta& a, int sequence, int first, int channel, int count, Window window) {
     const int channels = delta_channels(a), kept = a.width - 1;
     const size_t nbytes = format_nbytes(a.format), state_nbytes = format_nbytes(a.state_format);
@@ -208,7 +208,7 @@ inline float read_one(const uint8_t* from, size_t index, int format) {
     return value;
 }
 
-// The tokens that one head takes together, and where its parts of their rows begin.
+// The tokens that one head processes together, and the layout of their rows.
 struct DeltaTokens {
     int sequence, head, first, count;  // first: index in the chunk
     const float* joined;               // the first token's row of convolved channels
@@ -230,7 +230,7 @@ inline void read_gates(const Delta& a, const DeltaTokens& tokens, float* sums, f
     for (int i = tokens.count; i < TOGETHER; i++) sums[i] = total;
 }
 
-// Writes the gated norm of one token's answer.
+// Writes the gated norm of one token's output.
 inline void put_answer(const Delta& a, const DeltaTokens& tokens, int i, float* answer, float* gate) {
     const size_t row = tokens.row(a, i), nbytes = format_nbytes(a.format), head = size_t(tokens.head) * a.value_dim;
     widen_row(a.z + (row * a.strides[1] + head) * nbytes, a.value_dim, a.format, gate);
@@ -307,7 +307,7 @@ inline void run_rule(const Delta& a, int slab, Range units, float* scratch) {
     for (int unit = units.begin; unit < units.end; unit++) run_head(a, unit, slab, scratch);
 }
 
-// The heads over any number of tokens, slab by slab, as a job of two phases for each: convolve, apply the rule.
+// The heads over any number of tokens as a job with two phases per slab of tokens: convolve, apply the rule.
 class DeltaJob final : public Job {
   public:
     // scratch: [threads, stride]

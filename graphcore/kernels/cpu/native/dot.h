@@ -86,7 +86,7 @@ inline int32_t four_at(const int8_t* q) { return load<int32_t>(q); }
 
 template <int LARGEST, bool WIDE, class Values>
 __attribute__((always_inline)) inline IntPart dot_quads(const Values& values, int first, int end, const Activations& x, size_t at) {
-    // Sums that do not wait for each other: a processor takes some of the next block's operations while it waits for one.
+    // Independent sums, so that operations of the next block overlap with the latency of these.
     IntPart total{}, low{};
     for (int j = first; j < end; j++) {
         const BytePart codes = values(j);

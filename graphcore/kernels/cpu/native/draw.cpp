@@ -1,4 +1,4 @@
-// The draws of draw.h. compiler.py compiles this file without contraction into fused operations.
+// Implements draw.h. compiler.py compiles this file without fused multiply-adds (contraction).
 #include "draw.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int BLOCK = 64;  // tokens that share sixteen counters of four words
 constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
-constexpr float FIXED_POINT_ONE = float(1 << 30);  // fixed-point weights are whole, so that no order of sums matters
+constexpr float FIXED_POINT_ONE = float(1 << 30);  // fixed-point weights are integers, so that the order of sums does not matter
 
 typedef uint64_t LongPart __attribute__((vector_size(4 * PART_LANES)));
 constexpr uint64_t LOW_WORD = 0xFFFFFFFFu;
@@ -97,10 +97,10 @@ FloatPart weight_of(FloatPart x) {
 IntPart fixed_point(FloatPart weights) { return __builtin_convertvector(weights * splat(FIXED_POINT_ONE), IntPart); }
 int32_t fixed_point(float weight) { return int32_t(weight * FIXED_POINT_ONE); }
 
-// A row's scratch.
+// Scratch memory for sampling one row.
 struct Room {
     float* x;         // [padded] logits as the penalty and the mask leave them, then weights
-    float* peaks;     // [blocks] the highest of each block
+    float* peaks;     // [blocks] largest number of each block of x
     float* work;      // [padded]
     int64_t* sums;    // [BUCKETS]
     int blocks;
@@ -113,8 +113,8 @@ struct KeptByTopP {
     int32_t least = 0, last = INT_MAX;
 };
 
-// Finds a block's peak and writes the block to x, if that is wanted, with the penalty, and -infinity for tokens that may not be
-// chosen. Subtracts the logits that are not finite from `bad`.
+// Finds a block's peak and, if IS_WRITTEN, writes the block to x, with the penalty, and -infinity for tokens that may not be
+// chosen. Subtracts the number of logits that are not finite from `bad`.
 template <bool IS_CHANGED, bool IS_WRITTEN = true>
 void prepare_block(const float* logits, const uint8_t* seen, const uint8_t* allowed, float penalty, float* x, float& peak, IntPart& bad) {
     FloatPart most = splat(HIDDEN);
@@ -136,7 +136,7 @@ void prepare_block(const float* logits, const uint8_t* seen, const uint8_t* allo
 
 bool is_changed(const Draw& row) { return row.seen || row.allowed; }
 
-// Fills peaks, and x where logits alone do not tell the token. Returns the highest logit.
+// Fills peaks, and x unless the unchanged logits suffice to choose the token. Returns the highest logit.
 float prepare(Draw& row, int vocab, const Room& room) {
     alignas(64) uint8_t none[BLOCK] = {}, all[BLOCK];
     std::memset(all, 1, BLOCK);
@@ -167,7 +167,7 @@ int first_of(const float* values, float wanted) {
     return at;
 }
 
-// Returns the k-th highest of x. The k-th highest of the peaks is at most that.
+// Returns the k-th largest number of x, for which the k-th largest peak is a lower bound.
 float kth_highest(const Room& room, int k) {
     const auto is_higher = [](float a, float b) { return a > b; };
     float bound = HIDDEN;
@@ -220,8 +220,8 @@ int32_t fixed_point_of_bits(int32_t bits) {
     return int32_t(fixed);
 }
 
-// Returns which tokens are kept if those before each of them, heaviest first and of equals the first, have less than
-// `wanted`. It finds the bits of the least weight by 13, 9 and 10: the first from all tokens, the others from a list.
+// Returns which tokens top-p keeps: each token before which the heavier ones (of equals the first) sum to less than `wanted`.
+// A radix selection finds the smallest kept weight by 13, 9 and 10 bits: the first pass reads all tokens, the others a list.
 KeptByTopP keep_top_p(const Room& room, int64_t total, int64_t wanted) {
     // tokens of this weight or less have at most total - wanted together, so that none of them is needed
     const int32_t light = int32_t(std::min<int64_t>((total - wanted) / (room.blocks * BLOCK), INT_MAX));
@@ -280,7 +280,7 @@ KeptByTopP keep_top_p(const Room& room, int64_t total, int64_t wanted) {
     return kept;
 }
 
-// Returns the winner of the race.
+// Returns the token with the largest weight / noise.
 int64_t race(const Draw& row, const Room& room, const KeptByTopP& kept) {
     const FloatPart min_p = splat(row.params.min_p);
     const IntPart least = splat_int(kept.least), last = splat_int(kept.last);

@@ -1,9 +1,9 @@
-// Chooses a token from a row of logits: mask, penalty, top-k, temperature, top-p, min-p, and a race of the tokens that stay.
+// Samples a token from a row of logits: mask, penalty, top-k, temperature, top-p, min-p, and an exponential race.
 //
-// Each token that stays has a weight, exp((logit - highest) / temperature), and noise from the exponential distribution. The
-// token with the largest weight / noise is chosen, the first of equals. The noise follows from the seed, the position and the
-// token alone. kernels/ops/draw.py states the same rule in torch, and kernels/gpu/sampling in Triton: all three do the same
-// float32 operations in the same order, without fused ones, so that they choose the same tokens.
+// Each token that the filters keep has a weight, exp((logit - highest) / temperature), and noise from the exponential
+// distribution. The token with the largest weight / noise is chosen, the first of equals. The noise is a function of the seed,
+// the position and the token. kernels/ops/draw.py does the same in torch, and kernels/gpu/sampling in Triton, with the same
+// float32 operations in the same order and without fused multiply-adds, so that all three choose the same tokens.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct Draw {
     const uint8_t* seen;      // [vocab], 1 for tokens that the penalty applies to; null without a penalty
     const uint8_t* allowed;   // [vocab], 1 for tokens that may be chosen; null if all may be
     uint64_t seed, position;
-    SamplingParams params;    // a temperature of 0 takes the likeliest token
+    SamplingParams params;    // a temperature of 0 is greedy
     int32_t num_bad;          // out: logits that are not finite
     int64_t token;            // out: -1 if no token may be chosen
 };

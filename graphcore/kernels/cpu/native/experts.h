@@ -1,9 +1,9 @@
-// Experts of a mixture with many tokens: each chosen expert's answer for its token.
+// Experts of a mixture for many tokens: each chosen expert's output for its token.
 //
-//     hidden[c] = f(gate_e x[t]) * up_e x[t]      out[c] = down_e hidden[c]      c: the choice of expert e by token t
+//     hidden[c] = f(gate_e x[t]) * up_e x[t]      out[c] = down_e hidden[c]      choice c: the pair of token t and expert e
 //
-// Choices are sorted by expert, so that sixteen rows of an expert are read once for all of its tokens. What is computed for
-// a choice depends on its token and its expert alone, not on how many tokens there are.
+// Choices are sorted by expert, so that sixteen rows of an expert are read once for all of its tokens. The result of a choice
+// depends on its token and its expert only, not on the number of tokens.
 #pragma once
 
 #include "chunk.h"
@@ -16,7 +16,7 @@ struct ExpertsChunk {
     const float *gate_bias, *up_bias, *down_bias;  // [experts, rows] each, or null
     const int32_t* sorted;  // [number of choices] choices by expert; choice c belongs to token c / used
     const int32_t* begins;  // [present + 1] index in `sorted` of each expert's first choice
-    const int32_t *experts, *places;  // [present] numbers of the experts that run, and where their matrices lie
+    const int32_t *experts, *places;  // [present] ids of the experts that run, and places of their matrices
     uint8_t* out;                     // [tokens * used, down.rows] of format
     int32_t tokens, used, present, format;
     Rounding rounding;
@@ -26,7 +26,7 @@ struct ExpertsChunk {
     int num_choices() const { return begins[present]; }
 };
 
-// The experts as a job of four phases: round x, gate and up, round what is hidden, down.
+// The experts as a job of four phases: round x, gate and up, round the hidden features, down.
 class ExpertsJob final : public Job {
   public:
     // x, hidden: activations of a.tokens rows, and of a.num_choices() rows
@@ -65,7 +65,7 @@ class ExpertsJob final : public Job {
         finish(x_, token, columns);
     }
 
-    // Calls put(index in `sorted`, product) for each choice of an expert.
+    // Calls put(index in `sorted`, product) for each token that chose an expert.
     template <class RowOf, class Put>
     void for_each_product(int index, int group, const Matrix& first, const float* biases, const Activations& x, const RowOf& row_of, const Put& put) const {
         const Matrix matrix = matrix_at(first, a_.places[index]);

@@ -1,4 +1,4 @@
-// The functions that Python calls with ctypes. They take pointers and sizes.
+// The C interface of the library, which Python calls with ctypes.
 #include <memory>
 
 #include "delta.h"
@@ -10,7 +10,7 @@ using namespace graphcore;
 namespace {
 
 constexpr int MOST_THREADS = 1024;
-constexpr int64_t BETWEEN_STEPS = 400000;  // nanoseconds within which the next decode step begins, if there is one
+constexpr int64_t BETWEEN_STEPS = 400000;  // nanoseconds for which workers spin until the next decode step
 
 // Returns the process's only team of that size; two teams would compete for the cores. It is never destroyed, because
 // threads cannot be joined while a process ends.
@@ -25,7 +25,7 @@ Team& team_of(int threads) {
 }
 
 void carry_out(int threads, Job& job, int64_t linger = 0) {
-    if (threads == 1) return Team(1).run(job, 0);  // the caller works alone, beside any number of other callers
+    if (threads == 1) return Team(1).run(job, 0);  // no workers, so that any number of callers can run at once
     team_of(threads).run(job, linger);
 }
 
@@ -171,8 +171,8 @@ double graphcore_seconds_late(int threads) { return threads == 1 ? 0 : team_of(t
 
 size_t graphcore_packed_nbytes(int format, int rows, int columns) { return matrix_nbytes(format, rows, columns); }
 
-// Packs a file's rows in the kernels' layout. raw: [rows, bytes of a raw row], with rows `stride` bytes apart. Rows that the
-// last group lacks are zeros.
+// Packs a file's rows in the kernels' layout. raw: [rows, bytes of a raw row], with rows `stride` bytes apart. The last group
+// is padded with zero rows.
 void graphcore_pack(int threads, int format, int rows, int columns, const uint8_t* raw, size_t stride, uint8_t* packed) {
     const FormatOps& ops = format_ops(format);
     const size_t row_nbytes = size_t(columns / ops.raw_columns) * ops.raw_nbytes, group_nbytes = ops.group_nbytes(columns);
@@ -245,7 +245,7 @@ void graphcore_delta_heads(int threads, const Delta* delta) {
     carry_out(threads, job);
 }
 
-// Returns the bytes of scratch that drawing takes for each thread.
+// Returns the bytes of scratch that sampling needs for each thread.
 size_t graphcore_draw_nbytes(int vocab) { return draw_nbytes(vocab); }
 
 // Draws a token for each row. memory: graphcore_draw_nbytes(vocab) bytes for each thread, at a multiple of 64 bytes.
@@ -275,10 +275,10 @@ void graphcore_run(int threads, const int64_t* counts, const int64_t* sequences,
     carry_out(threads, job, BETWEEN_STEPS);
 }
 
-// Returns the bytes that an instruction's activations take in each thread's scratch, after its row.
+// Returns the bytes of an instruction's activations in each thread's scratch, which follow the scratch's row.
 size_t graphcore_activations_nbytes(int rows, int columns) { return Activations::nbytes(rows, columns); }
 
-// Sums a buffer of 64-byte lines. It reads every byte and does nothing else, so its speed is the most that memory gives.
+// Sums a buffer of 64-byte lines. Only reads take time, so its speed is the memory's bandwidth.
 uint64_t graphcore_read(int threads, const uint64_t* words, size_t nbytes) {
     constexpr size_t PIECE_WORDS = 1 << 16;
     const size_t count = nbytes / 8;
@@ -292,10 +292,10 @@ uint64_t graphcore_read(int threads, const uint64_t* words, size_t nbytes) {
     return total;
 }
 
-// Returns how many floats of each thread's row attention over that many slots takes, for that many rows of one sequence.
+// Returns the floats of scratch that attention over `slots` slots needs in each thread, for `rows` rows of one sequence.
 size_t graphcore_attend_floats(int head_dim, int slots, int rows) { return attend_floats(head_dim, slots, rows); }
 
-// Returns how many floats of each thread's row the delta rule takes.
+// Returns the floats of scratch that the delta rule needs in each thread.
 size_t graphcore_delta_floats(int key_dim, int value_dim) { return delta_floats(key_dim, value_dim); }
 
 }  // extern "C"

@@ -1,4 +1,4 @@
-// The stored formats in the kernels' layout: sixteen rows at a time, scales first, then codes.
+// The quantised formats in the kernels' layout: sixteen rows interleaved, scales first, then codes.
 //
 //     group of 16 rows:  [ scales of 256 columns | pad to 64 ][ their codes ]  [ scales of the next 256 ][ codes ] ...
 //     weight = scale * (value(code) - OFFSET)  (+ minimum)      value: the code itself, or a table's entry
@@ -18,7 +18,7 @@ inline FloatPart fp16_lanes(const uint8_t* from, int lane) { return halves_to_fl
 inline FloatPart byte_lanes(const uint8_t* from, int lane) { return to_float(widen_bytes(from + lane)); }
 inline FloatPart signed_byte_lanes(const uint8_t* from, int lane) { return to_float(widen_signed_bytes(from + lane)); }
 
-// Facts that most formats share: one scale for each part, no minimum.
+// Properties that most formats share: one scale for each part, no minimum.
 template <Format NUMBER_, int META_>
 struct Plain {
     static constexpr Format NUMBER = NUMBER_;

@@ -1,4 +1,4 @@
-// Rounds heads to a cache's entries, and widens entries; codes as libggml rounds them.
+// Quantises heads to cache entries, and dequantises entries; codes are rounded as in libggml.
 #include "heads.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ float largest_of(const float* x) {
     return size;
 }
 
-// Returns the number of the largest size, with its sign.
+// Returns the number with the largest absolute value, with its sign.
 float extreme_of(const float* x) {
     float size = 0, extreme = 0;
     for (int i = 0; i < CACHE_BLOCK; i++)

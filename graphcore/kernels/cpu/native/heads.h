@@ -1,8 +1,7 @@
-// Heads as a cache's pages hold them: dense, or mixed by a Hadamard matrix and rounded to codes.
+// Entries of the KV cache's pages: dense, or multiplied with a Hadamard matrix and quantised to codes.
 //
-// The entries of one kv head in one page lie together. Dense ones lie one after another. Those in codes are in planes, each
-// for all slots of the page: codes, fifth bits (Q5_0), scales. graphcore/kernels/ops/kv_formats.py has the sizes, and the
-// definition of mixing.
+// The entries of one kv head in one page are contiguous: dense ones one after another, quantised ones in planes, each for all
+// slots of the page: codes, fifth bits (Q5_0), scales. graphcore/kernels/ops/kv_formats.py defines the sizes and the matrix.
 #pragma once
 
 #include "products.h"
@@ -36,7 +35,7 @@ inline size_t entry_nbytes(int format, int head_dim) { return size_t(plane_sizes
 // Multiplies a head with the Hadamard matrix, which is its own inverse.
 void mix_head(float* x, int head_dim);
 
-// The entries of one kv head in one page, or some that are laid out alike.
+// The entries of one kv head in one page, or others in the same layout.
 struct Entries {
     uint8_t* base;
     int format, head_dim, slots;
@@ -55,8 +54,8 @@ struct Entries {
         }
     }
 
-    void put(int slot, float* head) const;             // rounds a head, which is mixed in place first if entries are
-    void get(int slot, float* head) const;             // widens an entry, which stays mixed
+    void put(int slot, float* head) const;             // quantises a head, after mix_head in place if the format is mixed
+    void get(int slot, float* head) const;             // dequantises an entry, without undoing mix_head
     void copy(int slot, const Entries& from, int other) const {
         const uint8_t* parts[3];
         int count = 0;
@@ -66,15 +65,15 @@ struct Entries {
     }
 };
 
-// Brings as many bytes as an entry has, from those of the next run, into the second cache; null for none. Hardware foresees no
-// jump to another page.
+// Prefetches one entry's share of the next run into L2; null for none. The hardware prefetcher does not follow jumps to another
+// page.
 inline void fetch_ahead(const uint8_t* next, int index, size_t nbytes) {
     if (!next) return;
     const uint8_t* from = next + size_t(index) * nbytes;
     for (size_t byte = 0; byte < nbytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
 }
 
-// Entries of slots first .. first + count - 1, and those of the run after them in the pages; null for the last.
+// Entries of slots first .. first + count - 1, and a pointer to the run after them in the pages; null for the last.
 struct Run {
     Entries entries;
     int first, count;
@@ -83,8 +82,8 @@ struct Run {
     size_t nbytes() const { return entry_nbytes(entries.format, entries.head_dim); }
 };
 
-// ---- Reading entries as vectors. widen<N>(slot, e, parts) gives N parts from feature e of a slot's entry on. Whole blocks are
-// fastest; half a block is the least.
+// ---- Reading entries as vectors. widen<N>(slot, e, parts) reads N parts from feature e of a slot's entry on. Whole blocks are
+// fastest; half a block is the minimum.
 
 template <class T>
 struct DenseReader {

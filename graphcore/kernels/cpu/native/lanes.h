@@ -47,7 +47,7 @@ inline f32x16 clamped_swiglu(f32x16 gate, f32x16 up, float limit, float alpha) {
     });
 }
 
-// Joins the gate and up products of an expert.
+// Returns an expert's hidden features from its gate and up products.
 inline f32x16 gated_features(Activation activation, f32x16 gate, f32x16 up, float limit, float alpha) {
     return activation == Activation::CLAMPED_SWIGLU ? clamped_swiglu(gate, up, limit, alpha) : activate(activation, gate) * up;
 }

@@ -1,5 +1,5 @@
-// Unpacking, and the table of operations for each format. This file is compiled without contraction into fused
-// multiply-adds, because unpacked weights are equal to ggml's to the bit.
+// Unpacking, and the table of operations for each format. This file is compiled without fused multiply-adds (contraction), so
+// that unpacked weights are bit-identical to ggml's.
 #include "matrix.h"
 
 namespace graphcore {

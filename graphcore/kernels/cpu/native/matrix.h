@@ -13,8 +13,8 @@ struct Matrix {
     float scale;  // scale of the whole tensor if it has one, else 1
 };
 
-// Most tokens that are multiplied with a block once it is widened, a power of two. Narrow registers hold fewer sums, and for
-// more tokens the compiler would need a minute.
+// Largest number of tokens that share the widening of a block, a power of two. Narrow registers have room for fewer sums, and
+// larger tiles take the compiler a minute.
 #if defined(__AVX512F__)
 constexpr int TOKEN_TILE = 8, DENSE_TILE = 4;
 #else
@@ -43,7 +43,7 @@ inline size_t matrix_nbytes(int format, int rows, int columns) {
     return size_t((rows + GROUP_ROWS - 1) / GROUP_ROWS) * format_ops(format).group_nbytes(columns);
 }
 
-// Returns an expert's matrix, which lies at a place behind the first one.
+// Returns the expert's matrix at a place, counted from the first matrix.
 inline Matrix matrix_at(const Matrix& first, int place) {
     const size_t tail = has_tensor_scale(first.format) ? TAIL_NBYTES : 0;  // each expert ends with the tensor's one scale
     Matrix matrix = first;
@@ -75,7 +75,7 @@ inline void multiply_dense_group(const Matrix& matrix, int group, const Activati
         if (t < tokens) multiply_dense_group<TOKENS / 2>(matrix, group, x, rows + t, tokens - t, totals + t);
 }
 
-// Multiplies the rows of one group of the matrix with rows rows[0] .. rows[tokens - 1] of x. A token's numbers do not depend
+// Multiplies the rows of one group of the matrix with rows rows[0] .. rows[tokens - 1] of x. A token's results do not depend
 // on the other tokens.
 inline void multiply_group(const Matrix& matrix, int group, const Activations& x, const int* rows, int tokens, f32x16* totals) {
     if (matrix.format < DENSE_FORMATS) return multiply_dense_group(matrix, group, x, rows, tokens, totals);

@@ -1,12 +1,12 @@
-// GRAPHCORE_MULTIPLY(F), a macro that defines multiply_F: the products (products.h) of one format.
+// The macro GRAPHCORE_MULTIPLY(F), which defines multiply_F: the products (products.h) of one format.
 #pragma once
 
 #include "matrix.h"
 
 namespace graphcore {
 
-// Multiplies TOKENS rows of x together for as long as there are so many, and the others in smaller tiles. A row's sums are
-// the same in every tile.
+// Multiplies rows of x in tiles of TOKENS, and the remaining rows in smaller tiles. A row's sums do not depend on the tile
+// size.
 template <class F, int TOKENS = TOKEN_TILE>
 void multiply_tiles(const uint8_t* group, int columns, const Activations& x, const int* rows, int tokens, f32x16* totals) {
     int t = 0;

@@ -1,8 +1,8 @@
 // Products of sixteen rows of a packed matrix and the activations of one or more tokens.
 //
-// With rounded activations (Rounding::PER_BLOCK) the sum of a block is an exact whole number. The relative RMS error is
-// that of the rounding, below 1 %. With float activations every weight is widened to float32. The relative error is that
-// of float32 sums over 32 columns and then over blocks, below 1e-6.
+// With rounded activations (Rounding::PER_BLOCK) the sum of a block is an exact integer, and the relative RMS error is that of
+// the rounding, below 1 %. With float activations every weight is widened to float32, and the relative error is that of
+// float32 sums over 32 columns and then over blocks, below 1e-6.
 #pragma once
 
 #include "dot.h"
@@ -29,7 +29,7 @@ constexpr size_t group_nbytes(int columns) {
     return size_t(blocks / CHUNK_BLOCKS) * chunk_nbytes<F>(CHUNK_BLOCKS) + chunk_nbytes<F>(blocks % CHUNK_BLOCKS);
 }
 
-// One chunk of a group: where its scales and its codes begin.
+// One chunk of a group: pointers to its scales and its codes.
 template <class F>
 struct Stretch {
     const uint8_t *meta, *codes;
@@ -63,15 +63,14 @@ inline void expand_values(const uint8_t* codes, BytePart quads[QUADS]) {
     for (int j = 0; j < QUADS; j++) quads[j] = values_of<F>(codes, j);
 }
 
-// How far ahead of a thread's reads memory is fetched into the first cache. A thread's groups are contiguous, so it reads
-// these bytes next. The hardware's own prefetcher starts again at each of a layer's small matrices and reaches half of the
-// bandwidth.
+// Distance of software prefetches into L1 ahead of a thread's reads. A thread's groups are contiguous, so it reads these bytes
+// next. The hardware prefetcher alone restarts at each of a layer's small matrices and reaches half of the bandwidth.
 constexpr int PREFETCH_NBYTES = 4096;
 
 __attribute__((always_inline)) inline void prefetch(const uint8_t* here) { __builtin_prefetch(here + PREFETCH_NBYTES); }
 
-// Does the same for codes of fewer than eight bits. AVX-512 multiplies them faster than the first cache's few reads in
-// flight can bring them, so they are fetched into the second cache.
+// Prefetches codes of fewer than eight bits. AVX-512 multiplies them faster than L1's few outstanding misses can fetch them, so
+// they go to L2.
 __attribute__((always_inline)) inline void prefetch_codes(const uint8_t* here) {
 #if defined(__AVX512F__)
     __builtin_prefetch(here + 2 * PREFETCH_NBYTES, 0, 2);
@@ -80,7 +79,7 @@ __attribute__((always_inline)) inline void prefetch_codes(const uint8_t* here) {
 #endif
 }
 
-// It is always inlined: GCC removes calls of functions that only fetch ahead, because they have no effect on values.
+// Always inlined: GCC removes calls of functions that only prefetch, because these have no side effects.
 template <class F>
 __attribute__((always_inline)) inline void prefetch_block(const uint8_t* chunk, int within) {
     constexpr int STRIDE = chunk_nbytes<F>(CHUNK_BLOCKS) / CHUNK_BLOCKS;
@@ -88,7 +87,7 @@ __attribute__((always_inline)) inline void prefetch_block(const uint8_t* chunk, 
     for (int line = 0; line < STRIDE; line += VECTOR_NBYTES) F::BITS < 8 ? prefetch_codes(here + line) : prefetch(here + line);
 }
 
-// Returns what each unit of sum(x) adds to a row's sum: it subtracts the offset of the unsigned codes and adds the minimum.
+// Returns the factor of sum(x) in a row's sum, which subtracts the offset of the unsigned codes and adds the minimum.
 template <class F>
 inline FloatPart correction(const uint8_t* meta, int part, int lane, FloatPart scale) {
     FloatPart per_unit = F::OFFSET ? scale * splat(-float(F::OFFSET)) : FloatPart{};
@@ -101,9 +100,9 @@ inline FloatPart correction(const uint8_t* meta, int part, int lane, FloatPart s
 template <class F, int TOKENS, bool WIDE>
 __attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, const uint8_t* meta, int part, int lane, int block, const Activations& x, const size_t (&firsts)[TOKENS], FloatPart (*sums)[PARTS]) {
 #if GRAPHCORE_AVX2
-    asm volatile("" ::: "memory");  // without it GCC saves what it read of x for the next part, in memory
+    asm volatile("" ::: "memory");  // otherwise GCC spills the values of x that it has read for the next part
 #endif
-    // AVX2 has too few registers for all quads. If only one token uses them, each is expanded when it is needed.
+    // AVX2 has too few registers for all quads. For a single token each quad is expanded when it is needed.
     constexpr bool IS_EXPANDED = TOKENS > 1 || PARTS == 1;
     BytePart quads[QUADS];
     if constexpr (IS_EXPANDED) expand_values<F>(codes + 4 * lane, quads);
@@ -180,8 +179,8 @@ inline f32x16 multiply_ternary(const uint8_t* group, int columns, const Activati
     return by_parts([&](int lane) { return to_float(sums[lane / PART_LANES] - offset) * scale; });
 }
 #else
-// Does the same without shifting codes: each is multiplied at its place in the byte (0, 2, 4 or 6 bits up), and the four
-// sums are shifted back once.
+// Multiplies ternary codes without shifting them: each is multiplied at its place in the byte (0, 2, 4 or 6 bits up), and the
+// four sums are shifted back once.
 template <class F>
 inline f32x16 multiply_ternary(const uint8_t* group, int columns, const Activations& x, int row) {
     static_assert(F::META_NBYTES == 0, "codes lie one after another");
@@ -256,7 +255,7 @@ inline void narrow(float value, float* to) { *to = value; }
 inline void narrow(float value, Bf16* to) { to->bits = float_to_bf16(value); }
 inline void narrow(float value, Fp16* to) { to->bits = float_to_half(value); }
 
-// Multiplies the columns that are left over. It is one function, so that compilers add in the same way for every caller.
+// Multiplies the columns after the last whole vector. Not inlined, so that the order of additions is the same for all callers.
 template <class T>
 __attribute__((noinline)) float rest_of_row(const T* row, const float* x, int count) {
     float total = 0;
@@ -275,7 +274,7 @@ __attribute__((noinline)) float rest_of_row(const T* row, const float* x, int co
 // Multiplies rows of a dense matrix with several rows of x; values are widened once for all of them.
 template <int TOKENS, class T>
 inline void multiply_dense(const T* rows, int num_rows, int columns, const float* const (&x)[TOKENS], f32x16* totals) {
-    constexpr int WIDTH = 4;  // independent sums, so that an addition need not wait for the one before it
+    constexpr int WIDTH = 4;  // independent sums, to hide the latency of additions
     float results[TOKENS][LANES] = {};
     for (int row = 0; row < num_rows; row++) {
         const T* from = rows + size_t(row) * columns;

@@ -1,4 +1,4 @@
-// Carries out the instructions of a decode step.
+// Executes the instructions of a decode step.
 #include "step.h"
 
 #include "delta.h"
@@ -42,7 +42,7 @@ void prepare(Scratch& scratch, Rounding rounding, int rows, int columns) {
     scratch.activations.place(scratch.activations.x, rows, columns);
 }
 
-// Numbers of the thread's activations, in order.
+// Indices of the thread's activations, in order.
 constexpr int IN_ORDER[MOST_ROWS] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // Multiplies one group of the matrix with some of the thread's activations. results: one for each.
@@ -81,8 +81,7 @@ inline void for_products(const Project& a, const Rows& rows, int index, Range gr
     }
 }
 
-// Each matrix of a gated pair is read in one run: reads that go back and forth between two matrices reach less of the
-// memory's speed.
+// Each matrix of a gated pair is read sequentially: alternating reads of two matrices reach less bandwidth.
 void run_project(const Project& a, const Rows& rows, Range mine, Scratch& scratch) {
     for (int i = 0, before = 0; i < num_stacked(a); i++) {
         const int here = num_groups(a.matrices[i].rows);
@@ -98,7 +97,7 @@ void run_project(const Project& a, const Rows& rows, Range mine, Scratch& scratc
     }
 }
 
-// Attends with heads of one row and one kv head, which share its keys.
+// Computes attention for query heads of one row that share a kv head.
 void run_attend(const Attend& a, const Rows& rows, Range units, Scratch& scratch) {
     const int nth = units.begin / a.heads;
     const int first = units.begin - nth * a.heads, last = units.end - nth * a.heads;
@@ -127,7 +126,7 @@ void choose_part(const Choose& a, int row, int part) {
     bool is_finite = sum(bad) == 0;
     for (; i < mine.end; i++) best = std::max(best, logits[i]), is_finite &= std::isfinite(logits[i]);
     while (is_finite && index < mine.end && logits[index] != best) index++;
-    a.best[row * CHOICE_PARTS + part] = is_finite ? best : INFINITY;  // it wins, so that the row is known to be damaged
+    a.best[row * CHOICE_PARTS + part] = is_finite ? best : INFINITY;  // the largest value, so that Advance chooses -1
     a.best_index[row * CHOICE_PARTS + part] = is_finite ? index : -1;
 }
 
@@ -161,7 +160,7 @@ int32_t expert_of(const int32_t* chosen, int used, const Rows& rows, int choice)
     return chosen[size_t(rows.index[choice / used]) * used + choice % used];
 }
 
-// Sorts the choices of all rows by expert.
+// Groups the chosen experts of all rows by expert.
 void share_experts(const Route& a, const Rows& rows) {
     const int total = rows.count * a.used;
     const auto expert = [&](int choice) { return expert_of(a.chosen, a.used, rows, choice); };
@@ -186,7 +185,7 @@ void enter_experts_up(const ExpertsUp& a, const Rows& rows, Scratch& scratch) {
     for (int i = 0; i < rows.count; i++) take_in(a.x.at(rows.index[i]), a.norm, a.gate.columns, i, scratch);
 }
 
-// The rows that chose one expert, where its matrices are, and their biases.
+// One chosen expert: its id, the place of its matrices, and the choices of it.
 struct Chosen {
     int expert, place, count;
     const int32_t* choices;  // [count]
@@ -214,7 +213,7 @@ inline void for_expert(const Matrix& first, const float* biases, const Chosen& o
     }
 }
 
-// Units are numbered expert by expert, and carried out as runs of groups of one expert. Each matrix is then read in one run.
+// Units are numbered expert by expert, and executed as ranges of groups of one expert, so that each matrix is read sequentially.
 void run_experts_up(const ExpertsUp& a, const Rows& rows, Range mine, Scratch& scratch) {
     const int groups = num_groups(a.gate.rows);
     for (int unit = mine.begin, next; unit < mine.end; unit = next) {
@@ -247,7 +246,7 @@ void enter_experts_down(const ExpertsDown& a, const Rows& rows, Scratch& scratch
             take_in(a.hidden.at(rows.index[choice / a.used]) + size_t(choice % a.used) * columns, none, columns, choice, scratch);
 }
 
-// Adds up the experts' answers for some groups of rows at a time, so that the rows of an expert are read in one run.
+// Sums the experts' outputs for DOWN_GROUPS groups of rows at a time, so that the rows of an expert are read sequentially.
 void run_experts_down(const ExpertsDown& a, const Rows& rows, Range mine, Scratch& scratch) {
     const size_t stride = size_t(GROUP_ROWS) * (a.answers ? num_groups(a.down.rows) : DOWN_GROUPS);
     for (int first = mine.begin; first < mine.end; first += DOWN_GROUPS) {

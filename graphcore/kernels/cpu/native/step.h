@@ -2,14 +2,14 @@
 //
 //     embed | for each block: linear (norm, q k v) | attend | linear (o) | linear (norm, gate up) | linear (down) | head | choose
 //
-// An instruction is one phase of the team's job. Every thread normalises and rounds the whole input of a product for itself,
-// because this takes less time than one more phase. Activations are float32 throughout. The same structs are in
-// graphcore/kernels/cpu/instructions.py.
+// An instruction is one phase of the team's job. Every thread normalises and rounds the whole input of a product itself,
+// because this is faster than another phase. Activations are float32 throughout. graphcore/kernels/cpu/instructions.py
+// mirrors the structs.
 //
-// A program has a fixed number of rows, each for one token; a run takes those that have one. Weights are read once for all
-// rows, and a row's numbers do not depend on rows of other sequences. Rows of one sequence lie one behind another, at
-// consecutive positions, and get the numbers that they would get in one run after another: each attends the cache as it was
-// before the run, the sequence's earlier rows, and itself. Recurrent states take these rows in order.
+// A program has a fixed number of rows, each for one token; a run computes those that have one. Weights are read once for all
+// rows, and a row's results do not depend on rows of other sequences. Rows of one sequence are adjacent, at consecutive
+// positions, and get the same results as in separate runs: each attends the cache as it was before the run, the sequence's
+// earlier rows, and itself. Recurrent states process these rows in order.
 #pragma once
 
 #include "matrix.h"
@@ -23,12 +23,12 @@ enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CH
 enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2, SCALE = 3 };
 
 constexpr int MOST_ROWS = 16;    // largest number of a program's rows
-constexpr int DOWN_GROUPS = 32;  // groups of rows whose experts' answers are kept before they are added up
+constexpr int DOWN_GROUPS = 32;  // groups of rows whose expert outputs are buffered before they are summed
 
-// The rows that a run takes, in order.
+// The rows that have a token in a run, in order.
 struct Rows {
     int count = 0, num_sequences = 0;
-    int index[MOST_ROWS];        // each row's number in the program
+    int index[MOST_ROWS];        // each row's index in the program
     int earlier[MOST_ROWS];      // for each row, the number of rows before it that belong to its sequence
     int begins[MOST_ROWS + 1];   // where each sequence's rows begin in `index`, and the end of the last ones
 
@@ -45,7 +45,7 @@ struct Rows {
     }
 };
 
-// An array for each row of a program. stride: elements from one row's to the next one's; 0 if all rows share one.
+// One array per row of a program. stride: elements between two rows' arrays; 0 if all rows share one.
 template <class T>
 struct PerRow {
     T* first;  // may be null
@@ -58,7 +58,7 @@ struct PerRow {
 struct Norm {
     NormKind kind;
     float eps;
-    const float* weight;  // null: nothing is multiplied
+    const float* weight;  // null: no weight
     const float* bias;
 };
 
@@ -84,15 +84,15 @@ struct Project {
 };
 
 // Attention of one token of each row: normalises and rotates queries and the new key, writes the new key and value to the
-// sequence's pages, and attends over the live keys (attend.h says where a position lies). If k is null, another layer has
-// written the tokens' entries. With n rows of one sequence, its pages hold window + n - 1 positions, or none has been
-// overwritten: the last of the rows must not overwrite a key that the first of them sees.
+// sequence's pages, and attends to the live keys (attend.h maps positions to slots). If k is null, another layer has written
+// the tokens' entries. For n rows of one sequence, its ring of pages has at least window + n - 1 slots, or has not wrapped
+// yet: the last row must not overwrite a key that the first one sees.
 struct Attend {
     PerRow<const float> q, k, v;
     Norm q_norm, k_norm, v_norm;
     const float* rope;  // [positions, 2, (head_dim - unrotated) / 2], or null
     const float* sinks; // [heads], or null
-    const int64_t *starts, *sequences;  // [rows]: the token's position, and the sequence's number in the caches
+    const int64_t *starts, *sequences;  // [rows]: the token's position, and the sequence's index in the caches
     uint8_t *k_cache, *v_cache;         // [pages, kv_heads, page entries] of k_format and of v_format
     const int32_t* table;               // [sequences, num_pages]: pages of each sequence
     PerRow<float> out;                  // [heads, head_dim]
@@ -102,43 +102,43 @@ struct Attend {
     float cap;  // scores become cap * tanh(score / cap); 0: no cap
 };
 
-// x += norm(y), for each of so many parts of x and y.
+// x += norm(y), for each of `parts` parts of x and y.
 struct AddNorm {
     PerRow<const float> y;
     Norm norm;
     PerRow<float> x;
     int32_t dim;    // length of a part
     int32_t puts;   // 1: x = norm(y)
-    int32_t parts;  // they lie one after another
+    int32_t parts;  // number of consecutive parts
 };
 
 constexpr int CHOICE_PARTS = 64;  // parts of the vocabulary, which threads search for the next token
 
-// Finds each part's largest logit and its index, which is the first of equal ones.
+// Finds each part's largest logit and its index; of equal logits the first.
 struct Choose {
     PerRow<const float> logits;
     int32_t vocab;
-    float* best;         // [rows, CHOICE_PARTS], infinite for a part with a logit that is not finite
+    float* best;         // [rows, CHOICE_PARTS], infinity for a part with a logit that is not finite
     int64_t* best_index; // [rows, CHOICE_PARTS], -1 for such a part
 };
 
-// Takes the best of all parts as each row's next token, and moves on to the next position.
+// Takes the best of all parts as each row's next token, and advances the position.
 struct Advance {
     const float* best;
     const int64_t* best_index;
     int64_t *chosen, *token_ids, *starts;  // [rows]
 };
 
-// The choices of all rows that run, by expert, so that rows share the read of an expert's weights. Choice k of the i-th row
-// that runs has the number i * used + k.
+// The chosen experts of all rows that run, as lists per expert, so that rows share the read of an expert's weights. The k-th
+// expert of the i-th row that runs is choice i * used + k.
 struct Sharing {
-    int32_t* count;    // number of experts that were chosen
-    int32_t* begins;   // [rows * used + 1], where each expert's choices begin in `choices`
+    int32_t* count;    // number of distinct experts that were chosen
+    int32_t* begins;   // [rows * used + 1], index in `choices` of each expert's first choice
     int32_t* choices;  // [rows * used]
 };
 
-// Chooses the experts of each row: those with the `used` largest router logits. Their weights are the softmax over these, or
-// their parts in the softmax over all logits.
+// Chooses the experts of each row: those with the `used` largest router logits. Their weights are the softmax over these
+// logits, or their values in the softmax over all logits.
 struct Route {
     PerRow<const float> logits;
     int32_t experts, used;
@@ -150,8 +150,8 @@ struct Route {
 };
 
 // hidden[k] = f(gate_e norm(x) + b) * (up_e norm(x) + b), or the clamped SwiGLU of the two products, for each chosen expert
-// e = chosen[k]. The expert's matrices are number places[k] in memory, its biases number chosen[k]. An expert without a
-// place (-1) is left out.
+// e = chosen[k]. places[k] is the index of the expert's matrices in memory, chosen[k] that of its biases. An expert without a
+// place (-1) is skipped.
 struct ExpertsUp {
     PerRow<const float> x;
     Norm norm;
@@ -176,12 +176,12 @@ struct ExpertsDown {
     Sharing sharing;
     const float* weights;            // [rows, used]
     PerRow<float> x;
-    // Where experts are fetched in several waves: what they have answered so far, [rows * used, groups, 16], and 1 in the last
-    // wave, which sums. Else null: all experts are there.
+    // If experts are fetched in several waves (batches): their outputs so far, [rows * used, groups, 16], and a flag that is 1
+    // in the last wave, which sums them. Null if all experts are resident.
     float* answers;
     const int32_t* is_last;
     int32_t used;
-    int32_t puts;  // 1: x is replaced
+    int32_t puts;  // 1: overwrites x instead of adding
 };
 
 // GATE: out = f(a) * b;  SCALE: the same with one number a;  ADD: out = a + factor * b;  CAP: out = factor * tanh(a / factor).
@@ -195,8 +195,8 @@ struct Elementwise {
     float factor;
 };
 
-// A Gated DeltaNet layer between its projections, for any number of tokens. CONVOLVE fills `joined`, and DELTA_RULE reads it
-// (delta.h). Both states are updated in place; a sequence that starts at 0 begins with zeros.
+// A Gated DeltaNet layer between its projections, for any number of tokens. CONVOLVE writes `joined`, and DELTA_RULE reads it
+// (delta.h). Both states are updated in place; a sequence that starts at 0 begins with zero states.
 struct Delta {
     const uint8_t *mixed, *z, *a, *b;           // [sequences, tokens, channels | heads * value_dim | heads | heads] of format
     const float *conv_weight, *conv_bias;       // [channels, width], and [channels] or null
@@ -206,8 +206,8 @@ struct Delta {
     const int64_t *starts, *counts;             // [sequences]: position of the first token, number of real tokens
     float* joined;                              // [sequences, at most 64 tokens, channels]
     uint8_t* out;                               // [sequences, tokens, heads * value_dim] of format
-    const int64_t* caches;                      // [sequences]: number of the sequence's states, or null if they are in order
-    int64_t strides[4];                         // of mixed, z, a and b: elements from one token's to the next one's
+    const int64_t* caches;                      // [sequences]: index of the sequence's states, or null if they are in order
+    int64_t strides[4];                         // of mixed, z, a and b: elements between two tokens
     int32_t sequences, tokens, width, key_heads, heads, key_dim, value_dim, format, state_format;
     int32_t tiled;                              // 1: value head h belongs to key head h mod key_heads
     float eps;
@@ -218,10 +218,10 @@ struct Instruction {
     const void* arguments;
 };
 
-// The memory of one thread.
+// The scratch memory of one thread.
 struct Scratch {
     Activations activations;
-    float* row;  // room for the longest row, and for what attention and the delta rule take (attend_floats, delta_floats)
+    float* row;  // memory for the longest row, for attention (attend_floats) and for the delta rule (delta_floats)
 };
 
 // Returns the units of an instruction that threads can do in parallel.

@@ -1,7 +1,7 @@
-// The stored formats as files have them. Stored<F> reads a block of sixteen rows and gives its numbers in the kernels'
+// The quantised formats as stored in files. Stored<F> reads a block of sixteen rows and returns its codes in the kernels'
 // order.
 //
-//     Stored<F> block{rows}        reads the block at the same place of sixteen rows, and makes words of its bytes
+//     Stored<F> block{rows}        reads one block of each of sixteen rows, at the same columns, and transposes it to words
 //     block.scales(meta)           writes the sixteen rows' scales where formats.h reads them
 //     block.codes(b, from, quads)  gives the codes of columns 32b .. 32b + 31 of the block as quads (codes.h). If the
 //                                  processor's vectors hold only some of the rows, it gives those whose bytes begin at

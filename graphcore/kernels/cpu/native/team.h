@@ -1,4 +1,4 @@
-// A team of threads that carries out one job after another together, on a machine that may be busy.
+// A thread pool with work stealing that runs one job after another, on a machine that may be busy.
 //
 // A job is a sequence of phases. A phase has units of work, which any thread may do in any order. Each thread has a share of
 // the units, cut into portions. It takes its own portions first. If it then has to wait for long, it takes portions that
@@ -6,15 +6,15 @@
 // thread that has lost its core to another program holds up the team only while it has a portion.
 //
 //     phase_     the number of the open phase. It only grows, over all runs.
-//     ticket     (phase, portions taken) for each thread's share. If it shows an earlier phase, no portion has been taken in
-//                this one. Taking the first portion updates the phase, so nothing has to be reset between two phases.
+//     ticket     (phase, portions taken) for each thread's share. If its phase is an earlier one, no portion of the open phase
+//                has been taken. Taking the first portion updates the phase, so nothing is reset between two phases.
 //     inside_    the number of workers that may be reading the job. A run returns when it is 0.
 //
 // A thread that waits spins first, because on a quiet machine the others arrive within microseconds. Then it sleeps, so that
 // the operating system can give the core to a late thread. A worker leaves the run before it sleeps.
 //
-// This file and exports.cpp use only those parts of the C++ library that its headers define. So the built library needs no
-// C++ runtime: torch brings a runtime of its own, and a compiler that has none would have to build it first.
+// This file and exports.cpp use only header-only parts of the C++ standard library, so that the built library links no C++
+// runtime: torch brings its own, and a compiler without one would have to build it first.
 #pragma once
 
 #include <pthread.h>
@@ -85,7 +85,7 @@ inline Range share(int count, int thread, int threads) {
     return {int(int64_t(count) * thread / threads), int(int64_t(count) * (thread + 1) / threads)};
 }
 
-constexpr int PORTIONS = 8;  // portions of a thread's share, unless the units have a grain of their own
+constexpr int PORTIONS = 8;  // portions of a thread's share, unless a job sets its own grain
 
 // The division of a phase's units. Portions are cut at multiples of `grain`, so that units that share work stay together.
 struct Deal {
@@ -138,8 +138,8 @@ class Team {
 
     int size() const { return size_; }
 
-    // Carries out a job and returns when all phases are done. If several callers come at once, each waits for its turn.
-    // linger: nanoseconds for which workers spin while they wait for the next run. On a busy machine they do not.
+    // Runs a job and returns when all phases are done. Concurrent callers run one after another.
+    // linger: nanoseconds for which workers spin while they wait for the next run, unless the machine is busy.
     void run(Job& job, int64_t linger) {
         const Lock one_caller(callers_);
         job_ = &job, count_ = uint32_t(job.phases()), first_ = phase_ + 1;

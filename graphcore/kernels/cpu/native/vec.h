@@ -1,4 +1,4 @@
-// Vectors for all instruction sets. GCC's and clang's vector extensions compile them for whatever the target has.
+// Vectors for all instruction sets, by the vector extensions of GCC and clang.
 //
 // A vector has sixteen lanes. GCC keeps vectors that are wider than a register in memory. So fast loops handle sixteen
 // lanes in parts of one register each: FloatPart, IntPart, BytePart. Only conversions, table lookups and products of bytes
@@ -76,7 +76,7 @@ inline V shift_left(V bytes, int bits, uint8_t mask) {
     return (V)((Pairs)bytes << bits) & (mask - V{});
 }
 
-// Adds all lanes. It folds one half onto the other, so that every instruction set adds in the same order.
+// Adds all lanes by folding one half onto the other, so that the order is the same for every instruction set.
 inline float sum(const FloatPart parts[PARTS]) {
     float total[LANES];
     std::memcpy(total, parts, sizeof(total));
