@@ -37,7 +37,7 @@ STATEMENT: Edits = {
     "graphcore/nn/mlp.py": (("class ActivationModule", f"{FUNCTION}\n\n"),),
     "graphcore/graph/lowering/shapes.py": (
         ("from graphcore.nn.mlp import", "from graphcore.nn.mlp import softsign\n"),
-        ("without_padding)  # answers shaped", "softsign, "),
+        ("without_padding)  #", "softsign, "),
     ),
 }
 INSTRUCTION: Edits = {
