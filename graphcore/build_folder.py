@@ -55,7 +55,7 @@ def obstacle(folder: Path) -> str | None:
 
 @functools.cache
 def temporary_folder() -> Path | None:
-    """Return this process's temporary folder for built code; None if it can be created nowhere."""
+    """Return this process's temporary folder for built code; None if no temporary folder is usable."""
     for place in dict.fromkeys((os.environ.get("TMPDIR", TEMPORARY[0]), *TEMPORARY)):
         if not is_one_word(Path(place)) or not Path(place).is_dir() or obstacle(Path(place)) is not None:
             continue

@@ -60,7 +60,7 @@ class Ended:
 def controller() -> Iterator[Controller]:
     with memory_controller() as found:
         if isinstance(found, str):
-            pytest.skip(f"{found}; it takes root on a machine that lets memory groups be made")
+            pytest.skip(f"{found}; run as root on a machine that lets processes create memory cgroups")
         yield found
 
 

@@ -211,7 +211,7 @@ class DeviceDecodeLoop(DecodeLoop):
             del self._on[request.own_row]
 
     def may_leave(self, request: Request) -> bool:
-        """Return False for a request whose cache others may reuse, while steps that ran it have not been read."""
+        """Return whether a request may leave; it waits for its launched steps if others may reuse its cache."""
         if not request.reuses_cache:
             return True
         return not self._is_under_way(request)

@@ -105,7 +105,7 @@ def experts_first(traced: Traced) -> None:
 
 
 def experts_and_sum(traced: Traced) -> None:
-    """Turn stream + the weighted sum of experts' outputs into `add_experts`."""
+    """Replace a residual add of the weighted sum of experts' outputs by `add_experts`."""
     for node, stream, answer in sums_in_place(traced):
         if not is_call(answer, weighted_sum) or not is_read_once(answer):
             continue
@@ -132,7 +132,7 @@ def scaled_sums(traced: Traced) -> None:
 
 
 def sums_in_place(traced: Traced) -> Iterator[tuple[Call, Call, Call]]:
-    """Yield each sum stream + x with its operands, if nothing reads the old stream after the sum."""
+    """Yield each residual add that can run in place (node, stream, x): nothing reads the old stream after it."""
     for node in traced.nodes(operator.add):
         stream, x = node.args
         if not is_stream(stream):
