@@ -83,7 +83,7 @@ RIGHT = (
     "prompt=Hello graph=auto streaming=on",
     "prompt=Hello streaming=on streaming.source=disk streaming.mode=sync",
     "prompt=Hello streaming=on streaming.source=host streaming.layer_group_size=2",
-    "prompt=Hello streaming=auto streaming.memory_budget=4350kB",
+    "prompt=Hello streaming=auto streaming.memory_budget=4800kB",
     "prompt=Hello streaming=auto streaming.memory_budget=1MiB streaming.prefetch=0 context_length=32 prefill_chunk=8",
     "prompt=Hello streaming=on trace=true",
     "prompt=Hello prefill_chunk=2 context_length=64",
