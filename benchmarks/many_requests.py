@@ -113,7 +113,7 @@ def gap(engine: Engine, rounds: int, tokens: int) -> None:
 
 def admission_of(engine: Engine) -> CacheAdmission:
     """Return the cache admission of an idle engine, without finished sequences."""
-    engine._scheduler.run_alone("storm", lambda: None)  # returns after finished sequences are removed
+    engine._queue.run_alone("storm", lambda: None)  # returns after finished sequences are removed
     found = engine.batching
     assert isinstance(found, passes.ContinuousBatching), "a storm is for graphcore's own programs"
     return found._admission

@@ -27,5 +27,5 @@ def engine_of(name: str = "qwen3", *overrides: str) -> Engine:
 def captured_engine(name: str = "qwen3", *overrides: str) -> Engine:
     engine = engine_of(name, *overrides)
     engine.runner.builder.kind, engine.runner.builder.backend = "captured", TritonBackend()
-    engine._scheduler.batching = batching_of(engine.runner, engine.settings.cache_folder)
+    engine._queue.batching = batching_of(engine.runner, engine.settings.cache_folder)
     return engine

@@ -49,7 +49,7 @@ class Paced(Iterator[TokenEvent]):
         """Close the engine, in a pass of this request."""
         closing = threading.Thread(target=self._engine.close)
         closing.start()
-        while not self._engine._scheduler.is_closed:
+        while not self._engine._queue.is_closed:
             continue
         self.let_go()
         closing.join(SECONDS)

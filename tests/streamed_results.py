@@ -24,7 +24,7 @@ def results(engine: Engine, num_tokens: int) -> Mapping[str, object]:
         "stream": [event.token_id for event in engine.stream(PROMPTS[2], max_new_tokens=5, temperature=1.0, seed=3)],
         "batch": [one.token_ids for one in batch],
         "log probabilities": [one.logprobs for one in batch],
-        "scores": engine._scheduler.run_alone("scores", lambda: scores(engine)),
+        "scores": engine._queue.run_alone("scores", lambda: scores(engine)),
     }
 
 

@@ -21,7 +21,7 @@ from graphcore.config.settings import Settings
 from graphcore.errors import ConfigError
 from graphcore.tasks.registry import task_named
 from graphcore.tasks.report.output_files import write_json
-from graphcore.tasks.report.result_json import FILE_NAME, Neighbourhood, failed, minimal_record, neighbours_line
+from graphcore.tasks.report.result_json import FILE_NAME, ProcessorWait, failed, minimal_record, neighbours_line
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.termination import undisturbed
 
@@ -38,7 +38,7 @@ def run_job(composed: DictConfig, folder: Path | None, has_chosen_model: bool = 
     Raises:
         GraphcoreError: the task failed; result.json has the error, too.
     """
-    neighbourhood = Neighbourhood.look()
+    waits = ProcessorWait.look()
     record = first_record(composed)
     try:
         settings = to_settings(composed)
@@ -63,8 +63,8 @@ def run_job(composed: DictConfig, folder: Path | None, has_chosen_model: bool = 
         raise
     finally:
         with undisturbed():
-            record["seconds"] = time.perf_counter() - neighbourhood.began
-            record["neighbours"] = neighbourhood.record(record.get("threads"))
+            record["seconds"] = time.perf_counter() - waits.began
+            record["neighbours"] = waits.record(record.get("threads"))
             if folder is not None:
                 write_json(folder / FILE_NAME, record)
     say_ending(record, folder)

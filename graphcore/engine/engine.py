@@ -72,7 +72,7 @@ class Engine:
         self.prompts = loaded.prompts
         self._on_progress = on_progress
         self._requests = RequestBuilder(loaded, self.prompts, loaded_runner(loaded).sizes)
-        self._scheduler = self._new_scheduler()
+        self._queue = self._new_scheduler()
 
     @classmethod
     def load(
@@ -138,13 +138,13 @@ class Engine:
         Raises:
             ConfigError: the engine is closed.
         """
-        self._scheduler.check_open()
+        self._queue.check_open()
         return loaded_runner(self.loaded)
 
     @property
     def batching(self) -> Batching:
         """The scheduler of the engine's requests; for measurements inside `holding_back`."""
-        return self._scheduler.batching
+        return self._queue.batching
 
     @property
     def stats(self) -> dict[str, int | str | float]:
@@ -199,7 +199,7 @@ class Engine:
         wishes = {"logprobs": logprobs, "ignore_eos": ignore_eos, "mask": mask, "reuse_cache": reuse_cache}
         requests = self._requests.one("submit", prompt, n, **limits, **wishes, **sampling)
         handle = RequestHandle(requests, self)  # if Ctrl-C comes before the return, its collection cancels
-        self._scheduler.submit(requests, "submit", waits=False)
+        self._queue.submit(requests, "submit", waits=False)
         return handle
 
     def check_request(self, prompt: Prompt, **settings: Any) -> None:
@@ -232,7 +232,7 @@ class Engine:
         requests = self._requests.several(prompts, **asked, **sampling)
         handles = [RequestHandle([request], self) for request in requests]
         try:
-            self._scheduler.submit(requests, "generate", waits=True)
+            self._queue.submit(requests, "generate", waits=True)
             return [handle.result() for handle in handles]
         except BaseException:  # Ctrl-C too
             for handle in handles:
@@ -255,13 +255,13 @@ class Engine:
         asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stop}
         requests = self._requests.one("stream", prompt, 1, **asked, **sampling)
         stream = TokenStream(RequestHandle(requests, self))
-        self._scheduler.submit(requests, "stream", waits=False)
+        self._queue.submit(requests, "stream", waits=False)
         return stream
 
     @contextmanager
     def holding_back(self) -> Iterator[None]:
         """Start all requests that are submitted inside the block when it ends; waiting for one inside it fails."""
-        with self._scheduler.holding_back():
+        with self._queue.holding_back():
             yield
 
     def status(self) -> list[RequestStatus]:
@@ -270,8 +270,8 @@ class Engine:
         Raises:
             ConfigError: the engine is closed.
         """
-        self._scheduler.check_open()
-        return self._scheduler.status()
+        self._queue.check_open()
+        return self._queue.status()
 
     def save_cache(self, prompt: Prompt, file: str | Path) -> int:
         """Run a prompt and write the KV cache of its prefix to a file.
@@ -297,7 +297,7 @@ class Engine:
         def run() -> None:
             requests = self._requests.one("save_cache", ids, max_new_tokens=1)
             handle = RequestHandle(requests, self)
-            self._scheduler.submit(requests, "save_cache", waits=False)
+            self._queue.submit(requests, "save_cache", waits=False)
             handle.result()
 
         return caches.save(ids, file, run)
@@ -316,10 +316,10 @@ class Engine:
         return self._saved_caches("load_cache").load(file)
 
     def _saved_caches(self, name: str) -> SavedCaches:
-        self._scheduler.check_open()
+        self._queue.check_open()
         if not isinstance(self.batching, ContinuousBatching):
             raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
-        return SavedCaches(name, self.loaded, self.batching.snapshots, self._scheduler, self._on_progress)
+        return SavedCaches(name, self.loaded, self.batching.snapshots, self._queue, self._on_progress)
 
     def _new_scheduler(self) -> RequestQueue:
         runner, limits = loaded_runner(self.loaded), self.settings.batching
@@ -392,7 +392,7 @@ class Engine:
             states = [by_layer(runner.hidden_states, batches)] if output_hidden_states else []
             return logits, [*states, *weights]
 
-        logits, more = self._scheduler.run_alone("logits", work)
+        logits, more = self._queue.run_alone("logits", work)
         return (logits, *more) if more else logits
 
     def forward(self, hidden_states: Tensor, state: ForwardState | None = None) -> Tensor:
@@ -414,9 +414,9 @@ class Engine:
         runner = self.runner
         if state is not None:
             lends = runner.lends_for_states
-            return self._scheduler.run_alone("forward", lambda: state.go_on(runner, hidden_states), lends=lends)
+            return self._queue.run_alone("forward", lambda: state.extend_state(runner, hidden_states), lends=lends)
         batches = torch.split(hidden_states, runner.sizes.batch_size)
-        return self._scheduler.run_alone("forward", lambda: torch.cat([runner.blocks(batch) for batch in batches]))
+        return self._queue.run_alone("forward", lambda: torch.cat([runner.blocks(batch) for batch in batches]))
 
     def extend(
         self,
@@ -453,7 +453,7 @@ class Engine:
         def work() -> Extension:
             return extend_states(runner, rows, states, num_logits, output_hidden_states, keep_states)
 
-        return self._scheduler.run_alone("extend", work)
+        return self._queue.run_alone("extend", work)
 
     def as_transformers(self) -> "GraphcoreForCausalLM":
         """Return a transformers PreTrainedModel over this engine: `generate` with all that transformers has.
@@ -494,7 +494,7 @@ class Engine:
                 runner.warm_up(num_sequences, params)
             return report
 
-        report = self._scheduler.run_alone("warm_up", work)
+        report = self._queue.run_alone("warm_up", work)
         return_freed_memory()
         if self.loaded.free_memory is not None:
             self.loaded.free_memory.look("warm")
@@ -509,7 +509,7 @@ class Engine:
         Raises:
             BusyError: the call is inside `on_progress` or a mask.
         """
-        self._scheduler.close()
+        self._queue.close()
         self.loaded.give_back()
 
     def __enter__(self) -> Self:
@@ -523,7 +523,7 @@ class Engine:
     def __repr__(self) -> str:
         """Return a line with the checkpoint, the model's shape and the runtime configuration, or "closed"."""
         shape = f"{self.config.model_type}, {self.config.num_hidden_layers} layers"
-        state = ("closed",) if self._scheduler.is_closed else describe_runtime(self.choices, self.settings)
+        state = ("closed",) if self._queue.is_closed else describe_runtime(self.choices, self.settings)
         return f"Engine({', '.join((self.settings.model.checkpoint, shape, *state))})"
 
     def __reduce__(self) -> NoReturn:

@@ -28,7 +28,7 @@ class ForwardState:
         self._runner: ModelRunner | None = None
         self._held: ForwardCache | None = None
 
-    def go_on(self, runner: ModelRunner, hidden: Tensor) -> Tensor:
+    def extend_state(self, runner: ModelRunner, hidden: Tensor) -> Tensor:
         """Run hidden states [B, T, D] at the next positions, and update the state.
 
         Raises:
@@ -43,6 +43,6 @@ class ForwardState:
         if self._held is None:
             self._held = runner.new_state()
             weakref.finalize(self, self._held.drop).atexit = False
-        found = runner.go_on(self._held, hidden, self.tokens)
+        found = runner.extend_state(self._held, hidden, self.tokens)
         self._runner, self.rows, self.tokens = runner, rows, self.tokens + hidden.shape[1]
         return found

@@ -68,7 +68,7 @@ class ModelRunner(ABC):
     device: torch.device
     backend: Backend = TorchBackend()
     can_rewind = True
-    lends_for_states = True  # whether the caches have to be lent for `go_on`
+    lends_for_states = True  # whether the caches have to be lent for `extend_state`
 
     def enter_thread(self) -> None:
         """Make the runner's GPU the calling thread's current device, because Triton launches kernels there."""
@@ -160,10 +160,10 @@ class ModelRunner(ABC):
 
     @abstractmethod
     def new_state(self) -> ForwardCache:
-        """Return an empty state for `go_on`."""
+        """Return an empty state for `extend_state`."""
 
     @abstractmethod
-    def go_on(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
+    def extend_state(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
         """Run hidden states [B, T, D] through all blocks after the tokens of a state, and update the state.
 
         Args:

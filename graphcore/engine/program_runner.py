@@ -286,11 +286,11 @@ class ProgramRunner(ModelRunner):
         return answer
 
     def new_state(self) -> ForwardSequences:
-        """Return an empty state for `go_on`."""
+        """Return an empty state for `extend_state`."""
         return ForwardSequences(self._holding)
 
     @torch.inference_mode()
-    def go_on(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
+    def extend_state(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
         """Run hidden states [B, T, D] through all blocks after the tokens of a state, and update the state."""
         assert isinstance(state, ForwardSequences), "a state of this runner"
         num_rows, length = hidden.shape[:2]

@@ -282,12 +282,12 @@ class RequestQueue:
         try:
             self._enter_thread()
             with torch.inference_mode():
-                take_back = self.batching.lend_cache() if lends else lambda: None
+                give_back = self.batching.lend_cache() if lends else lambda: None
             try:
                 found = work()
             finally:
                 with torch.inference_mode():
-                    take_back()
+                    give_back()
         except BaseException as error:  # noqa: BLE001  # it is raised for the caller of `run_alone`
             answer.set_exception(error)
         else:

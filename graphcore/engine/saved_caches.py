@@ -27,7 +27,7 @@ class SavedCaches:
     def __init__(
         self, name: str, loaded: LoadedModel, copies: PrefixSnapshots, scheduler: RequestQueue, on_progress: Progress
     ) -> None:
-        self._name, self._loaded, self._copies, self._scheduler = name, loaded, copies, scheduler
+        self._name, self._loaded, self._copies, self._queue = name, loaded, copies, scheduler
         self._on_progress = on_progress
 
     def save(self, ids: Sequence[int], file: str | Path, run: Callable[[], object]) -> int:
@@ -40,7 +40,7 @@ class SavedCaches:
         length, fingerprint = copies.length(len(ids)), self._fingerprint()
         for _ in range(SAVE_ATTEMPTS):
             run()
-            copy = self._scheduler.run_alone(self._name, lambda: copies.copy_out(ids), lends=False)
+            copy = self._queue.run_alone(self._name, lambda: copies.copy_out(ids), lends=False)
             if copy is not None:
                 write_cache(path, copy, copies, fingerprint)
                 return length
@@ -55,7 +55,7 @@ class SavedCaches:
         copies.check_snapshots()
         copy = read_cache(path, copies, self._fingerprint())
         ids = token_row(copy.ids, self._loaded.config.vocab_size)
-        if not self._scheduler.run_alone(self._name, lambda: copies.copy_in(copy), lends=False):
+        if not self._queue.run_alone(self._name, lambda: copies.copy_in(copy), lends=False):
             raise BusyError(f"{path}: running requests leave no pages for {len(ids)} tokens; load it before they run")
         return len(ids)
 

@@ -94,7 +94,7 @@ class BlockCompiler:
         route: RouteFunction = self._named(Block.route, name, phase, batch)
         example = self._example(index, batch, phase)
         routed = call_compiling(self.cache_dir, route, block, *example.arguments)
-        answers = experts_of(block)(routed.fed, routed.chosen)
+        answers = experts_of(block)(routed.experts_input, routed.chosen)
         if phase == "prefill":
             mark_length(routed.x, answers, routed.shares)
         add: AddFunction = self._named(Block.add_experts, f"{name}_experts", phase, batch)

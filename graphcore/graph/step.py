@@ -62,13 +62,13 @@ class DecodeKernels(Protocol):
         """Return norm-fusion buffers for a new program of `batch` sequences in that compute dtype."""
 
     def block_function(
-        self, block: Block, batch: int, fetches: bool, beside: Neighbours | None = None
+        self, block: Block, batch: int, fetches: bool, neighbours: Neighbours | None = None
     ) -> BlockFunction | None:
         """Return the function that runs the block for one token of each of `batch` sequences; None if unsupported.
 
         Args:
             fetches: True if experts are fetched between the block's halves; the function is then a RoutedBlock.
-            beside: the layers that run just before and just after the block; None if its norms are not fused.
+            neighbours: the layers that run just before and just after the block; None if its norms are not fused.
         """
 
     def head_function(self, head: Head, batch: int) -> HeadFunction | None:
@@ -127,7 +127,9 @@ class RoutedBlock:
     ) -> Tensor:
         """Run the block as `Block.forward` does."""
         routed = self.route(block, x, rope, span, k_cache, v_cache, table)
-        return self.add(block, routed.x, experts_of(block)(routed.fed, routed.chosen), routed.shares, *features)
+        return self.add(
+            block, routed.x, experts_of(block)(routed.experts_input, routed.chosen), routed.shares, *features
+        )
 
 
 def experts_of(block: Block) -> Experts:
@@ -202,10 +204,10 @@ class FetchedBlock:
         answers: Tensor | None = None
         with closing(self.fetcher.waves(self.layer, sorted({*chosen.flatten().tolist()} - {-1}))) as waves:
             for places in waves:
-                found = experts(routed.fed, chosen, places)
+                found = experts(routed.experts_input, chosen, places)
                 is_here = torch.tensor(places, device=chosen.device, dtype=torch.int64)[chosen] >= 0
                 answers = found if answers is None else torch.where(is_here[..., None], found, answers)
-        return experts(routed.fed, chosen) if answers is None else answers  # no expert was chosen
+        return experts(routed.experts_input, chosen) if answers is None else answers  # no expert was chosen
 
 
 @dataclass(frozen=True)

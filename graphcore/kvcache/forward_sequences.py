@@ -68,7 +68,7 @@ class ForwardSequencePool:
         self._pages = pages
         self.dropped: deque[list[ForwardSequence]] = deque()
         self._held: dict[ForwardSequence, None] = {}  # sequences with pages, the least recently used first
-        pages.swap_out, pages.swappable = self._swap_out_some, self._num_swappable
+        pages.forward_states = self
 
     @contextmanager
     def in_rows(self, state: ForwardSequences, num_rows: int, begin: int, end: int) -> Iterator[None]:
@@ -171,15 +171,16 @@ class ForwardSequencePool:
             for one in self.dropped.popleft():
                 self._drop_pages(one)
 
-    def _num_swappable(self, table: PageTable) -> int:
+    def num_evictable(self, table: PageTable) -> int:
         """Return how many pages of a table would be free if all sequences were swapped out."""
         self._give_back_dropped()
         index = self._pages.tables.index(table)
         return sum(len(one.pages[index]) for one in self._held)
 
-    def _swap_out_some(self, table: PageTable, count: int) -> None:
-        """Swap sequences out, the least recently used first, until `count` pages of a table are free."""
+    def evict(self, table: PageTable, count: int) -> None:
+        """Swap sequences out, the least recently used first, until `count` more pages of a table are free."""
+        target = table.num_free + count
         for one in list(self._held):
-            if table.num_free >= count:
+            if table.num_free >= target:
                 return
             self._swap_out(one)

@@ -10,9 +10,10 @@ Pages are allocated and freed between two passes, in the worker thread. On a GPU
 stream of the steps, so steps that were enqueued before still see the old entries.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
 from graphcore.kvcache.page_table import Copies, PageTable
@@ -32,6 +33,16 @@ class SwappedSequence:
     parts: Sequence[Copies]
 
 
+class PageEvictor(Protocol):
+    """A holder of pages that no running sequence needs, which frees them when the allocator has none left."""
+
+    def num_evictable(self, table: PageTable) -> int:
+        """Return how many pages of a table `evict` can free."""
+
+    def evict(self, table: PageTable, count: int) -> None:
+        """Free at least `count` pages of a table, of those that are evictable, the least recently used first."""
+
+
 class PageAllocator:
     """Allocator of the pages of all layers; it also copies the states of recurrent layers.
 
@@ -42,11 +53,8 @@ class PageAllocator:
     Attributes:
         tables: the tables of pages; none for a model without attention.
         states: caches of recurrent layers.
-        reclaim: function that evicts a number of pages of a table from the prefix cache.
-        reclaimable: function that returns how many pages of a table only the prefix cache holds.
-        swap_out: function that swaps forward states out to the host until a number of pages of a table are free.
-        swappable: function that returns how many pages of a table forward states hold, after freeing those of
-            collected states.
+        prefix_cache: evictor of cached prefixes, asked first; None without a prefix cache.
+        forward_states: evictor of forward states, which are swapped out to the host; None without any.
     """
 
     def __init__(self, spec: ModelSpec, caches: Sequence[LayerCache]) -> None:
@@ -58,10 +66,8 @@ class PageAllocator:
                 members.append(cache)
                 windows.append(attention.window or 0)
         self.tables = [PageTable(members, max(windows) if all(windows) else 0) for members, windows in groups.values()]
-        self.reclaim: Callable[[PageTable, int], None] = lambda table, count: None
-        self.reclaimable: Callable[[PageTable], int] = lambda table: 0
-        self.swap_out: Callable[[PageTable, int], None] = lambda table, count: None
-        self.swappable: Callable[[PageTable], int] = lambda table: 0
+        self.prefix_cache: PageEvictor | None = None
+        self.forward_states: PageEvictor | None = None
         self._is_lent = False
         self.states = [cache for cache, _ in distinct.values() if isinstance(cache, DeltaCache)]
 
@@ -136,18 +142,17 @@ class PageAllocator:
         lacking = [(table, count) for table, count in zip(self.tables, counts, strict=True) if count > table.num_free]
         if not lacking:
             return True
-        if self._is_lent or not all(self._could_free(table, count) for table, count in lacking):
+        evictors = [one for one in (self.prefix_cache, self.forward_states) if one is not None]
+        if self._is_lent or not all(
+            count <= table.num_free + sum(one.num_evictable(table) for one in evictors) for table, count in lacking
+        ):
             return False
         for table, count in lacking:
-            unused = min(count - table.num_free, self.reclaimable(table))
-            if unused > 0:
-                self.reclaim(table, unused)
-            self.swap_out(table, count)
-        return all(count <= table.num_free for table, count in zip(self.tables, counts, strict=True))
-
-    def _could_free(self, table: PageTable, count: int) -> bool:
-        """Return whether `count` pages of a table would be free without those of prefix cache and forward states."""
-        return count <= self.swappable(table) + self.reclaimable(table) + table.num_free
+            for one in evictors:
+                freed = min(count - table.num_free, one.num_evictable(table))
+                if freed > 0:
+                    one.evict(table, freed)
+        return all(count <= table.num_free for table, count in lacking)
 
     def free_before_window(self, row: int, position: int) -> None:
         """Free the pages of a row that lie before the window of a token at a position."""

@@ -104,7 +104,7 @@ class PrefixCache:
         self._uses = 0
         self._held: list[Counter[int]] = [Counter() for _ in pages.tables]  # number of nodes of each page, by table
         self.nothing = PrefixHit(0, (), is_prompt=True)
-        pages.reclaim, pages.reclaimable = self._evict, self._num_idle
+        pages.prefix_cache = self
 
     def find(self, prompt: Sequence[int], takes_answers: bool) -> PrefixHit:
         """Return the longest cached prefix of a prompt that it may continue from: at most all but its last token.
@@ -286,11 +286,11 @@ class PrefixCache:
             node.used = self._uses
             node = node.parent
 
-    def _num_idle(self, table: PageTable) -> int:
+    def num_evictable(self, table: PageTable) -> int:
         """Return the number of pages of a table that only the tree holds."""
         return sum(not table.is_shared(page) for page in self._held[self._pages.tables.index(table)])
 
-    def _evict(self, table: PageTable, count: int) -> None:
+    def evict(self, table: PageTable, count: int) -> None:
         """Evict pages of a table that only the tree holds, the least recently used first, until `count` are freed."""
         index = self._pages.tables.index(table)
         order = numbers_from(0)  # breaks ties between nodes that were used together

@@ -45,13 +45,13 @@ class Routed(NamedTuple):
 
     Attributes:
         x: [B, T, D] float32 residual stream.
-        fed: [B, T, D] compute dtype, the experts' input.
+        experts_input: [B, T, D] compute dtype, normalised input of the experts.
         chosen: [B, T, C] int64, chosen experts, best first; -1 for padding.
         shares: [B, T, C] compute dtype, the experts' weights in each token's sum.
     """
 
     x: Tensor
-    fed: Tensor
+    experts_input: Tensor
     chosen: Tensor
     shares: Tensor
 
@@ -80,10 +80,10 @@ class Block(nn.Module):
             self.mlp = MLP(spec.mlp, spec.dim, dtype, int8_order)
         self.input_layernorm = build_norm(spec.norm, spec.dim)
         self.post_attention_layernorm = build_norm(spec.norm, spec.dim)
-        beside = spec.mlp.beside if isinstance(spec.mlp, MoESpec) else None
-        self.beside = None if beside is None else ParallelMLP(beside, spec.norm, spec.dim, dtype)
+        parallel = spec.mlp.parallel_mlp if isinstance(spec.mlp, MoESpec) else None
+        self.parallel_mlp = None if parallel is None else ParallelMLP(parallel, spec.norm, spec.dim, dtype)
         if spec.sandwich:
-            self.pre_feedforward_layernorm = build_norm(spec.norm, spec.dim) if beside is None else None
+            self.pre_feedforward_layernorm = build_norm(spec.norm, spec.dim) if parallel is None else None
             self.post_feedforward_layernorm = build_norm(spec.norm, spec.dim)
         self.per_layer = PerLayer(spec, dtype) if spec.per_layer else None
         scale = torch.empty(1, dtype=torch.float32) if spec.has_output_factor else None
@@ -115,9 +115,11 @@ class Block(nn.Module):
         """
         if isinstance(self.mlp, MoE):
             routed = self.route(x, rope, span, k_cache, v_cache, table)
-            return self.add_experts(routed.x, self.mlp.experts(routed.fed, routed.chosen), routed.shares, per_layer)
+            return self.add_experts(
+                routed.x, self.mlp.experts(routed.experts_input, routed.chosen), routed.shares, per_layer
+            )
         x = self._add_attention(x, rope, span, k_cache, v_cache, table)
-        return self._finish(self._add_fed(x, self.mlp(self._mlp_norm(x))), per_layer)
+        return self._finish(self._add_mlp_output(x, self.mlp(self._mlp_norm(x))), per_layer)
 
     def route(
         self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor | None
@@ -125,12 +127,16 @@ class Block(nn.Module):
         """Run the block up to its experts, with the arguments of `forward`. Padding tokens choose no expert."""
         assert isinstance(self.mlp, MoE), "a block without experts runs whole"
         x = self._add_attention(x, rope, span, k_cache, v_cache, table)
-        fed = self._mlp_norm(x) if self.beside is None else self.beside.experts_norm(x, self.dtype)
-        scores = self.mlp.router(fed if self.beside is None else self.beside.router_norm(x, self.dtype))
+        experts_input = (
+            self._mlp_norm(x) if self.parallel_mlp is None else self.parallel_mlp.experts_norm(x, self.dtype)
+        )
+        scores = self.mlp.router(
+            experts_input if self.parallel_mlp is None else self.parallel_mlp.router_norm(x, self.dtype)
+        )
         chosen, shares = choose_experts(scores, self.mlp.top_k, self.mlp.shares, self.mlp.expert_scales)
         if self.mlp.shared_expert is not None and self.mlp.shared_expert_gate is not None:
-            x = x + scaled_by_gate(self.mlp.shared_expert_gate(fed), self.mlp.shared_expert(fed))
-        return Routed(x, fed, without_padding(chosen, span), shares)
+            x = x + scaled_by_gate(self.mlp.shared_expert_gate(experts_input), self.mlp.shared_expert(experts_input))
+        return Routed(x, experts_input, without_padding(chosen, span), shares)
 
     def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor, per_layer: Tensor | None = None) -> Tensor:
         """Add the weighted sum of the experts' outputs to the stream, and finish the block.
@@ -145,8 +151,8 @@ class Block(nn.Module):
             [B, T, D] float32 residual stream.
         """
         answer = weighted_sum(answers, shares)
-        fed = answer if self.beside is None else self.beside.add(x, answer, self.dtype)
-        return self._finish(self._add_fed(x, fed), per_layer)
+        mlp_output = answer if self.parallel_mlp is None else self.parallel_mlp.add(x, answer, self.dtype)
+        return self._finish(self._add_mlp_output(x, mlp_output), per_layer)
 
     def _add_attention(
         self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor | None
@@ -165,10 +171,10 @@ class Block(nn.Module):
         assert norm is not None, "experts with an MLP beside them have norms of their own"
         return norm(x, self.dtype)  # type: ignore[no-any-return]
 
-    def _add_fed(self, x: Tensor, fed: Tensor) -> Tensor:
+    def _add_mlp_output(self, x: Tensor, mlp_output: Tensor) -> Tensor:
         if self.sandwich:
-            fed = self.post_feedforward_layernorm(fed, RESIDUAL_DTYPE)
-        return x + fed
+            mlp_output = self.post_feedforward_layernorm(mlp_output, RESIDUAL_DTYPE)
+        return x + mlp_output
 
     def _finish(self, x: Tensor, per_layer: Tensor | None) -> Tensor:
         """Return the stream after Gemma 4's per-layer features and output factor, if the layer has them."""

@@ -145,8 +145,8 @@ class MoESpec:
         shared_hidden: hidden features of the shared expert, whose output is multiplied by a sigmoid gate per token; 0
             for no shared expert.
         expert_scales: True if each expert's share is multiplied by a learned factor of that expert (Gemma 4).
-        beside: dense MLP in parallel to the experts (Gemma 4); None for experts alone. It and the experts each have a
-            norm before and after them, the router has its own norm, and their outputs are added.
+        parallel_mlp: dense MLP in parallel to the experts (Gemma 4); None for experts alone. It and the experts each
+            have a norm before and after them, the router has its own norm, and their outputs are added.
     """
 
     experts: int
@@ -158,7 +158,7 @@ class MoESpec:
     shares: Shares = "chosen"
     shared_hidden: int = 0
     expert_scales: bool = False
-    beside: MLPSpec | None = None
+    parallel_mlp: MLPSpec | None = None
 
 
 @dataclass(frozen=True)

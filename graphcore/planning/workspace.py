@@ -59,8 +59,8 @@ def _block_nbytes(block: BlockSpec, itemsize: int) -> int:
         attended = 3 * heads * attention.head_dim * itemsize + attention.heads * attention.head_dim * 4
     mlp = block.mlp
     fed = mlp.hidden * (3 * itemsize + 4)
-    if isinstance(mlp, MoESpec) and mlp.beside is not None:
-        fed += mlp.beside.hidden * (3 * itemsize + 4)
+    if isinstance(mlp, MoESpec) and mlp.parallel_mlp is not None:
+        fed += mlp.parallel_mlp.hidden * (3 * itemsize + 4)
     if isinstance(mlp, MoESpec):  # results of two batches of experts, of both together, and their sum in float32
         fed += block.dim * (3 * mlp.top_k * itemsize + 3 * 4)
     return max(attended, fed) + 2 * block.dim * itemsize

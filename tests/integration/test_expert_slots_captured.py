@@ -72,7 +72,7 @@ def engine_of(
             folder, dtype=dtype, streaming=streaming, graph="eager", device="cpu", overrides=sizes
         ) as engine:
             engine.runner.builder.kind, engine.runner.builder.backend = "captured", TritonBackend()
-            engine._scheduler.batching = batching_of(engine.runner, engine.settings.cache_folder)
+            engine._queue.batching = batching_of(engine.runner, engine.settings.cache_folder)
             yield engine
 
 

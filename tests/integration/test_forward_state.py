@@ -140,7 +140,7 @@ def test_a_state_that_is_dropped_gives_its_pages_back(name: str, tiny_model: Tin
         thread.join()
         gc.collect()
         holding_of(engine)._give_back_dropped()
-        engine._scheduler.run_alone("test", lambda: None)
+        engine._queue.run_alone("test", lambda: None)
         assert [table.num_free for table in tables] == [table.num_pages for table in tables]
         assert not any(table._refs for table in tables)
         assert not holding_of(engine)._held

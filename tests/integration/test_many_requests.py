@@ -380,9 +380,9 @@ def test_a_function_at_the_end_may_take_a_lock_while_the_engine_is_closed(tiny_m
         for handle in handles:
             handle.call_at_end(take)
         with lock, ThreadPoolExecutor(1) as pool:
-            closing = pool.submit(engine._scheduler.stop)
+            closing = pool.submit(engine._queue.stop)
             assert is_called.wait(SECONDS)
-            assert pool.submit(engine._scheduler.status).result(SECONDS) is not None
+            assert pool.submit(engine._queue.status).result(SECONDS) is not None
             closing.result(SECONDS)
         for handle in handles:
             with pytest.raises(ConfigError, match="closed"):

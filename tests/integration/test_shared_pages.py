@@ -74,7 +74,7 @@ def alone(tiny: TinyModel, kind: str, requests: Sequence[tuple[list[int], dict[s
     with load(tiny, kind) as engine:
         found = []
         for prompt, settings in requests:
-            engine._scheduler.batching._admission.clear_prefix_cache()  # type: ignore[attr-defined]
+            engine._queue.batching._admission.clear_prefix_cache()  # type: ignore[attr-defined]
             found.append(what(engine.submit(prompt, **settings).result(SECONDS)))
         return found
 
@@ -95,8 +95,8 @@ def num_swapped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def check_all_pages_free(engine: Engine) -> None:
     """Check that no page is taken but by the tree, and none after it has forgotten everything."""
-    passes: Any = engine._scheduler.batching
-    engine._scheduler.run_alone("test", lambda: None)  # the last sequences have left
+    passes: Any = engine._queue.batching
+    engine._queue.run_alone("test", lambda: None)  # the last sequences have left
     admission = passes._admission
     assert not any(table.rows[row] for table in admission.pages.tables for row in range(SEQUENCES))
     assert not admission._swapped
@@ -166,7 +166,7 @@ def test_a_sequence_whose_file_fails_runs_again_and_changes_no_token(
         elif fault == "end is lost":
             monkeypatch.setattr(SwapFile, "_read_one", fail)
         else:
-            engine._scheduler.batching._admission._folder = tiny_model(name).folder / "config.json"  # type: ignore[attr-defined]
+            engine._queue.batching._admission._folder = tiny_model(name).folder / "config.json"  # type: ignore[attr-defined]
         assert [what(handle.result(SECONDS)) for handle in submit_all(engine, requests)] == expected
         assert tried or num_swapped
         check_all_pages_free(engine)
@@ -247,7 +247,7 @@ def test_ctrl_c_ends_those_who_are_swapped_out_and_their_files_and_the_engine_go
             engine.generate(prompts, **settings)
         assert interrupted
         engine._on_progress = lambda *_: None
-        engine._scheduler.run_alone("test", lambda: None)  # those who were cancelled have left
+        engine._queue.run_alone("test", lambda: None)  # those who were cancelled have left
         assert nameless_files() <= files_before
         assert engine.status() == []
         assert [what(handle.result(SECONDS)) for handle in submit_all(engine, requests)] == expected

@@ -98,7 +98,7 @@ def answers(engine: Engine, file: Path) -> list[object]:
             for end in ([], [7])
         ]
         work = lambda: token_losses(engine.runner, PROMPTS[2], 1, "prefill").numpy().tobytes()  # type: ignore[arg-type]  # noqa: E731
-        found.append(engine._scheduler.run_alone("losses", work))
+        found.append(engine._queue.run_alone("losses", work))
     return found
 
 

@@ -54,13 +54,13 @@ PER_LAYER_WIDTH = 256
 FULL_HEAD_DIM = 512
 
 HF_LEAVES = {
-    "beside.mlp_norm": "pre_feedforward_layernorm",
-    "beside.experts_norm": "pre_feedforward_layernorm_2",
-    "beside.mlp_answer_norm": "post_feedforward_layernorm_1",
-    "beside.experts_answer_norm": "post_feedforward_layernorm_2",
-    "beside.mlp.gate_proj": "mlp.gate_proj",
-    "beside.mlp.up_proj": "mlp.up_proj",
-    "beside.mlp.down_proj": "mlp.down_proj",
+    "parallel_mlp.mlp_norm": "pre_feedforward_layernorm",
+    "parallel_mlp.experts_norm": "pre_feedforward_layernorm_2",
+    "parallel_mlp.mlp_answer_norm": "post_feedforward_layernorm_1",
+    "parallel_mlp.experts_answer_norm": "post_feedforward_layernorm_2",
+    "parallel_mlp.mlp.gate_proj": "mlp.gate_proj",
+    "parallel_mlp.mlp.up_proj": "mlp.up_proj",
+    "parallel_mlp.mlp.down_proj": "mlp.down_proj",
     "mlp.router": "router.proj",
     "per_layer.gate": "per_layer_input_gate",
     "per_layer.projection": "per_layer_projection",
@@ -76,13 +76,13 @@ LEAVES = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
-    "beside.mlp_norm": "ffn_norm",
-    "beside.experts_norm": "pre_ffw_norm_2",
-    "beside.mlp_answer_norm": "post_ffw_norm_1",
-    "beside.experts_answer_norm": "post_ffw_norm_2",
-    "beside.mlp.gate_proj": "ffn_gate",
-    "beside.mlp.up_proj": "ffn_up",
-    "beside.mlp.down_proj": "ffn_down",
+    "parallel_mlp.mlp_norm": "ffn_norm",
+    "parallel_mlp.experts_norm": "pre_ffw_norm_2",
+    "parallel_mlp.mlp_answer_norm": "post_ffw_norm_1",
+    "parallel_mlp.experts_answer_norm": "post_ffw_norm_2",
+    "parallel_mlp.mlp.gate_proj": "ffn_gate",
+    "parallel_mlp.mlp.up_proj": "ffn_up",
+    "parallel_mlp.mlp.down_proj": "ffn_down",
     "per_layer.gate": "inp_gate",
     "per_layer.projection": "proj",
     "per_layer.norm": "post_norm",
@@ -90,7 +90,7 @@ LEAVES = {
     "embed_tokens.per_layer.projection": "per_layer_model_proj",
     "embed_tokens.per_layer.norm": "per_layer_proj_norm",
 }
-ROUTER_NORM = "beside.router_norm.weight"
+ROUTER_NORM = "parallel_mlp.router_norm.weight"
 # Vectors of a layer, with their names in safetensors and in GGUF.
 VECTORS = {
     "output_factor": ("layer_scalar", "layer_output_scale.weight"),
@@ -261,7 +261,7 @@ def _mlp(config: ModelConfig, width: int) -> MLPSpec | MoESpec:
         hidden=_expert_width(config),
         gating=Gating(config.hidden_act),
         expert_scales=True,
-        beside=mlp,
+        parallel_mlp=mlp,
     )
 
 

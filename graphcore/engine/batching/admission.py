@@ -134,14 +134,14 @@ class CacheAdmission:
             later = self.requests[self.requests.index(request) + 1 :]
             last = next((one for one in reversed(later) if one.cache_row is not None and not one.has_ended), None)
             if last is None:
-                decoding.settle(request)  # else a device would go on running it
+                decoding.drain(request)  # else a device would go on running it
                 return False
             self._swap_out(last, decoding)
         return request.cache_row is not None
 
     def _swap_out(self, request: Request, decoding: DecodeLoop) -> None:
         """Copy a request's cache, then free its row and pages; reading its last steps first may end it."""
-        decoding.settle(request)
+        decoding.drain(request)
         if request.has_ended:
             self.leave(request, decoding.leave(request))
             return

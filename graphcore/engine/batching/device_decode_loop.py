@@ -108,7 +108,7 @@ class DeviceDecodeLoop(DecodeLoop):
         self._lag = LAG if isinstance(runner.policy, Resident) else 0
         self._on: dict[int, Request] = {}  # rows that may have a token in the next step
         self._due: Sequence[Request] = ()  # requests of the step that `start` returned
-        self._under_way: deque[_Step] = deque()
+        self._in_flight: deque[_Step] = deque()
         self._late: dict[Request, list[int]] = {}  # tokens sampled after a request's end
 
     @cached_property
@@ -170,18 +170,18 @@ class DeviceDecodeLoop(DecodeLoop):
             self._rows.begin_after(request.own_row, after, position, self._settings(request), phase)
         rows = [(one.own_row, one) for one in (*given, *(request for request, _ in ended))]
         self._due = ()
-        most = len(self._under_way) - 1  # if nothing was launched, a step is read
+        most = len(self._in_flight) - 1  # if nothing was launched, a step is read
         if rows:
             self._readback.send()
-            self._under_way.append(_Step(rows, masked))
-            most = min(self._lag, 1) if any(step.logits for step in self._under_way) else self._lag
+            self._in_flight.append(_Step(rows, masked))
+            most = min(self._lag, 1) if any(step.logits for step in self._in_flight) else self._lag
         return self._read_to(max(most, 0))
 
     def _read_to(self, most: int) -> bool:
         """Read steps until `most` are left, and return whether any request got a token."""
         has_given = False
-        while len(self._under_way) > most:
-            step, report = self._under_way.popleft(), self._readback.take()
+        while len(self._in_flight) > most:
+            step, report = self._in_flight.popleft(), self._readback.take()
             for row, request in step.rows:
                 if request in step.logits:
                     self._chooser.choose([request], [step.logits[request]])
@@ -202,9 +202,9 @@ class DeviceDecodeLoop(DecodeLoop):
         if len(request.token_ids) == known and request.reuses_cache:
             self._late.setdefault(request, []).append(int(token_id))
 
-    def settle(self, request: Request) -> None:
+    def drain(self, request: Request) -> None:
         """Read the steps that run the request, and stop its row."""
-        if self._is_under_way(request):
+        if self._is_in_flight(request):
             self._read_to(0)
         if self._on.get(request.own_row) is request:
             self._rows.stop(request.own_row)
@@ -214,10 +214,10 @@ class DeviceDecodeLoop(DecodeLoop):
         """Return whether a request may leave; it waits for its launched steps if others may reuse its cache."""
         if not request.reuses_cache:
             return True
-        return not self._is_under_way(request)
+        return not self._is_in_flight(request)
 
-    def _is_under_way(self, request: Request) -> bool:
-        return any(request is one for step in self._under_way for _, one in step.rows)
+    def _is_in_flight(self, request: Request) -> bool:
+        return any(request is one for step in self._in_flight for _, one in step.rows)
 
     def leave(self, request: Request) -> list[int]:
         """Remove a request that has ended, and return those of its tokens that the caches hold."""
@@ -226,7 +226,7 @@ class DeviceDecodeLoop(DecodeLoop):
 
     def drop(self) -> None:
         """Discard the steps whose tokens were not read; their requests have ended, so their rows stop."""
-        if self._under_way:
+        if self._in_flight:
             self._readback.drop()
-        self._under_way.clear()
+        self._in_flight.clear()
         self._due = ()

@@ -51,7 +51,7 @@ class HostDecodeLoop(DecodeLoop):
         self._steps, self._due = [], {}
         return has_chosen
 
-    def settle(self, request: Request) -> None:
+    def drain(self, request: Request) -> None:
         """Do nothing: no step is in flight between two passes."""
 
     def may_leave(self, request: Request) -> bool:

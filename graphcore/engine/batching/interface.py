@@ -74,7 +74,7 @@ class DecodeLoop(ABC):
         """
 
     @abstractmethod
-    def settle(self, request: Request) -> None:
+    def drain(self, request: Request) -> None:
         """Read the steps that run a request, and leave it out of further ones until it is passed to `start` again."""
 
     @abstractmethod

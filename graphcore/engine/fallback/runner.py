@@ -90,16 +90,16 @@ class TransformersRunner(StaticRunner):
             return lambda: None
         kept, self.cached = self.cached, CachedModel(self.skeleton, self.hooks, self.device)
 
-        def take_back() -> None:
+        def restore() -> None:
             self.cached = kept
 
-        return take_back
+        return restore
 
     def new_state(self) -> HeldCache:
-        """Return an empty state for `go_on`."""
+        """Return an empty state for `extend_state`."""
         return HeldCache()
 
-    def go_on(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
+    def extend_state(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
         """Run hidden states [B, T, D] through all blocks after the tokens of a state, and update the state."""
         assert isinstance(state, HeldCache), "a state of this runner"
         self.cached = state.cached or CachedModel(self.skeleton, self.hooks, self.device)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from graphcore.graph.cpu.operands import Choice
+from graphcore.graph.cpu.operands import Routing
 from graphcore.kernels.cpu import instructions
 from graphcore.kernels.cpu.kernel_packing import ROUNDINGS
 from graphcore.kernels.cpu.program import NativeProgram
@@ -19,7 +19,7 @@ def append_choice(
     over_all: bool,
     scales: Tensor | None,
     fetches: bool,
-) -> Choice:
+) -> Routing:
     """Append the routing instruction of a layer, and return its buffers.
 
     Args:
@@ -35,7 +35,7 @@ def append_choice(
     sharing = instructions.Sharing(*(program.address(one, torch.int32) for one in lists))
     is_last = program.zeros(1, dtype=torch.int32).fill_(1) if fetches else None
     places = program.zeros(rows, used, dtype=torch.int32) if fetches else chosen
-    choice = Choice(layer, chosen, places, sharing, is_last, len(program.arguments) + 1)
+    choice = Routing(layer, chosen, places, sharing, is_last, len(program.arguments) + 1)
     program.needs(row_floats=scores.shape[1] + 32)
     given, picks, weights = program.per_row(scores), program.address(chosen, torch.int32), program.address(shares)
     how = over_all, program.address(scales)
@@ -47,7 +47,7 @@ def append_experts(
     program: NativeProgram,
     experts: Experts,
     norm: instructions.Norm,
-    choice: Choice,
+    choice: Routing,
     x: Tensor,
     shares: Tensor,
     out: Tensor,

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from graphcore.activations import Activation
 from graphcore.graph.cpu.expert_instructions import append_choice, append_experts
-from graphcore.graph.cpu.operands import Choice, native_matrix, norm_of, rounding_of
+from graphcore.graph.cpu.operands import Routing, native_matrix, norm_of, rounding_of
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.targets import lower_to_instructions, missing_entry
@@ -57,7 +57,7 @@ class ModuleRecorder:
     modules: Mapping[str, nn.Module]
     layer: int = -1
     fetches_experts: bool = False
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[Routing] = field(default_factory=list)
     _values: dict[Call, Any] = field(default_factory=dict)
     _places: dict[Call, Tensor] = field(default_factory=dict)
 
@@ -235,7 +235,7 @@ class ModuleRecorder:
 
     def choose(
         self, _node: Call, scores: Tensor, top_k: int, over: str, scales: Tensor | None
-    ) -> tuple[Choice, Tensor]:
+    ) -> tuple[Routing, Tensor]:
         """Append the routing; return its buffers and the shares."""
         shares = self.program.block_buffer(top_k)
         fetches = self.fetches_experts
@@ -244,14 +244,14 @@ class ModuleRecorder:
         return choice, shares
 
     def add_experts(
-        self, node: Call, stream: Tensor, x: Tensor, norm: NormCall | None, choice: Choice, shares: Tensor, name: str
+        self, node: Call, stream: Tensor, x: Tensor, norm: NormCall | None, choice: Routing, shares: Tensor, name: str
     ) -> Tensor:
         """Append stream += the weighted sum of the chosen experts' outputs for norm(x)."""
         append_experts(self.program, self._module(name, Experts), self._norm(norm), choice, x, shares, stream)
         return stream
 
     def sum_experts(
-        self, _node: Call, x: Tensor, norm: NormCall | None, choice: Choice, shares: Tensor, name: str
+        self, _node: Call, x: Tensor, norm: NormCall | None, choice: Routing, shares: Tensor, name: str
     ) -> Tensor:
         """Append the weighted sum of the chosen experts' outputs for norm(x)."""
         experts, out = self._module(name, Experts), self.program.block_buffer(x.shape[-1])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from graphcore.graph.cpu.embedding_instructions import append_embedding, append_features, features_of
 from graphcore.graph.cpu.instruction_entries import ModuleRecorder, obstacle_of_operations
-from graphcore.graph.cpu.operands import Choice
+from graphcore.graph.cpu.operands import Routing
 from graphcore.graph.lowering.targets import lower_to_instructions
 from graphcore.graph.lowering.tracing import Traced
 from graphcore.graph.state import StepState
@@ -50,7 +50,7 @@ class NativeStep:
     program: native.NativeProgram
     begin: int
     count: int
-    choices: Sequence[Choice] = ()
+    choices: Sequence[Routing] = ()
     fetcher: ExpertFetcher | None = None
 
     def replay(self) -> None:
@@ -62,7 +62,7 @@ class NativeStep:
             self._run_experts(choice)
         self.program.run(done, self.begin + self.count - done)
 
-    def _run_experts(self, choice: Choice) -> None:
+    def _run_experts(self, choice: Routing) -> None:
         """Fetch the experts that the rows chose and run them, one batch (wave) of fetched experts after another."""
         assert self.fetcher is not None, "choices come with who fetches them"
         assert choice.is_last is not None, "experts that are fetched may come in waves"
@@ -128,7 +128,7 @@ class Recorder:
         program = self.backend.new_program(state.span.counts, state.sequences)
         x = program.buffer(self.decoder.spec.dim)
         ends: list[tuple[int, int]] = []  # group, and the number of instructions up to its end
-        choices: list[Choice] = []
+        choices: list[Routing] = []
         gather = append_embedding(program, state, self.decoder.embed_tokens, x)
         self._features = append_features(program, gather, x)
         program.end_block()
@@ -157,7 +157,7 @@ class Recorder:
         return [(range(self.decoder.spec.vocab), self.decoder.head)]
 
     def _steps(
-        self, program: native.NativeProgram, ends: Sequence[tuple[int, int]], choices: Sequence[Choice]
+        self, program: native.NativeProgram, ends: Sequence[tuple[int, int]], choices: Sequence[Routing]
     ) -> list[Step]:
         """Return one step for each streamed group, and one for all groups between two of them."""
         steps: list[Step] = []
@@ -170,7 +170,7 @@ class Recorder:
                 begin = end
         return steps
 
-    def _block(self, program: native.NativeProgram, state: StepState, x: Tensor, index: int) -> list[Choice]:
+    def _block(self, program: native.NativeProgram, state: StepState, x: Tensor, index: int) -> list[Routing]:
         """Append a block; return its routing, if it has experts."""
         block, rope_index = self.decoder.layers[index], self.decoder.rope_index()[index]
         rope = None if rope_index is None else self.tables[rope_index]

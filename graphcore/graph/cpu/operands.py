@@ -13,7 +13,7 @@ from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm
 
 
 @dataclass(frozen=True)
-class Choice:
+class Routing:
     """The routing of one recorded block: its buffers, and the instructions that use them.
 
     Attributes:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from graphcore.graph.gpu.kernel_entries import DeviceRun
 from graphcore.graph.gpu.kernel_obstacles import block_obstacle, head_obstacle
-from graphcore.graph.gpu.norm_fusion import SUMS_OF_LAYER, FusedLayer, first_norm, leaves_answer
+from graphcore.graph.gpu.norm_fusion import RESIDUAL_ADDS_OF_LAYER, FusedLayer, first_norm, leaves_answer
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.targets import lower_to_kernels
 from graphcore.graph.lowering.tracing import Traced
@@ -53,25 +53,29 @@ class DeviceBlocks:
         """Return norm-fusion buffers for a new program, allocated outside of any capture."""
         device = self.arrivals.device
         rows = torch.zeros(batch, spec.dim, dtype=dtype, device=device)
-        squares = torch.zeros(SUMS_OF_LAYER * len(spec.blocks), batch, 2, dtype=torch.int64, device=device)
+        squares = torch.zeros(RESIDUAL_ADDS_OF_LAYER * len(spec.blocks), batch, 2, dtype=torch.int64, device=device)
         return FusionMemory(rows, squares)
 
     def block_function(
-        self, block: Block, batch: int, fetches: bool, beside: Neighbours | None = None
+        self, block: Block, batch: int, fetches: bool, neighbours: Neighbours | None = None
     ) -> BlockFunction | None:
         """Return the function that runs the block, or None if the block is unsupported."""
         if self._obstacle(block, batch) is not None:
             return None
         if fetches:
             return RoutedBlock(self.route, Block.add_experts)
-        return self.forward if beside is None else partial(self.forward, fused_layer=self._layer(block, batch, beside))
+        return (
+            self.forward
+            if neighbours is None
+            else partial(self.forward, fused_layer=self._layer(block, batch, neighbours))
+        )
 
-    def _layer(self, block: Block, batch: int, beside: Neighbours) -> FusedLayer:
+    def _layer(self, block: Block, batch: int, neighbours: Neighbours) -> FusedLayer:
         """Return how a layer's norms are fused with those of its neighbours."""
-        begins = beside.before is None or self._obstacle(beside.before, batch) is not None
-        takes = beside.before is not None and self._handed(beside.before, block, batch) is not None
-        following = None if beside.after is None else self._handed(block, beside.after, batch)
-        return FusedLayer(beside.memory, beside.layer, begins, takes, following)
+        begins = neighbours.before is None or self._obstacle(neighbours.before, batch) is not None
+        takes = neighbours.before is not None and self._handed(neighbours.before, block, batch) is not None
+        following = None if neighbours.after is None else self._handed(block, neighbours.after, batch)
+        return FusedLayer(neighbours.memory, neighbours.layer, begins, takes, following)
 
     def _obstacle(self, block: Block, batch: int) -> str | None:
         """Return why a block is unsupported, or None; cached, because a layer's neighbours ask again."""

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
-from graphcore.graph.lowering.sums import SUMS
+from graphcore.graph.lowering.residual_adds import RESIDUAL_ADDS
 from graphcore.graph.lowering.tracing import Traced
 from graphcore.graph.step import FusionMemory
 from graphcore.kernels.gpu.mean_squares import LEAST_EPS, MOST_SUMMED, FusedNorm
@@ -28,7 +28,7 @@ from graphcore.nn.block import Block
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import RMSNorm
 
-SUMS_OF_LAYER = 4  # residual adds of one layer that norms can be fused with; the last index is the layer's output
+RESIDUAL_ADDS_OF_LAYER = 4  # adds of one layer that norms can be fused with; the last index is the layer output
 FOLDED = (torch.float32, torch.bfloat16)  # fp16 might overflow: the rows are not normalised yet
 
 
@@ -52,7 +52,9 @@ class FusedLayer:
 
     def fused_norm(self, norm: RMSNorm, place: int) -> FusedNorm:
         """Return the buffers of residual add `place` of this layer; -1 is the last add of the layer before."""
-        return FusedNorm(norm.weight, self.memory.rows, self.memory.squares[SUMS_OF_LAYER * self.layer + place])
+        return FusedNorm(
+            norm.weight, self.memory.rows, self.memory.squares[RESIDUAL_ADDS_OF_LAYER * self.layer + place]
+        )
 
 
 class NormFusion:
@@ -76,14 +78,14 @@ class NormFusion:
 
     def begin(self, node: Call) -> None:
         """Register the operation that runs next: a residual add invalidates what the previous one prepared."""
-        if node.target in SUMS:
+        if node.target in RESIDUAL_ADDS:
             self._sum, self._left = node, None
 
     def next_norm(self, stream: Tensor) -> FusedNorm | None:
         """Return the buffers that the current residual add fills for the next norm; None if that norm is not fused."""
         norm = self._following.get(self._sum)
-        place = SUMS_OF_LAYER - 1 if self._sum is self._answer else self._made
-        if norm is None or (self._sum is not self._answer and self._made == SUMS_OF_LAYER - 1):
+        place = RESIDUAL_ADDS_OF_LAYER - 1 if self._sum is self._answer else self._made
+        if norm is None or (self._sum is not self._answer and self._made == RESIDUAL_ADDS_OF_LAYER - 1):
             return None
         self._made += self._sum is not self._answer
         fused = self._layer.fused_norm(norm, place)

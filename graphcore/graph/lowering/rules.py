@@ -23,7 +23,7 @@ from graphcore.graph.lowering.operations import (
     route,
     sum_experts,
 )
-from graphcore.graph.lowering.sums import SUMS
+from graphcore.graph.lowering.residual_adds import RESIDUAL_ADDS
 from graphcore.graph.lowering.tracing import Traced, is_call, is_cast, is_effect, is_read_once, uncast
 from graphcore.kernels.ops.attend import attend, attend_shared
 from graphcore.kernels.ops.gated_delta import delta_heads
@@ -193,7 +193,9 @@ def _fold_norm(traced: Traced, node: Call, place: int) -> None:
     """Make a product normalise its input, unless an in-place sum overwrites that input before the product runs."""
     arguments, order = list(node.args), traced.order()
     norm = arguments[place]
-    if any(user.target in SUMS and order[user] < order[node] for user in norm.args[0].users if user is not node):
+    if any(
+        user.target in RESIDUAL_ADDS and order[user] < order[node] for user in norm.args[0].users if user is not node
+    ):
         return
     arguments[place : place + 2] = [norm.args[0], norm_call(norm)]
     node.args = tuple(arguments)

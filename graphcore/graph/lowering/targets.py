@@ -7,9 +7,9 @@ from collections.abc import Container
 
 from torch import fx, nn
 
-from graphcore.graph.lowering import rules, sums
+from graphcore.graph.lowering import residual_adds, rules
 from graphcore.graph.lowering.operations import add_scaled, gate, project, scaled_sum
-from graphcore.graph.lowering.sums import is_stream
+from graphcore.graph.lowering.residual_adds import is_stream
 from graphcore.graph.lowering.tracing import Traced, is_call, operation_name, trace
 from graphcore.nn.mlp import capped
 
@@ -24,13 +24,13 @@ INSTRUCTION_RULES = (
     rules.inputs_of_delta_rules,
     rules.products,
     rules.gates,
-    sums.experts_first,
-    sums.sums_when_read,
-    sums.product_and_sum,
-    sums.norm_and_sum,
-    sums.experts_and_sum,
-    sums.experts_alone,
-    sums.scaled_sums,
+    residual_adds.experts_first,
+    residual_adds.sums_when_read,
+    residual_adds.product_and_sum,
+    residual_adds.norm_and_sum,
+    residual_adds.experts_and_sum,
+    residual_adds.experts_alone,
+    residual_adds.scaled_sums,
     rules.norm_and_products,
 )
 KERNEL_RULES = (
@@ -41,13 +41,13 @@ KERNEL_RULES = (
     rules.products,
     rules.wide_products,
     rules.gates,
-    sums.sums_when_read,
-    sums.product_and_sum,
-    sums.norm_and_sum,
-    sums.experts_and_sum,
+    residual_adds.sums_when_read,
+    residual_adds.product_and_sum,
+    residual_adds.norm_and_sum,
+    residual_adds.experts_and_sum,
     rules.router_and_choice,
-    sums.scaled_sums,
-    sums.norm_of_sum,
+    residual_adds.scaled_sums,
+    residual_adds.norm_of_sum,
     rules.norm_and_product,
 )
 

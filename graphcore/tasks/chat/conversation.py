@@ -119,7 +119,7 @@ class Conversation:
         said = final_message(self.engine.tokenizer, answer_ids)
         return answer if said is None else said
 
-    def take_back(self) -> str:
+    def pop_exchange(self) -> str:
         """Remove the last exchange and return the user's message."""
         self.left_out = min(self.left_out, len(self.exchanges) - 1)
         return self.exchanges.pop().user

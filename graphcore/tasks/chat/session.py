@@ -64,14 +64,14 @@ class Session:
                 "[greedy sampling takes the likeliest answer each time; /set temperature=0.7 gives others]"
             )
         exchanges, left_out = list(self.conversation.exchanges), self.conversation.left_out
-        text, turns = self.conversation.take_back(), len(self.turns)
+        text, turns = self.conversation.pop_exchange(), len(self.turns)
         try:
             self.say(text, "retry")
         finally:
             if len(self.turns) == turns or not self.turns[-1]["new_tokens"]:  # no new answer replaces the old one
                 self.conversation.exchanges, self.conversation.left_out = exchanges, left_out
 
-    def go_on(self) -> None:
+    def continue_answer(self) -> None:
         """Continue the last answer.
 
         Raises:

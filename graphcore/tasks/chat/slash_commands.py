@@ -125,7 +125,7 @@ def _retry(session: Session, _argument: str) -> None:
 
 
 def _continue(session: Session, _argument: str) -> None:
-    session.go_on()
+    session.continue_answer()
 
 
 def _clear(session: Session, _argument: str) -> None:

@@ -38,7 +38,7 @@ class PerplexitySettings:
 
 
 @dataclass(frozen=True)
-class Cut:
+class WindowedText:
     """A text cut into windows.
 
     Attributes:
@@ -127,7 +127,7 @@ def check_tokenizer(settings: Settings, encoder: PromptEncoder) -> None:
         )
 
 
-def cut_text(engine: Engine, task: PerplexitySettings, text: str) -> Cut:
+def cut_text(engine: Engine, task: PerplexitySettings, text: str) -> WindowedText:
     """Return the text cut into windows.
 
     Raises:
@@ -142,10 +142,10 @@ def cut_text(engine: Engine, task: PerplexitySettings, text: str) -> Cut:
     length = task.window or min(engine.choices.context_length, DEFAULT_WINDOW)
     engine.runner.sizes.check_context(length)
     stride = task.stride or max(1, length // 2)
-    return Cut(tokens, length, stride, cut_windows(tokens, length, stride))
+    return WindowedText(tokens, length, stride, cut_windows(tokens, length, stride))
 
 
-def score(context: Context, engine: Engine, cut: Cut, path: str) -> list[Tensor]:
+def score(context: Context, engine: Engine, cut: WindowedText, path: str) -> list[Tensor]:
     """Return each window's losses.
 
     Raises:
@@ -161,7 +161,7 @@ def score(context: Context, engine: Engine, cut: Cut, path: str) -> list[Tensor]
     return losses
 
 
-def cut_record(cut: Cut, path: str, text: str) -> Record:
+def cut_record(cut: WindowedText, path: str, text: str) -> Record:
     """Return the text's and the windows' entries of result.json."""
     return {
         "path": path,

@@ -47,7 +47,7 @@ def failed(record: Record, error: str) -> Record:
 
 
 @dataclass(frozen=True)
-class Neighbourhood:
+class ProcessorWait:
     """The state of clock and scheduler when a run began, from which the time lost to other processes is computed.
 
     Attributes:
@@ -60,7 +60,7 @@ class Neighbourhood:
     queued: float | None
 
     @classmethod
-    def look(cls) -> "Neighbourhood":
+    def look(cls) -> "ProcessorWait":
         """Return the current state."""
         return cls(time.perf_counter(), seconds_queued())
 

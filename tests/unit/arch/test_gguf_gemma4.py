@@ -66,7 +66,7 @@ def test_the_last_layers_may_share_keys_and_have_a_wider_mlp() -> None:
     spec_of = architecture_of(parse()).spec
     spec = spec_of(parse(**{"attention.shared_kv_layers": 10, "feed_forward_length": widths}))
     assert [one.attention.shares_cache for one in spec.blocks] == 20 * [False] + 10 * [True]
-    assert [one.mlp.beside.hidden for one in spec.blocks] == widths
+    assert [one.mlp.parallel_mlp.hidden for one in spec.blocks] == widths
     assert set(spec.cache_layers[20:]) == {17, 19}
 
 

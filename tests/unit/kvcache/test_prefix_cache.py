@@ -228,7 +228,7 @@ def test_a_ring_gives_back_its_pages_and_the_full_layers_keep_theirs() -> None:
     caches.keep(words(16), 100.0)
     full, ring = caches.pages.tables
     free = full.num_free
-    caches.tree._evict(ring, ring.num_pages)
+    caches.tree.evict(ring, ring.num_pages)
     assert (ring.num_free, full.num_free) == (ring.num_pages, free)
     assert caches.goes_on(words(17))[0] == 0
     caches.check_counts()

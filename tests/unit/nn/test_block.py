@@ -76,7 +76,7 @@ def test_block_with_experts_is_its_two_halves_and_the_experts_between(sandwich: 
     fed = block.mlp(norm(after))
     expected = after + (block.post_feedforward_layernorm(fed) if sandwich else fed)
     routed = block.route(x, *context())
-    halves = block.add_experts(routed.x, block.mlp.experts(routed.fed, routed.chosen), routed.shares)
+    halves = block.add_experts(routed.x, block.mlp.experts(routed.experts_input, routed.chosen), routed.shares)
     assert torch.allclose(halves, expected, atol=1e-6)
     assert torch.equal(block(x, *context()), halves)
 

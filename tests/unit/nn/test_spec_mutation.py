@@ -143,7 +143,7 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "ModelSpec.logit_cap": (MODEL, replace(MODEL, logit_cap=2.0)),
     "ModelSpec.per_layer": (featured(), MODEL),
     "MoESpec.expert_scales": (mixture(), mixture(expert_scales=True)),
-    "MoESpec.beside": (mixture(), mixture(beside=MLPSpec(24, "silu"))),
+    "MoESpec.parallel_mlp": (mixture(), mixture(parallel_mlp=MLPSpec(24, "silu"))),
     "DeltaSpec.key_heads": (delta(), delta(key_heads=4)),
     "DeltaSpec.value_heads": (delta(), delta(value_heads=2)),
     "DeltaSpec.key_dim": (delta(), delta(key_dim=6)),

@@ -80,7 +80,7 @@ def test_sequences_that_were_swapped_out_get_the_tokens_that_they_get_alone(
 
 @torch.inference_mode()
 def assert_all_pages_return(engine: Engine) -> None:
-    admission = engine._scheduler.batching._admission  # type: ignore[attr-defined]  # passes of programs
+    admission = engine._queue.batching._admission  # type: ignore[attr-defined]  # passes of programs
     assert isinstance(admission, CacheAdmission)
     assert engine.status() == []
     admission.clear_prefix_cache()

@@ -381,7 +381,7 @@ RECORDED = {
     MLPSpec: {"hidden", "activation", "gated", "bias", "sub_norm"},
     MoESpec: {
         "experts", "top_k", "hidden", "gating", "bias", "router_bias", "shares", "shared_hidden", "expert_scales",
-        "beside",
+        "parallel_mlp",
     },
     NormSpec: {"kind", "eps", "scale_in_float32"},
     ModelSpec: {

@@ -49,12 +49,14 @@ PACKED = {
 OWN = replace(attending(FULL, v_norm_eps=1e-6, values_are_keys=True), has_output_factor=True)
 FEATURED = replace(OWN, per_layer=6, per_layer_activation="gelu_pytorch_tanh")
 SHARING = attending(FEATURED, v_norm_eps=0.0, values_are_keys=False, shares_cache=True)
-BESIDE = MoESpec(6, 3, 24, Gating("gelu_pytorch_tanh"), expert_scales=True, beside=MLPSpec(48, "gelu_pytorch_tanh"))
+PARALLEL = MoESpec(
+    6, 3, 24, Gating("gelu_pytorch_tanh"), expert_scales=True, parallel_mlp=MLPSpec(48, "gelu_pytorch_tanh")
+)
 WHOLE = {  # Gemma 4, whose layers say something of each other
     "gemma4": replace(
         model_of(FEATURED), blocks=(FEATURED, SHARING), per_layer=PerLayerSpec(6, 2, 40, FULL.norm), logit_cap=3.0
     ),
-    "gemma4_moe": model_of(replace(OWN, mlp=BESIDE)),
+    "gemma4_moe": model_of(replace(OWN, mlp=PARALLEL)),
 }
 NAMES = [*ARCHITECTURES, *(name for name in BLOCKS if name not in ARCHITECTURES), *PACKED, *WHOLE]
 

@@ -48,7 +48,7 @@ def tokenizer() -> Tokenizer:
         (ANSWER.removesuffix("<|return|>"), "2 + 2 = 4."),
         ("<|channel|>final<|message|>Hi.<|end|>", "Hi."),
         (THOUGHT, ""),
-        ("<|channel|>analysis<|message|>Cut off here", ""),
+        ("<|channel|>analysis<|message|>WindowedText off here", ""),
         ("<|channel|>final", ""),
         (THOUGHT + CALL, ""),
         (f"{ANSWER}<|start|>assistant<|channel|>final<|message|> And more.", "2 + 2 = 4. And more."),

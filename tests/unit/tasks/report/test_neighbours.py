@@ -3,7 +3,7 @@
 import pytest
 
 from graphcore.tasks.report import result_json
-from graphcore.tasks.report.result_json import Neighbourhood, neighbours_line
+from graphcore.tasks.report.result_json import ProcessorWait, neighbours_line
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_the_share_is_of_the_time_of_all_threads(
 ) -> None:
     monkeypatch.setattr(result_json, "seconds_queued", lambda: after)
     monkeypatch.setattr(result_json.time, "perf_counter", lambda: 10.0)
-    record = Neighbourhood(began=0.0, queued=before).record(threads)
+    record = ProcessorWait(began=0.0, queued=before).record(threads)
     assert record == {"queued_seconds": queued, "queued_share": share}
 
 

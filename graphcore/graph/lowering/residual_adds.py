@@ -28,7 +28,7 @@ from graphcore.nn.moe import Experts, choose_experts, weighted_sum
 from graphcore.nn.norm import RMSNorm
 
 # Operations that change their first argument, the residual stream, in place.
-SUMS = (add_project, add_normed, add_normed_and_norm, add_experts, add_scaled, scaled)
+RESIDUAL_ADDS = (add_project, add_normed, add_normed_and_norm, add_experts, add_scaled, scaled)
 
 
 def sums_when_read(traced: Traced) -> None:
@@ -146,7 +146,7 @@ def is_stream(node: object) -> bool:
     if not isinstance(node, fx.Node):
         return False
     is_part = is_call(node, operator.getitem) and is_call(node.args[0], add_normed_and_norm) and node.args[1] == 0
-    return bool(node.op == "placeholder" or is_part) or node.target in (operator.add, *SUMS)
+    return bool(node.op == "placeholder" or is_part) or node.target in (operator.add, *RESIDUAL_ADDS)
 
 
 def source_of(traced: Traced, node: Call) -> Call:
@@ -169,5 +169,5 @@ def readers(node: Call) -> Iterator[Call]:
     for user in node.users:
         yield user
         is_view = user.target in (parts, operator.getitem) or (user.op == "call_method" and user.target in CASTS)
-        if is_view and user.target not in SUMS:
+        if is_view and user.target not in RESIDUAL_ADDS:
             yield from readers(user)
