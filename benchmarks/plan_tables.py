@@ -2,7 +2,7 @@
 
     python benchmarks/plan_tables.py            # seconds; sizes follow from shapes and formats, no weight is made
 
-The estimate is that of an earlier specification of layer streaming (sections 5.1 to 5.3), which named no shapes; the
+The estimate is that of the original specification of layer streaming (sections 5.1 to 5.3), which has no shapes; the
 shapes here are Llama's. Memory bandwidth and link are arguments, not measurements.
 """
 
@@ -271,7 +271,7 @@ Where the estimate is wrong:
 def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--link", type=float, default=32.0, help="1e9 bytes/s; the estimate's")
+    parser.add_argument("--link", type=float, default=32.0, help="1e9 bytes/s; the default is that of the estimate")
     parser.add_argument("--memory", type=float, default=960.0, help="1e9 bytes/s; a 16 GB card with GDDR7")
     parser.add_argument("--output", type=Path, default=PAGE)
     asked = parser.parse_args()
