@@ -1,4 +1,4 @@
-"""Time graphcore beside its peers in alternating runs; write JSON, a Markdown table and a bar chart."""
+"""Time graphcore and other engines (peers) in alternating runs; write JSON, a Markdown table and a bar chart."""
 
 import argparse
 import json
@@ -113,12 +113,12 @@ def parse_options() -> argparse.Namespace:
         "--model", default="smollm2", help=f"one of {', '.join(CASES)}; a model group of conf/model; a path"
     )
     parser.add_argument("--engines", nargs="+", default=DEFAULT_ENGINES, choices=list(find_peers(Peer)))
-    parser.add_argument("--num-layers", type=int, help="layers of a random model, to try a case out")
+    parser.add_argument("--num-layers", type=int, help="layers of a random model, for a quick trial")
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--baseline", default="llama.cpp", help="engine that ratios are to")
+    parser.add_argument("--baseline", default="llama.cpp", help="engine that ratios are relative to")
     parser.add_argument("--output", type=Path, default=Path("outputs/compare"))
     return parser.parse_args()
 

@@ -1,9 +1,9 @@
-"""Times a Gated DeltaNet layer's op on the CPU, beside the layer's packed projections, for each of some chunk lengths.
+"""Times a Gated DeltaNet layer's op on the CPU, beside the layer's packed projections, for several chunk lengths.
 
     python benchmarks/delta_rule.py --tokens 1 512 --threads 2          # Qwen 3.5's shape; a minute
 
-The rule and the projections alternate, and the share is the median of the runs' own shares, so that a neighbour's load
-meets both. Weights, projections and states are random.
+The rule and the projections alternate, and the share is the median of the runs' own shares, so that load by
+other processes affects both. Weights, projections and states are random.
 """
 
 import argparse

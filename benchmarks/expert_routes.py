@@ -1,14 +1,14 @@
-"""Replays recorded routing through the cache of experts, beside least recently used (LRU) and the optimum.
+"""Replays recorded routing through graphcore's cache of experts, LRU eviction and optimal eviction.
 
     python benchmarks/expert_routes.py FOLDER            # its *.route.csv.gz files; about two minutes
 
-A trace records the experts that each token was routed to in each layer. A token's experts in a layer are a request to
-graphcore's own cache; only the eviction policy is replaced. All layers share the slots. A prompt is one request per
-layer, as for a chunk of tokens; it fills the cache, and the decoded tokens after it are counted. A last table is for
+A trace records the experts that each token was routed to in each layer. A token's experts in a layer are one request
+to the cache; only the eviction policy differs. All layers share the slots. A prompt is one request per layer, as for a
+chunk of tokens; it fills the cache, and hits are counted for the decoded tokens after it. The last table is for the
 slots that a GPU's kernels fill, which are split among the layers.
 
-A trace may have fewer experts a token than the model. Then hit rates are the trace's, and bytes are those of the
-model's own number of experts at that hit rate; no routing is made up.
+A trace may have fewer experts per token than the model. Then hit rates are the trace's, and bytes are those of the
+model's own number of experts at that hit rate; no routing is invented.
 """
 
 import argparse
@@ -307,7 +307,7 @@ def main(arguments: Sequence[str]) -> None:
     """Print a table for each trace of a folder, and graphcore's lowest hit rates."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="folder with *.route.csv.gz files")
-    parser.add_argument("--experts", type=int, help="choices to take of each token and layer; all if not given")
+    parser.add_argument("--experts", type=int, help="experts to take for each token and layer; all if not given")
     asked = parser.parse_args(arguments)
     paths = sorted(asked.folder.glob("*.route.csv.gz"))
     if not paths:

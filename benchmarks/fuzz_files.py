@@ -1,8 +1,8 @@
-"""Damages files of every kind and has graphcore read them: each loads, or is refused in one line of graphcore's own.
+"""Damages files of every kind and loads them: each must load, or be refused with graphcore's one-line error.
 
 python benchmarks/fuzz_files.py --cases 2000               that many of each kind
-python benchmarks/fuzz_files.py --minutes 30               in turns, until the time is over
-python benchmarks/fuzz_files.py --kinds gguf --case 1234   one again, with its traceback; the file is kept as case.bin
+python benchmarks/fuzz_files.py --minutes 30               all kinds in turns, until the time is over
+python benchmarks/fuzz_files.py --kinds gguf --case 1234   one case, with its traceback; the file is kept as case.bin
 
 A finding is another error, a crash, more than 5 s of processor time, or more than 1 GiB. Exit status 1 if there is one.
 """
@@ -139,11 +139,11 @@ def main() -> None:
     """Fuzz as the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kinds", nargs="+", choices=MAKERS, default=list(MAKERS))
-    parser.add_argument("--cases", type=int, default=TURN, help="of each kind")
+    parser.add_argument("--cases", type=int, default=TURN, help="number of cases of each kind")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--minutes", type=float, help="go on for so long, whatever --cases says")
-    parser.add_argument("--case", type=int, help="read this one alone")
-    parser.add_argument("--output", type=Path, help="a JSON file for counts and findings")
+    parser.add_argument("--minutes", type=float, help="run for so long, whatever --cases says")
+    parser.add_argument("--case", type=int, help="run only the case of this number")
+    parser.add_argument("--output", type=Path, help="JSON file to write, with counts and findings")
     arguments = parser.parse_args()
     if arguments.case is not None:
         return run_one(arguments.kinds[0], arguments.case)

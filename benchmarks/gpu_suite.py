@@ -1,17 +1,17 @@
-"""Run the GPU suite: every speed that docs/numbers.md promises of a GPU, in parts of under 8 minutes each.
+"""Run the GPU suite: every GPU speed that docs/numbers.md states, in parts of under 8 minutes each.
 
     python benchmarks/gpu_suite.py --out FOLDER --call 1                      one of three calls of at most 9 minutes
-    python benchmarks/gpu_suite.py --out FOLDER                               all parts, those of most value first
-    python benchmarks/gpu_suite.py --out FOLDER --parts decode_8b_bf16,smoke  some; the report keeps what was there
+    python benchmarks/gpu_suite.py --out FOLDER                               all parts, the most valuable first
+    python benchmarks/gpu_suite.py --out FOLDER --parts decode_8b_bf16,smoke  some parts; the report keeps earlier ones
     python benchmarks/gpu_suite.py --out FOLDER --budget-minutes 9            starts no part that would not fit
     python benchmarks/gpu_suite.py --out FOLDER --merge FOLDER1 FOLDER2       one report of several runs
     python benchmarks/gpu_suite.py --list                                     parts and estimates
     python benchmarks/gpu_suite.py --out FOLDER --dry-run                     tiny shapes on the CPU: does it still run?
-    python benchmarks/gpu_suite.py --fetch-wheels WHEELS                      packages for a machine without an index;
-    python benchmarks/gpu_suite.py --out FOLDER --call 1 --wheels WHEELS      there, in a plain copy of the checkout
+    python benchmarks/gpu_suite.py --fetch-wheels WHEELS                      packages for a machine without an index
+    python benchmarks/gpu_suite.py --out FOLDER --call 1 --wheels WHEELS      on it, in a plain copy of the checkout
 
-A call that is repeated into the same folder leaves out the parts that ended well, unless --again is given. Each part
-is a process of its own with a time limit; one that dies leaves a line, and the others go on. FOLDER gets
+A call that is repeated into the same folder leaves out the parts that succeeded, unless --again is given. Each part is
+a process of its own with a time limit; if one dies, the report says so, and the others run. FOLDER gets
 measurements.jsonl (a line for each measurement, on the disk before the next begins), report.json, report.md, suite.log.
 docs/gpu_suite.md says how to read them.
 """
@@ -88,7 +88,7 @@ def prepare_path(wheels: Path | None) -> None:
 
 
 def chosen_names(options: argparse.Namespace) -> list[str]:
-    """Return the parts to run; those of a call that have ended well in the same folder are left out."""
+    """Return the parts to run; those of a call that have succeeded in the same folder are left out."""
     if options.call is None:
         return [part.name for part in (options.parts or ALL)]
     outcomes = summarise(read_lines(options.out))["outcomes"]
@@ -96,7 +96,7 @@ def chosen_names(options: argparse.Namespace) -> list[str]:
     left = [name for name in CALLS[options.call] if options.again or name not in ended]
     if len(left) < len(CALLS[options.call]):
         names = ", ".join(name for name in CALLS[options.call] if name not in left)
-        print(f"call {options.call}: {names} ended well before; --again runs them again", file=sys.stderr)
+        print(f"call {options.call}: {names} succeeded before; --again runs them again", file=sys.stderr)
     return left
 
 
@@ -104,15 +104,21 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=absolute, default=absolute("outputs/gpu_suite"))
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--parts", type=parts, help="names with commas between them; all if left out")
-    what.add_argument("--call", type=int, choices=CALLS, help="the parts of one fixed call of at most 9 minutes")
-    parser.add_argument("--again", action="store_true", help="with --call: also the parts that ended well before")
-    parser.add_argument("--budget-minutes", type=float, help="start no part whose estimate does not fit any more")
-    parser.add_argument("--cache-dir", type=absolute, help="of graphcore: compiled code; its own if left out")
-    parser.add_argument("--commit", help="of the source, where there is no git")
-    parser.add_argument("--fetch-wheels", type=Path, metavar="WHEELS", help="put packages into a folder, and end")
-    parser.add_argument("--python", default=PYTHON, help="version that --fetch-wheels is for (default: %(default)s)")
-    parser.add_argument("--wheels", type=Path, help="folder of --fetch-wheels: install from it, without an index")
+    what.add_argument("--parts", type=parts, help="comma-separated names; all if left out")
+    what.add_argument(
+        "--call", type=int, choices=CALLS, help="run the parts of one of the fixed calls, of at most 9 minutes each"
+    )
+    parser.add_argument("--again", action="store_true", help="with --call: also the parts that succeeded before")
+    parser.add_argument(
+        "--budget-minutes", type=float, help="start no part whose estimate exceeds the time that is left"
+    )
+    parser.add_argument(
+        "--cache-dir", type=absolute, help="graphcore's cache_dir, for compiled code; the default one if left out"
+    )
+    parser.add_argument("--commit", help="commit of the source, if there is no git")
+    parser.add_argument("--fetch-wheels", type=Path, metavar="WHEELS", help="download packages into a folder, and exit")
+    parser.add_argument("--python", default=PYTHON, help="Python version for --fetch-wheels (default: %(default)s)")
+    parser.add_argument("--wheels", type=Path, help="install from this folder of --fetch-wheels, without an index")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--dry-run", action="store_true")

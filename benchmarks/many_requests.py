@@ -1,14 +1,14 @@
-"""Measures requests that run at once, through `Engine.submit`, on the CPU.
+"""Measures concurrent requests, through `Engine.submit`, on the CPU.
 
 `python -m benchmarks.many_requests speed MODEL [key=value ...]`
-    tokens/s of some numbers of sequences (1, 8 and 16) that decode together after prompts of 128 tokens, in turns, and
-    the share of a pass that is not spent in programs: the queue, inputs, draws, and text.
+    tokens/s of 1, 8 and 16 sequences (--counts) that decode together after prompts of 128 tokens, alternating, and the
+    share of time outside the decode programs: the queue, inputs, sampling, and text.
 `python -m benchmarks.many_requests gap MODEL [key=value ...]`
     the longest time between two tokens of a request while a long prompt runs beside it, and the slowest pass.
 `python -m benchmarks.many_requests storm MODEL [key=value ...]`
-    thousands of requests of random lengths, some cancelled or failed; each answer is compared with its answer alone,
-    and the process's memory is printed on the way. With --shared prompts begin with up to so many tokens of one of four
-    texts. At the end every page, snapshot and file must have been given back.
+    thousands of requests of random lengths, some cancelled or failed; each output is compared with that of the request
+    run alone, and the process's memory is printed meanwhile. With --shared N, prompts begin with up to N tokens of one
+    of four texts. At the end every page, snapshot and file must have been released.
 """
 
 import argparse
@@ -203,12 +203,14 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--counts", type=int, nargs="+", default=[1, 8, 16], help="of sequences of speed")
-    parser.add_argument("--new", type=int, default=128, help="new tokens of each sequence of speed")
-    parser.add_argument("--tokens", type=int, default=4000, help="of the long prompt")
-    parser.add_argument("--count", type=int, default=10_000, help="requests of the storm")
-    parser.add_argument("--shared", type=int, default=0, help="most tokens that prompts of the storm share")
-    parser.add_argument("--sampled", action="store_true", help="temperature, top-k and top-p instead of greedy")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 8, 16], help="speed: numbers of sequences")
+    parser.add_argument("--new", type=int, default=128, help="speed: new tokens of each sequence")
+    parser.add_argument("--tokens", type=int, default=4000, help="gap: tokens of the long prompt")
+    parser.add_argument("--count", type=int, default=10_000, help="storm: number of requests")
+    parser.add_argument("--shared", type=int, default=0, help="storm: most tokens that prompts share")
+    parser.add_argument(
+        "--sampled", action="store_true", help="sample with temperature, top-k and top-p instead of greedy"
+    )
     given = parser.parse_args()
     context = given.tokens + 200 if given.what == "gap" else 512
     most = max(given.counts) if given.what == "speed" else 16

@@ -1,8 +1,8 @@
-"""Times a native decode step of 1 to 16 tokens on the CPU, in turns: of as many sequences, and of one sequence.
+"""Times a native decode step of 1 to 16 tokens on the CPU: one token of each sequence, or all of one sequence.
 
 `python -m benchmarks.native_rows MODEL [key=value ...]`, with a checkpoint as in `model.checkpoint`. A program of one
-row and one of sixteen are timed; the second runs those of its rows that have a token. Each line gives the fastest step,
-and the median over rounds relative to one token. Several tokens of one sequence are timed where its caches have room.
+row and one of sixteen are timed; the second runs only the rows that have a token. Each line gives the fastest step, and
+the median over rounds relative to one token. Several tokens of one sequence are timed if its caches have room.
 """
 
 import argparse

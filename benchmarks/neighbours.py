@@ -1,7 +1,8 @@
-"""Decode beside other busy processes: what share of its idle speed each engine keeps.
+"""Decode speed beside other busy processes, as a share of each engine's speed on the idle machine.
 
-Engines take turns, each in a process that stays loaded; llama-bench programs (llama.cpp's, ik_llama.cpp's) are started
-for each turn. Neighbours are processes that do nothing but count. The idle turns come first and are what shares are of.
+Runs alternate between the engines, each in a process that stays loaded; llama-bench programs (llama.cpp's,
+ik_llama.cpp's) are started for each run. Neighbours are processes that only count in a loop. The runs on the idle
+machine come first; shares are relative to them.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Writes docs/plan_tables.md: what the planner says of true model shapes under 14 GiB, beside a published estimate.
+"""Writes docs/plan_tables.md: the planner's results for real model shapes under 14 GiB, beside a published estimate.
 
     python benchmarks/plan_tables.py            # seconds; sizes follow from shapes and formats, no weight is made
 
-The estimate is that of an earlier specification of layer streaming (sections 5.1 to 5.3), which named no shapes; the
+The estimate is that of the original specification of layer streaming (sections 5.1 to 5.3), which has no shapes; the
 shapes here are Llama's. Memory bandwidth and link are arguments, not measurements.
 """
 
@@ -218,17 +218,17 @@ def page(cases: Mapping[tuple[str, str], Case], rates: Rates) -> str:
     estimate = ["model", "weights: estimate", "plan", "groups: estimate", "plan", "ms to move all: estimate", "plan"]
     estimate += ["slower: estimate", "plan, on", "plan, auto"]
     link, memory = rates.link / 1e9, rates.memory / 1e9
-    return f"""# Plans of true shapes under 14 GiB
+    return f"""# Plans of real model shapes under 14 GiB
 
 Written by `python benchmarks/plan_tables.py` from the planner (`planning/planner.py`): sizes are those of
 shapes and formats, no weight was loaded, and **no speed was measured**. Sizes are in GB, 1e9 bytes. Predicted tokens/s
-are those of one sequence, at a link of {link:.0f} GB/s and a device that reads its memory at {memory:.0f} GB/s
-(`--link`, `--memory`): per token the longer of copying and computing (`planning/prediction.py`). The KV cache
-is bf16, or q4_0 with 4.5 bits a number (`kv_dtype`); q8_0 takes 8.5. Llama 2's shapes were trained for 4K, so longer
-contexts are about sizes only. i2_s has 2 bits for a weight of a layer; its head is q6_k and its table q4_k. Activations
-are those of a prefill chunk of 512 tokens. What CUDA's libraries and captured graphs take is an estimate
-(`planning/gpu_overhead.py`), in every total; the driver's context is not counted: it is gone before free memory is
-asked for.
+are those of one sequence, with a link of {link:.0f} GB/s and a memory bandwidth of {memory:.0f} GB/s (`--link`,
+`--memory`): the time per token is the longer of copying and computing (`planning/prediction.py`). The KV cache
+is bf16, or q4_0 with 4.5 bits a number (`kv_dtype`); q8_0 takes 8.5. Llama 2 was trained for a context of 4K, so its
+rows for longer contexts only show sizes. i2_s has 2 bits for a weight of a layer; its head is q6_k and its embedding
+table q4_k. Activations are those of a prefill chunk of 512 tokens. The memory of CUDA's libraries and captured graphs
+is an estimate (`planning/gpu_overhead.py`) and part of every total; the driver's context is not counted, because it is
+allocated before free memory is queried.
 
 `auto` keeps as many layers as fit; `on` streams four layers at a time and the head, with one group read ahead.
 
@@ -240,10 +240,10 @@ asked for.
 
 {table(columns, plan_rows(cases, "128K", rates))}
 
-## Beside the estimate that this design started from
+## Comparison with the original estimate
 
-The specification of layer streaming that graphcore delivers estimated (its sections 5.1 to 5.3) ternary weights under
-14 GB. Memory, in GB:
+The original specification of layer streaming (its sections 5.1 to 5.3) has an estimate for ternary weights under 14 GB.
+Memory, in GB:
 
 {table(["part", "estimate", "plan, Llama 2 7B", "plan, Llama 2 70B"], component_rows(cases))}
 
@@ -253,25 +253,25 @@ Weights in GB and time, at 8K:
 
 Where the estimate is wrong:
 
-- **Speed.** It expects that compute hides the copies of small models and half of a large one's. In decode a weight is
-  used once for each token, so a group computes in the time in which memory is read, and is copied in the time of the
-  link: {memory / link:.0f} times as long here. With everything streamed the loss is the same for every size. What helps
-  is to stream less: under `auto` models that fit lose nothing, the others what copying the rest takes. Prefill and
+- **Speed.** It expects that compute hides the copies of small models and half of those of a large one. In decode a
+  weight is used once for each token, so computing a group takes as long as reading it from memory, and copying it takes
+  {memory / link:.0f} times as long here. With everything streamed the loss is the same for every size. What helps
+  is to stream less: with `auto` models that fit lose nothing, and others lose the time to copy the rest. Prefill and
   large batches are different: there a copy serves many tokens.
-- **Weights.** It counts 1.6 bits for each weight. Ternary weights lie in memory at 2 bits (i2_s), and table and head
-  are not ternary.
+- **Weights.** It counts 1.6 bits for each weight. Ternary weights take 2 bits in memory (i2_s), and embedding table and
+  head are not ternary.
 - **Groups.** 60 layers are 15 groups of four, and 80 layers are 20.
-- **KV cache.** A model without grouped queries keeps the keys and values of every head: at 128K those of the 7B shape
-  do not fit in 14 GiB even with `kv_dtype=q4_0`; those of the 70B shape do, with 8 of 64 heads. A number takes 4.5
-  bits, its part of a block's scale included.
-- **FusedLayer.** 32 GB/s is PCIe 4.0 with 16 lanes or 5.0 with 8, before overhead; 5.0 with 16 lanes has 63.
+- **KV cache.** A model without grouped-query attention keeps the keys and values of every head: at 128K those of
+  the 7B shape do not fit in 14 GiB even with `kv_dtype=q4_0`; those of the 70B shape do, with 8 of 64 heads. A number
+  takes 4.5 bits, its part of a block's scale included.
+- **Link.** 32 GB/s is PCIe 4.0 with 16 lanes or 5.0 with 8, before overhead; 5.0 with 16 lanes has 63.
 """
 
 
 def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--link", type=float, default=32.0, help="1e9 bytes/s; the estimate's")
+    parser.add_argument("--link", type=float, default=32.0, help="1e9 bytes/s; the default is that of the estimate")
     parser.add_argument("--memory", type=float, default=960.0, help="1e9 bytes/s; a 16 GB card with GDDR7")
     parser.add_argument("--output", type=Path, default=PAGE)
     asked = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Shows that a change of the code changed no answer, no message and no exit status.
+"""Checks that a change of the code changes no output, no message and no exit status.
 
-python -m benchmarks.same_answers before.json              on the old code: write what every case answers
+python -m benchmarks.same_answers before.json              on the old code: write every case's output
 python -m benchmarks.same_answers before.json --compare    on the new code: print what differs, exit status 1
-... --parts models,commands    some parts                  ... --cases gemma3/eager    names that hold a text
+... --parts models,commands    some parts                  ... --cases gemma3/eager    cases whose names contain a text
 
-The small models of tests/ are asked on the CPU, in two processes. Times, sizes of memory and temporary names are left
+The small models of tests/ are run on the CPU, in two processes. Times, sizes of memory and temporary names are left
 out of what is compared. A part that is left out of the second call is not compared.
 """
 
@@ -82,13 +82,13 @@ def answers_now(cases: Sequence[Case]) -> dict[str, Record]:
 def main() -> None:
     """Write answers, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="a JSON file: case to answer")
+    parser.add_argument("file", type=Path, help="JSON file with the output of each case")
     parser.add_argument("--compare", action="store_true", help="compare with the file instead of writing it")
-    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated; all of them: %(default)s")
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated parts (default: all, %(default)s)")
     parser.add_argument(
-        "--cases", nargs="+", default=[], metavar="TEXT", help="only cases whose names hold one of these"
+        "--cases", nargs="+", default=[], metavar="TEXT", help="only cases whose names contain one of these"
     )
-    parser.add_argument("--output", type=Path, help="with --compare: a file for the new answers")
+    parser.add_argument("--output", type=Path, help="with --compare: file for the new outputs")
     given = parser.parse_args()
     parts = given.parts.split(",")
     if unknown := set(parts) - set(PARTS):

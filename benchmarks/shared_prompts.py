@@ -1,11 +1,11 @@
-"""Measures requests whose prompts begin alike, and a KV cache that is too small for all of them, on the CPU.
+"""Measures requests with a common prefix, and requests in a KV cache that is too small for all of them, on the CPU.
 
 `python -m benchmarks.shared_prompts MODEL [key=value ...]` prints
 
 * seconds to the first token of a prompt of 1,020 tokens, and of another one that shares 1,000 of them;
 * seconds of 64 requests of 1,000 + 8 tokens that share 900, and of 64 that share none, and the pages that each held;
-* 32 requests of 128 + 128 tokens in a cache for a quarter of that: whether every answer is its answer alone, and the
-  seconds beside those in a cache for all.
+* 32 requests of 128 + 128 tokens in a cache for a quarter of that: whether their outputs are equal to those in a cache
+  for all, and the seconds of both.
 """
 
 import argparse

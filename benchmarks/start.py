@@ -1,7 +1,7 @@
-"""How long a command takes to its first token, from the start of its process, as a user waits for it.
+"""Time from the start of a command's process to its first token, as a user waits for it.
 
-Commands take turns. Beside them stands `import torch` alone, which no answer can do without. A first start has an
-empty cache folder and the model's file elsewhere: no download is counted, and no compiler if pip has built the kernels.
+Commands and `import torch` alone, which every answer needs, run alternately. A first start has an empty cache folder
+and the model's file in another place: no download is counted, and no compiler runs if pip has built the kernels.
 """
 
 import argparse

@@ -3,15 +3,16 @@
 The model is a bf16 llama of 1.2B random weights (2.4 GB; made once, in benchmarks/ of graphcore's cache folder) or any
 Hugging Face folder (--model). Every run is a process of its own in a fresh memory cgroup (--limit, file pages count),
 joined before anything is imported; before it the page cache is emptied. Runs alternate between the engines. AirLLM
-writes a second copy of the model and graphcore its compile cache before anything is timed, outside the group.
-Root is needed for the group and for emptying the cache; without it the report says what was not done.
+writes a second copy of the model and graphcore its compile cache before anything is timed, outside the cgroup.
+Root is needed for the cgroup and for emptying the cache; without it the report says what was not done.
 
     pip install -e '.[peers]'
     python benchmarks/streaming_compare.py --repeats 3
 
-An engine that lives in another environment: --python-for airllm=/opt/air/bin/python --python-for accelerate=...
-(a name stands for all engines that begin with it). JSON, a Markdown table and a chart land in --output, with one log
-for each process. --num-layers 2 tries it out. Needs 10 GB of disk in the cache folder: model, GGUF, AirLLM's copy.
+For an engine in another environment: --python-for airllm=/opt/air/bin/python --python-for accelerate=...
+(a name stands for all engines that begin with it). JSON, a Markdown table and a chart are written to --output, with a
+log for each process. --num-layers 2 is for a quick trial. The cache folder needs 10 GB of disk: model, GGUF, AirLLM's
+copy.
 """
 
 import argparse
@@ -65,15 +66,17 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--engines", nargs="+", default=DEFAULT_ENGINES, choices=list(find_peers(StreamingPeer)))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=16)
-    parser.add_argument("--new-tokens", type=int, default=9, help="the first of them is timed apart")
+    parser.add_argument("--new-tokens", type=int, default=9, help="new tokens; the first is timed separately")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--limit", type=size, default=size("1.5GB"), help="of each process's memory group")
-    parser.add_argument("--budget-on", type=size, default=size("300MB"), help="of graphcore-on")
-    parser.add_argument("--budget-auto", type=size, default=size("900MB"), help="of graphcore-auto and accelerate-auto")
-    parser.add_argument("--set", action="append", default=[], help="a setting of graphcore, key=value")
+    parser.add_argument("--limit", type=size, default=size("1.5GB"), help="limit of each process's memory cgroup")
+    parser.add_argument("--budget-on", type=size, default=size("300MB"), help="memory budget of graphcore-on")
+    parser.add_argument(
+        "--budget-auto", type=size, default=size("900MB"), help="memory budget of graphcore-auto and accelerate-auto"
+    )
+    parser.add_argument("--set", action="append", default=[], help="a setting of graphcore, key=value; may be repeated")
     parser.add_argument("--python-for", action="append", default=[], metavar="ENGINE=PYTHON", type=interpreter)
     parser.add_argument("--timeout", type=float, default=900, help="seconds that one process may take")
-    parser.add_argument("--cache", type=Path, help="where models and second copies are kept")
+    parser.add_argument("--cache", type=Path, help="folder for models and second copies")
     parser.add_argument("--output", type=Path, default=Path("outputs/streaming_compare"))
     options = parser.parse_args()
     if options.new_tokens < 2 or options.repeats < 1:

@@ -2,9 +2,9 @@
 
 Files and lines come from the sources, with the files that a review may ask about: long ones, and small ones with one
 importer. Imports between packages come from the import statements. From running a command,
-`python -m benchmarks.structure model=smollm2 max_new_tokens=1`, come the Python calls of graphcore that are under way
-when the first product of matrices begins, and those between a read from a file and the C++ that packs its bytes; the
-files that load a model; and the classes of engine and KV cache that a request meets.
+`python -m benchmarks.structure model=smollm2 max_new_tokens=1`, come the Python calls of graphcore on the stack when
+the first matrix product begins, and those between a read from a file and the C++ that packs its bytes; the files that
+load a model; and the classes of engine and KV cache that a request passes through.
 """
 
 import ast

@@ -54,7 +54,7 @@ def dtype_name(dtype: str | torch.dtype) -> str:
     """
     names = {str(known): name for name, known in DTYPES.items()}
     if isinstance(dtype, torch.dtype) and str(dtype) not in names:
-        raise ConfigError(f"dtype={dtype} is none that graphcore computes in; use {', '.join(names)} or 'auto'")
+        raise ConfigError(f"dtype={dtype} is not a compute dtype; use {', '.join(names)} or 'auto'")
     return real_name(str(dtype))
 
 

@@ -14,24 +14,24 @@ NAMES = 26  # characters of the left column
 
 USAGE = 'graphcore [TASK] ["PROMPT"] [group=option ...] [key=value ...] [flag ...]'
 EXAMPLES = (
-    ('graphcore "Why is the sky blue?"', "an answer of the default model; the first run downloads it"),
-    ("graphcore chat", "talk to it, turn by turn"),
+    ('graphcore "Why is the sky blue?"', "ask the default model; the first run downloads it"),
+    ("graphcore chat", "an interactive chat"),
     ('graphcore model=gemma3 max_new_tokens=64 "The sky is"', "another model, a shorter text"),
     ('graphcore model.checkpoint=model-q4_k_m.gguf "Is 2+2=4?"', "a file of your own"),
-    ("graphcore plan model=llama3_70b model.checkpoint=random:q4_k", "what it would take, nothing loaded"),
+    ("graphcore plan model=llama3_70b model.checkpoint=random:q4_k", "memory and predicted speed; nothing is loaded"),
     ("graphcore bench -m model=smollm2,gemma3 dtype=bf16,fp32", "a sweep: one run for each pair"),
     ("graphcore --help task=bench", "a task's own keys; likewise --help model, --help streaming=on"),
 )
 FLAGS = (
-    ("-h, --help [TOPIC]", "this text, or what there is to say about a task, a group or group=option"),
+    ("-h, --help [TOPIC]", "this text, or help on a task, a group or group=option"),
     ("--version", "graphcore's version"),
     ("-m, --multirun", "run once for each combination of values with commas (a,b) or choice(a,b) for paths"),
-    ("--cfg job", "print all settings as they would be, and run nothing"),
+    ("--cfg job", "print all settings, and run nothing"),
     ("-sc install=bash", "print the shell's completion, for eval; also zsh and fish"),
     ("--hydra-help", "the flags of Hydra, which reads the settings"),
 )
 STATUSES = (
-    ("0", "done, or the reader of its output has left"),
+    ("0", "done, or the reader of the output closed the pipe"),
     ("1", "it failed; the last line says why"),
     ("2", "an unknown flag, key or option, or a value of the wrong type"),
     ("130", "interrupted; 143 by SIGTERM, 129 by SIGHUP"),
@@ -61,7 +61,10 @@ Part = Sequence[str | Row]  # a str is a line or a paragraph; a pair is a name a
 
 def _everything() -> Part:
     options = group_options()
-    rows: list[str | Row] = ["graphcore runs large language models as compiled graphs, whether or not they fit.", ""]
+    rows: list[str | Row] = [
+        "graphcore runs large language models as compiled graphs, whether or not they fit in memory.",
+        "",
+    ]
     rows += [f"Usage: {USAGE}", "", "Examples:", *EXAMPLES]
     rows += ["", "Tasks, written TASK or task=TASK (--help task=TASK has its keys):"]
     rows += [(task, option_comment("task", task).sentence) for task in options["task"]]
@@ -83,11 +86,11 @@ def _topic(topic: str) -> Part:
         group, option = "task", topic
     if group not in options:
         known = ", ".join((*options, *options["task"]))
-        raise ConfigError(f"--help knows nothing of {topic!r}; ask about one of {known}", is_unknown=True)
+        raise ConfigError(f"--help has no topic {topic!r}; ask about one of {known}", is_unknown=True)
     if not option:
         rows = [(f"{group}={name}", option_comment(group, name).sentence) for name in options[group]]
         sentences = {one.key: one.sentence for one in groups()}
-        return [f"{group}: {sentences.get(group, 'whole runs, pinned')}", *rows]
+        return [f"{group}: {sentences.get(group, 'the settings of whole runs')}", *rows]
     check_groups([f"{group}={option}"])
     return _of_option(group, option, option_comment(group, option))
 

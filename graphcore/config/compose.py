@@ -110,7 +110,7 @@ def refuse_deletions(overrides: Sequence[str]) -> None:
         if kind is not None or path in group_options():
             instead = f", or write {path}=null" if type(None) in get_args(kind) else ""
             advice = f"leave it out{instead}"
-            raise ConfigError(f"{override} would take away what every run needs; {advice}", is_unknown=True)
+            raise ConfigError(f"{override} would remove settings that every run needs; {advice}", is_unknown=True)
 
 
 def to_settings(composed: DictConfig) -> Settings:

@@ -55,7 +55,7 @@ def config_error(error: BaseException, where: str = "") -> ConfigError:
         return ConfigError(prefix + _several_values(several[1]), is_unknown=True)
     deleted = re.search(r"Could not delete (?:from config\. )?'([^'=]+)", lines[0])
     if deleted:
-        return ConfigError(f"{prefix}~{deleted[1]}: there is nothing to take away; leave it out", is_unknown=True)
+        return ConfigError(f"{prefix}~{deleted[1]}: there is nothing to remove; leave it out", is_unknown=True)
     wanted = next((words for pattern, words in WANTED.items() for line in lines if re.search(pattern, line)), None)
     if wanted and key:
         text = f"{_as_given(lines[0], key)} must be {wanted} ({_owner(lines)}{_value(lines)})"

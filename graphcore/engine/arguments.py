@@ -40,7 +40,7 @@ def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         raise ConfigError(f"a prompt cannot be of type {type(given).__name__}; {FORMS}")
     parts = [isinstance(item, Integral | Mapping) for item in given]  # of one prompt; else each is a prompt
     if any(parts) and not (all(isinstance(item, Integral) for item in given) or is_conversation(given)):
-        raise ConfigError(f"prompts, token ids and messages stand beside each other in one list; {FORMS}")
+        raise ConfigError(f"the list mixes prompts, token ids and messages; {FORMS}")
     return cast("list[Prompt]", [given] if any(parts) else list(given))
 
 
@@ -91,7 +91,7 @@ def load_overrides(options: Mapping[str, str], overrides: str | Sequence[str], i
         if root in OF_COMMANDS:
             raise ConfigError(f"overrides: {override} is for the command line; leave it out")
         if key == "model.checkpoint" or (key == "model" and not is_random):
-            raise ConfigError(f"overrides: {override} has no effect beside a source that is there; leave it out")
+            raise ConfigError(f"overrides: {override} has no effect on an existing source; leave it out")
         if options.get(key, value) not in (value, DEFAULT_OPTIONS.get(key)):
             raise ConfigError(f"overrides: {override} contradicts {key}={options[key]!r}; leave one of them out")
     return [*(f"{group}={option}" for group, option in options.items()), *map(with_dtype_name, given)]

@@ -9,7 +9,7 @@ from graphcore.errors import ConfigError, TokenizerError
 from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.tokenizer import Tokenizer
 
-NOTE_ON_BOS = "the prompt begins with the BOS token, which is put before every text; it is there once"
+NOTE_ON_BOS = "the prompt begins with the BOS token, which the tokenizer adds too; it is kept once"
 _log = logging.getLogger(__name__)
 
 

@@ -240,7 +240,7 @@ class RequestQueue:
         """
         self._refuse_inside("result")
         if self._holder == threading.get_ident():
-            raise BusyError("no answer comes inside holding_back(); wait for it after the block")
+            raise BusyError("requests do not run inside holding_back(); wait for the answer after the block")
 
     def _start(self) -> None:
         """Wake the thread, or start one; the lock is held."""

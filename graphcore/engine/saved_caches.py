@@ -45,8 +45,8 @@ class SavedCaches:
                 write_cache(path, copy, copies, fingerprint)
                 return length
         raise BusyError(
-            f"the cache's pages were needed for other requests before {length} tokens were saved; save them while "
-            "fewer run, or set more batching.cache_tokens"
+            f"other requests needed the KV cache's pages before {length} tokens were saved; save them while fewer "
+            "requests run, or set a larger batching.cache_tokens"
         )
 
     def load(self, file: str | Path) -> int:

@@ -74,7 +74,7 @@ def check_replaceable(path: Path) -> None:
     with path.open("rb") as file:
         front = file.read(MAX_HEADER)
     if front and not (front.startswith(b'{"__metadata__":', 8) and f'"{VERSION_KEY}":'.encode() in front):
-        raise ConfigError(f"{path}: is there, and is no saved cache, so that it is left alone; name another file")
+        raise ConfigError(f"{path}: exists and is not a saved cache, so it is not overwritten; name another file")
 
 
 def cache_metadata(shape: SnapshotShape, fingerprint: Mapping[str, str]) -> dict[str, str]:
@@ -111,15 +111,15 @@ def read_cache(path: Path, copies: PrefixSnapshots, fingerprint: Mapping[str, st
             )
         about = {key: saved.get(key, "") for key in fingerprint}
         if saved != cache_metadata(shape, about) or not copies.is_possible(shape):
-            raise damaged(path, "its metadata contradict themselves")
+            raise damaged(path, "its metadata is inconsistent")
         layout = {TOKEN_IDS: (ID_DTYPE, (shape.tokens,)), **copies.layout(shape)}
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # no mapping
         found = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
         if found != {name: (NAMES[dtype], sizes) for name, (dtype, sizes) in layout.items()}:
-            raise damaged(path, "its tensors are not those that its metadata tell of")
+            raise damaged(path, "its tensors do not match its metadata")
         tensors = {name: file.get_tensor(name) for name in layout}
         if cache_digest(saved, tensors) != digest:
-            raise damaged(path, "its sha256 is another one than when it was written")
+            raise damaged(path, "its sha256 does not match its contents")
     ids, *parts = tensors.values()
     return PrefixSnapshot(shape, tuple(ids.tolist()), list(zip(parts[::2], parts[1::2], strict=True)))
 
@@ -135,7 +135,7 @@ def _explained(path: Path) -> Iterator[None]:
             length = int.from_bytes(file.read(8), "little")
             header = file.read(min(length, MAX_HEADER))
         if length > len(header) or not header.rstrip(b" ").endswith(b"}"):
-            raise ConfigError(f"{path}: is no saved cache, or lost its end; {takes}")
+            raise ConfigError(f"{path}: is not a saved cache, or is cut off; {takes}")
         yield
     except SafetensorError as error:
         raise damaged(path, str(error)) from error
@@ -164,5 +164,5 @@ def _shape(saved: Mapping[str, str], path: Path) -> SnapshotShape:
             tuple(int(word) for word in saved[key].split(",") if word) for key in ("tokens", "first_pages", "states")
         )
     except (KeyError, ValueError) as error:
-        raise damaged(path, "its metadata are not those that were written") from error
+        raise damaged(path, "its metadata is malformed") from error
     return SnapshotShape(tokens, firsts, positions)

@@ -187,7 +187,7 @@ def _notes_on_templates(templates: Mapping[str, str], folder: Path) -> tuple[str
 def _notes_on_empty_files(folder: Path) -> tuple[str, ...]:
     files = [folder / name for name in _OPTIONAL_FILES]
     empty = [file.name for file in files if file.is_file() and file.read_bytes().strip() in (b"", b"null")]
-    return tuple(f"{folder}: {name} says nothing" for name in empty)
+    return tuple(f"{folder}: {name} is empty" for name in empty)
 
 
 def _eos_ids(eos_id: int | None, generation: Mapping[str, object], model: Mapping[str, object]) -> tuple[int, ...]:

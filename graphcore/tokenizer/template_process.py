@@ -73,7 +73,7 @@ class TemplateProcess:
                 self._process = _start(theirs, bounds)
             except OSError as error:
                 self._channel.close()
-                raise NoTextError(f"gets no process of its own ({error.strerror})") from error
+                raise NoTextError(f"could not be started in a process of its own ({error.strerror})") from error
         self._end = weakref.finalize(self, _end, self._process, self._channel, self._owner)
 
     @property
@@ -131,7 +131,7 @@ class TemplateProcess:
         if self._process.returncode == -signal.SIGPROF:
             return f"takes more than {self._bounds.seconds:g} s"
         if self._process.returncode is None:
-            return "answers what no template does"
+            return "gave an invalid answer"
         return f"ended its process (status {self._process.returncode}); it takes too much memory, or is nested too deep"
 
 

@@ -136,7 +136,7 @@ def test_a_torch_dtype_is_taken_where_a_name_is(dtype: torch.dtype, tiny_model: 
     with Engine.load(folder, dtype=dtype, device="cpu", graph="eager", overrides=[cached]) as engine:
         assert engine.choices.dtype is dtype
         assert engine.choices.kv_dtype == (torch.float16, torch.float16)
-    with pytest.raises(ConfigError, match=r"torch\.float64 is none that graphcore computes in"):
+    with pytest.raises(ConfigError, match=r"torch\.float64 is not a compute dtype"):
         Engine.load(folder, dtype=torch.float64)
 
 

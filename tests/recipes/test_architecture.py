@@ -25,11 +25,11 @@ published:
   checkpoint: hf:nobody/mira@0123456789abcdef0123456789abcdef01234567
   sha256: null # of the file, if it is one file; a commit of the hub is a pin of its own
 checkpoint: ${.published.checkpoint} # a local folder or file, hf:org/name, pypi:..., random:
-sha256: null # what the file of another checkpoint must hash to; null is not checked
+sha256: null # sha256 that the file of another checkpoint must have; null is not checked
 num_hidden_layers: null # run only the first layers; null is all
 fallback: null # null (graphcore's own architectures) or transformers
 attention: auto # of the fallback
-random_config: # config.json of the shape that checkpoint=random: makes
+random_config: # config.json of the model that checkpoint=random: makes
   {model_type: mira, d_model: 32, d_ff: 48, blocks: 2, heads: 4, tokens: 256}
 """
 END = 3

@@ -48,8 +48,8 @@ PACKING = '''
 '''
 PACKED = "A format to pack in"
 YAML = """# Matrices packed to 8 bits and a scale for 32 weights: 8.5 bits per weight.
-format: s8_1 # what dense matrices are packed as, at load or by task=pack
-activations: auto # what packed matrices are multiplied with
+format: s8_1 # format in which dense matrices are packed, at load or by task=pack
+activations: auto # rounding of activations before packed matrices
 """
 LOGITS = """
 import json

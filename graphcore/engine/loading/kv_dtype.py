@@ -57,6 +57,6 @@ def note_on_kv_types(types: KVTypes, model: Model) -> tuple[str, ...]:
     if BREAKS_SMALL not in types or weights >= SMALL:
         return ()
     return (
-        f"kv_dtype={types}: models of fewer than {SMALL / 1e9:.0f} billion weights lose much with keys or values in 4 "
-        f"bits, and this one has {weights / 1e9:.1f} billion; q8_0 loses nearly nothing",
+        f"kv_dtype={types}: keys or values in 4 bits noticeably degrade models of fewer than {SMALL / 1e9:.0f} billion "
+        f"weights, and this one has {weights / 1e9:.1f} billion; with q8_0 answers are nearly the same",
     )

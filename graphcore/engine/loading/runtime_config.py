@@ -141,8 +141,8 @@ def choose_context_length(settings: Settings, longest: int, advice: str = "") ->
         raise ConfigError(f"context_length={context_length}, but the model was made for {longest} tokens{advice}")
     if context_length > shared:
         raise ConfigError(
-            f"context_length={context_length}, but batching.cache_tokens={shared} is all that sequences share, so that "
-            "none could come so far; set less context_length, or more batching.cache_tokens"
+            f"context_length={context_length}, but batching.cache_tokens={shared} is less: all sequences "
+            "share these positions; set a smaller context_length, or a larger batching.cache_tokens"
         )
     return context_length
 

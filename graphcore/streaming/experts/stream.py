@@ -199,7 +199,7 @@ def lock_tables(
     nbytes = in_words(sum(table.nbytes for table in left))
     return frozenset(locked), (
         f"{nbytes} of experts in RAM could not be locked ({obstacle}): in their layers, which are not captured, the "
-        "host fetches what the router chose"
+        "host fetches the chosen experts"
     )
 
 

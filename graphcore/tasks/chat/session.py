@@ -80,13 +80,13 @@ class Session:
         self._check_exchange("/continue")
         answer, reused = self._answer(lambda: self.conversation.unfinished_ids(self._room), is_more=True)
         if answer.finish_reason == "end" and not _without_end(answer):
-            self.console.note("[the answer had ended; say something]")
+            self.console.note("[the model had ended the answer; type a message]")
         self.conversation.extend(answer.text, _without_end(answer))
         self._end_turn(self.conversation.exchanges[-1].user, "continue", answer, reused)
 
     def _check_exchange(self, command: str) -> None:
         if not self.conversation.exchanges:
-            raise ConfigError(f"{command} needs an answer, and there is none yet; say something first")
+            raise ConfigError(f"{command} needs an answer, and there is none yet; type a message first")
 
     @property
     def _room(self) -> int:
@@ -150,7 +150,7 @@ def _no_room(tokens: int, context: int, is_more: bool) -> str:
     if is_more:
         return f"this turn fills the context of {context} tokens; /clear forgets it, and the next one has room"
     return (
-        f"the text takes {tokens} tokens with what stands around it, and the context has {context}; say less at a "
+        f"the text takes {tokens} tokens with what stands around it, and the context has {context}; send less at a "
         "time, or begin the chat with a larger context_length"
     )
 

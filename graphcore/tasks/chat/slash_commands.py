@@ -54,8 +54,10 @@ def _help(session: Session, _argument: str) -> None:
     width = max(len(_usage(name)) for name in COMMANDS)
     for name, command in COMMANDS.items():
         session.console.note(f"{_usage(name).ljust(width)}  {command.does}")
-    session.console.note('A line that ends with \\ goes on in the next; """ begins and ends a text of several lines.')
-    session.console.note("Ctrl-C stops an answer, Ctrl-D ends the chat. A space before a slash makes it a text.")
+    session.console.note('A line that ends with \\ continues on the next; """ begins and ends a text of several lines.')
+    session.console.note(
+        "Ctrl-C stops an answer, Ctrl-D ends the chat. A space before a leading slash sends the line as text."
+    )
 
 
 def _usage(name: str) -> str:
@@ -139,12 +141,12 @@ def _exit(session: Session, _argument: str) -> None:
 
 COMMANDS = {
     "help": Command("", "lists the commands", _help),
-    "system": Command("[TEXT]", "sets the system message; - takes it away, nothing shows it", _system),
-    "set": Command("[KEY=VALUE ...]", f"sets {', '.join(NEUTRAL)}, max_new_tokens; nothing shows them", _set),
-    "retry": Command("", "answers again what you said last", _retry),
-    "continue": Command("", "goes on with the last answer", _continue),
+    "system": Command("[TEXT]", "sets the system message; - removes it, without TEXT it is shown", _system),
+    "set": Command("[KEY=VALUE ...]", f"sets {', '.join(NEUTRAL)}, max_new_tokens; without KEY it shows them", _set),
+    "retry": Command("", "answers your last message again", _retry),
+    "continue": Command("", "continues the last answer", _continue),
     "save": Command("FILE", "writes the chat to a file", _save),
-    "load": Command("FILE", "goes on from a saved chat", _load),
-    "clear": Command("", "forgets what was said; the system message stays", _clear),
+    "load": Command("FILE", "continues a saved chat", _load),
+    "clear": Command("", "clears the conversation; the system message stays", _clear),
     "exit": Command("", "ends the chat", _exit),
 }  # fmt: skip

@@ -32,7 +32,7 @@ from graphcore.tasks.task_engine import (
     stops_of,
 )
 
-HINT = "[say something; /help lists the commands, Ctrl-C stops an answer, /exit or Ctrl-D ends the chat]"
+HINT = "[type a message; /help lists the commands, Ctrl-C stops an answer, /exit or Ctrl-D ends the chat]"
 
 
 @dataclass

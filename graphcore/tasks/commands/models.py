@@ -120,7 +120,7 @@ def confirm(going: Listed, is_confirmed: bool) -> bool:
     if is_confirmed:
         return True
     if not sys.stdin.isatty():
-        raise ConfigError(f"task.remove={going.name} deletes {what}; add task.confirmed=true where nobody can be asked")
+        raise ConfigError(f"task.remove={going.name} deletes {what}; add task.confirmed=true if there is no terminal")
     print(f"remove {going.name}: {what}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

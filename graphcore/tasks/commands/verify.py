@@ -179,7 +179,7 @@ def run_cast(context: Context, reference: Reference, load: Callable[[], Referenc
     reference.cast(ours.dtype)
     outputs = reference.run(ours.token_ids)
     if ours.dtype is torch.float16 and not outputs.logits.isfinite().all():
-        context.console.note("[transformers overflows in float16: its error in bfloat16 stands in]")
+        context.console.note("[transformers overflows in float16: its error in bfloat16 is used instead]")
         wider = load()
         wider.cast(torch.bfloat16)
         outputs = wider.run(ours.token_ids)
@@ -197,7 +197,7 @@ def run_peer(context: Context, ours: Ours, cosine: float, is_asked: bool) -> Rec
         return None
     if not has_llama_cpp():
         context.console.note(
-            "[llama-cpp-python is not installed, so it is not compared how llama.cpp reads the file; pip install "
+            "[llama-cpp-python is not installed, so the file is not compared with llama.cpp; pip install "
             "llama-cpp-python]"
         )
         return None

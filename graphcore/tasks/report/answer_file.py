@@ -102,7 +102,7 @@ class AnswerFile:
     def _failure(self, error: OSError) -> OutputError:
         return OutputError(
             f"task.output={self.path} cannot be written ({error.strerror}); mend that and run the same command again: "
-            "it goes on behind the last answer"
+            "it continues after the last answer"
         )
 
     def _read(self, lines: Sequence[RequestLine]) -> set[str | int]:

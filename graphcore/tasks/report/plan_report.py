@@ -113,7 +113,7 @@ def _reading(experts: ExpertPlan) -> str:
 
 def ram_rows(nbytes: int, free: int) -> Iterator[Row]:
     """Yield the table's rows for RAM: the bytes that it will hold besides the device's, and its free bytes."""
-    yield "weights and their way", nbytes, "waiting for the device, or passing"
+    yield "weights and buffers", nbytes, "weights that wait for the device, or on their way to it"
     yield "free", free, ""
 
 

@@ -187,7 +187,7 @@ def streaming_lines(policy: str, report: StreamingReport, expert_hit_rate: float
     """Return a report as three lines: link, stalls and memory; figures that are not known are left out."""
     lines = [f"streaming={policy}: {_link_words(report)}", _wait_words(report)]
     memory = [_memory_words("device", report.device), _memory_words("host", report.host)]
-    hits = "" if expert_hit_rate is None else f"{expert_hit_rate:.0%} of routed experts were there already"
+    hits = "" if expert_hit_rate is None else f"{expert_hit_rate:.0%} of routed experts were on the device already"
     known = [words for words in (*memory, hits) if words]
     return [*lines, "; ".join(known)] if known else lines
 

@@ -69,7 +69,9 @@ def save_cache_file(context: Context, engine: Engine, prompts: Sequence[Sequence
         return None
     shared = min(common(prompts[0], prompt) for prompt in prompts)
     if not shared:
-        raise ConfigError(f"cache.save={file} keeps what all {len(prompts)} prompts begin with, and that is nothing")
+        raise ConfigError(
+            f"cache.save={file} keeps the common prefix of all {len(prompts)} prompts, and they have none"
+        )
     tokens = engine.save_cache(prompts[0][:shared], file)
     nbytes = user_path(file, "cache.save=").stat().st_size
     context.console.note(f"[cache.save={file}: {tokens} tokens, {in_words(nbytes)}]")

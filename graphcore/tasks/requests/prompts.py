@@ -82,8 +82,8 @@ def encode_prompts(
     """
     if any(isinstance(prompt.content, str) for prompt in prompts) and _lacks_template(engine.prompts, settings):
         note(
-            f"{model_name(settings.model)} has no chat template: it goes on from the prompt and does not answer it; "
-            "use an instruct model for answers, or say chat=off"
+            f"{model_name(settings.model)} has no chat template: it continues the prompt and does not answer it; "
+            "use an instruct model for answers, or set chat=off"
         )
     if prompts:
         encoded = [encode_prompt(engine, settings, prompt) for prompt in prompts]
@@ -102,7 +102,7 @@ def _default_text(engine: Engine, settings: Settings, note: Callable[[str], None
     """Return a question if a chat template is used, else a text to continue; pass `note` a line that quotes it."""
     if uses_chat(engine.prompts, settings):
         return DEFAULT_QUESTION
-    note(f'no prompt was given: going on from "{" ".join(DEFAULT_OPENING.split())}"; choose another with prompt=...')
+    note(f'no prompt was given: continuing "{" ".join(DEFAULT_OPENING.split())}"; choose another with prompt=...')
     return DEFAULT_OPENING
 
 

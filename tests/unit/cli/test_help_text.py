@@ -80,7 +80,7 @@ def test_a_group_lists_its_options() -> None:
 
 
 def test_what_is_no_topic_is_refused_with_what_is_one() -> None:
-    with pytest.raises(ConfigError, match=r"--help knows nothing of 'caht'; .*chat") as caught:
+    with pytest.raises(ConfigError, match=r"--help has no topic 'caht'; .*chat") as caught:
         help_text(["caht"])
     assert caught.value.is_unknown
 

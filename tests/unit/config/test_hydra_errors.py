@@ -65,11 +65,11 @@ CASES = [
     ("model.fallback=transformer", ["null, transformers (did you mean 'transformers'?)"]),
     ("chat=maybe", ["chat=maybe is not one of auto, on, off"]),
     ("seed=1,2", ["seed=1,2"]),
-    ("~foo", ["~foo: there is nothing to take away"]),
+    ("~foo", ["~foo: there is nothing to remove"]),
     ("~foo.bar", ["~foo"]),
     ("~prompt.x.y", ["~prompt.x.y"]),
     ("~model.random_config.x.y", ["~model.random_config.x.y"]),
-    ("~prompt", ["~prompt would take away", "or write prompt=null"]),
+    ("~prompt", ["~prompt would remove", "or write prompt=null"]),
     ("model.checkpoint=${nothing}", ["nothing", "model.checkpoint"]),
     ("a b=3", ["a b=3"]),
 ]
@@ -95,7 +95,9 @@ def paths_of(schema: type, prefix: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("path", paths_of(Settings))
 def test_no_setting_can_be_taken_away(path: str) -> None:
-    with pytest.raises(ConfigError, match=f"^~{re.escape(path)} would take away what every run needs; leave it out"):
+    with pytest.raises(
+        ConfigError, match=f"^~{re.escape(path)} would remove settings that every run needs; leave it out"
+    ):
         compose_settings([f"~{path}"])
 
 

@@ -251,7 +251,7 @@ def test_files_that_say_nothing_are_a_note(folder: Path, name: str, text: str) -
     (folder / name).write_text(text, encoding="utf-8")
     tokenizer = Tokenizer(str(folder))
     assert tokenizer.encode("Hello") == golden_tokenizer("gpt-2").encode("Hello")
-    assert tokenizer.notes == (f"{folder}: {name} says nothing",)
+    assert tokenizer.notes == (f"{folder}: {name} is empty",)
 
 
 def test_byte_order_marks_are_left_out(folder: Path, end_id: int) -> None:

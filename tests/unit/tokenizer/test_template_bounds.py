@@ -221,7 +221,9 @@ def test_without_processes_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     template = ChatTemplate(PLAIN, "m")
     template.start()  # says nothing: the chat may never come
-    with pytest.raises(TemplateError, match=r"^m: the chat template gets no process of its own \(No such file"):
+    with pytest.raises(
+        TemplateError, match=r"^m: the chat template could not be started in a process of its own \(No such file"
+    ):
         template.render(CHAT, {})
 
 

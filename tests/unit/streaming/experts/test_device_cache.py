@@ -138,7 +138,7 @@ def test_a_layer_with_slots_whose_experts_could_not_be_locked_takes_the_host_s_w
         assert [type(run) for run in runs_of(engine, "decode")] == [RoutedBlock] + [FetchedBlock] * others
         assert outputs_of(engine)[1] == resident[1]
         assert experts.cache.misses > 0
-        assert any("the host fetches what the router chose" in note for note in engine.notes)
+        assert any("the host fetches the chosen experts" in note for note in engine.notes)
         assert experts.hit_rate is not None
         assert experts.hit_rate > 0
 

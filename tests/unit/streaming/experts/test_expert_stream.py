@@ -128,7 +128,7 @@ def test_layers_that_could_not_be_locked_wait_for_the_host_and_a_note_says_so(
         assert outputs_of(engine)[1] == resident[1]
         (note,) = [note for note in engine.notes if "could not be locked" in note]
     assert "out of memory" in note
-    assert "the host fetches what the router chose" in note
+    assert "the host fetches the chosen experts" in note
 
 
 class Elsewhere(Driver):

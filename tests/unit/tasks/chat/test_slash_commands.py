@@ -279,7 +279,7 @@ def test_continue_says_that_an_answer_had_ended(say, monkeypatch: pytest.MonkeyP
     out, err = capsys.readouterr()
     assert [turn["finish_reason"] for turn in run.record["turns"]] == ["end", "end"]
     assert out == "\n"  # of the first answer
-    assert err.count("[the answer had ended; say something]") == 1
+    assert err.count("[the model had ended the answer; type a message]") == 1
 
 
 def chat_file(folder: Path, *contents: str) -> Path:

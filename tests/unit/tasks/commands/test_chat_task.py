@@ -111,7 +111,7 @@ def test_without_a_template_text_grows(say, base_folder: Path) -> None:
         (["prompt_ids=[1]"], "prompt_ids has no effect with task=chat"),
         (["prompt='-'"], "prompt=- has no effect with task=chat"),
         (["batch_size=2"], "batch_size=2 has no effect with task=chat"),
-        (["context_length=12"], "and the context has 12; say less at a time"),
+        (["context_length=12"], "and the context has 12; send less at a time"),
     ],
 )
 def test_what_cannot_be_answered_is_one_line(say, overrides: list[str], said: str) -> None:

@@ -87,7 +87,7 @@ def test_a_prompt_that_begins_with_bos_is_noted_once(
     for given, noted in (("prompt='<|end|>hi'", 1), ("prompt=hi", 0), (f"task.prompts_jsonl='{lines}'", 1)):
         record = run_task(f"model.checkpoint='{folder}'", given, "max_new_tokens=1").record
         assert record["notes"].count(NOTE_ON_BOS) == capsys.readouterr().err.count(NOTE_ON_BOS) == noted
-        assert f"{folder}: special_tokens_map.json says nothing" in record["notes"]
+        assert f"{folder}: special_tokens_map.json is empty" in record["notes"]
         assert all(one["prompt_ids"][:2].count(0) == 1 for one in record["generations"])
 
 
@@ -228,7 +228,7 @@ def test_a_base_model_that_is_asked_says_that_it_has_no_chat_template(
 ) -> None:
     def said(folder: Path, *overrides: str) -> bool:
         run_task(f"model.checkpoint={folder}", "max_new_tokens=1", *overrides)
-        return f"{folder.name} has no chat template: it goes on from the prompt" in capsys.readouterr().err
+        return f"{folder.name} has no chat template: it continues the prompt" in capsys.readouterr().err
 
     assert said(base_folder, "prompt=Why?")
     assert not said(base_folder, "prompt=Why?", "chat=off")
@@ -243,7 +243,7 @@ def test_a_run_without_a_prompt_says_what_text_it_goes_on_from(
     def said(folder: Path, *overrides: str) -> bool:
         run = run_task(f"model.checkpoint={folder}", "max_new_tokens=1", *overrides)
         quoted = " ".join(str(run.record["generations"][0]["prompt"]).split())
-        return f'no prompt was given: going on from "{quoted}"; choose another' in capsys.readouterr().err
+        return f'no prompt was given: continuing "{quoted}"; choose another' in capsys.readouterr().err
 
     assert said(base_folder)
     assert said(chat_folder, "chat=off")

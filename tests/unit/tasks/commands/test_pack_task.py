@@ -50,7 +50,7 @@ def test_what_is_odd_about_the_tokenizer_is_noted(
     run = run_task("task=pack", f"model.checkpoint='{folder}'", f"task.output='{tmp_path / 'packed.gguf'}'")
     assert run.error is None
     (note,) = run.record["notes"]
-    assert note == f"{folder}: special_tokens_map.json says nothing"
+    assert note == f"{folder}: special_tokens_map.json is empty"
     assert note in capsys.readouterr().err
 
 

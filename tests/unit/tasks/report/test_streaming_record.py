@@ -54,7 +54,8 @@ def test_a_report_is_told_in_three_lines() -> None:
         "streaming=on: 1.40 GiB per step, 1.50 GB/s while copying (75% of the raw link's 2.00 GB/s), "
         "750 MB/s over all the time",
         "62% of 2.00 s of copying hidden; waited 0.75 s of 4.00 s, longest for group 2 (0.50 s)",
-        "device peak 276.6 MiB of 286.1 MiB allowed; host peak 1.86 GiB; 62% of routed experts were there already",
+        "device peak 276.6 MiB of 286.1 MiB allowed; host peak 1.86 GiB; "
+        "62% of routed experts were on the device already",
     ]
 
 

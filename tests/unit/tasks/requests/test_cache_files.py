@@ -41,7 +41,7 @@ def test_of_a_file_of_prompts_their_common_beginning_is_saved(run_task: RunTask,
     assert [each["timings"]["cached_tokens"] for each in record["generations"]] == [32] * 3
     lines.write_text(f'{{"prompt_ids": {IDS}}}\n{{"prompt_ids": {IDS[1:]}}}\n', "utf-8")
     run = run_task(*LLAMA, f"task.prompts_jsonl={lines}", f"cache.save={file}")
-    assert (run.status, "what all 2 prompts begin with, and that is nothing" in str(run.error)) == (1, True)
+    assert (run.status, "the common prefix of all 2 prompts, and they have none" in str(run.error)) == (1, True)
 
 
 def test_a_chat_is_saved_when_it_ends_and_goes_on_in_another(say: Callable[..., TaskRun], tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_chat_is_saved_when_it_ends_and_goes_on_in_another(say: Callable[..., 
         ("cache.save=/dev/null", "/dev/null: is no regular file"),
         (
             f"cache.save={Path(__file__)}",
-            f"{Path(__file__)}: is there, and is no saved cache, so that it is left alone",
+            f"{Path(__file__)}: exists and is not a saved cache, so it is not overwritten",
         ),
         ("cache.save=/no/such/place", "cache.save=/no/such/place: there is no folder /no/such"),
         ("cache.save=short.cache", "a prompt of 3 tokens is too short to be saved"),
@@ -102,10 +102,13 @@ def test_transformers_models_refuse_the_files(run_task: RunTask, tmp_path: Path)
     ("overrides", "said"),
     [
         (["context_length=64"], "70 tokens do not fit in context_length=64; set context_length to at least 70"),
-        (["context_length=64", "batching.cache_tokens=32"], "batching.cache_tokens=32 is all that sequences share"),
+        (
+            ["context_length=64", "batching.cache_tokens=32"],
+            "batching.cache_tokens=32 is less: all sequences share these positions",
+        ),
         (["batching.cache_tokens=48"], "70 tokens do not fit in context_length=48"),
         (["context_length=128", "cache.load=none"], "cache.load=none: no such file"),
-        (["context_length=128", "cache.load=damaged"], "damaged: is no saved cache, or lost its end"),
+        (["context_length=128", "cache.load=damaged"], "damaged: is not a saved cache, or is cut off"),
     ],
 )
 def test_on_the_command_line_it_is_one_line_and_status_1(overrides: list[str], said: str, tmp_path: Path) -> None:
