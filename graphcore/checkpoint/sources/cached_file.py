@@ -1,6 +1,6 @@
 """A cache of downloaded files, each of which is either complete or absent.
 
-    <entry>/.lock          lock (flock), held during all reads and writes
+    <entry>/.lock          lock between processes and threads, held during all writes; its time is that of the last use
     <entry>/.new-xxxx/     temporary folder for a new file; deleted later if the process died
     <entry>/source.json    record, written before the file: its name, bytes, sha256, mtime
     <entry>/model.gguf     the file, renamed to this when it is complete and on disk
@@ -10,7 +10,6 @@ A file is valid only if its size and time match source.json, or if the time diff
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -50,14 +49,18 @@ def locked_entry(entry: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     Raises:
         CheckpointError: the folder cannot be written, or the disk is full, at any time while the lock is held.
     """
+    from filelock import FileLock, Timeout  # 13 ms, which a start without a download need not take
+
     with writable(entry):
         entry.mkdir(parents=True, exist_ok=True)
-        with (entry / LOCK_NAME).open("wb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                on_wait()
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = FileLock(entry / LOCK_NAME)
+        try:
+            held = lock.acquire(blocking=False)
+        except Timeout:
+            on_wait()
+            held = lock.acquire()
+        with held:
+            os.utime(entry / LOCK_NAME)
             yield
 
 
