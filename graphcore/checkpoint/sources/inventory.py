@@ -1,11 +1,9 @@
 """The inventory of the cache folders, from names, sizes and times of files. No weights are read.
 
-pypi/<digest>/           one file from packages (cached_file.py)
-hf/models--org--name/    one repository, in huggingface_hub's layout: blobs/, snapshots/, refs/
-benchmarks/<model>.gguf  a random model that a benchmark has packed
-anything else            files that graphcore makes again if they are missing: kernels, tokenizers, compiled code
-
-Repositories also lie in huggingface_hub's own cache (hub.py), whoever downloaded them.
+<cache_dir>/pypi/<digest>/           one file from packages (cached_file.py)
+<cache_dir>/benchmarks/<model>.gguf  a random model that a benchmark has packed
+<cache_dir>/<anything else>          files that graphcore makes again if they are missing: kernels, tokenizers, ...
+<HF_HUB_CACHE>/models--org--name/    one repository: blobs/, snapshots/, refs/; whoever downloaded it (hub.py)
 """
 
 import shutil
@@ -14,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphcore.checkpoint.sources.cached_file import LOCK_NAME, find_whole, locked_entry, writable
-from graphcore.checkpoint.sources.hub import REPOSITORY, hub_caches
+from graphcore.checkpoint.sources.hub import REPOSITORY, hub_cache
 
 UNFINISHED = ".incomplete"  # suffix of huggingface_hub's unfinished downloads
 
@@ -50,10 +48,9 @@ def cached_models(cache_dir: Path) -> list[StoredModel]:
     with writable(cache_dir):
         packages = [_package(entry) for entry in _folders(cache_dir / "pypi")]
         packed = [_packed(path) for path in sorted((cache_dir / "benchmarks").glob("*.gguf"))]
-    repositories = []
-    for cache in hub_caches(cache_dir):
-        with writable(cache, setting="HF_HUB_CACHE"):
-            repositories += [_repository(entry) for entry in _folders(cache) if entry.name.startswith(REPOSITORY)]
+    cache = hub_cache()
+    with writable(cache, setting="HF_HUB_CACHE"):
+        repositories = [_repository(entry) for entry in _folders(cache) if entry.name.startswith(REPOSITORY)]
     return [model for model in (*packages, *repositories, *packed) if model.nbytes]
 
 
@@ -79,8 +76,7 @@ def remove(model: StoredModel) -> None:
     with writable(model.path, setting="HF_HUB_CACHE" if is_repository else "cache_dir"):
         if is_repository:
             _delete_snapshots(model.path)
-        if model.path.exists():
-            _delete(model.path)
+        _delete(model.path)
         _delete(model.path.parent / ".locks" / model.path.name)
 
 

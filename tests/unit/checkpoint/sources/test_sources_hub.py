@@ -146,18 +146,6 @@ def tree_of(folder):
     return sorted((str(path), path.lstat().st_mtime_ns) for path in folder.rglob("*"))
 
 
-def test_what_lies_in_the_folder_of_earlier_versions_is_used(hub, hub_cache, tmp_path):
-    from huggingface_hub import hf_hub_download, snapshot_download
-
-    snapshot_download("org/model", cache_dir=tmp_path / "hf")
-    hf_hub_download("org/model", "config.json")  # the library's own cache has a part of it
-    downloaded = len(hub.downloaded)
-    assert tmp_path / "hf" in resolve_source("hf:org/model", tmp_path).parents
-    assert len(hub.downloaded) == downloaded
-    hub.close()
-    assert tmp_path / "hf" in resolve_source("hf:org/model", tmp_path).parents
-
-
 def test_a_model_that_lacks_a_shard_in_the_cache_is_not_whole(hub, hub_cache, tmp_path):
     folder = resolve_source("hf:org/model", tmp_path)
     (folder / "model-00002-of-00002.safetensors").unlink()

@@ -113,7 +113,7 @@ def test_what_cannot_be_removed_is_refused_by_name(
     assert sum(path.is_file() for path in cache.rglob("*.gguf")) == 3
 
 
-def test_two_models_of_one_name_are_told_apart_by_source(run_task: RunTask, cache: Path) -> None:
+def test_two_models_of_one_name_are_told_apart_by_path(run_task: RunTask, cache: Path) -> None:
     entry = cache / "pypi" / "4567"
     entry.mkdir()
     (entry / "llama3-2.gguf").write_bytes(b"x")
@@ -121,7 +121,7 @@ def test_two_models_of_one_name_are_told_apart_by_source(run_task: RunTask, cach
     record["mtime_ns"] = (entry / "llama3-2.gguf").stat().st_mtime_ns
     (entry / "source.json").write_text(json.dumps(record))
     run = run_task("task=models", f"cache_dir={cache}", "task.remove=llama3-2.gguf", "task.confirmed=true")
-    assert "names 2 models; give the source of one: pypi:a@1/llama3-2.gguf, " in str(run.error)
+    assert f"names 2 models; give the path of one: {entry}, " in str(run.error)
     assert (entry / "llama3-2.gguf").exists()
 
 
@@ -136,24 +136,17 @@ def test_models_of_the_library_s_own_cache_are_listed_and_removed(
 
     hub = tmp_path / "my hub"
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
-    for place in (hub, cache / "hf"):
-        (place / "models--org--name" / "blobs").mkdir(parents=True)
-        (place / "models--org--name" / "blobs" / "0123").write_bytes(b"x" * 2048)
+    (hub / "models--org--name" / "blobs").mkdir(parents=True)
+    (hub / "models--org--name" / "blobs" / "0123").write_bytes(b"x" * 2048)
     run = run_task("task=models", f"cache_dir={cache}")
     out = capsys.readouterr().out
     assert f"In {hub} (HF_HUB_CACHE): 2.00 KiB in 1 model\n" in out
-    assert f"In {cache}: 9.54 MiB in 4 models; " in out
+    assert f"In {cache}: 9.54 MiB in 3 models; " in out
     assert run.record["hub_cache_dir"] == str(hub)
-    assert [one["path"] for one in run.record["cached"] if one["source"] == "hf:org/name"] == [
-        str(hub / "models--org--name"),
-        str(cache / "hf" / "models--org--name"),
-    ]
-    both = run_task("task=models", f"cache_dir={cache}", "task.remove=org/name", "task.confirmed=true")
-    assert f"give the path of one: {hub / 'models--org--name'}, {cache / 'hf'}" in str(both.error)
-    path = f"task.remove='{hub / 'models--org--name'}'"
-    run_task("task=models", f"cache_dir={cache}", path, "task.confirmed=true")
+    (path,) = (one["path"] for one in run.record["cached"] if one["source"] == "hf:org/name")
+    assert path == str(hub / "models--org--name")
+    run_task("task=models", f"cache_dir={cache}", f"task.remove='{path}'", "task.confirmed=true")
     assert not (hub / "models--org--name").exists()
-    assert (cache / "hf" / "models--org--name").exists()
 
 
 def run_in_process(cache: Path, out: Path, columns: int | None) -> str:
