@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fake_hub import hub_of, share_weights
 
-from graphcore.checkpoint.sources import resolve_source
+from graphcore.checkpoint.sources.fetch import resolve_source
 from graphcore.checkpoint.sources.inventory import cached_models, nbytes_of, remove
 
 HUB = {"config.json": b"{}", "model.safetensors": b"weights" * 1000}

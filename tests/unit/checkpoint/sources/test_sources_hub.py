@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from fake_hub import COMMIT, hub_of, share_weights
 
-from graphcore.checkpoint.sources import known_hash, resolve_source
+from graphcore.checkpoint.sources import known_hash
+from graphcore.checkpoint.sources.fetch import resolve_source
 from graphcore.errors import CheckpointError, CheckpointNotFoundError
 
 MODEL = {  # no two alike: the library would fetch only one of them
@@ -184,7 +185,7 @@ def test_the_library_s_variables_say_where_its_cache_is(tmp_path, variable):
     share_weights(cache, "models--org--shared", b"weights")
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_CACHE"}
     code = (
-        "import pathlib, sys; from graphcore.checkpoint.sources import resolve_source\n"
+        "import pathlib, sys; from graphcore.checkpoint.sources.fetch import resolve_source\n"
         "print(resolve_source(sys.argv[1], pathlib.Path(sys.argv[2])))"
     )
     said = subprocess.check_output(
@@ -234,7 +235,7 @@ def test_importing_the_sources_does_not_import_the_library():
     script = textwrap.dedent(
         """
         import json, sys
-        import graphcore.checkpoint.sources
+        import graphcore.checkpoint.sources.fetch
         print(json.dumps([name for name in ("huggingface_hub", "torch", "transformers") if name in sys.modules]))
         """
     )

