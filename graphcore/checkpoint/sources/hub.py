@@ -11,6 +11,7 @@ A model whose files are all in the cache is used from there, without the network
 import contextlib
 import errno
 import re
+import textwrap
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -194,17 +195,11 @@ def hub_errors_explained(source: HubSource) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         raise repository_error(source, f"has no revision '{source.revision}'", "check the name after @") from error
     except (errors.HfHubHTTPError, ValueError, RuntimeError) as error:
-        raise repository_error(
-            source, f"cannot be fetched ({_one_line(error)})", "try again: a download resumes"
-        ) from error
+        said = textwrap.shorten(str(error), LONGEST_REASON, placeholder="...") or type(error).__name__
+        raise repository_error(source, f"cannot be fetched ({said})", "try again: a download resumes") from error
     except (errors.EntryNotFoundError, errors.HTTPError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]  # of its HTTP library
         action = "check the network (HF_HUB_OFFLINE, HF_ENDPOINT), or give a local path"
         raise repository_error(source, "cannot be reached, and the cache does not hold it whole", action) from error
-
-
-def _one_line(error: BaseException) -> str:
-    said = " ".join(str(error).split()) or type(error).__name__
-    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]}..."
 
 
 def reporting_bars(report: Progress) -> type[Any]:
