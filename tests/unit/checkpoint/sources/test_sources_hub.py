@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,21 @@ def test_a_model_folder_has_what_is_needed_and_nothing_else(hub, hub_cache, tmp_
     total = sum(len(MODEL[name]) for name in WANTED)
     assert [event for event in seen if event[0] == "download"][-1] == ("download", None, total, total)
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_interrupted_download_is_completed_by_the_next_runs_two_at_once(hub, tmp_path):
+    def interrupt(stage, group, done, total):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve_source("hf:org/model", tmp_path, None, interrupt)
+    hub.downloaded.clear()
+    with ThreadPoolExecutor(2) as pool:
+        folders = list(pool.map(resolve_source, 2 * ["hf:org/model"], 2 * [tmp_path]))
+    assert {path.relative_to(folders[0]).as_posix() for path in folders[0].rglob("*")} == WANTED
+    assert all((folders[1] / name).read_bytes() == MODEL[name] for name in WANTED)
+    assert len(hub.downloaded) == len(set(hub.downloaded))
 
 
 def test_a_named_file_comes_alone(hub, tmp_path):
