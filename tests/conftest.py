@@ -29,7 +29,7 @@ from hypothesis import settings
 from tiny_models import TinyModel, save_tiny
 
 from graphcore import Engine
-from graphcore.checkpoint.sources import resolve_source
+from graphcore.checkpoint.sources.fetch import resolve_source
 from graphcore.config.compose import compose_settings
 from graphcore.errors import CheckpointNotFoundError
 

@@ -3,11 +3,12 @@
 The modules of tests/ that make them are found by name: they are not typed, and not installed.
 """
 
-import fcntl
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 TESTS = Path(__file__).parents[2] / "tests"
 GOLDEN = TESTS / "golden" / "tiny"
@@ -54,8 +55,7 @@ def checkpoint(name: str, folder: Path) -> Path:
         return GOLDEN / name.removeprefix("golden_")
     path = folder / "models" / name
     path.parent.mkdir(exist_ok=True)
-    with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making it
+    with FileLock(folder / f"{name}.lock"):  # another process may be making it
         if not path.exists():
             _make(name, path)
     return path

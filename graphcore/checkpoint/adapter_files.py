@@ -12,10 +12,8 @@ from pathlib import Path
 from graphcore.checkpoint.file_kind import IMATRIX_FOUND
 from graphcore.checkpoint.gguf_reader import MetadataValue
 from graphcore.checkpoint.json_object import read_json_object
+from graphcore.checkpoint.model_file_names import ADAPTER_CONFIG
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
-
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_PREFIX = "adapter_"  # begins the names of PEFT's files
 
 _ADAPTER_TENSOR = re.compile(r"(^|[._])(lora_|ia3_l|hada_w|lokr_w|vera_|oft_|boft_)|\.lora\.")
 

@@ -4,13 +4,11 @@ Each part is a complete GGUF file. `split.no` counts from 0, while the names cou
 guaranteed to have the model's metadata. Source: llama.cpp, tools/gguf-split.
 """
 
-import re
 from pathlib import Path
 
 from graphcore.checkpoint.gguf_header import GGUFHeader, read_gguf_header
+from graphcore.checkpoint.model_file_names import shards_of
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
-
-PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
 def read_split_headers(path: Path) -> tuple[GGUFHeader, ...]:
@@ -21,16 +19,15 @@ def read_split_headers(path: Path) -> tuple[GGUFHeader, ...]:
         CheckpointError: names and metadata of the parts contradict each other.
     """
     opened = read_gguf_header(path)
-    part = PART_NAME.fullmatch(path.name)
+    names = shards_of(path.name)
     count = _split_number(opened, "split.count", 1)
-    if count == 1 and (part is None or int(part["count"]) == 1):
+    if count == len(names) == 1:
         return (opened,)
-    if part is None or int(part["count"]) != count:
+    if len(names) != count:
         raise CheckpointError(
             f"{path}: is one of {count} by its split.count, which its name does not say; "
             f"name it like model-00001-of-{count:05}.gguf beside the others, or fetch it again"
         )
-    names = [f"{part['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
     _check_present(path.parent, names)
     headers = tuple(opened if name == path.name else read_gguf_header(path.parent / name) for name in names)
     _check_parts(headers, count)

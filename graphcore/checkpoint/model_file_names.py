@@ -6,6 +6,8 @@ from pathlib import PurePosixPath
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_PREFIX = "adapter_"  # begins the names of PEFT's files
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 UNFINISHED_SUFFIXES = (
     ".crdownload",

@@ -16,12 +16,19 @@ from types import MappingProxyType
 
 import torch
 
-from graphcore.checkpoint.adapter_files import ADAPTER_CONFIG, ADAPTER_PREFIX, adapter_refusal, is_adapter
+from graphcore.checkpoint.adapter_files import adapter_refusal, is_adapter
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.dense_types import as_stored
 from graphcore.checkpoint.file_bytes import FileSpan, file_names, is_folder
 from graphcore.checkpoint.file_kind import ARCHIVES, FileKind, kind_of, pickle_folder_refusal, refusal
-from graphcore.checkpoint.model_file_names import INDEX_NAME, PICKLE_SUFFIXES, SINGLE_NAME, UNFINISHED_SUFFIXES
+from graphcore.checkpoint.model_file_names import (
+    ADAPTER_CONFIG,
+    ADAPTER_PREFIX,
+    INDEX_NAME,
+    PICKLE_SUFFIXES,
+    SINGLE_NAME,
+    UNFINISHED_SUFFIXES,
+)
 from graphcore.checkpoint.safetensors_file import read_safetensors_header
 from graphcore.checkpoint.safetensors_index import IndexedHeaders, read_indexed_headers
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError, quoted

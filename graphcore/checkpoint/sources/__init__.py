@@ -7,26 +7,3 @@
 
 Nothing here opens a checkpoint, prints, or keeps an incomplete file.
 """
-
-from graphcore.checkpoint.sources.fetch import fetch, resolve_source
-from graphcore.checkpoint.sources.source import (
-    HubSource,
-    LocalSource,
-    PackageSource,
-    RandomSource,
-    Source,
-    WheelMember,
-    parse_source,
-)
-
-__all__ = [
-    "HubSource",
-    "LocalSource",
-    "PackageSource",
-    "RandomSource",
-    "Source",
-    "WheelMember",
-    "fetch",
-    "parse_source",
-    "resolve_source",
-]

@@ -1,22 +1,19 @@
 """A cache of downloaded files, each of which is either complete or absent.
 
-    <entry>/.lock          lock (flock), held during all reads and writes
+    <entry>/.lock          lock between processes and threads, held during all writes; its time is that of the last use
     <entry>/.new-xxxx/     temporary folder for a new file; deleted later if the process died
     <entry>/source.json    record, written before the file: its name, bytes, sha256, mtime
     <entry>/model.gguf     the file, renamed to this when it is complete and on disk
 
-A file is valid only if its size and time match source.json, or if the time differs, its size and hash.
+A file is valid only if its size and time match source.json, or if the time differs, its size and hash. So readers need
+no lock: until a new file is in its place, none is valid.
 """
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
-import shutil
-import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +22,6 @@ from graphcore.errors import CheckpointError
 
 RECORD_NAME = "source.json"
 LOCK_NAME = ".lock"
-MAKING_PREFIX = ".new-"
 
 
 @dataclass(frozen=True)
@@ -50,14 +46,17 @@ def locked_entry(entry: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     Raises:
         CheckpointError: the folder cannot be written, or the disk is full, at any time while the lock is held.
     """
+    from filelock import FileLock, Timeout  # 13 ms, which a start without a download need not take
+
     with writable(entry):
         entry.mkdir(parents=True, exist_ok=True)
-        with (entry / LOCK_NAME).open("wb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                on_wait()
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = FileLock(entry / LOCK_NAME)
+        try:
+            held = lock.acquire(blocking=False)
+        except Timeout:
+            on_wait()
+            held = lock.acquire()
+        with held:
             yield
 
 
@@ -84,63 +83,27 @@ def writable(folder: Path, setting: str = "cache_dir") -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def making_folder(entry: Path) -> Iterator[Path]:
-    """Provide an empty temporary folder inside the entry, deleted afterwards in all cases.
-
-    Folders that dead processes left behind are deleted first, so the caller must hold the entry's lock.
-    """
-    for left in entry.glob(f"{MAKING_PREFIX}*"):
-        shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=MAKING_PREFIX, dir=entry) as made:
-        yield Path(made)
-
-
 def find_whole(entry: Path) -> tuple[Path, Record] | None:
-    """Return the entry's file and record if the file matches the record; else None."""
-    record = _read_record(entry / RECORD_NAME)
-    if record is None:
-        return None
-    path = entry / record.file
+    """Return the entry's file and record if the file matches the record; else None. No lock is needed."""
     try:
-        status = path.stat()
-    except (OSError, ValueError):  # absent, or an invalid file name
+        record = Record(**json.loads((entry / RECORD_NAME).read_text("utf-8")))
+        path = entry / Path(record.file).name
+        is_whole = path.stat().st_size == record.nbytes
+        if is_whole and path.stat().st_mtime_ns != record.mtime_ns:
+            is_whole = file_sha256(path) == record.sha256
+    except (OSError, ValueError, TypeError, RecursionError):  # absent, incomplete, or written by something else
         return None
-    if not stat.S_ISREG(status.st_mode) or status.st_size != record.nbytes:
-        return None
-    if status.st_mtime_ns != record.mtime_ns and file_sha256(path) != record.sha256:
-        return None
-    return path, record
+    return (path, record) if is_whole else None
 
 
-def _read_record(path: Path) -> Record | None:
-    try:
-        record = Record(**json.loads(path.read_text("utf-8")))
-    except (
-        FileNotFoundError,
-        ValueError,
-        TypeError,
-        RecursionError,
-    ):  # absent, not JSON, or other keys: written by something else
-        return None
-    if not isinstance(record.file, str) or Path(record.file).name != record.file:
-        return None
-    return record
-
-
-def keep(made: Path, entry: Path, name: str, source: str, sha256: str) -> Path:
-    """Move a complete file into its entry under `name`, with its bytes on disk first, and return its new path."""
-    descriptor = os.open(made, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+def keep(made: Path, entry: Path, name: str, source: str, sha256: str) -> tuple[Path, Record]:
+    """Move a complete file into its entry under `name`, with its bytes on disk first; return its path and record."""
+    with made.open("rb") as written:
+        os.fsync(written.fileno())
     status = made.stat()
     record = Record(source, name, status.st_size, sha256, status.st_mtime_ns)
-    (entry / name).unlink(missing_ok=True)
-    new_record = made.with_name(RECORD_NAME)
-    new_record.write_text(json.dumps(asdict(record), indent=2) + "\n", "utf-8")
-    new_record.replace(entry / RECORD_NAME)
-    made.replace(entry / name)
-    return entry / name
+    (entry / RECORD_NAME).write_text(json.dumps(asdict(record), indent=2) + "\n", "utf-8")
+    return made.replace(entry / name), record
 
 
 def file_sha256(path: Path) -> str:

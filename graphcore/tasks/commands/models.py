@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
-from graphcore.checkpoint.sources.hub import hub_caches
+from graphcore.checkpoint.sources.hub import hub_cache
 from graphcore.checkpoint.sources.inventory import StoredModel, cached_models, nbytes_of, remove
 from graphcore.checkpoint.sources.source import HubSource, PackageSource, parse_source
 from graphcore.config.byte_sizes import in_words
@@ -62,7 +62,7 @@ def run(context: Context, task: ModelsSettings) -> Record:
             context.console.line(f"removed {going.name}: {in_words(going.cached.nbytes)}, {going.cached.path}")
             removed.append(going.cached)
         listed = list_cached(folder, published)
-    hub_folder = hub_caches(folder)[0]
+    hub_folder = hub_cache()
     own = [one for one in listed if hub_folder not in one.cached.path.parents]
     rest = nbytes_of(folder) - sum(one.cached.nbytes for one in own)
     if folder.absolute() in hub_folder.parents:
@@ -102,9 +102,8 @@ def find(listed: Sequence[Listed], name: str) -> Listed:
     if len(found) == 1:
         return found[0]
     if found:
-        sources, paths = ([one.cached.source for one in found], [str(one.cached.path) for one in found])
-        what, each = ("source", sources) if len(set(sources)) == len(found) else ("path", paths)
-        raise ConfigError(f"task.remove={name} names {len(found)} models; give the {what} of one: {', '.join(each)}")
+        paths = ", ".join(str(one.cached.path) for one in found)
+        raise ConfigError(f"task.remove={name} names {len(found)} models; give the path of one: {paths}")
     names = [one.name for one in listed]
     known = f"it holds {', '.join(names)}" if names else "it holds no model"
     raise ConfigError(f"task.remove={name} is not in the cache{nearest(name, names)}; {known}")

@@ -11,7 +11,7 @@ import torch
 from omegaconf import MISSING
 
 from graphcore.arch.config.model_config import ModelConfig
-from graphcore.checkpoint.sources.hub import hub_caches, stored_model
+from graphcore.checkpoint.sources.hub import stored_model
 from graphcore.checkpoint.sources.remote_headers import fetch_headers
 from graphcore.checkpoint.sources.source import HubSource, parse_source
 from graphcore.config.byte_sizes import in_words
@@ -158,7 +158,7 @@ def model_to_plan(settings: Settings, on_progress: Progress) -> Iterator[tuple[M
     if not isinstance(source, HubSource):
         yield settings.model, ""
         return
-    stored = stored_model(source, hub_caches(settings.cache_folder))
+    stored = stored_model(source)
     if stored is not None:
         yield replace(settings.model, checkpoint=str(stored)), ""
         return

@@ -33,11 +33,6 @@ class Outputs:
     layers: tuple[Tensor, ...]
     logits: Tensor
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether every value is finite."""
-        return all(bool(tensor.isfinite().all()) for tensor in (*self.layers, self.logits))
-
 
 @dataclass(frozen=True)
 class Errors:

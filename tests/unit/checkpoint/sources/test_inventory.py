@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fake_hub import hub_of, share_weights
 
-from graphcore.checkpoint.sources import resolve_source
+from graphcore.checkpoint.sources.fetch import resolve_source
 from graphcore.checkpoint.sources.inventory import cached_models, nbytes_of, remove
 
 HUB = {"config.json": b"{}", "model.safetensors": b"weights" * 1000}
@@ -99,21 +99,6 @@ def test_a_repository_is_found_counted_once_and_removed_whole(hub, hub_cache, tm
     assert cached_models(tmp_path) == []
     assert not folder.exists()
     assert not list(hub_cache.rglob("*my-model*"))
-
-
-def test_repositories_of_both_caches_are_found_and_removed_apart(hub, hub_cache, tmp_path):
-    from huggingface_hub import snapshot_download
-
-    snapshot_download("org/my-model", cache_dir=tmp_path / "hf")  # as earlier versions stored it
-    snapshot_download("org/my-model")  # as any program does, with all its files
-    shared, old = cached_models(tmp_path)
-    assert (shared.path.parent, old.path.parent) == (hub_cache, tmp_path / "hf")
-    remove(shared)  # both have the same commit
-    (left,) = cached_models(tmp_path)
-    assert left == old
-    assert (next((old.path / "snapshots").iterdir()) / "model.safetensors").read_bytes() == HUB["model.safetensors"]
-    remove(old)
-    assert cached_models(tmp_path) == []
 
 
 def test_an_unfinished_download_without_a_snapshot_is_found_and_removed(hub_cache, hub, tmp_path):

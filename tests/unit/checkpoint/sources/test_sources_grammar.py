@@ -4,14 +4,14 @@ import hashlib
 
 import pytest
 
-from graphcore.checkpoint.sources import (
+from graphcore.checkpoint.sources.fetch import resolve_source
+from graphcore.checkpoint.sources.source import (
     HubSource,
     LocalSource,
     PackageSource,
     RandomSource,
     WheelMember,
     parse_source,
-    resolve_source,
 )
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 

