@@ -97,6 +97,13 @@ def test_what_is_no_setting_is_refused_in_one_line(argument: str, said: str) -> 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("flag", ["-cn", "--config-dir", "--package"])
+def test_a_flag_that_takes_any_value_does_not_take_the_next_flag(flag: str) -> None:
+    assert prepared_arguments([flag, "name"]) == [flag, "name"]
+    with pytest.raises(ConfigError, match=f"{flag} takes a value, not -m"):
+        prepared_arguments([flag, "-m"])
+
+
 @pytest.mark.parametrize(
     ("argument", "expected"),
     [

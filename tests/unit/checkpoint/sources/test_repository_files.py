@@ -49,6 +49,11 @@ def test_a_split_model_of_a_tag_has_all_its_parts() -> None:
     assert weights("hf:org/name:UD-Q4_K_XL", UNSLOTH) == UNSLOTH[:1]
 
 
+def test_a_file_s_name_counts_before_its_folder_s() -> None:
+    assert weights("hf:org/name:Q8_0", ["Q8_0/m-Q4_K_M.gguf", "m-Q8_0.gguf"]) == ["m-Q8_0.gguf"]
+    assert weights("hf:org/name:Q8_0", ["Q8_0/m.gguf", "m-Q4_K_M.gguf"]) == ["Q8_0/m.gguf"]
+
+
 def test_hidden_files_are_no_models() -> None:
     assert weights("hf:org/name", ["._model.Q4_0.gguf", "model.Q4_0.gguf", "a/._b.gguf"]) == ["model.Q4_0.gguf"]
     hidden = ["._model.safetensors", "._config.json", "config.json", "m.safetensors"]

@@ -144,6 +144,18 @@ def test_what_cannot_be_fetched_is_one_line_that_says_what_to_do(hub, tmp_path, 
     assert len(str(caught.value)) < 500
 
 
+def test_small_files_that_a_cache_lacks_are_fetched_beside_the_weights_that_it_has(hub, tmp_path):
+    from huggingface_hub import hf_hub_download
+
+    stored = {name for name in WANTED if name.endswith((".safetensors", "index.json"))} | {"config.json"}
+    for name in stored:
+        hf_hub_download("org/model", name)
+    hub.downloaded.clear()
+    folder = resolve_source("hf:org/model", tmp_path)
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*")} == WANTED
+    assert set(hub.downloaded) == WANTED - stored
+
+
 def test_what_another_program_has_downloaded_is_used_and_nothing_is_written_or_fetched(hub, hub_cache, tmp_path):
     from huggingface_hub import hf_hub_download
 

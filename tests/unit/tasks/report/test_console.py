@@ -130,6 +130,18 @@ def test_an_error_after_text_stands_on_a_line_of_its_own(monkeypatch: pytest.Mon
     assert screen.lines[2:] == ["Whole.", "Half", "[a note]"]
 
 
+def test_an_empty_piece_of_text_neither_begins_a_line_nor_ends_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """A token that spells a part of a character has no text yet."""
+    console = Console(shows_progress=False)
+    console.text("Whole.\n")
+    console.text("")
+    console.note("a note")
+    console.text("Half")
+    console.text("")
+    console.note("another")
+    assert capsys.readouterr() == ("Whole.\nHalf\n", "a note\nanother\n")
+
+
 def test_nothing_is_shown_when_progress_is_off(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(shows_progress=False, terminal=RichConsole(file=io.StringIO(), force_terminal=True))
     console.progress("load", 0, 1, 2)
