@@ -86,6 +86,11 @@ class Packing(ABC):
         assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
         return replace(self, rows=end - begin), self.offset(begin)
 
+    def check_rows(self, ids: Tensor) -> None:
+        """Raise IndexError if one of the row numbers is outside the matrix."""
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.rows:
+            raise IndexError(f"row {int(ids.max())} of a table of {self.rows} rows")
+
     @abstractmethod
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the dense matrix: [nbytes] uint8 -> [O, I] dtype."""
@@ -97,3 +102,18 @@ class Packing(ABC):
     @abstractmethod
     def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the rows `ids` [...] int64, dense: [..., I] dtype."""
+
+
+def empty_product(x: Tensor, packing: Packing) -> Tensor:
+    """Return an empty tensor like the result of `linear`, for tracing."""
+    return x.new_empty((*x.shape[:-1], packing.rows))
+
+
+def empty_rows(ids: Tensor, packed: Tensor, packing: Packing, dtype: torch.dtype) -> Tensor:
+    """Return an empty tensor like the result of `gather`, for tracing."""
+    return packed.new_empty((*ids.shape, packing.columns), dtype=dtype)
+
+
+def empty_matrix(packed: Tensor, packing: Packing, dtype: torch.dtype) -> Tensor:
+    """Return an empty tensor like the result of `unpack`, for tracing."""
+    return packed.new_empty((packing.rows, packing.columns), dtype=dtype)

@@ -24,12 +24,10 @@ read contiguous memory, 16 bytes each. Rows from a multiple of sixteen on are on
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
 from graphcore.encodings import E2M1_DOUBLED, IQ4_LEVELS, Encoding, Place, Planes
-from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.quant.registry import FORMATS
 
 TAIL_NBYTES = 16  # bytes after the last group, if the tensor has a float32 scale
@@ -89,48 +87,3 @@ def _nbytes(place: Place | None) -> int:
 DEVICE_LAYOUTS: Mapping[str, DeviceLayout] = MappingProxyType(
     {name: _layout(one, one.planes) for name, one in FORMATS.items() if one.planes is not None}
 )
-
-
-@dataclass(frozen=True)
-class DeviceForm:
-    """The form of one matrix in a GPU's memory.
-
-    Attributes:
-        format: name of a stored format in DEVICE_LAYOUTS.
-        columns: number of columns, a whole number of the format's blocks.
-    """
-
-    format: str
-    rows: int
-    columns: int
-
-    @property
-    def layout(self) -> DeviceLayout:
-        """The layout of the format."""
-        return DEVICE_LAYOUTS[self.format]
-
-    @property
-    def planes(self) -> tuple[int, ...]:
-        """The bytes of one row in each plane: low codes, high codes, scales, supers."""
-        one = self.layout
-        return (
-            self.columns * one.low // 8,
-            self.columns * one.high // 8,
-            self.columns // one.group * one.scale_nbytes,
-            self.columns // SUPER_WEIGHTS * one.super_nbytes,
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """The size in bytes, with rows padded to a multiple of sixteen."""
-        tail = TAIL_NBYTES if self.layout.scale == "whole" else 0
-        return self.offset(self.padded_rows) + tail
-
-    @property
-    def padded_rows(self) -> int:
-        """The number of rows, padded to whole groups."""
-        return -(-self.rows // GROUP_ROWS) * GROUP_ROWS
-
-    def offset(self, row: int) -> int:
-        """Return the offset in bytes of a row's group."""
-        return row // GROUP_ROWS * GROUP_ROWS * sum(self.planes)

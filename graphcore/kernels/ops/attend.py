@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from graphcore.kernels.cpu.attention import sliced_attend
-from graphcore.kernels.custom_ops import register_custom_op
+from graphcore.kernels.custom_ops import register_custom_op, register_implementation
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.kv_formats import entries, heads_of, kept_at, like_heads_of, own_heads, put_entries
 
@@ -222,4 +222,4 @@ register_custom_op(
     " Tensor starts, Tensor counts, int window, float scale, Tensor? sinks=None, str library='',"
     " float cap=0.0) -> Tensor",
 )
-torch.library.impl("graphcore::attend", "CPU", sliced_attend)
+register_implementation("attend", "CPU", sliced_attend)

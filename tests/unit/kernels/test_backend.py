@@ -105,4 +105,4 @@ def test_a_backend_calls_each_op_with_its_own_library(
     assert found == {"query": q, **asked}
     parts = DeltaParts(*torch.arange(13.0).split(1), key_heads=2, eps=1e-6, tiled=True)
     found = arguments_of(delta_heads, lambda: backend.delta_heads(parts), monkeypatch)
-    assert found == {**parts._asdict(), "library": file}
+    assert found == {"parts": parts._replace(library=file)}

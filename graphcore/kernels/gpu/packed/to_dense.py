@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.gpu.layout import TAIL_NBYTES, DeviceForm
+from graphcore.kernels.custom_ops import register_implementation
+from graphcore.kernels.gpu.device_packing import DevicePacking
+from graphcore.kernels.gpu.layout import TAIL_NBYTES
 from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, level_of, plane_rows, scale_and_minimum, tensor_scale
 from graphcore.kernels.gpu.packed.units import (
     eight_codes,
@@ -88,21 +90,21 @@ def weights_of(codes, scale, minimum, L: tl.constexpr):
     return values
 
 
-def launch_rows(ids: Tensor, packed: Tensor, form: DeviceForm, dtype: torch.dtype) -> Tensor:
+def launch_rows(ids: Tensor, packed: Tensor, packing: DevicePacking, dtype: torch.dtype) -> Tensor:
     """Return rows of the matrix: [...] int64 -> [..., I] dtype; zeros for ids out of range."""
-    out = torch.empty((*ids.shape, form.columns), dtype=dtype, device=packed.device)
+    out = torch.empty((*ids.shape, packing.columns), dtype=dtype, device=packed.device)
     if ids.numel():
-        _launch(packed, ids.contiguous(), out, 0, form, is_scaled=True)
+        _launch(packed, ids.contiguous(), out, 0, packing, is_scaled=True)
     return out
 
 
 def launch_unpack(
     packed: Tensor,
-    form: DeviceForm,
+    packing: DevicePacking,
     dtype: torch.dtype,
+    *,
     begin: int = 0,
     end: int | None = None,
-    *,
     is_scaled: bool = True,
 ) -> Tensor:
     """Return rows begin .. end - 1 of the matrix: [rows, I] dtype.
@@ -111,33 +113,35 @@ def launch_unpack(
         end: end of the rows (exclusive); None for all rows.
         is_scaled: True to apply the scale of an i2_s tensor.
     """
-    count = (form.rows if end is None else end) - begin
-    out = torch.empty((count, form.columns), dtype=dtype, device=packed.device)
-    _launch(packed, None, out, begin, form, is_scaled=is_scaled)
+    count = (packing.rows if end is None else end) - begin
+    out = torch.empty((count, packing.columns), dtype=dtype, device=packed.device)
+    _launch(packed, None, out, begin, packing, is_scaled=is_scaled)
     return out
 
 
-def tensor_scale_of(packed: Tensor, form: DeviceForm) -> Tensor | float:
+def tensor_scale_of(packed: Tensor, packing: DevicePacking) -> Tensor | float:
     """Return the scale of an i2_s tensor, [1] float32 on the matrix's device; 1 for other formats."""
-    if form.layout.scale != "whole":
+    if packing.layout.scale != "whole":
         return 1.0
-    end = form.nbytes - TAIL_NBYTES
+    end = packing.nbytes - TAIL_NBYTES
     return packed[end : end + 4].view(torch.float32)
 
 
-def _launch(packed: Tensor, ids: Tensor | None, out: Tensor, begin: int, form: DeviceForm, *, is_scaled: bool) -> None:
-    count = out.numel() // form.columns
+def _launch(
+    packed: Tensor, ids: Tensor | None, out: Tensor, begin: int, packing: DevicePacking, *, is_scaled: bool
+) -> None:
+    count = out.numel() // packing.columns
     rows = INTERPRETED_ROWS if out.device.type == "cpu" else ROWS
-    units = form.columns // weights_of_unit(form.layout)
+    units = packing.columns // weights_of_unit(packing.layout)
     _unpack[(triton.cdiv(count, rows), triton.cdiv(units, UNITS))](
         packed,
         ids,
         out,
         begin,
         count,
-        form.rows,
-        form.columns,
-        L=form.layout,
+        packing.rows,
+        packing.columns,
+        L=packing.layout,
         IS_SCALED=is_scaled,
         R=rows,
         G=UNITS,
@@ -146,13 +150,5 @@ def _launch(packed: Tensor, ids: Tensor | None, out: Tensor, begin: int, form: D
     )
 
 
-def _rows(ids: Tensor, packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return launch_rows(ids, packed, DeviceForm(name, rows, columns), dtype)
-
-
-def _matrix(packed: Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return launch_unpack(packed, DeviceForm(name, rows, columns), dtype)
-
-
-torch.library.impl("graphcore::device_rows", "CUDA", _rows)
-torch.library.impl("graphcore::device_matrix", "CUDA", _matrix)
+register_implementation("device_rows", "CUDA", launch_rows)
+register_implementation("device_matrix", "CUDA", launch_unpack)
