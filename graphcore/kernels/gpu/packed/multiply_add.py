@@ -34,7 +34,6 @@ from graphcore.kernels.gpu.packed.units import (
 
 IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # the interpreter cannot run machine code
 WIDEN = tl.constexpr("{.reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi;}")
-X_LIFT = tl.constexpr(float(2**96))
 LIFT = tl.constexpr(float(2**53))  # 149 - 96
 E2M1_SIZES = tl.constexpr(0x0E000E00)
 E2M1_SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
