@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from graphcore.kernels.ops.attend import attend
 from graphcore.kernels.ops.gated_delta import delta_heads
-from graphcore.nn.int8_rows import quantize_rows
+from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped, scaled
 from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, weighted_sum, without_padding

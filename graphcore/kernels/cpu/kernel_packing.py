@@ -25,7 +25,7 @@ from torch import Tensor
 from graphcore.device import product_dtype
 from graphcore.kernels.cpu.library import Matrix, open_library
 from graphcore.kernels.custom_ops import register_custom_op
-from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows
+from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows, write_tail
 from graphcore.quant.registry import FORMATS
 
 FORMAT_NUMBERS = dict(
@@ -67,25 +67,13 @@ class KernelPacking(Packing):
         """The format's number, rows and columns, as arguments of the library's functions."""
         return FORMAT_NUMBERS[self.format], self.rows, self.columns
 
-    def pack(self, raw_rows: Tensor, scale: float = 1.0, *, threads: int | None = None) -> Tensor:
-        """Return the matrix in the kernels' layout; `threads` is torch's number if None."""
-        packed = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
-        rows = raw_rows if raw_rows.stride(1) == 1 else raw_rows.contiguous()
-        self.pack_rows(rows, 0, packed, threads=threads)
-        self.write_scale(packed, scale)
-        return packed
-
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
         """Write some rows to the packed matrix, in the kernels' layout.
 
         Several threads may write different ranges at the same time, each with `threads=1`.
         """
-        end = begin + len(raw_rows)
-        assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
-        assert end == self.rows or (end < self.rows and end % GROUP_ROWS == 0), f"rows {begin} .. {end} of {self.rows}"
+        self.check_place(raw_rows, begin, out)
         assert raw_rows.stride(1) == 1, f"strides {raw_rows.stride()}, a row is one run"
-        assert out.is_contiguous(), f"strides {out.stride()}, the matrix is one run"
-        assert out.numel() == self.nbytes, f"{out.shape} is no {self}"
         open_library(self.library).graphcore_pack(
             torch.get_num_threads() if threads is None else threads,
             FORMAT_NUMBERS[self.format],
@@ -99,10 +87,7 @@ class KernelPacking(Packing):
     def write_scale(self, out: Tensor, scale: float) -> None:
         """Write the tensor's scale after the rows."""
         if not self.can_split:
-            out[-TAIL_NBYTES:] = 0
-            out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale], dtype=torch.float32, device="cpu").view(
-                torch.uint8
-            )
+            write_tail(out, TAIL_NBYTES, scale)
 
     def offset(self, row: int) -> int:
         """Return the offset in bytes of a row's group."""

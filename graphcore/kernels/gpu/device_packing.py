@@ -14,10 +14,9 @@ from torch import Tensor
 
 from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, SUPER_WEIGHTS, TAIL_NBYTES, DeviceLayout
-from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows
+from graphcore.kernels.ops.int8_rows import quantize_rows
+from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows, write_tail
 from graphcore.quant.registry import FORMATS
-
-SMALLEST_PEAK = 1e-5  # a row of zeros keeps a finite scale
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,6 @@ class DevicePacking(Packing):
         """Return the offset in bytes of a row's group."""
         return row // GROUP_ROWS * GROUP_ROWS * sum(self.planes)
 
-    def pack(self, raw_rows: Tensor, scale: float) -> Tensor:
-        """Return the matrix in planes, on the device of the rows."""
-        packed = torch.empty(self.nbytes, dtype=torch.uint8, device=raw_rows.device)
-        self.pack_rows(raw_rows, 0, packed)
-        self.write_scale(packed, scale)
-        return packed
-
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
         """Write some rows to their planes, and zeros to the padding rows of the matrix's last group.
 
@@ -68,12 +60,7 @@ class DevicePacking(Packing):
         are copied to its device first.
         """
         count = len(raw_rows)
-        assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
-        is_last = begin + count == self.rows
-        assert is_last or (begin + count < self.rows and count % GROUP_ROWS == 0), (
-            f"rows {begin} .. {begin + count} of {self.rows}"
-        )
-        assert out.numel() == self.nbytes, f"{out.shape} is no {self}"
+        self.check_place(raw_rows, begin, out)
         one = FORMATS[self.format]
         blocks = _unfold(raw_rows.to(out.device), 1, self.columns // one.block_elements)  # [R, K, W]
         whole = count // GROUP_ROWS * GROUP_ROWS
@@ -100,10 +87,7 @@ class DevicePacking(Packing):
     def write_scale(self, out: Tensor, scale: float) -> None:
         """Write the tensor's scale after the rows."""
         if not self.can_split:
-            out[-TAIL_NBYTES:] = 0
-            out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = (
-                torch.tensor([scale], dtype=torch.float32, device="cpu").view(torch.uint8).to(out.device)
-            )
+            write_tail(out, TAIL_NBYTES, scale)
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the dense matrix, bit-exact with the format."""
@@ -150,8 +134,8 @@ def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, packing: DeviceP
     weight = _matrix_cpu(packed, packing, torch.float32)
     wide = x.float()
     if rounds:
-        scale = 127.0 / wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST_PEAK)
-        wide = (wide * scale).round().clamp(-128, 127) / scale
+        codes, scale = quantize_rows(x)
+        wide = codes / scale
     return torch.nn.functional.linear(wide, weight, None if bias is None else bias.float()).to(x.dtype)
 
 
