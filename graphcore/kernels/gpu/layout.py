@@ -3,8 +3,8 @@
 Legend: O rows (output features), I columns (input features).
 
     group of 16 rows:   low codes | high codes | scales | supers        each plane: row 0's bytes, row 1's, ...
-    low codes           8, 4 or 2 bits a weight; 16 bytes are a unit: byte b has weights b, step + b, ..., one in each
-                        slice of its bits, the lowest first; if step is over 16, step / 16 units share their weights
+    low codes           8, 4 or 2 bits a weight; 16 bytes are a vector: byte b has weights b, step + b, ..., one in each
+                        slice of its bits, the lowest first; if step is over 16, step / 16 vectors share their weights
     high codes          the 2 or 1 highest bits: byte b of 32 has weights b, 32 + b, ..., in slices of its bits; or runs
     scales              one for `group` weights: a float16, a float16 and a minimum, or one or two bytes
     supers              a float16, or two (of scales and minimums), for 256 weights, if the format's scales are bytes
