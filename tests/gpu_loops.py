@@ -33,7 +33,7 @@ class Names:
 
     Attributes:
         layout: of the packed matrix; empty if it is dense.  rows: of a program.
-        along: whose product is the number of units, or numbers, of a row that a program reads at once.
+        along: whose product is the number of vectors, or numbers, of a row that a program reads at once.
         matrices: how many the program multiplies.
     """
 
@@ -48,8 +48,8 @@ KERNELS = {
     "_packed_gated": Names("L", "R", ("G",), matrices=2),
     "_dense_product": Names("", "R", ("G", "V")),
     "_dense_gated": Names("", "R", ("G", "V"), matrices=2),
-    "_down": Names("FORM", "ROWS", ("UNITS",)),
-    "_gate_up": Names("GATE", "ROWS", ("UNITS",), matrices=2),
+    "_down": Names("FORM", "ROWS", ("VECTORS",)),
+    "_gate_up": Names("GATE", "ROWS", ("VECTORS",), matrices=2),
 }
 
 

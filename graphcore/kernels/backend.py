@@ -8,7 +8,6 @@ Legend: B batch, T tokens, H heads, K kv heads, E head dim, M value dim, P pages
 a page. A backend is chosen once, when a model is loaded. No code outside this package handles the C++ library's path.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +21,7 @@ from graphcore.kernels.cpu.library import find_runnable_library, prebuilt_librar
 from graphcore.kernels.cpu.program import NativeProgram, seconds_late
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.registration import register
-from graphcore.kernels.ops.attend import attend, attend_shared
+from graphcore.kernels.ops.attend import attend
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.draw import DrawKernel
 from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
@@ -33,7 +32,6 @@ from graphcore.quant.registry import FORMATS
 
 # A torch.fx trace of a module (graph/lowering/tracing.py) stops at these functions, whichever backend calls them.
 fx.wrap("attend")
-fx.wrap("attend_shared")
 fx.wrap("delta_heads")
 
 KVPages = tuple[Tensor, Tensor, Tensor]
@@ -42,7 +40,7 @@ Positions = tuple[Tensor, Tensor]
 """Number of tokens in each sequence's cache, and of new tokens in this pass, [B] int64 each: `starts` and `counts`."""
 
 
-class Backend(ABC):
+class Backend:
     """Interface of the backends; a backend is stateless, so that modules can share it.
 
     Attributes:
@@ -56,29 +54,31 @@ class Backend(ABC):
         """Name of the kernels' build, part of a saved KV cache's fingerprint; "none" without C++ kernels."""
         return "none"
 
-    @abstractmethod
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: KVPages, span: Positions, how: AttentionParameters
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        cache: KVPages,
+        span: Positions,
+        how: AttentionParameters,
     ) -> Tensor:
         """Append keys and values to the cache and attend, as the op `attend` does; returns [B, T, H, E].
 
         Args:
             query: [B, T, H, E] compute dtype.
-            key, value: [B, T, K, E] compute dtype.
+            key, value: [B, T, K, E] compute dtype; None if another layer has appended its own in this pass.
             how: settings of the attention; the backend itself sets its library.
         """
+        return attend(query, key, value, *cache, *span, how.window, how.scale, how.sinks, how.library, how.cap)
 
-    @abstractmethod
-    def attend_shared(self, query: Tensor, cache: KVPages, span: Positions, how: AttentionParameters) -> Tensor:
-        """Attend keys that another layer has appended in this pass, as the op `attend_shared` does; [B, T, H, E]."""
-
-    @abstractmethod
     def delta_heads(self, parts: DeltaParts) -> Tensor:
         """Run the heads of a delta rule, as the op `delta_heads` does; the backend itself sets the library.
 
         Returns:
             [B, T, H M] compute dtype.
         """
+        return delta_heads(*parts)
 
     def choose_packing(self, name: str, rows: int, columns: int) -> Packing | None:
         """Return the packing for a matrix in a stored format; None (dense) if a row is not a whole number of blocks.
@@ -107,22 +107,6 @@ class TorchBackend(Backend):
     """The ops of kernels/ops/ in plain torch."""
 
     has_kernels = False
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: KVPages, span: Positions, how: AttentionParameters
-    ) -> Tensor:
-        """Attend with the op's implementation for the device."""
-        window, scale, sinks, _, cap = how
-        return attend(query, key, value, *cache, *span, window, scale, sinks, cap=cap)
-
-    def attend_shared(self, query: Tensor, cache: KVPages, span: Positions, how: AttentionParameters) -> Tensor:
-        """Attend with the op's implementation for the device."""
-        window, scale, sinks, _, cap = how
-        return attend_shared(query, *cache, *span, window, scale, sinks, cap=cap)
-
-    def delta_heads(self, parts: DeltaParts) -> Tensor:
-        """Run the heads with the op's implementation for the device."""
-        return delta_heads(*parts)
 
 
 @dataclass(frozen=True)
@@ -153,20 +137,20 @@ class NativeBackend(Backend):
         return Path(self.library).stem
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: KVPages, span: Positions, how: AttentionParameters
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        cache: KVPages,
+        span: Positions,
+        how: AttentionParameters,
     ) -> Tensor:
         """Attend in C++."""
-        window, scale, sinks, _, cap = how
-        return attend(query, key, value, *cache, *span, window, scale, sinks, self.library, cap)
-
-    def attend_shared(self, query: Tensor, cache: KVPages, span: Positions, how: AttentionParameters) -> Tensor:
-        """Attend in C++."""
-        window, scale, sinks, _, cap = how
-        return attend_shared(query, *cache, *span, window, scale, sinks, self.library, cap)
+        return super().attend(query, key, value, cache, span, how._replace(library=self.library))
 
     def delta_heads(self, parts: DeltaParts) -> Tensor:
         """Run the heads in C++."""
-        return delta_heads(*parts._replace(library=self.library))
+        return super().delta_heads(parts._replace(library=self.library))
 
     def _packing(self, name: str, rows: int, columns: int) -> Packing:
         if FORMATS[name].kernel_number is None:

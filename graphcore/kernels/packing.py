@@ -38,17 +38,22 @@ class Packing(ABC):
     def nbytes(self) -> int:
         """The size in bytes."""
 
-    @abstractmethod
-    def pack(self, raw_rows: Tensor, scale: float) -> Tensor:
-        """Return the matrix packed.
+    def pack(self, raw_rows: Tensor, scale: float = 1.0, *, threads: int | None = None) -> Tensor:
+        """Return the matrix packed, on the device of the rows.
 
         Args:
             raw_rows: [O, W] uint8, rows as the file has them, any strides.
             scale: scale of the whole tensor, for formats that have one (i2_s), else 1.
+            threads: the same as in `pack_rows`.
 
         Returns:
             [nbytes] uint8.
         """
+        packed = torch.empty(self.nbytes, dtype=torch.uint8, device=raw_rows.device)
+        rows = raw_rows if raw_rows.stride(1) == 1 else raw_rows.contiguous()
+        self.pack_rows(rows, 0, packed, threads=threads)
+        self.write_scale(packed, scale)
+        return packed
 
     @abstractmethod
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
@@ -86,6 +91,19 @@ class Packing(ABC):
         assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
         return replace(self, rows=end - begin), self.offset(begin)
 
+    def check_place(self, raw_rows: Tensor, begin: int, out: Tensor) -> None:
+        """Assert that `pack_rows` may write these rows there."""
+        end = begin + len(raw_rows)
+        assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
+        assert end == self.rows or (end < self.rows and end % GROUP_ROWS == 0), f"rows {begin} .. {end} of {self.rows}"
+        assert out.is_contiguous(), f"strides {out.stride()}, the matrix is one run"
+        assert out.numel() == self.nbytes, f"{out.shape} is no {self}"
+
+    def check_rows(self, ids: Tensor) -> None:
+        """Raise IndexError if one of the row numbers is outside the matrix."""
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.rows:
+            raise IndexError(f"row {int(ids.max())} of a table of {self.rows} rows")
+
     @abstractmethod
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the dense matrix: [nbytes] uint8 -> [O, I] dtype."""
@@ -97,3 +115,26 @@ class Packing(ABC):
     @abstractmethod
     def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the rows `ids` [...] int64, dense: [..., I] dtype."""
+
+
+def write_tail(out: Tensor, nbytes: int, scale: float) -> None:
+    """Write the float32 scale of a whole tensor, and zeros after it, into the last bytes of a packed matrix."""
+    out[-nbytes:] = 0
+    out[-nbytes : 4 - nbytes] = (
+        torch.tensor([scale], dtype=torch.float32, device="cpu").view(torch.uint8).to(out.device)
+    )
+
+
+def empty_product(x: Tensor, packing: Packing) -> Tensor:
+    """Return an empty tensor like the result of `linear`, for tracing."""
+    return x.new_empty((*x.shape[:-1], packing.rows))
+
+
+def empty_rows(ids: Tensor, packed: Tensor, packing: Packing, dtype: torch.dtype) -> Tensor:
+    """Return an empty tensor like the result of `gather`, for tracing."""
+    return packed.new_empty((*ids.shape, packing.columns), dtype=dtype)
+
+
+def empty_matrix(packed: Tensor, packing: Packing, dtype: torch.dtype) -> Tensor:
+    """Return an empty tensor like the result of `unpack`, for tracing."""
+    return packed.new_empty((packing.rows, packing.columns), dtype=dtype)

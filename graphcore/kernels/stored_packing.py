@@ -23,10 +23,6 @@ class StoredPacking(Packing):
         """The size in bytes."""
         return FORMATS[self.format].nbytes((self.rows, self.columns))
 
-    def pack(self, raw_rows: Tensor, scale: float) -> Tensor:
-        """Return the rows one after another, as in a file."""
-        return FORMATS[self.format].join_rows(raw_rows, scale)
-
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
         """Copy some rows."""
         out[self.offset(begin) : self.offset(begin + len(raw_rows))].view(raw_rows.shape).copy_(raw_rows)

@@ -62,7 +62,7 @@ class Attention(nn.Module):
         cache = k_cache, v_cache, table
         query = self.q_proj(shared).unflatten(-1, (-1, spec.head_dim))  # [B, T, H, E]
         if self.k_proj is None:
-            heads = self.backend.attend_shared(self._turned(query, self.q_norm, rope), cache, *self._scoring(span))
+            heads = self.backend.attend(self._turned(query, self.q_norm, rope), None, None, cache, *self._scoring(span))
         else:
             key = self.k_proj(shared).unflatten(-1, (-1, spec.head_dim))  # [B, T, K, E]
             value = key if self.v_proj is None else self.v_proj(shared).unflatten(-1, (-1, spec.head_dim))

@@ -6,8 +6,8 @@ Legend: B batch, T tokens, I input features, O output features.
 import torch
 from torch import Tensor, fx, nn
 
+from graphcore.kernels.ops.int8_rows import Int8Rows, quantize_rows
 from graphcore.kernels.packing import Packing
-from graphcore.nn.int8_rows import Int8Rows, quantize_rows
 from graphcore.nn.spec import Int8Order
 
 fx.wrap(

@@ -90,7 +90,7 @@ class Experts(nn.Module):
         if self.cached is not None and places is None:
             y = cached_experts(tokens, choices, self.cached, biases, self.hidden, self.gating, self.formats)
         elif not packings:
-            y = experts(tokens, choices, weights, biases, *self.gating, places)
+            y = experts(tokens, choices, weights, biases, self.gating, places)
         else:
             assert len(packings) == len(parts), "a layer's experts are packed together (weights/packed_weights.py)"
             rounding = self.gate_proj.rounding

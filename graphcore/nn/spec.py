@@ -257,8 +257,3 @@ class ModelSpec:
             assert shape in owners, f"layer {index} shares the cache of no earlier layer"
             found.append(owners[shape])
         return tuple(found)
-
-    @property
-    def lending_layers(self) -> frozenset[int]:
-        """Indices of the layers whose keys and values later layers also attend."""
-        return frozenset(owner for index, owner in enumerate(self.cache_layers) if owner != index)

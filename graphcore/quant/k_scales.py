@@ -1,4 +1,4 @@
-"""Six-bit scales: the 12 bytes that q4_k and q5_k share, and their form in a GPU's memory.
+"""Arithmetic of q4_k's and q5_k's blocks: their six-bit scales in 12 bytes, and the scales' form in a GPU's memory.
 
 Legend: N blocks. Eight sub-blocks j of 32 elements have a 6-bit scale and a 6-bit minimum each.
 
@@ -17,7 +17,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes
 from graphcore.quant.format import Change
+from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
 
 
 def unpack_scales_and_minimums(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,6 +38,41 @@ def pack_scales_and_minimums(scales: torch.Tensor, minimums: torch.Tensor) -> to
     first_minimums, last_minimums = minimums.chunk(2, dim=1)
     low_bits = (last_scales & 15) | (last_minimums & 15) << 4
     return torch.cat((first_scales | last_scales >> 4 << 6, first_minimums | last_minimums >> 4 << 6, low_bits), dim=1)
+
+
+def affine_weights(blocks: Tensor, codes: Tensor) -> Tensor:
+    """Return the weights of q4_k's or q5_k's blocks, (d * scale) * code - dmin * minimum.
+
+    Args:
+        blocks: [N, bytes] uint8, which begin with d, dmin, and the 12 bytes of scales and minimums.
+        codes: [N, 8, 32] uint8.
+
+    Returns:
+        [N, 256] float32.
+    """
+    scales, minimums = unpack_scales_and_minimums(field(blocks, 4, 12))  # [N, 8] each
+    scale = fp16(blocks, 0) * scales.to(torch.float32)
+    minimum = fp16(blocks, 2) * minimums.to(torch.float32)
+    return codes.to(torch.float32).mul_(scale.unsqueeze(2)).sub_(minimum.unsqueeze(2)).flatten(1)
+
+
+def quantize_affine(dense: Tensor, top: int, stretches: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """Return the first 16 bytes of q4_k's or q5_k's blocks, and their codes; scales by search, see k_search.
+
+    Args:
+        dense: [N, 256] float32.
+        top: largest code.
+        stretches: the argument of `k_search.fit_affine`.
+
+    Returns:
+        [N, 16] uint8 and [N, 256] uint8.
+    """
+    groups = as_columns(dense, num_groups=8)
+    scale, minimum = (found.view(-1, 8) for found in fit_affine(groups, top, stretches))  # [N, 8] each
+    scales, minimums = round_scales(scale, 0, 63), round_scales(minimum, 0, 63)
+    codes = as_rows(refine_affine(groups, scales, minimums, top, 63), len(dense))
+    packed = pack_scales_and_minimums(scales.codes.to(torch.uint8), minimums.codes.to(torch.uint8))
+    return torch.cat((fp16_bytes(scales.unit), fp16_bytes(minimums.unit), packed), dim=1), codes
 
 
 def regroup_nibbles(codes: Tensor) -> Tensor:

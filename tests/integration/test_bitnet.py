@@ -17,7 +17,7 @@ import torch
 from ternary_models import FORMS, TernaryModel, save_ternary
 
 from graphcore import Engine
-from graphcore.nn.int8_rows import Int8Rows
+from graphcore.kernels.ops.int8_rows import Int8Rows
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tiny"
 MEAN_ERROR = 2e-3

@@ -30,7 +30,7 @@ from graphcore.graph.gpu.product_inputs import device_matrix, normalised, produc
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.tracing import M, Traced
-from graphcore.kernels.gpu.attention.attend_token import HeadNorms, attend_token
+from graphcore.kernels.gpu.attention.decode import NO_NORMS, HeadNorms, attend_token
 from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_elements, scale_rows
 from graphcore.kernels.gpu.experts.fetch import take_slots
 from graphcore.kernels.gpu.experts.launch import add_expert_answers
@@ -196,7 +196,7 @@ class DeviceRun:
         kv_heads, head_dim = k_cache.shape[1], head_dim_of(k_cache)
         projected = rows.view(len(rows), 1, -1, head_dim)
         query, key, value = torch.split(projected, [projected.shape[2] - 2 * kv_heads, kv_heads, kv_heads], dim=2)
-        norms = None
+        norms = NO_NORMS
         if q_norm is not None and k_norm is not None:
             first, second = (self._module(norm.name, RMSNorm) for norm in (q_norm, k_norm))
             norms = HeadNorms(first.weight, second.weight, first.eps, first.scale_in_float32)

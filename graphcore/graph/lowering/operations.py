@@ -101,6 +101,6 @@ def attend_heads(
 ) -> NoReturn:
     """Stand for attend(rotate(q_norm(q)), rotate(k_norm(k)), v_norm(v), *rest), which writes the cache.
 
-    Without k and v it stands for attend_shared(rotate(q_norm(q)), *rest), which reads keys already in the cache.
+    Without k and v it stands for attend(rotate(q_norm(q)), None, None, *rest), which reads keys already in the cache.
     """
     raise NotImplementedError

@@ -25,7 +25,7 @@ from graphcore.graph.lowering.operations import (
 )
 from graphcore.graph.lowering.residual_adds import RESIDUAL_ADDS
 from graphcore.graph.lowering.tracing import Traced, is_call, is_cast, is_effect, is_read_once, uncast
-from graphcore.kernels.ops.attend import attend, attend_shared
+from graphcore.kernels.ops.attend import attend
 from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
@@ -84,22 +84,16 @@ def heads(traced: Traced) -> None:
     """Turn norms of heads, their rotation, and attention (which writes the cache) into `attend_heads`."""
     for node in traced.nodes(attend):
         (q, k, v), rest = node.args[:3], node.args[3:]
-        ropes = [one.args[1] for one in (q, k) if one.target is rotate]
-        if len(set(ropes)) > 1 or len(ropes) == 1:
+        turned = [q] if k is None else [q, k]
+        ropes = [one.args[1] for one in turned if one.target is rotate]
+        if len(set(ropes)) > 1 or 0 < len(ropes) < len(turned):
             continue
         if ropes:
-            q, k = q.args[0], k.args[0]
+            q, k = q.args[0], None if k is None else k.args[0]
         norms = [_norm_of_heads(traced, one) for one in (q, k)]
         norms.append(norm_call(v) if traced.leaf(v, UnitNorm) else None)
         q, k, v = (one if norm is None else one.args[0] for one, norm in zip((q, k, v), norms, strict=True))
         traced.replace(node, attend_heads, q, k, v, ropes[0] if ropes else None, *norms, *rest)
-    for node in traced.nodes(attend_shared):
-        q, rest = node.args[0], node.args[1:]
-        rope = q.args[1] if is_call(q, rotate) else None
-        q = q if rope is None else q.args[0]
-        norm = _norm_of_heads(traced, q)
-        q = q if norm is None else q.args[0]
-        traced.replace(node, attend_heads, q, None, None, rope, norm, None, None, *rest)
 
 
 def _norm_of_heads(traced: Traced, node: Call) -> NormCall | None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import fx, nn
 
-from graphcore.kernels.ops.attend import attend, attend_shared
+from graphcore.kernels.ops.attend import attend
 from graphcore.kernels.ops.gated_delta import delta_heads
-from graphcore.nn.int8_rows import quantize_rows
+from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped, scaled
 from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, weighted_sum, without_padding
@@ -27,18 +27,17 @@ CASTS = ("float", "to")
 PARTS = ("split", "chunk")
 INPUT = "x"
 FEATURES, FEATURES_GATE = "per_layer", "per_layer.gate"  # an input, and the Linear whose output has its shape
-LIKE_FIRST = (rotate, attend, attend_shared, capped, scaled, without_padding)  # output shaped as the first argument
+LIKE_FIRST = (rotate, attend, capped, scaled, without_padding)  # output shaped as the first argument
 LIKE_SECOND = (delta_heads, scaled_by_gate)  # output shaped as the second argument
 # Functions of nn/ and kernels/; each is one operation.
 FUNCTIONS = (*LIKE_FIRST, *LIKE_SECOND, choose_experts, weighted_sum)
 READ_BY: Mapping[object, tuple[object, ...]] = {  # operations that may read values with the shape of heads
-    "unflatten": (RMSNorm, LayerNorm, UnitNorm, rotate, attend, attend_shared),
-    RMSNorm: (rotate, attend, attend_shared),
-    LayerNorm: (rotate, attend, attend_shared),
+    "unflatten": (RMSNorm, LayerNorm, UnitNorm, rotate, attend),
+    RMSNorm: (rotate, attend),
+    LayerNorm: (rotate, attend),
     UnitNorm: (attend,),
-    rotate: (attend, attend_shared),
+    rotate: (attend,),
     attend: ("flatten",),
-    attend_shared: ("flatten",),
     Experts: (weighted_sum,),
 }
 VALUES = ("unflatten", UnitNorm)  # operations whose heads attention may read as values

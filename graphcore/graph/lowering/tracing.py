@@ -18,7 +18,7 @@ from graphcore.graph.lowering.operations import Call, attend_heads, parts
 from graphcore.graph.lowering.shapes import FUNCTIONS, PARTS, VIEWS, misfit
 from graphcore.kernels.ops.attend import attend
 from graphcore.kernels.ops.gated_delta import delta_heads
-from graphcore.nn.int8_rows import quantize_rows
+from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import Experts

@@ -25,7 +25,7 @@ from torch import Tensor
 from graphcore.device import product_dtype
 from graphcore.kernels.cpu.library import Matrix, open_library
 from graphcore.kernels.custom_ops import register_custom_op
-from graphcore.kernels.packing import GROUP_ROWS, Packing
+from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows, write_tail
 from graphcore.quant.registry import FORMATS
 
 FORMAT_NUMBERS = dict(
@@ -67,25 +67,13 @@ class KernelPacking(Packing):
         """The format's number, rows and columns, as arguments of the library's functions."""
         return FORMAT_NUMBERS[self.format], self.rows, self.columns
 
-    def pack(self, raw_rows: Tensor, scale: float = 1.0, *, threads: int | None = None) -> Tensor:
-        """Return the matrix in the kernels' layout; `threads` is torch's number if None."""
-        packed = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
-        rows = raw_rows if raw_rows.stride(1) == 1 else raw_rows.contiguous()
-        self.pack_rows(rows, 0, packed, threads=threads)
-        self.write_scale(packed, scale)
-        return packed
-
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
         """Write some rows to the packed matrix, in the kernels' layout.
 
         Several threads may write different ranges at the same time, each with `threads=1`.
         """
-        end = begin + len(raw_rows)
-        assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
-        assert end == self.rows or (end < self.rows and end % GROUP_ROWS == 0), f"rows {begin} .. {end} of {self.rows}"
+        self.check_place(raw_rows, begin, out)
         assert raw_rows.stride(1) == 1, f"strides {raw_rows.stride()}, a row is one run"
-        assert out.is_contiguous(), f"strides {out.stride()}, the matrix is one run"
-        assert out.numel() == self.nbytes, f"{out.shape} is no {self}"
         open_library(self.library).graphcore_pack(
             torch.get_num_threads() if threads is None else threads,
             FORMAT_NUMBERS[self.format],
@@ -99,10 +87,7 @@ class KernelPacking(Packing):
     def write_scale(self, out: Tensor, scale: float) -> None:
         """Write the tensor's scale after the rows."""
         if not self.can_split:
-            out[-TAIL_NBYTES:] = 0
-            out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = torch.tensor([scale], dtype=torch.float32, device="cpu").view(
-                torch.uint8
-            )
+            write_tail(out, TAIL_NBYTES, scale)
 
     def offset(self, row: int) -> int:
         """Return the offset in bytes of a row's group."""
@@ -120,8 +105,7 @@ class KernelPacking(Packing):
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the dense matrix, bit-exact with the format, computed by a custom op."""
-        op = torch.ops.graphcore.packed_matrix.default
-        return op(packed, self.library, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
+        return packed_matrix(packed, self, dtype)
 
     def unpack_rows(self, packed: Tensor, dtype: torch.dtype, begin: int, end: int) -> Tensor:
         """Return rows begin .. end - 1 of the whole matrix, dense; `begin` is a multiple of GROUP_ROWS."""
@@ -136,30 +120,25 @@ class KernelPacking(Packing):
 
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
         """Multiply without unpacking; `rounding` is "float", "wide", "block" or "token", as at the top of this file."""
-        op = torch.ops.graphcore.packed_linear.default
-        return op(x, packed, bias, self.library, self.format, self.rows, rounding)  # type: ignore[no-any-return]
+        return packed_linear(x, packed, bias, self, rounding)
 
     def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return some rows, dense."""
-        op = torch.ops.graphcore.packed_rows.default
-        return op(ids, packed, self.library, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
+        return packed_rows(ids, packed, self, dtype)
 
 
-def _matrix_cpu(packed: Tensor, library: str, format: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return KernelPacking(format, rows, columns, library).unpack_rows(packed, dtype, 0, rows)
+def _matrix_cpu(packed: Tensor, packing: KernelPacking, dtype: torch.dtype) -> Tensor:
+    return packing.unpack_rows(packed, dtype, 0, packing.rows)
 
 
-def _linear_cpu(
-    x: Tensor, packed: Tensor, bias: Tensor | None, library: str, format: str, rows: int, rounding: str
-) -> Tensor:
-    packing = KernelPacking(format, rows, x.shape[-1], library)
+def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, packing: KernelPacking, rounding: str) -> Tensor:
     tokens = x.numel() // x.shape[-1] if x.numel() else 0
     if rounding in ("float", "wide") and tokens >= DENSE_TOKENS:
         return _dense_product(x, packed, bias, packing)
     x = x.contiguous()
-    y = x.new_empty((*x.shape[:-1], rows))
+    y = empty_product(x, packing)
     wide = None if bias is None else bias.float()
-    open_library(library).graphcore_linear(
+    open_library(packing.library).graphcore_linear(
         torch.get_num_threads(),
         ctypes.byref(packing.matrix(packed)),
         x.data_ptr(),
@@ -185,7 +164,7 @@ def _dense_product(x: Tensor, packed: Tensor, bias: Tensor | None, packing: Kern
         return torch.nn.functional.linear(wide, packing.unpack_rows(packed, dtype, 0, packing.rows), wide_bias).to(
             x.dtype
         )
-    y = x.new_empty((*x.shape[:-1], packing.rows))
+    y = empty_product(x, packing)
     for begin in range(0, packing.rows, step):
         end = min(begin + step, packing.rows)
         part = None if wide_bias is None else wide_bias[begin:end]
@@ -193,31 +172,16 @@ def _dense_product(x: Tensor, packed: Tensor, bias: Tensor | None, packing: Kern
     return y
 
 
-def _rows_cpu(
-    ids: Tensor, packed: Tensor, library: str, format: str, rows: int, columns: int, dtype: torch.dtype
-) -> Tensor:
-    packing = KernelPacking(format, rows, columns, library)
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
-        raise IndexError(f"row {int(ids.max())} of a table of {rows} rows")
+def _rows_cpu(ids: Tensor, packed: Tensor, packing: KernelPacking, dtype: torch.dtype) -> Tensor:
+    packing.check_rows(ids)
     ids = ids.contiguous()
-    dense = torch.empty((*ids.shape, columns), dtype=dtype, device="cpu")
-    matrix = packing.matrix(packed)
-    open_library(library).graphcore_rows(
-        ctypes.byref(matrix), ids.data_ptr(), ids.numel(), DTYPE_NUMBERS[dtype], dense.data_ptr()
+    dense = torch.empty((*ids.shape, packing.columns), dtype=dtype, device="cpu")
+    open_library(packing.library).graphcore_rows(
+        ctypes.byref(packing.matrix(packed)), ids.data_ptr(), ids.numel(), DTYPE_NUMBERS[dtype], dense.data_ptr()
     )
     return dense
 
 
-register_custom_op("packed_linear", _linear_cpu, lambda x, rows: x.new_empty((*x.shape[:-1], rows)), dispatch_key="CPU")
-register_custom_op(
-    "packed_rows",
-    _rows_cpu,
-    lambda ids, packed, columns, dtype: packed.new_empty((*ids.shape, columns), dtype=dtype),
-    dispatch_key="CPU",
-)
-register_custom_op(
-    "packed_matrix",
-    _matrix_cpu,
-    lambda packed, rows, columns, dtype: packed.new_empty((rows, columns), dtype=dtype),
-    dispatch_key="CPU",
-)
+packed_linear = register_custom_op("packed_linear", _linear_cpu, empty_product, dispatch_key="CPU")
+packed_rows = register_custom_op("packed_rows", _rows_cpu, empty_rows, dispatch_key="CPU")
+packed_matrix = register_custom_op("packed_matrix", _matrix_cpu, empty_matrix, dispatch_key="CPU")

@@ -13,23 +13,45 @@ import torch
 from torch import Tensor
 
 from graphcore.kernels.custom_ops import register_custom_op
-from graphcore.kernels.gpu.layout import TAIL_NBYTES, DeviceForm
-from graphcore.kernels.packing import GROUP_ROWS, Packing
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, SUPER_WEIGHTS, TAIL_NBYTES, DeviceLayout
+from graphcore.kernels.ops.int8_rows import quantize_rows
+from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows, write_tail
 from graphcore.quant.registry import FORMATS
-
-SMALLEST_PEAK = 1e-5  # a row of zeros keeps a finite scale
 
 
 @dataclass(frozen=True)
-class DevicePacking(DeviceForm, Packing):
-    """A matrix in groups of sixteen rows, split into planes."""
+class DevicePacking(Packing):
+    """A matrix in groups of sixteen rows, split into planes (layout.py); `format` is one of DEVICE_LAYOUTS."""
 
-    def pack(self, raw_rows: Tensor, scale: float) -> Tensor:
-        """Return the matrix in planes, on the device of the rows."""
-        packed = torch.empty(self.nbytes, dtype=torch.uint8, device=raw_rows.device)
-        self.pack_rows(raw_rows, 0, packed)
-        self.write_scale(packed, scale)
-        return packed
+    @property
+    def layout(self) -> DeviceLayout:
+        """The layout of the format."""
+        return DEVICE_LAYOUTS[self.format]
+
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """The bytes of one row in each plane: low codes, high codes, scales, supers."""
+        one = self.layout
+        return (
+            self.columns * one.low // 8,
+            self.columns * one.high // 8,
+            self.columns // one.group * one.scale_nbytes,
+            self.columns // SUPER_WEIGHTS * one.super_nbytes,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes, with rows padded to a multiple of sixteen."""
+        return self.offset(self.padded_rows) + (0 if self.can_split else TAIL_NBYTES)
+
+    @property
+    def padded_rows(self) -> int:
+        """The number of rows, padded to whole groups."""
+        return -(-self.rows // GROUP_ROWS) * GROUP_ROWS
+
+    def offset(self, row: int) -> int:
+        """Return the offset in bytes of a row's group."""
+        return row // GROUP_ROWS * GROUP_ROWS * sum(self.planes)
 
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
         """Write some rows to their planes, and zeros to the padding rows of the matrix's last group.
@@ -38,12 +60,7 @@ class DevicePacking(DeviceForm, Packing):
         are copied to its device first.
         """
         count = len(raw_rows)
-        assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
-        is_last = begin + count == self.rows
-        assert is_last or (begin + count < self.rows and count % GROUP_ROWS == 0), (
-            f"rows {begin} .. {begin + count} of {self.rows}"
-        )
-        assert out.numel() == self.nbytes, f"{out.shape} is no {self}"
+        self.check_place(raw_rows, begin, out)
         one = FORMATS[self.format]
         blocks = _unfold(raw_rows.to(out.device), 1, self.columns // one.block_elements)  # [R, K, W]
         whole = count // GROUP_ROWS * GROUP_ROWS
@@ -70,25 +87,19 @@ class DevicePacking(DeviceForm, Packing):
     def write_scale(self, out: Tensor, scale: float) -> None:
         """Write the tensor's scale after the rows."""
         if not self.can_split:
-            out[-TAIL_NBYTES:] = 0
-            out[-TAIL_NBYTES : -TAIL_NBYTES + 4] = (
-                torch.tensor([scale], dtype=torch.float32, device="cpu").view(torch.uint8).to(out.device)
-            )
+            write_tail(out, TAIL_NBYTES, scale)
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the dense matrix, bit-exact with the format."""
-        op = torch.ops.graphcore.device_matrix.default
-        return op(packed, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
+        return device_matrix(packed, self, dtype)
 
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
         """Multiply, with sums in float32; only "token" rounds x, and every product of codes is then exact."""
-        op = torch.ops.graphcore.device_linear.default
-        return op(x, packed, bias, self.format, self.rows, rounding == "token")  # type: ignore[no-any-return]
+        return device_linear(x, packed, bias, self, rounding == "token")
 
     def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return some rows, dense and bit-exact with the format."""
-        op = torch.ops.graphcore.device_rows.default
-        return op(ids, packed, self.format, self.rows, self.columns, dtype)  # type: ignore[no-any-return]
+        return device_rows(ids, packed, self, dtype)
 
 
 def _unfold(x: Tensor, axis: int, count: int) -> Tensor:
@@ -96,49 +107,38 @@ def _unfold(x: Tensor, axis: int, count: int) -> Tensor:
     return x.unflatten(axis, (count, x.shape[axis] // count))  # type: ignore[no-any-return]
 
 
-def _rows_cpu(ids: Tensor, packed: Tensor, format: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+def _rows_cpu(ids: Tensor, packed: Tensor, packing: DevicePacking, dtype: torch.dtype) -> Tensor:
     """Restore the file's blocks of some rows and unpack them on the CPU, for tables in RAM."""
-    form, one = DeviceForm(format, rows, columns), FORMATS[format]
+    packing.check_rows(ids)
+    one, columns = FORMATS[packing.format], packing.columns
     blocks = columns // one.block_elements
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
-        raise IndexError(f"row {int(ids.max())} of a table of {rows} rows")
-    flat, tail = ids.flatten(), form.nbytes - form.offset(form.padded_rows)
-    groups = packed[: form.nbytes - tail].view(-1, GROUP_ROWS * sum(form.planes))
+    flat = ids.flatten()
+    groups = packed[: packing.offset(packing.padded_rows)].view(-1, GROUP_ROWS * sum(packing.planes))
     parts, start = [], 0
-    for nbytes in form.planes:
+    for nbytes in packing.planes:
         plane = _unfold(groups[:, start : start + GROUP_ROWS * nbytes], 1, GROUP_ROWS)
         chosen = plane[flat // GROUP_ROWS, flat % GROUP_ROWS]
         parts.append(chosen.view(len(flat), blocks, nbytes // blocks))
         start += GROUP_ROWS * nbytes
-    scale = packed[-TAIL_NBYTES : 4 - TAIL_NBYTES].clone().view(torch.float32).item() if tail else 1.0
+    scale = 1.0 if packing.can_split else packed[-TAIL_NBYTES : 4 - TAIL_NBYTES].clone().view(torch.float32).item()
     raw = one.join_rows(one.blocks_of(parts).flatten(1), scale)
     return one.dequantize(raw, (*ids.shape, columns), dtype)
 
 
-def _matrix_cpu(packed: Tensor, format: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    return _rows_cpu(torch.arange(rows, dtype=torch.int64, device="cpu"), packed, format, rows, columns, dtype)
+def _matrix_cpu(packed: Tensor, packing: DevicePacking, dtype: torch.dtype) -> Tensor:
+    return _rows_cpu(torch.arange(packing.rows, dtype=torch.int64, device="cpu"), packed, packing, dtype)
 
 
-def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, format: str, rows: int, rounds: bool) -> Tensor:
+def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, packing: DevicePacking, rounds: bool) -> Tensor:
     """Unpack the matrix, then multiply."""
-    weight = _matrix_cpu(packed, format, rows, x.shape[-1], torch.float32)
+    weight = _matrix_cpu(packed, packing, torch.float32)
     wide = x.float()
     if rounds:
-        scale = 127.0 / wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST_PEAK)
-        wide = (wide * scale).round().clamp(-128, 127) / scale
+        codes, scale = quantize_rows(x)
+        wide = codes / scale
     return torch.nn.functional.linear(wide, weight, None if bias is None else bias.float()).to(x.dtype)
 
 
-register_custom_op("device_linear", _linear_cpu, lambda x, rows: x.new_empty((*x.shape[:-1], rows)), dispatch_key="CPU")
-register_custom_op(
-    "device_rows",
-    _rows_cpu,
-    lambda ids, packed, columns, dtype: packed.new_empty((*ids.shape, columns), dtype=dtype),
-    dispatch_key="CPU",
-)
-register_custom_op(
-    "device_matrix",
-    _matrix_cpu,
-    lambda packed, rows, columns, dtype: packed.new_empty((rows, columns), dtype=dtype),
-    dispatch_key="CPU",
-)
+device_linear = register_custom_op("device_linear", _linear_cpu, empty_product, dispatch_key="CPU")
+device_rows = register_custom_op("device_rows", _rows_cpu, empty_rows, dispatch_key="CPU")
+device_matrix = register_custom_op("device_matrix", _matrix_cpu, empty_matrix, dispatch_key="CPU")

@@ -2,9 +2,10 @@
 
 Legend: N tokens, I columns.
 
-    scale = 127 / max(|x|, 1e-5)      codes = clip(round(x * scale), -128, 127), halves to even      (nn/int8_rows.py)
+    scale = 127 / max(|x|, 1e-5)      codes = clip(round(x * scale), -128, 127), halves to even
 
-Codes stay in the compute dtype, which holds them exactly. Products take them like any x, and divide sums by the scale.
+kernels/ops/int8_rows.py has the same in plain torch. Here codes stay in the compute dtype, which holds them exactly.
+Products take them like any x, and divide sums by the scale.
 """
 
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor
 from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.norm import block_of, normed
+from graphcore.kernels.ops import int8_rows
 
-SMALLEST_PEAK = tl.constexpr(1e-5)  # a row of zeros keeps a finite scale
+SMALLEST_PEAK = tl.constexpr(int8_rows.SMALLEST_PEAK)
 WHOLE = tl.constexpr(12582912.0)  # 1.5 * 2**23: float32 numbers of this size have no fraction, so adding it rounds
 
 

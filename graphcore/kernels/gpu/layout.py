@@ -3,8 +3,8 @@
 Legend: O rows (output features), I columns (input features).
 
     group of 16 rows:   low codes | high codes | scales | supers        each plane: row 0's bytes, row 1's, ...
-    low codes           8, 4 or 2 bits a weight; 16 bytes are a unit: byte b has weights b, step + b, ..., one in each
-                        slice of its bits, the lowest first; if step is over 16, step / 16 units share their weights
+    low codes           8, 4 or 2 bits a weight; 16 bytes are a vector: byte b has weights b, step + b, ..., one in each
+                        slice of its bits, the lowest first; if step is over 16, step / 16 vectors share their weights
     high codes          the 2 or 1 highest bits: byte b of 32 has weights b, 32 + b, ..., in slices of its bits; or runs
     scales              one for `group` weights: a float16, a float16 and a minimum, or one or two bytes
     supers              a float16, or two (of scales and minimums), for 256 weights, if the format's scales are bytes
@@ -24,12 +24,10 @@ read contiguous memory, 16 bytes each. Rows from a multiple of sixteen on are on
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
 from graphcore.encodings import E2M1_DOUBLED, IQ4_LEVELS, Encoding, Place, Planes
-from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.quant.registry import FORMATS
 
 TAIL_NBYTES = 16  # bytes after the last group, if the tensor has a float32 scale
@@ -89,48 +87,3 @@ def _nbytes(place: Place | None) -> int:
 DEVICE_LAYOUTS: Mapping[str, DeviceLayout] = MappingProxyType(
     {name: _layout(one, one.planes) for name, one in FORMATS.items() if one.planes is not None}
 )
-
-
-@dataclass(frozen=True)
-class DeviceForm:
-    """The form of one matrix in a GPU's memory.
-
-    Attributes:
-        format: name of a stored format in DEVICE_LAYOUTS.
-        columns: number of columns, a whole number of the format's blocks.
-    """
-
-    format: str
-    rows: int
-    columns: int
-
-    @property
-    def layout(self) -> DeviceLayout:
-        """The layout of the format."""
-        return DEVICE_LAYOUTS[self.format]
-
-    @property
-    def planes(self) -> tuple[int, ...]:
-        """The bytes of one row in each plane: low codes, high codes, scales, supers."""
-        one = self.layout
-        return (
-            self.columns * one.low // 8,
-            self.columns * one.high // 8,
-            self.columns // one.group * one.scale_nbytes,
-            self.columns // SUPER_WEIGHTS * one.super_nbytes,
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """The size in bytes, with rows padded to a multiple of sixteen."""
-        tail = TAIL_NBYTES if self.layout.scale == "whole" else 0
-        return self.offset(self.padded_rows) + tail
-
-    @property
-    def padded_rows(self) -> int:
-        """The number of rows, padded to whole groups."""
-        return -(-self.rows // GROUP_ROWS) * GROUP_ROWS
-
-    def offset(self, row: int) -> int:
-        """Return the offset in bytes of a row's group."""
-        return row // GROUP_ROWS * GROUP_ROWS * sum(self.planes)

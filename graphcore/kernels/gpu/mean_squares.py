@@ -41,13 +41,6 @@ class FusedNorm(NamedTuple):
     squares: Tensor
 
 
-def fused_norm_of(weight: Tensor | None, rows: Tensor | None, squares: Tensor | None) -> FusedNorm | None:
-    """Return an op's tensor arguments as a FusedNorm; None if they are None."""
-    if weight is None or rows is None or squares is None:
-        return None
-    return FusedNorm(weight, rows, squares)
-
-
 @triton.jit
 def fixed_squares(values):
     """Return the squares of float32 numbers as int64 in units of 16, and what is left in units of 2^-44."""

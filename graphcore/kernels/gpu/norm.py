@@ -21,49 +21,6 @@ from graphcore.kernels.gpu.mean_squares import MOST_SUMMED, SHRINK, FusedNorm, f
 from graphcore.kernels.gpu.pdl import pdl_options
 
 
-def residual_norm(
-    x: Tensor,
-    added: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    is_rms: bool,
-    dtype: torch.dtype,
-    scale_in_float32: bool = True,
-    weight_after: Tensor | None = None,
-) -> Tensor:
-    """Add to the residual stream, and return its norm.
-
-    Args:
-        x: [N, D] float32, contiguous; `added` is added in place. Any float dtype if nothing is added.
-        added: [N, D] any float dtype, or None.
-        weight: [D] float32.  bias: [D] float32, for a LayerNorm.
-        eps: number added to the mean square.
-        is_rms: True for RMSNorm, False for LayerNorm.
-        dtype: dtype of the result.
-        scale_in_float32: True to multiply by the weight before rounding to dtype; False for after, as in nn/norm.py.
-        weight_after: [D] float32, weight of an RMSNorm with the same eps, applied to `added` first.
-
-    Returns:
-        [N, D] dtype.
-    """
-    op = torch.ops.graphcore.residual_norm.default
-    return op(x, added, weight_after, weight, bias, eps, is_rms, scale_in_float32, dtype)  # type: ignore[no-any-return]
-
-
-def prepare_norm(
-    x: Tensor, next_norm: FusedNorm, added: Tensor | None = None, weight_after: Tensor | None = None, eps: float = 0.0
-) -> None:
-    """Add to the residual stream, as `residual_norm` does, and write the inputs of products that apply its norm.
-
-    Args:
-        x: [N, D] float32, contiguous.  added, weight_after: as in `residual_norm`.
-        next_norm: weight of that norm and buffers for the result, which are overwritten.
-        eps: the epsilon of the norm of `added`.
-    """
-    torch.ops.graphcore.prepare_norm.default(x, added, weight_after, eps, *next_norm)
-
-
 @triton.jit
 def normed(values, weight, bias, at, columns, eps, IS_RMS: tl.constexpr, WIDE: tl.constexpr, DTYPE: tl.constexpr):
     """Return a normalised row, as DTYPE.
@@ -130,15 +87,29 @@ def _residual_norm(
 def launch_residual_norm(
     x: Tensor,
     added: Tensor | None,
-    weight_after: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     eps: float,
     is_rms: bool,
-    scale_in_float32: bool,
     dtype: torch.dtype,
+    scale_in_float32: bool = True,
+    weight_after: Tensor | None = None,
 ) -> Tensor:
-    """Implement `residual_norm`."""
+    """Add to the residual stream, and return its norm.
+
+    Args:
+        x: [N, D] float32, contiguous; `added` is added in place. Any float dtype if nothing is added.
+        added: [N, D] any float dtype, or None.
+        weight: [D] float32.  bias: [D] float32, for a LayerNorm.
+        eps: number added to the mean square.
+        is_rms: True for RMSNorm, False for LayerNorm.
+        dtype: dtype of the result.
+        scale_in_float32: True to multiply by the weight before rounding to dtype; False for after, as in nn/norm.py.
+        weight_after: [D] float32, weight of an RMSNorm with the same eps, applied to `added` first.
+
+    Returns:
+        [N, D] dtype.
+    """
     assert added is None or x.dtype is torch.float32, f"the residual stream is float32, not {x.dtype}"
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     _residual_norm[(len(x),)](
@@ -149,17 +120,18 @@ def launch_residual_norm(
 
 
 def launch_prepare_norm(
-    x: Tensor,
-    added: Tensor | None,
-    weight_after: Tensor | None,
-    eps: float,
-    weight: Tensor,
-    rows: Tensor,
-    squares: Tensor,
+    x: Tensor, next_norm: FusedNorm, added: Tensor | None = None, weight_after: Tensor | None = None, eps: float = 0.0
 ) -> None:
-    """Implement `prepare_norm`."""
+    """Add to the residual stream, as `residual_norm` does, and write the inputs of products that apply its norm.
+
+    Args:
+        x: [N, D] float32, contiguous.  added, weight_after: as in `residual_norm`.
+        next_norm: weight of that norm and buffers for the result, which are overwritten.
+        eps: the epsilon of the norm of `added`.
+    """
     assert x.dtype is torch.float32, f"the residual stream is float32, not {x.dtype}"
     assert x.shape[1] <= MOST_SUMMED, f"rows of {x.shape[1]}, squares of {MOST_SUMMED} can be summed"
+    weight, rows, squares = next_norm
     _residual_norm[(len(x),)](
         x, added, weight_after, weight, None, rows, squares, x.shape[1], eps, IS_RMS=True, WIDE=True, **block_of(x)
     )
@@ -186,8 +158,10 @@ def block_of(x: Tensor) -> dict[str, int | bool]:
     return {"BLOCK": block, "num_warps": warps, "enable_fp_fusion": False, **pdl_options()}
 
 
-register_custom_op(
+residual_norm = register_custom_op(
     "residual_norm", launch_residual_norm, lambda x, dtype: x.new_empty(x.shape, dtype=dtype), mutates_args=["x"]
 )
-register_custom_op("prepare_norm", launch_prepare_norm, mutates_args=["x", "rows", "squares"])
+prepare_norm = register_custom_op(
+    "prepare_norm", launch_prepare_norm, mutates_args=["x", "next_norm_rows", "next_norm_squares"]
+)
 add_rms_normed = register_custom_op("add_normed", launch_add_normed, mutates_args=["x"])

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from graphcore.kernels.cpu.attention import sliced_attend
-from graphcore.kernels.custom_ops import register_custom_op
+from graphcore.kernels.custom_ops import register_custom_op, register_implementation, schema_of
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.kv_formats import entries, heads_of, kept_at, like_heads_of, own_heads, put_entries
 
@@ -28,8 +28,8 @@ Caches = tuple[Tensor, Tensor]
 
 def attend(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
     table: Tensor,
@@ -45,7 +45,9 @@ def attend(
 
     Args:
         query: [B, T, H, E] compute dtype.
-        key, value: [B, T, K, E] compute dtype.
+        key, value: [B, T, K, E] compute dtype; None if another layer has appended its own to the cache in this pass.
+            The cache then has slots for the pass's tokens in addition to the window, so that none has overwritten a
+            visible key, and nothing is written.
         k_cache, v_cache: [P, K, G, E] cache dtype or [P, K, G, C, Z] codes (kernels/ops/kv_formats.py), written in
             place; positions 0 .. starts-1 are filled. In a quantised cache the chunk's own keys and values are
             quantised before they are attended, too, so that outputs do not depend on the chunking.
@@ -63,29 +65,6 @@ def attend(
     op = torch.ops.graphcore.attend.default
     spans = (starts, counts, window, scale, sinks, library, cap)
     return op(query, key, value, k_cache, v_cache, table, *spans)  # type: ignore[no-any-return]
-
-
-def attend_shared(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    table: Tensor,
-    starts: Tensor,
-    counts: Tensor,
-    window: int,
-    scale: float,
-    sinks: Tensor | None = None,
-    library: str = "",
-    cap: float = 0.0,
-) -> Tensor:
-    """Attend keys and values that another layer has appended to the cache in this pass, and all earlier ones.
-
-    The cache has slots for the pass's tokens in addition to the window, so that none has overwritten a visible key.
-    The arguments and the result are those of `attend`; nothing is written.
-    """
-    op = torch.ops.graphcore.attend.default
-    spans = (starts, counts, window, scale, sinks, library, cap)
-    return op(query, None, None, k_cache, v_cache, table, *spans)  # type: ignore[no-any-return]
 
 
 def masked_attend(
@@ -218,8 +197,6 @@ register_custom_op(
     "attend",
     masked_attend,
     lambda query: torch.empty_like(query, memory_format=torch.contiguous_format),
-    schema="(Tensor query, Tensor? key, Tensor? value, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor table,"
-    " Tensor starts, Tensor counts, int window, float scale, Tensor? sinks=None, str library='',"
-    " float cap=0.0) -> Tensor",
+    schema=schema_of(attend, ["k_cache", "v_cache"]),
 )
-torch.library.impl("graphcore::attend", "CPU", sliced_attend)
+register_implementation("attend", "CPU", sliced_attend)

@@ -22,11 +22,12 @@ from torch import Tensor
 from graphcore.activations import Gating
 from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.matrix import DENSE
-from graphcore.kernels.ops.experts import empty_answers
+from graphcore.kernels.ops.experts import empty_answers, experts
+from graphcore.kernels.ops.packed_experts import device_experts
 
 CALLS, HITS, LOADED, IN_PLACE = range(4)  # entries of `ExpertSlots.tallies`
 
-WRITTEN = ("places", "holders", "last_use", "tallies", "slots")  # fields of `ExpertSlots` that `take_experts` mutates
+WRITTEN = ("cache_places", "cache_holders", "cache_last_use", "cache_tallies", "cache_slots")  # by `take_experts`
 
 
 class ExpertSlots(NamedTuple):
@@ -59,51 +60,13 @@ class ExpertSlots(NamedTuple):
         return cls(waiting, slots, places, holders, last_use, torch.zeros(4, dtype=torch.int64, device=device))
 
 
-def take_experts(chosen: Tensor, experts: ExpertSlots) -> None:
+def take_one_by_one(chosen: Tensor, cache: ExpertSlots) -> None:
     """Assign slots to the chosen experts, and copy the missing experts to theirs.
 
     Args:
         chosen: int64 of any shape, on the device; -1 for no expert.
     """
-    torch.ops.graphcore.take_experts.default(chosen, *experts)
-
-
-def cached_experts(
-    x: Tensor,
-    chosen: Tensor,
-    experts: ExpertSlots,
-    biases: Sequence[Tensor],
-    hidden: int,
-    gating: Gating,
-    formats: Sequence[str],
-) -> Tensor:
-    """Call `take_experts`, then return each chosen expert's output for its token.
-
-    Args:
-        x: [N, D] compute dtype.
-        chosen: [N, C] int64; -1 for no expert.
-        biases: gate [X, F], up [X, F] and down [X, D], compute dtype; empty for none.
-        hidden: F.
-        gating: function of gate and up.
-        formats: formats of gate, up and down: "dense", or the format of matrices packed for a device.
-
-    Returns:
-        [N, C, D] compute dtype; zeros where no expert is chosen.
-    """
-    op = torch.ops.graphcore.cached_experts.default
-    return op(x, chosen, *experts, biases, hidden, *gating, formats)  # type: ignore[no-any-return]
-
-
-def take_one_by_one(
-    chosen: Tensor,
-    waiting: Sequence[Tensor],
-    slots: Sequence[Tensor],
-    places: Tensor,
-    holders: Tensor,
-    last_use: Tensor,
-    tallies: Tensor,
-) -> None:
-    """Implement `take_experts`."""
+    waiting, slots, places, holders, last_use, tallies = cache
     wanted = sorted({*chosen.flatten().tolist()} - {-1})
     where, owners = places.tolist(), holders.tolist()
     missing = [expert for expert in wanted if where[expert] < 0]
@@ -124,34 +87,42 @@ def take_one_by_one(
 def answers_in_two_parts(
     x: Tensor,
     chosen: Tensor,
-    waiting: Sequence[Tensor],
-    slots: Sequence[Tensor],
-    places: Tensor,
-    holders: Tensor,
-    last_use: Tensor,
-    tallies: Tensor,
+    cache: ExpertSlots,
     biases: Sequence[Tensor],
     hidden: int,
-    activation: str,
-    limit: float,
-    alpha: float,
+    gating: Gating,
     formats: Sequence[str],
 ) -> Tensor:
-    """Implement `cached_experts`: run the experts in slots, then those that are read from host memory."""
-    take_one_by_one(chosen, waiting, slots, places, holders, last_use, tallies)
+    """Call `take_experts`, then return each chosen expert's output for its token.
+
+    Runs the experts in slots, then those that are read from host memory.
+
+    Args:
+        x: [N, D] compute dtype.
+        chosen: [N, C] int64; -1 for no expert.
+        cache: experts and slots of the layer.
+        biases: gate [X, F], up [X, F] and down [X, D], compute dtype; empty for none.
+        hidden: F.
+        gating: function of gate and up.
+        formats: formats of gate, up and down: "dense", or the format of matrices packed for a device.
+
+    Returns:
+        [N, C, D] compute dtype; zeros where no expert is chosen.
+    """
+    take_one_by_one(chosen, cache)
 
     def answers(weights: Sequence[Tensor], where: Sequence[int]) -> Tensor:
-        gating = activation, limit, alpha
         if formats[0] == DENSE:
-            return torch.ops.graphcore.experts.default(x, chosen, weights, biases, *gating, where)  # type: ignore[no-any-return]
-        packed = torch.ops.graphcore.device_experts.default
-        return packed(x, chosen, weights, biases, where, hidden, *gating, formats)  # type: ignore[no-any-return]
+            return experts(x, chosen, weights, biases, gating, where)
+        return device_experts(x, chosen, weights, biases, where, hidden, gating, formats)
 
-    where = places.tolist()
+    where = cache.places.tolist()
     elsewhere = [expert if place < 0 else -1 for expert, place in enumerate(where)]
-    in_slot = (chosen >= 0) & (places[chosen.clamp(min=0)] >= 0)
-    return torch.where(in_slot[..., None], answers(slots, where), answers(waiting, elsewhere))
+    in_slot = (chosen >= 0) & (cache.places[chosen.clamp(min=0)] >= 0)
+    return torch.where(in_slot[..., None], answers(cache.slots, where), answers(cache.waiting, elsewhere))
 
 
-register_custom_op("take_experts", take_one_by_one, mutates_args=WRITTEN, dispatch_key="CPU")
-register_custom_op("cached_experts", answers_in_two_parts, empty_answers, mutates_args=WRITTEN, dispatch_key="CPU")
+take_experts = register_custom_op("take_experts", take_one_by_one, mutates_args=WRITTEN, dispatch_key="CPU")
+cached_experts = register_custom_op(
+    "cached_experts", answers_in_two_parts, empty_answers, mutates_args=WRITTEN, dispatch_key="CPU"
+)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from graphcore.kernels.custom_ops import register_custom_op
+from graphcore.activations import Gating
+from graphcore.kernels.custom_ops import register_custom_op, register_implementation
 from graphcore.kernels.ops.gating import gated_features
 
 ExpertFunction = Callable[[Tensor, int, int], Tensor]
@@ -38,14 +39,11 @@ def looped_experts(
     chosen: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
-    activation: str,
-    limit: float,
-    alpha: float,
+    gating: Gating,
     places: Places = None,
 ) -> Tensor:
     """Implement `experts` expert by expert, without reading the weights of experts that no token chose."""
-    run = _runner(weights, biases, activation, limit, alpha)
-    return each_on_its_own(x, chosen, num_experts_of(weights, places), places, run)
+    return each_on_its_own(x, chosen, num_experts_of(weights, places), places, _runner(weights, biases, gating))
 
 
 def num_experts_of(weights: Sequence[Tensor], places: Places) -> int:
@@ -74,16 +72,14 @@ def each_on_its_own(x: Tensor, chosen: Tensor, num_experts: int, places: Places,
     return y.view(*chosen.shape, x.shape[1])
 
 
-def _runner(
-    weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str, limit: float, alpha: float
-) -> ExpertFunction:
+def _runner(weights: Sequence[Tensor], biases: Sequence[Tensor], gating: Gating) -> ExpertFunction:
     """Return the function that runs some tokens [M, D] through one expert."""
 
     def run(x: Tensor, expert: int, place: int) -> Tensor:
         def project(values: Tensor, part: int) -> Tensor:
             return linear(values, _matrix_at(weights[part], place), biases[part][expert] if biases else None)
 
-        return project(gated_features(project(x, 0), project(x, 1), activation, limit, alpha), 2)
+        return project(gated_features(project(x, 0), project(x, 1), gating), 2)
 
     return run
 
@@ -99,9 +95,7 @@ def masked_experts(
     chosen: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
-    activation: str,
-    limit: float,
-    alpha: float,
+    gating: Gating,
     places: Places = None,
 ) -> Tensor:
     """Return each chosen expert's output for its token, without synchronising with the host.
@@ -111,7 +105,7 @@ def masked_experts(
         chosen: [N, C] int64, distinct within a token; -1 for no expert.
         weights: gate [S, F, D], up [S, F, D] and down [S, D, F], compute dtype.
         biases: gate [X, F], up [X, F] and down [X, D], compute dtype; empty for none.
-        activation, limit, alpha: fields of `Gating`, the function of gate and up.
+        gating: function of gate and up.
         places: place of each of the X experts among the S; -1 if it is missing. None if expert i is at place i.
 
     Returns:
@@ -120,8 +114,8 @@ def masked_experts(
     num_experts = num_experts_of(weights, places)
     # With at most as many (token, expert) pairs as experts, the gathered copies are no larger than the layer's weights.
     if chosen.numel() <= num_experts:
-        return _gathered(x, chosen, weights, biases, activation, limit, alpha, places)
-    return all_on_every(x, chosen, num_experts, places, _runner(weights, biases, activation, limit, alpha))
+        return _gathered(x, chosen, weights, biases, gating, places)
+    return all_on_every(x, chosen, num_experts, places, _runner(weights, biases, gating))
 
 
 def _gathered(
@@ -129,9 +123,7 @@ def _gathered(
     chosen: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
-    activation: str,
-    limit: float,
-    alpha: float,
+    gating: Gating,
     places: Places,
 ) -> Tensor:
     """Return the outputs [N, C, D] of a few tokens, with a copy of the weights that each of them uses."""
@@ -145,7 +137,7 @@ def _gathered(
         products = torch.bmm(weights[part][at], values[:, :, None])[:, :, 0]
         return products + biases[part][flat] if biases else products
 
-    y = project(gated_features(project(rows, 0), project(rows, 1), activation, limit, alpha), 2)  # [N C, D]
+    y = project(gated_features(project(rows, 0), project(rows, 1), gating), 2)  # [N C, D]
     return y.masked_fill_(nobody[:, None], 0).view(*chosen.shape, x.shape[1])
 
 
@@ -160,4 +152,4 @@ def all_on_every(x: Tensor, chosen: Tensor, num_experts: int, places: Places, ru
 
 
 experts = register_custom_op("experts", masked_experts, empty_answers)
-torch.library.impl("graphcore::experts", "CPU", looped_experts)
+register_implementation("experts", "CPU", looped_experts)

@@ -19,7 +19,7 @@ from torch import Tensor
 from graphcore.kernels.cpu.instructions import MOST_TAPS, Delta
 from graphcore.kernels.cpu.kernel_packing import DTYPE_NUMBERS
 from graphcore.kernels.cpu.library import open_library
-from graphcore.kernels.custom_ops import register_custom_op, schema_of
+from graphcore.kernels.custom_ops import register_custom_op, register_implementation
 from graphcore.kernels.ops.delta_rule import (
     delta_gates,
     gated_delta_rule,
@@ -30,56 +30,26 @@ from graphcore.kernels.ops.delta_rule import (
 )
 
 
-def delta_heads(
-    mixed: Tensor,
-    z: Tensor,
-    a: Tensor,
-    b: Tensor,
-    conv_weight: Tensor,
-    conv_bias: Tensor | None,
-    rate: Tensor,
-    dt_bias: Tensor,
-    norm_weight: Tensor,
-    convolution: Tensor,
-    recurrent: Tensor,
-    starts: Tensor,
-    counts: Tensor,
-    key_heads: int,
-    eps: float,
-    tiled: bool = False,
-    library: str = "",
-) -> Tensor:
-    """Run the tokens through a layer's heads, and advance both states to the last real token.
+class DeltaParts(NamedTuple):
+    """Arguments of `delta_heads`.
 
-    A sequence that starts at 0 begins with zero states, whatever the buffers contain. Padding never changes a state,
-    and a row without a real token keeps its states.
-
-    Args:
+    Attributes:
         mixed: [B, T, C] compute dtype, the projections q [G, N], k [G, N] and v [H, M] of each token, side by side.
         z: [B, T, H M] compute dtype, gate of the norm.
         a, b: [B, T, H] compute dtype, projections for decay and beta.
-        conv_weight: [C, W] float32, the oldest token's factor first.  conv_bias: [C] float32 or None.
+        conv_weight: [C, W] float32, the oldest token's factor first.
+        conv_bias: [C] float32 or None.
         rate, dt_bias: [H] float32; decay = rate * softplus(a + dt_bias), with rate = -exp(A_log).
         norm_weight: [M] float32, a plain factor.
         convolution: [B, C, W-1] floating dtype, the last inputs of the convolution, oldest first; written in place.
         recurrent: [B, H, N, M] float32, written in place.
-        starts: [B] int64.  counts: [B] int64, real tokens of this pass; the result for padding is unspecified.
+        starts: [B] int64, tokens that the states have seen.
+        counts: [B] int64, real tokens of this pass; the result for padding is unspecified.
         key_heads: G.
         eps: number added to the norm's mean square.
         tiled: True if value head h belongs to key head h mod G, as in GGUF files; False if to h // (H / G).
         library: file of the C++ kernels, for the CPU; empty if there is none.
-
-    Returns:
-        [B, T, H M] compute dtype.
     """
-    op = torch.ops.graphcore.delta_heads.default
-    weights = (conv_weight, conv_bias, rate, dt_bias, norm_weight)
-    spans = (convolution, recurrent, starts, counts, key_heads, eps, tiled, library)
-    return op(mixed, z, a, b, *weights, *spans)  # type: ignore[no-any-return]
-
-
-class DeltaParts(NamedTuple):
-    """Arguments of `delta_heads`, which describes them."""
 
     mixed: Tensor
     z: Tensor
@@ -105,9 +75,23 @@ class DeltaParts(NamedTuple):
         return self[:13]
 
 
-def plain_delta_heads(*arguments: Any, **named: Any) -> Tensor:
-    """Implement `delta_heads` in plain torch; the arguments are the fields of `DeltaParts`."""
-    parts = DeltaParts(*arguments, **named)
+def delta_heads(*parts: Any) -> Tensor:
+    """Run the tokens through a layer's heads, and advance both states to the last real token.
+
+    A sequence that starts at 0 begins with zero states, whatever the buffers contain. Padding never changes a state,
+    and a row without a real token keeps its states.
+
+    Args:
+        parts: fields of `DeltaParts`, one by one, because torch.fx traces this function.
+
+    Returns:
+        [B, T, H M] compute dtype.
+    """
+    return _delta_heads(DeltaParts(*parts))
+
+
+def plain_delta_heads(parts: DeltaParts) -> Tensor:
+    """Implement `delta_heads` in plain torch."""
     _, heads, key_dim, value_dim = parts.recurrent.shape
     is_new = ((parts.starts == 0) & (parts.counts > 0))[:, None, None]
     inputs = parts.convolution.masked_fill(is_new, 0)
@@ -124,11 +108,10 @@ def plain_delta_heads(*arguments: Any, **named: Any) -> Tensor:
     return gated_norm(out, parts.z.view_as(out), parts.norm_weight, parts.eps).flatten(2).to(parts.mixed.dtype)
 
 
-def delta_heads_on_cpu(*arguments: Any, **named: Any) -> Tensor:
+def delta_heads_on_cpu(parts: DeltaParts) -> Tensor:
     """Run `delta_heads` in C++ if there is a library, else in plain torch."""
-    parts = DeltaParts(*arguments, **named)
     if not parts.library or parts.conv_weight.shape[1] > MOST_TAPS:
-        return plain_delta_heads(*parts)
+        return plain_delta_heads(parts)
     inputs = {name: getattr(parts, name).contiguous() for name in ("mixed", "z", "a", "b")}
     parts = parts._replace(**inputs)
     out = torch.empty_like(parts.z)
@@ -172,10 +155,10 @@ def _address(tensor: Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
-register_custom_op(
+_delta_heads = register_custom_op(
     "delta_heads",
     plain_delta_heads,
-    lambda z: torch.empty_like(z, memory_format=torch.contiguous_format),
-    schema=schema_of(delta_heads, ["convolution", "recurrent"]),
+    lambda parts: torch.empty_like(parts.z, memory_format=torch.contiguous_format),
+    mutates_args=["parts_convolution", "parts_recurrent"],
 )
-torch.library.impl("graphcore::delta_heads", "CPU", delta_heads_on_cpu)
+register_implementation("delta_heads", "CPU", delta_heads_on_cpu)

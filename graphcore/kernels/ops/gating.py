@@ -7,7 +7,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Activation
+from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Activation, Gating
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -27,15 +27,11 @@ FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
 )
 
 
-def gated_features(gate: Tensor, up: Tensor, activation: str, limit: float, alpha: float) -> Tensor:
-    """Return an expert's hidden features from its gate and up products, all of one shape.
-
-    Args:
-        activation, limit, alpha: fields of `Gating`.
-    """
-    if activation == CLAMPED_SWIGLU:
-        return clamped_swiglu(gate, up, limit, alpha)
-    return FUNCTIONS[ACTIVATIONS[activation]](gate) * up
+def gated_features(gate: Tensor, up: Tensor, gating: Gating) -> Tensor:
+    """Return an expert's hidden features from its gate and up products, all of one shape."""
+    if gating.activation == CLAMPED_SWIGLU:
+        return clamped_swiglu(gate, up, gating.limit, gating.alpha)
+    return FUNCTIONS[ACTIVATIONS[gating.activation]](gate) * up
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:

@@ -10,15 +10,13 @@ device.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from graphcore.activations import Gating
 from graphcore.kernels.cpu.experts import run_experts
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
-from graphcore.kernels.custom_ops import register_custom_op
+from graphcore.kernels.custom_ops import register_custom_op, register_implementation
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.ops.experts import (
     ExpertFunction,
@@ -32,12 +30,22 @@ from graphcore.kernels.ops.gating import gated_features
 from graphcore.kernels.packing import Packing
 from graphcore.kernels.stored_packing import StoredPacking
 
-torch.library.define(
-    "graphcore::device_experts",
-    "(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, int[]? places, int hidden, str activation,"
-    " float limit, float alpha, str[] formats) -> Tensor",
-)
-torch.library.register_fake("graphcore::device_experts", lambda x, chosen, *_: empty_answers(x, chosen))
+
+def _device_experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    places: Places,
+    hidden: int,
+    gating: Gating,
+    formats: Sequence[str],
+) -> Tensor:
+    """Stand for `packed_experts` of matrices packed for a device, which kernels/gpu/experts/launch.py implements."""
+    raise NotImplementedError
+
+
+device_experts = register_custom_op("device_experts", _device_experts, empty_answers, dispatch_key=None)
 
 
 def packed_experts(
@@ -66,71 +74,71 @@ def packed_experts(
     first = packings[0]
     formats = [packing.format for packing in packings]
     if isinstance(first, DevicePacking):
-        on_device = torch.ops.graphcore.device_experts.default
-        return on_device(x, chosen, weights, biases, places, first.rows, *gating, formats)  # type: ignore[no-any-return]
+        return device_experts(x, chosen, weights, biases, places, first.rows, gating, formats)
     library = first.library if isinstance(first, KernelPacking) else ""
-    op = torch.ops.graphcore.packed_experts.default
-    how = (first.rows, *gating, formats, library, rounding)
-    return op(x, chosen, weights, biases, places, *how)  # type: ignore[no-any-return]
-
-
-class _How(NamedTuple):
-    """The last arguments of the op `packed_experts`."""
-
-    hidden: int
-    activation: str
-    limit: float
-    alpha: float
-    formats: Sequence[str]
-    library: str
-    rounding: str
-
-    def matrices(self, dim: int) -> list[tuple[str, int, int]]:
-        """Return format, rows and columns of an expert's gate, up and down."""
-        shapes = ((self.hidden, dim), (self.hidden, dim), (dim, self.hidden))
-        return [(name, *shape) for name, shape in zip(self.formats, shapes, strict=True)]
+    return _packed_experts(x, chosen, weights, biases, places, first.rows, gating, formats, library, rounding)
 
 
 def _looped(
-    x: Tensor, chosen: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], places: Places, *how: Any
+    x: Tensor,
+    chosen: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    places: Places,
+    hidden: int,
+    gating: Gating,
+    formats: Sequence[str],
+    library: str,
+    rounding: str,
 ) -> Tensor:
-    asked = _How(*how)
-    if asked.library and asked.rounding != "float":
+    packings = _packings(x.shape[1], hidden, formats, library)
+    kernels = [one for one in packings if isinstance(one, KernelPacking)]
+    if kernels and rounding != "float":
         where = range(len(weights[0])) if places is None else places
-        gating = Gating(asked.activation, asked.limit, asked.alpha)
-        kernels = [KernelPacking(*one, asked.library) for one in asked.matrices(x.shape[1])]
-        return run_experts(x, chosen, weights, biases, where, gating, kernels, asked.rounding)
-    run = _expert(x.shape[1], weights, biases, asked)
+        return run_experts(x, chosen, weights, biases, where, gating, kernels, rounding)
+    run = _expert(weights, biases, gating, packings, rounding)
     return each_on_its_own(x, chosen, num_experts_of(weights, places), places, run)
 
 
 def _masked(
-    x: Tensor, chosen: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], places: Places, *how: Any
+    x: Tensor,
+    chosen: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    places: Places,
+    hidden: int,
+    gating: Gating,
+    formats: Sequence[str],
+    library: str,
+    rounding: str,
 ) -> Tensor:
-    run = _expert(x.shape[1], weights, biases, _How(*how))
+    run = _expert(weights, biases, gating, _packings(x.shape[1], hidden, formats, library), rounding)
     return all_on_every(x, chosen, num_experts_of(weights, places), places, run)
 
 
-def _expert(dim: int, weights: Sequence[Tensor], biases: Sequence[Tensor], how: _How) -> ExpertFunction:
+def _packings(dim: int, hidden: int, formats: Sequence[str], library: str) -> list[Packing]:
+    """Return the packings of an expert's gate, up and down."""
+    shapes = ((hidden, dim), (hidden, dim), (dim, hidden))
+    return [
+        KernelPacking(name, *shape, library) if library else StoredPacking(name, *shape)
+        for name, shape in zip(formats, shapes, strict=True)
+    ]
+
+
+def _expert(
+    weights: Sequence[Tensor], biases: Sequence[Tensor], gating: Gating, packings: Sequence[Packing], rounding: str
+) -> ExpertFunction:
     """Return the function that runs tokens [M, D] through one expert."""
-    packings = [KernelPacking(*one, how.library) if how.library else StoredPacking(*one) for one in how.matrices(dim)]
 
     def run(tokens: Tensor, expert: int, place: int) -> Tensor:
         def project(values: Tensor, part: int) -> Tensor:
             bias = biases[part][expert] if biases else None
-            return packings[part].linear(values, weights[part][place], bias, how.rounding)
+            return packings[part].linear(values, weights[part][place], bias, rounding)
 
-        features = gated_features(project(tokens, 0), project(tokens, 1), how.activation, how.limit, how.alpha)
-        return project(features, 2)
+        return project(gated_features(project(tokens, 0), project(tokens, 1), gating), 2)
 
     return run
 
 
-register_custom_op(
-    "packed_experts",
-    _masked,
-    empty_answers,
-    schema="(Tensor x, Tensor chosen, Tensor[] weights, Tensor[] biases, int[]? places, int hidden, str activation,"
-    " float limit, float alpha, str[] formats, str library, str rounding) -> Tensor",
-)
-torch.library.impl("graphcore::packed_experts", "CPU", _looped)
+_packed_experts = register_custom_op("packed_experts", _masked, empty_answers)
+register_implementation("packed_experts", "CPU", _looped)

@@ -10,10 +10,9 @@ Legend: N blocks.
 import torch
 
 from graphcore.encodings import Planes
-from graphcore.quant.bit_fields import field, fp16, fp16_bytes, pack_planes, planes
+from graphcore.quant.bit_fields import field, pack_planes, planes
 from graphcore.quant.format import Format
-from graphcore.quant.k_scales import REGROUPED, WIDENED, pack_scales_and_minimums, unpack_scales_and_minimums
-from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
+from graphcore.quant.k_scales import REGROUPED, WIDENED, affine_weights, quantize_affine
 
 STRETCHES = (0.0, -1.5, -1.0, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2)  # see k_search.fit_affine
 
@@ -25,22 +24,14 @@ class Q4KFormat(Format):
 
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
         """Decode: [N, 144] uint8 -> [N, 256] float32."""
-        scales, minimums = unpack_scales_and_minimums(field(blocks, 4, 12))  # [N, 8] each
-        scale = fp16(blocks, 0) * scales.to(torch.float32)
-        minimum = fp16(blocks, 2) * minimums.to(torch.float32)
         codes = planes(field(blocks, 16, 128).view(-1, 4, 32), bits=4).view(-1, 8, 32)  # [N, group, 32]
-        return codes.to(torch.float32).mul_(scale.unsqueeze(2)).sub_(minimum.unsqueeze(2)).flatten(1)
+        return affine_weights(blocks, codes)
 
     def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
         """Encode: [N, 256] float32 -> [N, 144] uint8; scales by search, see k_search."""
-        groups = as_columns(dense, num_groups=8)
-        scale, minimum = (found.view(-1, 8) for found in fit_affine(groups, 15, STRETCHES))  # [N, 8] each
-        scales, minimums = round_scales(scale, 0, 63), round_scales(minimum, 0, 63)
-        found = refine_affine(groups, scales, minimums, 15, 63)
-        codes = as_rows(found, len(dense))  # [N, 256]
-        packed_scales = pack_scales_and_minimums(scales.codes.to(torch.uint8), minimums.codes.to(torch.uint8))
+        head, codes = quantize_affine(dense, 15, STRETCHES)
         nibbles = pack_planes(codes.view(-1, 4, 2, 32), bits=4).flatten(1)
-        return torch.cat((fp16_bytes(scales.unit), fp16_bytes(minimums.unit), packed_scales, nibbles), dim=1)
+        return torch.cat((head, nibbles), dim=1)
 
 
 Q4_K = Q4KFormat(

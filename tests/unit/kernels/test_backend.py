@@ -22,7 +22,7 @@ from graphcore.kernels.backend import (
 )
 from graphcore.kernels.cpu import library
 from graphcore.kernels.gpu import registration
-from graphcore.kernels.ops.attend import attend, attend_shared
+from graphcore.kernels.ops.attend import attend
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
 
@@ -101,8 +101,6 @@ def test_a_backend_calls_each_op_with_its_own_library(
     place = (k_cache, v_cache, table), (starts, counts)
     found = arguments_of(attend, lambda: backend.attend(q, k, v, *place, how), monkeypatch)
     assert found == {"query": q, "key": k, "value": v, **asked}
-    found = arguments_of(attend_shared, lambda: backend.attend_shared(q, *place, how), monkeypatch)
-    assert found == {"query": q, **asked}
     parts = DeltaParts(*torch.arange(13.0).split(1), key_heads=2, eps=1e-6, tiled=True)
     found = arguments_of(delta_heads, lambda: backend.delta_heads(parts), monkeypatch)
-    assert found == {**parts._asdict(), "library": file}
+    assert found == {"parts": parts._replace(library=file)}

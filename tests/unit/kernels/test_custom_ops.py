@@ -1,6 +1,8 @@
 """Custom ops whose schema is read from a function's signature."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -88,3 +90,41 @@ def test_the_op_of_experts_on_a_device_has_a_fake_without_triton() -> None:
     op = torch.ops.graphcore.device_experts.default
     answer = op(x, chosen, weights, [], None, 16, "silu", 0.0, 1.0, ["q8_0"] * 3)
     assert (answer.shape, answer.dtype, answer.device.type) == ((3, 2, 8), torch.float32, "meta")
+
+
+@dataclass(frozen=True)
+class Norm:
+    weight: Tensor
+
+
+class Scaling(NamedTuple):
+    weight: Tensor
+    factor: float = 2.0
+
+
+def scale_into(
+    out: Tensor, first: Scaling, others: Sequence[Scaling], last: Norm | None = None, *, times: int = 1
+) -> Tensor:
+    for one in (first, *others):
+        out += one.weight * one.factor * times
+    return out.clone() if last is None else out * last.weight
+
+
+def test_the_fields_of_records_are_arguments_of_the_op_and_implementations_get_records() -> None:
+    def fake(out: Tensor, others: Sequence[Scaling]) -> Tensor:
+        return torch.empty_like(out) if others else out
+
+    schema = (
+        "(Tensor(a!) out, Tensor first_weight, float first_factor, Tensor[] others_weight, float[] others_factor,"
+        " Tensor? last_weight=None) -> Tensor"
+    )
+    assert schema_of(scale_into, ["out"]) == schema
+    call = register_custom_op("test_scale_into", scale_into, fake, mutates_args=["out"])
+    ones = torch.ones(2)
+    first, others = Scaling(ones), [Scaling(ones, 3.0), Scaling(ones, factor=5.0)]
+    assert call(torch.zeros(2), first, others).tolist() == [10.0, 10.0]
+    assert call(torch.zeros(2), first, others=others, last=Norm(ones / 4)).tolist() == [2.5, 2.5]
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    assert compiled(torch.zeros(2), first, others, Norm(ones)).tolist() == [10.0, 10.0]
+    arguments = torch.zeros(2), ones, 2.0, [ones], [3.0]
+    torch.library.opcheck(torch.ops.graphcore.test_scale_into.default, arguments, test_utils=("test_schema",))

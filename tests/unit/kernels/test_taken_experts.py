@@ -33,5 +33,5 @@ def test_answers_have_the_bits_of_resident_experts(tokens: int, dtype: torch.dty
         chosen = torch.rand(tokens, 6, generator=generator).topk(3).indices
         chosen[-1, 1] = -1
         found = cached_experts(x, chosen, experts, biases, 12, SILU, ["dense"] * 3)
-        assert torch.equal(found, looped_experts(x, chosen, weights, biases, *SILU))
+        assert torch.equal(found, looped_experts(x, chosen, weights, biases, SILU))
     assert experts.tallies[IN_PLACE] > 0 or tokens == 1

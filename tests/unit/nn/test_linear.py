@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from graphcore.kernels.ops.int8_rows import Int8Rows
 from graphcore.kernels.stored_packing import StoredPacking
-from graphcore.nn.int8_rows import Int8Rows
 from graphcore.nn.linear import Linear, is_one_row
 from graphcore.nn.spec import Int8Order
 

@@ -17,12 +17,15 @@ length, in whole tiles: the cost follows the context.
 Source: split-KV as in Flash-Decoding (Dao et al. 2023); the last arrival as in CUDA's threadFenceReduction sample.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels import limits
+from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.attention.coded_heads import mix, pool_kind, strides_of
 from graphcore.kernels.gpu.attention.new_token import (
     prepared_queries,
@@ -51,6 +54,7 @@ from graphcore.kernels.gpu.attention.splits import (
 )
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.pdl import pdl_options
+from graphcore.kernels.ops.attention_parameters import AttentionParameters
 
 MOST_CODED_WIDTH = 128  # wider heads in codes would not fit in registers with a whole tile
 REGISTERS = 53248  # bound for all programs of a multiprocessor, out of 65536: without it ptxas spills some
@@ -176,6 +180,23 @@ def table_sizes(table: Tensor) -> tuple[int, int]:
     return table.stride(0), table.shape[1]
 
 
+class HeadNorms(NamedTuple):
+    """RMSNorms of each head of the queries and the keys, before they are rotated.
+
+    Attributes:
+        q_weight, k_weight: [E] float32; None for no norm.
+        eps, scale_in_float32: settings of both, as in gpu/norm.py.
+    """
+
+    q_weight: Tensor | None = None
+    k_weight: Tensor | None = None
+    eps: float = 0.0
+    scale_in_float32: bool = True
+
+
+NO_NORMS = HeadNorms()
+
+
 def launch_attend_token(
     query: Tensor,
     key: Tensor | None,
@@ -185,25 +206,36 @@ def launch_attend_token(
     table: Tensor,
     starts: Tensor,
     counts: Tensor,
-    window: int,
-    scale: float,
-    sinks: Tensor | None = None,
+    scoring: AttentionParameters,
     arrivals: Tensor | None = None,
-    cap: float = 0.0,
     rope: Tensor | None = None,
-    q_weight: Tensor | None = None,
-    k_weight: Tensor | None = None,
-    eps: float = 0.0,
-    scale_in_float32: bool = True,
+    norms: HeadNorms = NO_NORMS,
+    *,
     tile: int = 0,
     alone: int = ALONE_TILES,
 ) -> Tensor:
-    """Implement `attend_token`.
+    """Write one new token's key and value into each sequence's cache, and attend to them and all earlier keys.
 
     Args:
+        query: [B, 1, H, E] compute dtype; the last stride is 1, as of key and value.
+        key, value: [B, 1, K, E] compute dtype, or None if the cache holds them already.
+        k_cache, v_cache: pools as in `attend`; position start is written if count is not 0.
+        table: [B, N] int32, pages of each sequence, as in `attend`.
+        starts: [B] int64, the token's position.
+        counts: [B] int64, 1, or 0 for a row without a token, whose output is zeros.
+        scoring: settings, as in `attend`.
+        arrivals: [B * K or more] int32, counters that are zero before and after; all layers of a stream may share
+            them. None to allocate them in each call, which launches one more fill.
+        rope: [B, 1, 2, A/2] float32, contiguous, as in nn/rope.py's `rotate`, for queries and keys; or None. A is the
+            number of features of a head that rotate.
+        norms: norms of queries and keys.
         tile: keys of a tile, 0 for the size that suits the head dim.
         alone: largest number of tiles that a single split computes, so that nothing has to be merged.
+
+    Returns:
+        [B, 1, H, E] compute dtype, contiguous.
     """
+    window, scale, sinks, _, cap = scoring
     batch, tokens, heads, head_dim = query.shape
     kv_heads, page = k_cache.shape[1:3]
     slots = table.shape[1] * page
@@ -232,15 +264,23 @@ def launch_attend_token(
     # Triton gives every load that waits for another, as keys wait for their page, half of the stages.
     warps, stages = (8, 2) if query.dtype == torch.float32 else (4, 5)  # float32 would spill with more
     attend_splits[(batch * kv_heads * most,)](
-        query, key, value, k_cache, v_cache, table, starts, counts, sinks, rope, q_weight, k_weight, out, parts, states,
-        arrivals if most > 1 else None, query.stride(0), query.stride(2),
-        *(one.stride(axis) for one in new for axis in (0, 2)), eps,
+        query, key, value, k_cache, v_cache, table, starts, counts, sinks, rope, norms.q_weight, norms.k_weight, out,
+        parts, states, arrivals if most > 1 else None, query.stride(0), query.stride(2),
+        *(one.stride(axis) for one in new for axis in (0, 2)), norms.eps,
         *strides_of(k_cache), *strides_of(v_cache), *table_sizes(table), window, scale, cap,
         batch, kv_heads, few, most, WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width,
         ROWS=max(16, heads_width), ALL_ROWS=triton.next_power_of_2(batch), HEAD_DIM=head_dim, WIDTH=width, TILE=tile,
         PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
         ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         maxnreg=REGISTERS // (limits.SPLIT_PROGRAMS * 32 * warps), K_KIND=kinds[0], V_KIND=kinds[1],
-        ROTATED=0 if rope is None else 2 * rope.shape[-1], WIDE=scale_in_float32, **pdl_options(),
+        ROTATED=0 if rope is None else 2 * rope.shape[-1], WIDE=norms.scale_in_float32, **pdl_options(),
     )  # fmt: skip
     return out
+
+
+attend_token = register_custom_op(
+    "attend_token",
+    launch_attend_token,
+    lambda query: torch.empty_like(query, memory_format=torch.contiguous_format),
+    mutates_args=["k_cache", "v_cache", "arrivals"],
+)

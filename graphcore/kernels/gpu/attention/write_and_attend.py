@@ -6,9 +6,9 @@ chunk may overwrite keys that it sees. Both launches are on one stream, in this 
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from graphcore.kernels.custom_ops import register_implementation
 from graphcore.kernels.gpu.attention.decode import launch_attend_token
 from graphcore.kernels.gpu.attention.prefill import launch_attend_chunk
 from graphcore.kernels.gpu.attention.write_cache import launch_write_cache
@@ -33,8 +33,7 @@ def launch_attend(
     scoring = AttentionParameters(*how, **named)
     caches, spans, is_kept = (k_cache, v_cache, table), (starts, counts), key is None
     if query.shape[1] == 1:
-        window, scale, sinks, _, cap = scoring
-        return launch_attend_token(query, key, value, *caches, *spans, window, scale, sinks, cap=cap)
+        return launch_attend_token(query, key, value, *caches, *spans, scoring)
     if key is None or value is None:
         key, value = (heads_of(one, query.dtype) for one in kept_of_pass(query.shape[1], caches[:2], table, *spans))
     out = launch_attend_chunk(query, key, value, *caches, *spans, scoring, is_kept)
@@ -43,4 +42,4 @@ def launch_attend(
     return out
 
 
-torch.library.impl("graphcore::attend", "CUDA", launch_attend)
+register_implementation("attend", "CUDA", launch_attend)

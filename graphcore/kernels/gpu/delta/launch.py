@@ -4,27 +4,24 @@ one token      convolve | rule and norm                    2 kernels
 many tokens    convolve | prepare | scan | norm            4
 """
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
+from graphcore.kernels.custom_ops import register_implementation
 from graphcore.kernels.gpu.delta.chunks import MOST_KEYS, launch_chunks
 from graphcore.kernels.gpu.delta.convolve import launch_convolve
 from graphcore.kernels.gpu.delta.one_token import launch_one_token
 from graphcore.kernels.ops.gated_delta import DeltaParts, plain_delta_heads
 
 
-def launch_delta_heads(*arguments: Any, **named: Any) -> Tensor:
-    """Implement `delta_heads`; the arguments are the fields of `DeltaParts`."""
-    parts = DeltaParts(*arguments, **named)
+def launch_delta_heads(parts: DeltaParts) -> Tensor:
+    """Implement `delta_heads`."""
     is_one = parts.mixed.shape[1] == 1
     if not is_one and parts.recurrent.shape[2] > MOST_KEYS:
-        return plain_delta_heads(*parts)
+        return plain_delta_heads(parts)
     inputs = {name: getattr(parts, name).contiguous() for name in ("mixed", "z", "a", "b")}
     parts = parts._replace(**inputs)
     launch = launch_one_token if is_one else launch_chunks
     return launch(parts, *launch_convolve(parts))
 
 
-torch.library.impl("graphcore::delta_heads", "CUDA", launch_delta_heads)
+register_implementation("delta_heads", "CUDA", launch_delta_heads)

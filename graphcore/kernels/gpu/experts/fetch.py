@@ -9,14 +9,12 @@ The cache is LRU: an expert's key is the number of the last call that chose it, 
 their key, and the smallest key is evicted. kernels/ops/expert_slots.py describes the tensors and has the reference.
 """
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphcore.kernels.custom_ops import register_custom_op
+from graphcore.kernels.custom_ops import register_custom_op, register_implementation
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
 from graphcore.kernels.gpu.pdl import pdl_options
 from graphcore.kernels.ops.expert_slots import WRITTEN, ExpertSlots
@@ -26,11 +24,6 @@ RESOLVE_WARPS = 4
 FILL_WARPS = 4
 WORDS = 2048  # that a program copies at once; with four warps, each thread has four loads of 16 bytes on their way
 MOST_BLOCKS = 32  # programs that share an expert: a link is full with a few hundred kilobytes on their way
-
-
-def take_slots(chosen: Tensor, experts: ExpertSlots) -> None:
-    """Load the chosen experts into slots with these kernels, as `take_experts` does; `chosen` is contiguous."""
-    torch.ops.graphcore.gpu_take_experts.default(chosen, *experts)
 
 
 @triton.jit
@@ -98,19 +91,12 @@ def _copy(source, target, words: tl.constexpr, BLOCK: tl.constexpr):
         tl.store(target + at, tl.load(source + at, mask=at < words, other=0), mask=at < words)
 
 
-def launch_take(
-    chosen: Tensor,
-    waiting: Sequence[Tensor],
-    slots: Sequence[Tensor],
-    places: Tensor,
-    holders: Tensor,
-    last_use: Tensor,
-    tallies: Tensor,
-) -> None:
-    """Implement `take_slots`, and on a GPU `take_experts`."""
+def launch_take(chosen: Tensor, cache: ExpertSlots) -> None:
+    """Load the chosen experts into slots, as `take_experts` does; `chosen` is contiguous."""
     if not chosen.numel():
         return
     assert chosen.is_contiguous(), "the kernel takes the choices one after another"
+    waiting, slots, places, holders, last_use, tallies = cache
     num_chosen, num_experts, num_slots = chosen.numel(), len(places), len(holders)
     most = min(num_chosen, num_slots)
     missing = torch.empty(most, dtype=torch.int32, device=places.device)
@@ -138,5 +124,5 @@ def _words(matrices: Tensor) -> Tensor:
     return matrices.view(-1).view(dtype)
 
 
-register_custom_op("gpu_take_experts", launch_take, mutates_args=WRITTEN)
-torch.library.impl("graphcore::take_experts", "CUDA", launch_take)
+take_slots = register_custom_op("gpu_take_experts", launch_take, mutates_args=WRITTEN)
+register_implementation("take_experts", "CUDA", launch_take)

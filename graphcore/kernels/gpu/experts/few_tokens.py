@@ -47,7 +47,7 @@ DENSE_ROWS = 4  # rows of a dense matrix that one program multiplies: a thread r
 def _gate_up(
     x, chosen, places, gate, up, gate_waits, up_waits, gate_bias, up_bias, hidden, choices, columns: tl.constexpr,
     features, gate_stride, up_stride, limit, alpha, steps, GATING: tl.constexpr, GATE: tl.constexpr, UP: tl.constexpr,
-    ROWS: tl.constexpr, UNITS: tl.constexpr, DEPENDENT: tl.constexpr,
+    ROWS: tl.constexpr, VECTORS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     wait_for_earlier(DEPENDENT)
     pair = tl.program_id(0).to(tl.int64)
@@ -62,10 +62,10 @@ def _gate_up(
     for step in range(tl.minimum(steps, tl.cdiv(features - begin, ROWS))):
         first = begin + step * ROWS
         if GATE == UP:
-            gates, ups = row_sums(fed, (gate, up), first, features, columns, GATE, ROWS, UNITS)
+            gates, ups = row_sums(fed, (gate, up), first, features, columns, GATE, ROWS, VECTORS)
         else:
-            gates = row_sums(fed, (gate,), first, features, columns, GATE, ROWS, UNITS)[0]
-            ups = row_sums(fed, (up,), first, features, columns, UP, ROWS, UNITS)[0]
+            gates = row_sums(fed, (gate,), first, features, columns, GATE, ROWS, VECTORS)[0]
+            ups = row_sums(fed, (up,), first, features, columns, UP, ROWS, VECTORS)[0]
         rows = first + tl.arange(0, ROWS)
         is_row = rows < features
         at = expert * features + rows
@@ -78,7 +78,7 @@ def _gate_up(
 @triton.jit
 def _down(
     hidden, chosen, shares, places, down, waits, bias, answers, stream, arrivals, norm_weight, norm_rows, squares,
-    columns: tl.constexpr, features, stride, steps, FORM: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    columns: tl.constexpr, features, stride, steps, FORM: tl.constexpr, ROWS: tl.constexpr, VECTORS: tl.constexpr,
     CHOICES: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Store one choice's answers for a block of rows; with a stream, the last one to arrive adds the weighted sum.
@@ -96,7 +96,7 @@ def _down(
         matrix = (matrix_at(expert, place, down, waits, stride),)
         for step in range(tl.cdiv(end - begin, ROWS)):
             first = begin + step * ROWS
-            sums = row_sums(hidden + pair * columns, matrix, first, features, columns, FORM, ROWS, UNITS)[0]
+            sums = row_sums(hidden + pair * columns, matrix, first, features, columns, FORM, ROWS, VECTORS)[0]
             rows = first + tl.arange(0, ROWS)
             is_row = rows < features
             sums = biased(sums, bias, expert * features + rows, is_row)
@@ -192,19 +192,19 @@ def rows_of(form: DeviceLayout | None, matrices: int) -> int:
 
 
 def _how(form: DeviceLayout | None, columns: int, rows: int, has_slots: bool) -> dict[str, int]:
-    """Return the options of a launch: the number of warps that leaves the fewest threads without a unit of a row.
+    """Return the options of a launch: the number of warps that leaves the fewest threads without a vector of a row.
 
     Args:
         has_slots: True if a matrix may lie in a slot or where it waits.
     """
     warps = MOST_WARPS
     if form is not None:
-        units = columns // (16 * (8 // form.low))
-        warps = min((4, 2, 1), key=lambda count: triton.cdiv(units, 32 * count) * count)
+        vectors = columns // (16 * (8 // form.low))
+        warps = min((4, 2, 1), key=lambda count: triton.cdiv(vectors, 32 * count) * count)
     registers = REGISTERS
     if form is not None and form.super_nbytes:
         registers = MOST_REGISTERS if has_slots else MORE_REGISTERS
-    shape = {"ROWS": rows, "UNITS": 32 * warps, "num_warps": warps, "maxnreg": registers, "enable_fp_fusion": True}
+    shape = {"ROWS": rows, "VECTORS": 32 * warps, "num_warps": warps, "maxnreg": registers, "enable_fp_fusion": True}
     return {**shape, **pdl_options()}
 
 

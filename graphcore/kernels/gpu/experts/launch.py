@@ -8,22 +8,22 @@ Legend: N tokens, D model dim, X experts, F hidden features of an expert, C choi
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from graphcore.activations import Gating
-from graphcore.kernels.custom_ops import register_custom_op
+from graphcore.kernels.custom_ops import register_custom_op, register_implementation
 from graphcore.kernels.gpu.experts.fetch import launch_take
 from graphcore.kernels.gpu.experts.few_tokens import launch_few, launch_few_summed
 from graphcore.kernels.gpu.experts.grouped import launch_many
-from graphcore.kernels.gpu.experts.operands import mixture_of
+from graphcore.kernels.gpu.experts.operands import MixtureOperands, mixture_of
 from graphcore.kernels.gpu.matrix import DENSE
-from graphcore.kernels.gpu.mean_squares import FusedNorm, fused_norm_of
+from graphcore.kernels.gpu.mean_squares import FusedNorm
+from graphcore.kernels.ops.expert_slots import ExpertSlots
 
 FEW = 8  # largest number of tokens for which experts' bytes are not shared between tokens
 
 
-def add_expert_answers(
+def launch_add_experts(
     stream: Tensor,
     x: Tensor,
     chosen: Tensor,
@@ -56,34 +56,8 @@ def add_expert_answers(
         waiting: gate, up and down of all experts, as in `MixtureOperands`; None if every expert has a place.
         next_norm: as in `few_tokens.launch_few_summed`.
     """
-    op = torch.ops.graphcore.gpu_add_experts.default
-    norm = next_norm or (None, None, None)
-    op(stream, x, chosen, shares, weights, biases, places, hidden, *gating, formats, arrivals, waiting, *norm)
-
-
-def launch_add_experts(
-    stream: Tensor,
-    x: Tensor,
-    chosen: Tensor,
-    shares: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    places: Tensor | None,
-    hidden: int,
-    activation: str,
-    limit: float,
-    alpha: float,
-    formats: Sequence[str],
-    arrivals: Tensor | None = None,
-    waiting: Sequence[Tensor] | None = None,
-    norm_weight: Tensor | None = None,
-    norm_rows: Tensor | None = None,
-    squares: Tensor | None = None,
-) -> None:
-    """Implement `add_expert_answers`."""
-    gating = Gating(activation, limit, alpha)
     mixture = mixture_of(weights, biases, places, hidden, gating, formats, waiting=waiting)
-    launch_few_summed(stream, x, chosen, shares, mixture, arrivals, fused_norm_of(norm_weight, norm_rows, squares))
+    launch_few_summed(stream, x, chosen, shares, mixture, arrivals, next_norm)
 
 
 def launch_experts(
@@ -91,14 +65,11 @@ def launch_experts(
     chosen: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
-    activation: str,
-    limit: float,
-    alpha: float,
+    gating: Gating,
     places: Sequence[int] | None = None,
 ) -> Tensor:
     """Implement `experts` (kernels/ops/experts.py)."""
-    hidden, dense = weights[0].shape[1], (DENSE,) * 3
-    return launch_packed_experts(x, chosen, weights, biases, places, hidden, activation, limit, alpha, dense)
+    return launch_packed_experts(x, chosen, weights, biases, places, weights[0].shape[1], gating, (DENSE,) * 3)
 
 
 def launch_packed_experts(
@@ -108,43 +79,36 @@ def launch_packed_experts(
     biases: Sequence[Tensor],
     places: Sequence[int] | None,
     hidden: int,
-    activation: str,
-    limit: float,
-    alpha: float,
+    gating: Gating,
     formats: Sequence[str],
 ) -> Tensor:
     """Implement `device_experts` (kernels/ops/packed_experts.py)."""
-    launch = launch_few if len(x) <= FEW else launch_many
-    mixture = mixture_of(weights, biases, places, hidden, Gating(activation, limit, alpha), formats, x.device)
-    return launch(x.contiguous(), chosen.contiguous(), mixture)
+    return _launch(x, chosen, mixture_of(weights, biases, places, hidden, gating, formats, x.device))
 
 
 def launch_cached_experts(
     x: Tensor,
     chosen: Tensor,
-    waiting: Sequence[Tensor],
-    slots: Sequence[Tensor],
-    places: Tensor,
-    holders: Tensor,
-    last_use: Tensor,
-    tallies: Tensor,
+    cache: ExpertSlots,
     biases: Sequence[Tensor],
     hidden: int,
-    activation: str,
-    limit: float,
-    alpha: float,
+    gating: Gating,
     formats: Sequence[str],
 ) -> Tensor:
     """Implement `cached_experts` (kernels/ops/expert_slots.py)."""
-    chosen = chosen.contiguous()
-    launch_take(chosen, waiting, slots, places, holders, last_use, tallies)
-    gating = Gating(activation, limit, alpha)
-    mixture = mixture_of(slots, biases, places, hidden, gating, formats, waiting=waiting)
+    launch_take(chosen.contiguous(), cache)
+    mixture = mixture_of(cache.slots, biases, cache.places, hidden, gating, formats, waiting=cache.waiting)
+    return _launch(x, chosen, mixture)
+
+
+def _launch(x: Tensor, chosen: Tensor, mixture: MixtureOperands) -> Tensor:
     launch = launch_few if len(x) <= FEW else launch_many
-    return launch(x.contiguous(), chosen, mixture)
+    return launch(x.contiguous(), chosen.contiguous(), mixture)
 
 
-register_custom_op("gpu_add_experts", launch_add_experts, mutates_args=["stream", "arrivals", "norm_rows", "squares"])
-torch.library.impl("graphcore::device_experts", "CompositeExplicitAutograd", launch_packed_experts)
-torch.library.impl("graphcore::experts", "CUDA", launch_experts)
-torch.library.impl("graphcore::cached_experts", "CUDA", launch_cached_experts)
+add_expert_answers = register_custom_op(
+    "gpu_add_experts", launch_add_experts, mutates_args=["stream", "arrivals", "next_norm_rows", "next_norm_squares"]
+)
+register_implementation("device_experts", "CompositeExplicitAutograd", launch_packed_experts)
+register_implementation("experts", "CUDA", launch_experts)
+register_implementation("cached_experts", "CUDA", launch_cached_experts)

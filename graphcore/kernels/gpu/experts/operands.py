@@ -17,7 +17,7 @@ from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, DeviceLayout
 from graphcore.kernels.gpu.matrix import DENSE
 from graphcore.kernels.gpu.packed.multiply_add import dot_each
 from graphcore.kernels.gpu.packed.planes import tensor_scale
-from graphcore.kernels.gpu.packed.units import weights_of_unit
+from graphcore.kernels.gpu.packed.vectors import weights_of_vector
 
 BLOCK = tl.constexpr(512)  # columns that a program multiplies at once
 
@@ -116,7 +116,7 @@ def gated_sums(gate, up, limit, alpha, GATING: tl.constexpr):
 
 @triton.jit
 def row_sums(
-    x, matrices, first, num_rows, columns: tl.constexpr, L: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr
+    x, matrices, first, num_rows, columns: tl.constexpr, L: tl.constexpr, ROWS: tl.constexpr, VECTORS: tl.constexpr
 ):
     """Return the products of rows first .. first + ROWS - 1 of each of some matrices [O, I] with a vector [I].
 
@@ -124,7 +124,7 @@ def row_sums(
         matrices: tuple of pointers to matrices of one form; packed ones are multiplied with one preparation of x.
         first: a multiple of ROWS.
         L: DeviceLayout of packed matrices; None for dense ones.
-        UNITS: units that are read at once, as G in `packed.multiply_add.dot_rows`.
+        VECTORS: vectors that are read at once, as G in `packed.multiply_add.dot_rows`.
 
     Returns:
         [ROWS] float32 for each matrix, as a tuple.
@@ -134,8 +134,8 @@ def row_sums(
         for index in tl.static_range(len(matrices)):
             products = products + (_dense_sums(x, matrices[index], first, num_rows, columns, ROWS),)
     else:
-        is_even: tl.constexpr = columns // weights_of_unit(L) % UNITS == 0
-        sums = dot_each(x, columns, 1, matrices, first, num_rows, columns, L, 1, ROWS, UNITS, is_even)
+        is_even: tl.constexpr = columns // weights_of_vector(L) % VECTORS == 0
+        sums = dot_each(x, columns, 1, matrices, first, num_rows, columns, L, 1, ROWS, VECTORS, is_even)
         for index in tl.static_range(len(matrices)):
             scale = tensor_scale(matrices[index], num_rows, columns, L)
             products = products + (tl.reshape(sums[index], [ROWS]) * scale,)

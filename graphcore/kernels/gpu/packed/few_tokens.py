@@ -1,6 +1,6 @@
 """Packed matrices times a few tokens, at memory speed: codes are unpacked in registers (multiply_add.py).
 
-Legend: N tokens (1 to 8), I input features, O output features, R rows of a program, G units of a row.
+Legend: N tokens (1 to 8), I input features, O output features, R rows of a program, G vectors of a row.
 
 A program computes R rows for some of the tokens. Its threads read one row after another, side by side, so that the sums
 of R rows share the preparation of x; sums over threads are added once, at the end. From three tokens in 16 bits on,

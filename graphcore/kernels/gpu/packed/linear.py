@@ -12,35 +12,39 @@ import torch
 from torch import Tensor
 
 from graphcore.kernels import limits
+from graphcore.kernels.custom_ops import register_implementation
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.int8_rows import launch_norm_to_codes
-from graphcore.kernels.gpu.layout import DeviceForm
 from graphcore.kernels.gpu.matrix import DeviceMatrix
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_product
 from graphcore.kernels.gpu.packed.to_dense import launch_unpack, tensor_scale_of
-from graphcore.kernels.packing import GROUP_ROWS
+from graphcore.kernels.packing import GROUP_ROWS, empty_product
 
 SLICE_ELEMENTS = 1 << 23  # weights that are unpacked at a time: 16 MiB in bf16
 CODE_UNIT = 128  # codes are divided by it before a product: exact, and their sums stay within fp16's range
 
 
-def launch_packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, form: DeviceForm, rounds: bool) -> Tensor:
+def launch_packed_linear(
+    x: Tensor, packed: Tensor, bias: Tensor | None, packing: DevicePacking, rounds: bool
+) -> Tensor:
     """Return x @ W.T (+ bias): [..., I] -> [..., O]; with `rounds`, x is first rounded to int8 codes, row by row."""
-    out = x.new_empty((*x.shape[:-1], form.rows))
-    rows = x.reshape(-1, form.columns).contiguous()
+    out = empty_product(x, packing)
+    rows = x.reshape(-1, packing.columns).contiguous()
     if not len(rows):
         return out
     scale = None
     if rounds:
         rows, scale = launch_norm_to_codes(rows, None, None, 0.0, True, True, x.dtype)
-    product = out.view(-1, form.rows)
+    product = out.view(-1, packing.rows)
     if len(rows) <= limits.MOST_TOKENS:
-        matrix = DeviceMatrix(packed, bias, None, form.format, form.rows)
+        matrix = DeviceMatrix(packed, bias, None, packing.format, packing.rows)
         launch_packed_product(_aligned(rows), scale, [matrix], False, "", product, False)
     elif scale is None:
-        for begin, end in _slices(form):
-            _multiply(rows, launch_unpack(packed, form, x.dtype, begin, end), bias, begin, product[:, begin:end])
+        for begin, end in _slices(packing):
+            weight = launch_unpack(packed, packing, x.dtype, begin=begin, end=end)
+            _multiply(rows, weight, bias, begin, product[:, begin:end])
     else:
-        _multiply_codes(rows, scale, packed, bias, form, product)
+        _multiply_codes(rows, scale, packed, bias, packing, product)
     return out
 
 
@@ -49,11 +53,11 @@ def _aligned(x: Tensor) -> Tensor:
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-def _slices(form: DeviceForm) -> Iterator[tuple[int, int]]:
+def _slices(packing: DevicePacking) -> Iterator[tuple[int, int]]:
     """Yield the rows that are unpacked at a time: the first, and the end (exclusive)."""
-    step = max(GROUP_ROWS, SLICE_ELEMENTS // form.columns // GROUP_ROWS * GROUP_ROWS)
-    for begin in range(0, form.rows, step):
-        yield begin, min(begin + step, form.rows)
+    step = max(GROUP_ROWS, SLICE_ELEMENTS // packing.columns // GROUP_ROWS * GROUP_ROWS)
+    for begin in range(0, packing.rows, step):
+        yield begin, min(begin + step, packing.rows)
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, begin: int, out: Tensor) -> None:
@@ -65,18 +69,15 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, begin: int, out: T
 
 
 def _multiply_codes(
-    x: Tensor, scale: Tensor, packed: Tensor, bias: Tensor | None, form: DeviceForm, out: Tensor
+    x: Tensor, scale: Tensor, packed: Tensor, bias: Tensor | None, packing: DevicePacking, out: Tensor
 ) -> None:
     """Multiply codes with weights without their tensor's scale, then scale: the order of nn/linear.py."""
     x = x / CODE_UNIT
-    divisor = scale[:, None] / (CODE_UNIT * tensor_scale_of(packed, form))
-    for begin, end in _slices(form):
-        product = (x @ launch_unpack(packed, form, x.dtype, begin, end, is_scaled=False).T).float() / divisor
+    divisor = scale[:, None] / (CODE_UNIT * tensor_scale_of(packed, packing))
+    for begin, end in _slices(packing):
+        weight = launch_unpack(packed, packing, x.dtype, begin=begin, end=end, is_scaled=False)
+        product = (x @ weight.T).float() / divisor
         out[:, begin:end] = product if bias is None else product + bias[begin:end].float()
 
 
-def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, name: str, rows: int, rounds: bool) -> Tensor:
-    return launch_packed_linear(x, packed, bias, DeviceForm(name, rows, x.shape[-1]), rounds)
-
-
-torch.library.impl("graphcore::device_linear", "CUDA", _linear)
+register_implementation("device_linear", "CUDA", launch_packed_linear)

@@ -1,9 +1,8 @@
 """Products of a few tokens with rows of a packed matrix, for use inside other kernels, with few instructions.
 
-Legend: N tokens, O rows, I columns, R rows of a program, G units of a row that are read at once.
+Legend: N tokens, O rows, I columns, R rows of a program, G vectors of a row that are read at once.
 
-A unit is 16 bytes of low codes, one load of a thread: 32 weights of four bits, 64 of two, 16 of eight. A byte has a
-weight in each slice of its bits; the bytes of two words are multiplied with eight x, which are one load, too.
+A row is read in vectors and multiplied in fragments (vectors.py): a fragment with eight x, which are one load, too.
 
 Codes are neither shifted nor converted. The lowest 24 bits of a float whose exponent is 0 or 1 are an integer in units
 of 2^-149, so a code that is masked in place, at bit p of a word, is the float code * 2^(p - 149); x is multiplied by
@@ -19,22 +18,21 @@ import triton
 import triton.language as tl
 
 from graphcore.kernels.gpu.packed.planes import half_of, level_of, rows_from
-from graphcore.kernels.gpu.packed.units import (
+from graphcore.kernels.gpu.packed.vectors import (
     code_shift,
     code_words,
     first_weight,
-    octet_bits,
+    fragment_bits,
     offset_of,
-    scales_of_unit,
-    unit_scales,
-    unit_words,
-    units_from,
-    weights_of_unit,
+    scales_of_vector,
+    vector_scales,
+    vector_words,
+    vectors_from,
+    weights_of_vector,
 )
 
 IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # the interpreter cannot run machine code
 WIDEN = tl.constexpr("{.reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi;}")
-X_LIFT = tl.constexpr(float(2**96))
 LIFT = tl.constexpr(float(2**53))  # 149 - 96
 E2M1_SIZES = tl.constexpr(0x0E000E00)
 E2M1_SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
@@ -132,17 +130,17 @@ def power_of_two(exponent):
 
 
 @triton.jit
-def eight_products(total, fed, words, bits, OCTET: tl.constexpr, L: tl.constexpr):
+def eight_products(total, fed, words, bits, FRAGMENT: tl.constexpr, L: tl.constexpr):
     """Return `total` [N, R, G, 8] plus the products of eight x [N, 1, G, 8] with their codes.
 
     Args:
         words: [R, G, 4] int32, low codes.
-        bits: high codes, from `octet_bits`.
+        bits: high codes, from `fragment_bits`.
     """
     levels: tl.constexpr = L.levels  # Triton 3.6 takes a string as an argument only as a constant
-    shift: tl.constexpr = code_shift(OCTET, L)
+    shift: tl.constexpr = code_shift(FRAGMENT, L)
     byte = tl.arange(0, 4)
-    two = code_words(words, bits, OCTET, L)
+    two = code_words(words, bits, FRAGMENT, L)
     if L.levels == "e2m1":
         total += e2m1_in_place(two, shift) * fed
     elif L.levels != "":
@@ -160,7 +158,7 @@ def products_of_weights(product, all_x, scale, minimum, L: tl.constexpr):
 
     Args:
         product: [N, R, G], products of codes and x.  all_x: [N, 1, G], the sum of x.
-        scale, minimum: from `unit_scales`; a scale of `whole` is not applied.
+        scale, minimum: from `vector_scales`; a scale of `whole` is not applied.
     """
     if L.levels == "":
         product *= LIFT
@@ -196,8 +194,8 @@ def dot_rows(
         rows: O; memory after the group of the last is not read.
         columns: I; known when the kernel is compiled, they take no registers and no instructions for addresses.
         N, R: powers of two.
-        G: number of units that are read at once; 32 for each warp of the program keep every sum in its thread.
-        IS_EVEN: True if a row's units are a multiple of G.
+        G: number of vectors that are read at once; 32 for each warp of the program keep every sum in its thread.
+        IS_EVEN: True if a row's vectors are a multiple of G.
     """
     return dot_each(x, x_stride, tokens, (matrix,), first, rows, columns, L, N, R, G, IS_EVEN)[0]
 
@@ -212,9 +210,9 @@ def dot_each(
     Args:
         matrices: tuple of pointers.
     """
-    weights: tl.constexpr = weights_of_unit(L)
-    num_scales: tl.constexpr = scales_of_unit(L)
-    octets: tl.constexpr = weights // 8 // num_scales  # octets that share a scale
+    weights: tl.constexpr = weights_of_vector(L)
+    num_scales: tl.constexpr = scales_of_vector(L)
+    fragments: tl.constexpr = weights // 8 // num_scales  # fragments that share a scale
     last = columns // weights - 1
     token = tl.minimum(tl.arange(0, N), tokens - 1)
     product_input = x + (token.to(tl.int64) * x_stride)[:, None, None, None]
@@ -227,29 +225,29 @@ def dot_each(
         planes = planes + ((low, high, scales, supers),)
         sums = sums + (tl.zeros((N, R, G), tl.float32),)
     for begin in range(0, columns // weights, G):
-        start = first_weight(units_from(begin, last, 1, G, IS_EVEN), L)
+        start = first_weight(vectors_from(begin, last, 1, G, IS_EVEN), L)
         words = ()
         for at in tl.static_range(len(matrices)):
-            words = words + (unit_words(planes[at][0], planes[at][1], begin, last, G, IS_EVEN, L),)
+            words = words + (vector_words(planes[at][0], planes[at][1], begin, last, G, IS_EVEN, L),)
         for index in tl.static_range(num_scales):
             all_x = tl.zeros((N, 1, G, 8), tl.float32)
             totals = ()
             for _ in tl.static_range(len(matrices)):
                 totals = totals + (tl.zeros((N, R, G, 8), tl.float32),)
-            for octet in tl.static_range(index * octets, (index + 1) * octets):
-                fed = eight_of(product_input, (start + offset_of(octet, L))[None, None, :, None])
+            for fragment in tl.static_range(index * fragments, (index + 1) * fragments):
+                fed = eight_of(product_input, (start + offset_of(fragment, L))[None, None, :, None])
                 all_x += fed
                 grown = ()
                 for at in tl.static_range(len(matrices)):
-                    own = octet_bits(words[at][1], planes[at][1], begin, last, octet, G, IS_EVEN, L)
-                    grown = grown + (eight_products(totals[at], fed, words[at][0], own, octet, L),)
+                    own = fragment_bits(words[at][1], planes[at][1], begin, last, fragment, G, IS_EVEN, L)
+                    grown = grown + (eight_products(totals[at], fed, words[at][0], own, fragment, L),)
                 totals = grown
             more = ()
             for at in tl.static_range(len(matrices)):
                 scale, minimum = 1.0, 0.0
                 if L.scale != "whole":
-                    scale, minimum = unit_scales(
-                        planes[at][2], planes[at][3], begin, last, offset_of(index * octets, L), G, IS_EVEN, L
+                    scale, minimum = vector_scales(
+                        planes[at][2], planes[at][3], begin, last, offset_of(index * fragments, L), G, IS_EVEN, L
                     )
                 products = products_of_weights(tl.sum(totals[at], axis=3), tl.sum(all_x, axis=3), scale, minimum, L)
                 if not IS_EVEN:

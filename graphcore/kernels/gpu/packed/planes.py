@@ -116,7 +116,7 @@ def level_of(code, LEVELS: tl.constexpr):
 def code_at(matrix, rows, at, columns, L: tl.constexpr):
     """Return single codes, int32."""
     slices: tl.constexpr = 8 // L.low
-    sharing: tl.constexpr = L.step // 16 if L.step > 16 else 1  # number of units whose weights alternate
+    sharing: tl.constexpr = L.step // 16 if L.step > 16 else 1  # number of vectors whose weights alternate
     chunk, within = at // (16 * slices * sharing), at % (16 * slices * sharing)
     if L.low == 8:
         byte, shift = at, 0

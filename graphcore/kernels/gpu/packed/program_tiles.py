@@ -26,7 +26,7 @@ TOKENS = 2  # largest number of tokens of a program: sums of more do not fit in 
 FEWEST_WARPS = 1024  # about eight for each of 132 multiprocessors
 MANY_WARPS = 4096  # from this number on, programs may have twice as many rows if their codes have four bits
 FEWEST_OF_PROGRAM, MOST_OF_PROGRAM = 2, 4  # warps; programs of one were slower, but for codes that stand for levels
-UNITS_OF_WARP = 1024  # units of low codes, in all rows of a program, that one warp takes; longer rows get more warps
+VECTORS_OF_WARP = 1024  # vectors of low codes, of all rows of a program, for one warp; longer rows get more warps
 THREADS = 32  # threads of a warp
 
 
@@ -41,7 +41,7 @@ class Tile(NamedTuple):
 
 DOTTED = Tile(8, 16, 4, dots=True)  # the tile for tensor cores
 FEWEST_DOTTED_TOKENS = 3  # from this number on, tensor cores take fewer instructions
-DOTTED_UNITS = 4  # units of a warp
+DOTTED_VECTORS = 4  # vectors of a warp
 INTERPRETED = Tile(2, 128, 1)  # Triton's interpreter runs one program after another, so a few large ones are best
 
 
@@ -60,8 +60,8 @@ def tile_of_threads(layout: DeviceLayout, rows: int, columns: int, tokens: int) 
     Warps depend on the columns alone, so that part of a matrix is summed in the order of the whole.
     """
     most = most_rows(layout)
-    units = columns * layout.low // 128 * most
-    warps = min(MOST_OF_PROGRAM, triton.next_power_of_2(triton.cdiv(units, UNITS_OF_WARP)))
+    vectors = columns * layout.low // 128 * most
+    warps = min(MOST_OF_PROGRAM, triton.next_power_of_2(triton.cdiv(vectors, VECTORS_OF_WARP)))
     if not layout.levels:
         warps = max(FEWEST_OF_PROGRAM, warps)
     together = min(triton.next_power_of_2(tokens), TOKENS)
@@ -81,14 +81,14 @@ def most_rows(layout: DeviceLayout) -> int:
 def constants_of(name: str, tile: Tile, columns: int) -> dict[str, object]:
     """Return the constants that a launch is compiled for."""
     layout = DEVICE_LAYOUTS[name]
-    units = (DOTTED_UNITS if tile.dots else THREADS) * tile.warps
+    vectors = (DOTTED_VECTORS if tile.dots else THREADS) * tile.warps
     return {
         "L": layout,
         "DOTS": tile.dots,
         "N": tile.tokens,
         "R": tile.rows,
-        "G": units,
-        "IS_EVEN": columns * layout.low // 128 % units == 0,
+        "G": vectors,
+        "IS_EVEN": columns * layout.low // 128 % vectors == 0,
         "num_warps": tile.warps,
         "enable_fp_fusion": True,
         **pdl_options(),

@@ -1,9 +1,9 @@
 """Products of three to eight tokens with rows of a packed matrix on tensor cores, for use inside other kernels.
 
-Legend: N tokens, O rows, I columns, R rows of a program, G units of a row that are read at once.
+Legend: N tokens, O rows, I columns, R rows of a program, G vectors of a row that are read at once.
 
 Codes minus their zero are small integers, exact in 16 bits. They are multiplied unscaled, sixteen columns at a time for
-each unit, and the sums of a scale are scaled in float32. At eight tokens multiply_add.py would take more than twenty
+each vector, and the sums of a scale are scaled in float32. At eight tokens multiply_add.py would take more than twenty
 instructions per weight; here it is about ten, for any number of tokens.
 """
 
@@ -11,23 +11,23 @@ import triton
 import triton.language as tl
 
 from graphcore.kernels.gpu.packed.planes import level_of, rows_from
-from graphcore.kernels.gpu.packed.units import (
+from graphcore.kernels.gpu.packed.vectors import (
     eight_codes,
     first_weight,
-    octet_bits,
+    fragment_bits,
     offset_of,
-    scales_of_unit,
-    unit_scales,
-    unit_words,
-    units_from,
-    weights_of_unit,
+    scales_of_vector,
+    vector_scales,
+    vector_words,
+    vectors_from,
+    weights_of_vector,
 )
 
 
 @triton.jit
-def small_numbers(words, bits, OCTET: tl.constexpr, L: tl.constexpr):
+def small_numbers(words, bits, FRAGMENT: tl.constexpr, L: tl.constexpr):
     """Return eight codes minus their zero, or their levels: [R, G, 8] float32, integers."""
-    codes = eight_codes(words, bits, OCTET, L)
+    codes = eight_codes(words, bits, FRAGMENT, L)
     levels: tl.constexpr = L.levels  # as in multiply_add.py
     return level_of(codes, levels) if L.levels != "" else (codes - L.zero).to(tl.float32)
 
@@ -38,9 +38,9 @@ def dotted_rows(
     L: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     """Return the same as `multiply_add.dot_rows`, for x in 16 bits: [N, R] float32; N and R are 16 or more."""
-    weights: tl.constexpr = weights_of_unit(L)
-    num_scales: tl.constexpr = scales_of_unit(L)
-    pairs: tl.constexpr = weights // 16 // num_scales  # pairs of octets that share a scale
+    weights: tl.constexpr = weights_of_vector(L)
+    num_scales: tl.constexpr = scales_of_vector(L)
+    pairs: tl.constexpr = weights // 16 // num_scales  # pairs of fragments that share a scale
     low, high = rows_from(matrix, first, rows, columns, 0, L, R), rows_from(matrix, first, rows, columns, 1, L, R)
     token = tl.arange(0, N)[None, :, None]
     scales = rows_from(matrix, first, rows, columns, 2, L, R)
@@ -49,8 +49,8 @@ def dotted_rows(
     sums = tl.zeros((G, R, N), tl.float32)
     for begin in range(0, columns // weights, G):
         is_there = begin + tl.arange(0, G) <= last
-        start = first_weight(units_from(begin, last, 1, G, False), L)
-        words, bits = unit_words(low, high, begin, last, G, False, L)
+        start = first_weight(vectors_from(begin, last, 1, G, False), L)
+        words, bits = vector_words(low, high, begin, last, G, False, L)
         for index in tl.static_range(num_scales):
             total = tl.zeros((G, R, N), tl.float32)
             all_x = tl.zeros((G, N), tl.float32)
@@ -58,9 +58,9 @@ def dotted_rows(
                 at = (start + offset_of(2 * pair, L))[:, None, None] + tl.arange(0, 16)[None, None, :]
                 is_fed = is_there[:, None, None] & (token < tokens)
                 fed = tl.load(x + token.to(tl.int64) * x_stride + at, mask=is_fed, other=0.0)  # [G, N, 16]
-                own = octet_bits(bits, high, begin, last, 2 * pair, G, False, L)
+                own = fragment_bits(bits, high, begin, last, 2 * pair, G, False, L)
                 even = small_numbers(words, own, 2 * pair, L)
-                own = octet_bits(bits, high, begin, last, 2 * pair + 1, G, False, L)
+                own = fragment_bits(bits, high, begin, last, 2 * pair + 1, G, False, L)
                 odd = small_numbers(words, own, 2 * pair + 1, L)
                 sixteen = tl.permute(tl.join(even.to(fed.dtype), odd.to(fed.dtype)), (1, 0, 3, 2))  # [G, R, 2, 8]
                 total = tl.dot(tl.reshape(sixteen, (G, R, 16)), tl.permute(fed, (0, 2, 1)), total)
@@ -69,7 +69,7 @@ def dotted_rows(
             if L.scale == "whole":
                 sums += total
             else:
-                scale, minimum = unit_scales(
+                scale, minimum = vector_scales(
                     scales, supers, begin, last, offset_of(index * pairs * 2, L), G, False, L
                 )  # [R, G]
                 sums += total * tl.trans(scale)[:, :, None]

@@ -23,14 +23,14 @@ from graphcore.kernels import limits
 from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.epilogue import activated
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
-from graphcore.kernels.gpu.mean_squares import FusedNorm, fused_norm_of
+from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_packed_product
 from graphcore.kernels.gpu.products.dense import launch_dense_gated, launch_dense_product
 
 BLOCK = 256  # hidden features of a program that applies the gate
 
 
-def product(
+def launch_product(
     x: Tensor,
     x_scale: Tensor | None,
     matrices: Sequence[DeviceMatrix],
@@ -53,11 +53,16 @@ def product(
     Returns:
         [N, sum of the matrices' rows] dtype.
     """
-    op = torch.ops.graphcore.gpu_product.default
-    return op(x, x_scale, *_operands(matrices), divides, activation, eps, dtype)  # type: ignore[no-any-return]
+    out = _empty_product(x, matrices, dtype)
+    _launch(x, x_scale, matrices, divides, activation, out, False, eps)
+    return out
 
 
-def add_product(
+def _empty_product(x: Tensor, matrices: Sequence[DeviceMatrix], dtype: torch.dtype) -> Tensor:
+    return x.new_empty((len(x), sum(matrix.rows for matrix in matrices)), dtype=dtype)
+
+
+def launch_add_product(
     stream: Tensor,
     x: Tensor,
     x_scale: Tensor | None,
@@ -71,11 +76,11 @@ def add_product(
     Args:
         next_norm: buffers that the sum is also written to, for the next norm; their squares must be zero.
     """
-    op = torch.ops.graphcore.gpu_add_product.default
-    op(stream, x, x_scale, *_operands([matrix]), divides, "", eps, *(next_norm or (None, None, None)))
+    assert stream.dtype is torch.float32, f"the residual stream is float32, not {stream.dtype}"
+    _launch(x, x_scale, [matrix], divides, "", stream, True, eps, next_norm)
 
 
-def gated_product(
+def launch_gated(
     x: Tensor,
     x_scale: Tensor | None,
     gate: DeviceMatrix,
@@ -85,78 +90,16 @@ def gated_product(
     activation: str,
     eps: float = 0.0,
 ) -> Tensor:
-    """Return act(x @ gate.T) * (x @ up.T): [N, F] dtype; other arguments as in `product`."""
-    op = torch.ops.graphcore.gpu_gated.default
-    return op(x, x_scale, *_operands([gate, up]), divides, activation, eps, dtype)  # type: ignore[no-any-return]
+    """Return act(x @ gate.T) * (x @ up.T): [N, F] dtype; other arguments as in `product`.
 
-
-def _operands(matrices: Sequence[DeviceMatrix]) -> tuple[list[object], ...]:
-    return tuple(list(column) for column in zip(*matrices, strict=True))
-
-
-def launch_product(
-    x: Tensor,
-    x_scale: Tensor | None,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    scales: Sequence[Tensor | None],
-    formats: Sequence[str],
-    rows: Sequence[int],
-    divides: bool,
-    activation: str,
-    eps: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Implement `product`."""
-    out = torch.empty(len(x), sum(rows), dtype=dtype, device=x.device)
-    matrices = list(map(DeviceMatrix, weights, biases, scales, formats, rows))
-    _launch(x, x_scale, matrices, divides, activation, out, False, eps)
-    return out
-
-
-def launch_add_product(
-    stream: Tensor,
-    x: Tensor,
-    x_scale: Tensor | None,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    scales: Sequence[Tensor | None],
-    formats: Sequence[str],
-    rows: Sequence[int],
-    divides: bool,
-    activation: str,
-    eps: float,
-    weight: Tensor | None,
-    norm_rows: Tensor | None,
-    squares: Tensor | None,
-) -> None:
-    """Implement `add_product`."""
-    assert stream.dtype is torch.float32, f"the residual stream is float32, not {stream.dtype}"
-    matrices = list(map(DeviceMatrix, weights, biases, scales, formats, rows))
-    _launch(x, x_scale, matrices, divides, activation, stream, True, eps, fused_norm_of(weight, norm_rows, squares))
-
-
-def launch_gated(
-    x: Tensor,
-    x_scale: Tensor | None,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    scales: Sequence[Tensor | None],
-    formats: Sequence[str],
-    rows: Sequence[int],
-    divides: bool,
-    activation: str,
-    eps: float,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Implement `gated_product`; matrices that do not fit into one launch first store their products in float32."""
-    gate, up = map(DeviceMatrix, weights, biases, scales, formats, rows)
-    out = torch.empty(len(x), gate.rows, dtype=dtype, device=x.device)
+    Matrices that do not fit into one launch first store their products in float32.
+    """
+    out = _empty_product(x, [gate], dtype)
     if len(launches([gate, up])) == 1:
         launch = launch_dense_gated if gate.format == DENSE else launch_packed_gated
         launch(x, x_scale, gate, up, divides, activation, out, eps)
         return out
-    both = torch.empty(len(x), 2 * gate.rows, dtype=torch.float32, device=x.device)
+    both = _empty_product(x, [gate, up], torch.float32)
     _launch(x, x_scale, [gate, up], divides, "", both, False, eps)
     launch_gate(both, activation, out)
     return out
@@ -218,6 +161,8 @@ def launch_gate(both: Tensor, activation: str, out: Tensor) -> None:
     )
 
 
-register_custom_op("gpu_product", launch_product, lambda x, rows, dtype: x.new_empty((len(x), sum(rows)), dtype=dtype))
-register_custom_op("gpu_add_product", launch_add_product, mutates_args=["stream", "norm_rows", "squares"])
-register_custom_op("gpu_gated", launch_gated, lambda x, rows, dtype: x.new_empty((len(x), rows[0]), dtype=dtype))
+product = register_custom_op("gpu_product", launch_product, _empty_product)
+add_product = register_custom_op(
+    "gpu_add_product", launch_add_product, mutates_args=["stream", "next_norm_rows", "next_norm_squares"]
+)
+gated_product = register_custom_op("gpu_gated", launch_gated, lambda x, gate, dtype: _empty_product(x, [gate], dtype))

@@ -8,7 +8,7 @@ from block_specs import ARCHITECTURES, DIM, PLAIN, attending
 from tiny_graph import NORM
 from torch import Tensor, nn
 
-from graphcore.graph.lowering import operations, rules, sums
+from graphcore.graph.lowering import operations, residual_adds, rules
 from graphcore.graph.lowering.tracing import Rule, Traced, operation_name, trace
 from graphcore.kernels.ops.attend import attend
 from graphcore.nn.attention import Attention
@@ -164,7 +164,13 @@ def test_only_what_rotates_both_is_taken() -> None:
     assert "attend_heads" not in names
 
 
-IN_PLACE = (rules.products, sums.sums_when_read, sums.product_and_sum, sums.norm_and_sum, sums.scaled_sums)
+IN_PLACE = (
+    rules.products,
+    residual_adds.sums_when_read,
+    residual_adds.product_and_sum,
+    residual_adds.norm_and_sum,
+    residual_adds.scaled_sums,
+)
 
 
 @pytest.mark.parametrize(
@@ -231,14 +237,14 @@ def test_a_norm_is_not_moved_behind_a_sum_that_changes_what_it_reads() -> None:
 
 def test_a_sum_of_a_normalised_answer_is_normalised_in_one_go() -> None:
     block = Block(ARCHITECTURES["gemma3"], torch.float32)
-    names = calls(trace(block, (*IN_PLACE, sums.norm_of_sum)))
+    names = calls(trace(block, (*IN_PLACE, residual_adds.norm_of_sum)))
     assert names.count("add_normed_and_norm") == 1
     assert names.count("add_normed") == 1
 
 
 def test_experts_and_their_weighted_sum_are_one() -> None:
     block = Block(ARCHITECTURES["gpt_oss"], torch.float32)
-    names = calls(trace(block, (rules.products, sums.sums_when_read, sums.experts_and_sum)))
+    names = calls(trace(block, (rules.products, residual_adds.sums_when_read, residual_adds.experts_and_sum)))
     assert names[-1] == "add_experts"
     assert not {"weighted_sum", "mlp.experts"} & set(names)
 

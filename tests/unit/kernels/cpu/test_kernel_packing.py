@@ -254,12 +254,12 @@ def test_torch_knows_the_operations_shapes_without_running_them(name: str) -> No
     library = native_kernels()
     matrix = stored_matrix(name, 17, 256)
     packed, x = matrix.packed(library), random_x(6, 256, torch.bfloat16).view(2, 3, 256)
-    ops, where = torch.ops.graphcore, (library, name, 17)
+    ops, where = torch.ops.graphcore, (name, 17, 256, library)
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(ops.packed_linear.default, (x, packed, None, *where, "wide"), test_utils=tests)
-    torch.library.opcheck(ops.packed_matrix.default, (packed, *where, 256, torch.float16), test_utils=tests)
+    torch.library.opcheck(ops.packed_matrix.default, (packed, *where, torch.float16), test_utils=tests)
     ids = torch.tensor([[1, 16]])
-    torch.library.opcheck(ops.packed_rows.default, (ids, packed, *where, 256, torch.bfloat16), test_utils=tests)
+    torch.library.opcheck(ops.packed_rows.default, (ids, packed, *where, torch.bfloat16), test_utils=tests)
     assert matrix.packing(library).unpack(packed, torch.float32).equal(matrix.dense)
 
 

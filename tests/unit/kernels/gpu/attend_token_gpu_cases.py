@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from graphcore.kernels.gpu.attention.attend_token import HeadNorms
-from graphcore.kernels.gpu.attention.decode import launch_attend_token
+from graphcore.kernels.gpu.attention.decode import HeadNorms, launch_attend_token
+from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.kv_formats import KVType, pool_dtype, vector_shape
 from graphcore.kvcache.sizes import PAGE
 
@@ -44,7 +44,7 @@ def launch(
     )
     weight = torch.empty(head_dim, device="meta") if has_norm else None
     parts = projected.split([heads, kv_heads, kv_heads], dim=2)
-    how = (window, 0.1, None, arrivals, 0.0, rope, *HeadNorms(weight, weight, 1e-6, False))
+    how = AttentionParameters(window, 0.1), arrivals, rope, HeadNorms(weight, weight, 1e-6, False)
     launch_attend_token(*parts, cache, cache, table, starts, starts, *how)
 
 

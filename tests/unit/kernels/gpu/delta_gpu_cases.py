@@ -28,5 +28,5 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
             parts = parts_of(tokens, 16, 32, dtype, batch=8 if tokens == 1 else 1)
             yield (
                 f"Qwen 3.5, {tokens} tokens, {str(dtype).removeprefix('torch.')}",
-                lambda parts=parts: launch_delta_heads(*parts),
+                lambda parts=parts: launch_delta_heads(parts),
             )

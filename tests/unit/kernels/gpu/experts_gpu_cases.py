@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from graphcore.activations import CLAMPED_SWIGLU, SILU, Gating
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.experts.fetch import launch_take
 from graphcore.kernels.gpu.experts.few_tokens import launch_few
 from graphcore.kernels.gpu.experts.grouped import launch_many
 from graphcore.kernels.gpu.experts.launch import launch_add_experts, launch_cached_experts
 from graphcore.kernels.gpu.experts.operands import mixture_of
 from graphcore.kernels.gpu.experts.router import launch_choose_experts, launch_route
-from graphcore.kernels.gpu.layout import DeviceForm
+from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.ops.expert_slots import ExpertSlots
 
 DIM, EXPERTS, TOP_K = 2880, 32, 4
@@ -27,7 +28,7 @@ def weights_of(form: str, experts: int = EXPERTS, dim: int = DIM, hidden: int = 
     shapes = ((hidden, dim), (hidden, dim), (dim, hidden))
     if form == "dense":
         return [empty(experts, *shape) for shape in shapes]
-    return [empty(experts, DeviceForm(form, *shape).nbytes, dtype=torch.uint8) for shape in shapes]
+    return [empty(experts, DevicePacking(form, *shape).nbytes, dtype=torch.uint8) for shape in shapes]
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -40,11 +41,10 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
 
     def summed(form: str, tokens: int = 1, feeds: bool = False) -> None:
         stream, chosen = empty(tokens, DIM, dtype=torch.float32), empty(tokens, TOP_K, dtype=torch.int64)
-        how = weights_of(form), biases, places, DIM, *SWIGLU, [form] * 3
-        fused = (
-            (empty(DIM, dtype=torch.float32), empty(tokens, DIM), empty(tokens, 2, dtype=torch.int64)) if feeds else ()
-        )
-        launch_add_experts(stream, empty(tokens, DIM), chosen, empty(tokens, TOP_K), *how, None, None, *fused)
+        how = weights_of(form), biases, places, DIM, SWIGLU, [form] * 3
+        weight, squares = empty(DIM, dtype=torch.float32), empty(tokens, 2, dtype=torch.int64)
+        fused = FusedNorm(weight, empty(tokens, DIM), squares) if feeds else None
+        launch_add_experts(stream, empty(tokens, DIM), chosen, empty(tokens, TOP_K), *how, None, None, fused)
 
     def many(form: str) -> None:
         mixture = mixture_of(weights_of(form), biases, None, DIM, SWIGLU, [form] * 3)
@@ -77,7 +77,7 @@ def cases_of_qwen() -> Iterator[tuple[str, Callable[[], object]]]:
 
     def summed(form: str) -> None:
         stream, chosen = empty(1, dim, dtype=torch.float32), empty(1, top_k, dtype=torch.int64)
-        how = weights_of(form, experts, dim, hidden), [], None, hidden, *SILU, [form] * 3
+        how = weights_of(form, experts, dim, hidden), [], None, hidden, SILU, [form] * 3
         launch_add_experts(stream, empty(1, dim), chosen, empty(1, top_k), *how)
 
     def many(form: str) -> None:
@@ -103,15 +103,15 @@ def cases_of_slots() -> Iterator[tuple[str, Callable[[], object]]]:
     def summed(form: str, experts: int, top_k: int, dim: int, hidden: int, gating: Gating, tokens: int) -> None:
         layer, chosen = slots_of(form, experts, dim, hidden), empty(tokens, top_k, dtype=torch.int64)
         biases = [empty(experts, dim)] * 3 if gating is SWIGLU else []
-        launch_take(chosen, *layer)
-        how = layer.slots, biases, layer.places, hidden, *gating, [form] * 3, None, layer.waiting
+        launch_take(chosen, layer)
+        how = layer.slots, biases, layer.places, hidden, gating, [form] * 3, None, layer.waiting
         stream = empty(tokens, dim, dtype=torch.float32)
         launch_add_experts(stream, empty(tokens, dim), chosen, empty(tokens, top_k), *how)
 
     def many(form: str, experts: int, top_k: int, dim: int, hidden: int, gating: Gating) -> None:
         layer, chosen = slots_of(form, experts, dim, hidden), empty(16, top_k, dtype=torch.int64)
         biases = [empty(experts, dim)] * 3 if gating is SWIGLU else []
-        launch_cached_experts(empty(16, dim), chosen, *layer, biases, hidden, *gating, [form] * 3)
+        launch_cached_experts(empty(16, dim), chosen, layer, biases, hidden, gating, [form] * 3)
 
     models = {"gpt-oss": ("mxfp4", 128, 4, 2880, 2880, SWIGLU), "Qwen3": ("q4_k", 128, 8, 2048, 768, SILU)}
     for name, shape in models.items():

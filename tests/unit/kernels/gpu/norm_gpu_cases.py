@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from graphcore.kernels.gpu.int8_rows import launch_norm_to_codes
+from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.gpu.norm import launch_add_normed, launch_prepare_norm, launch_residual_norm
 
 
@@ -14,20 +15,20 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
         weight = torch.empty(columns, device="meta")
 
         def call(x: torch.Tensor = x, weight: torch.Tensor = weight) -> None:
-            launch_residual_norm(x, x.bfloat16(), None, weight, None, 1e-5, True, False, torch.bfloat16)
+            launch_residual_norm(x, x.bfloat16(), weight, None, 1e-5, True, torch.bfloat16, False)
 
         yield name, call
 
     def sandwich() -> None:
         x, weight = torch.empty(1, 2560, device="meta"), torch.empty(2560, device="meta")
-        launch_residual_norm(x, x, weight, weight, None, 1e-6, True, True, torch.bfloat16)
+        launch_residual_norm(x, x, weight, None, 1e-6, True, torch.bfloat16, True, weight)
         launch_add_normed(x, x, weight, 1e-6)
 
     def left() -> None:
         x, weight = torch.empty(1, 2560, device="meta"), torch.empty(2560, device="meta")
         squares = torch.empty(1, 2, dtype=torch.int64, device="meta")
-        launch_prepare_norm(x, x, weight, 1e-6, weight, x.bfloat16(), squares)
-        launch_prepare_norm(x, None, None, 0.0, weight, x.bfloat16(), squares)
+        launch_prepare_norm(x, FusedNorm(weight, x.bfloat16(), squares), x, weight, 1e-6)
+        launch_prepare_norm(x, FusedNorm(weight, x.bfloat16(), squares))
 
     def codes() -> None:
         x, weight = torch.empty(1, 6912, device="meta"), torch.empty(6912, device="meta")

@@ -6,7 +6,8 @@ import torch
 from product_gpu_cases import fused_norm_of_sum, squares_of
 from torch import Tensor
 
-from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, DeviceForm
+from graphcore.kernels.gpu.device_packing import DevicePacking
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
 from graphcore.kernels.gpu.matrix import DeviceMatrix
 from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_packed_product
 
@@ -19,7 +20,7 @@ VOCAB = 128256
 
 
 def matrix(name: str, rows: int, columns: int) -> DeviceMatrix:
-    weight = torch.empty(DeviceForm(name, rows, columns).nbytes, dtype=torch.uint8, device="meta")
+    weight = torch.empty(DevicePacking(name, rows, columns).nbytes, dtype=torch.uint8, device="meta")
     return DeviceMatrix(weight, None, None, name, rows)
 
 

@@ -114,7 +114,7 @@ def test_a_worse_number_is_named_and_a_better_one_is_not(name: str, change: floa
 
 
 def test_a_loop_is_counted_from_machine_code() -> None:
-    """Two trips of four rows of 32 units of 32 weights; what follows the end of the code is no part of it."""
+    """Two trips of four rows of 32 vectors of 32 weights; what follows the end of the code is no part of it."""
     opcodes = ["S2R R0", "LDG.E.128 R4", "LDG.E.U16 R8", "STS [R1]", "BAR.SYNC 0x0", "LDS R9", "FFMA R2", "NOP"]
     lines = [f"        /*{16 * index:04x}*/                   {one} ;" for index, one in enumerate(opcodes)]
     lines.insert(1, ".L_x_0:")

@@ -1,10 +1,10 @@
-"""Rows rounded to int8 codes, against nn/int8_rows.py."""
+"""Rows rounded to int8 codes, against kernels/ops/int8_rows.py."""
 
 import pytest
 import torch
 
 from graphcore.kernels.gpu.int8_rows import norm_to_codes
-from graphcore.nn.int8_rows import quantize_rows
+from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.nn.norm import build_norm
 from graphcore.nn.spec import NormSpec
 

@@ -89,7 +89,7 @@ def test_a_sequence_without_tokens_keeps_its_states(library: str, tokens: int) -
 
 def test_schema_says_that_both_states_are_written_and_nothing_else() -> None:
     written = [arg.name for arg in OP._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
-    assert written == ["convolution", "recurrent"]
+    assert written == ["parts_convolution", "parts_recurrent"]
     assert [result.alias_info for result in OP._schema.returns] == [None]
 
 

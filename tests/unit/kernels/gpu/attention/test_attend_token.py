@@ -7,8 +7,7 @@ import torch
 from arrivals import orders_of_arrival
 from torch import Tensor
 
-from graphcore.kernels.gpu.attention.attend_token import HeadNorms, attend_token
-from graphcore.kernels.gpu.attention.decode import launch_attend_token
+from graphcore.kernels.gpu.attention.decode import NO_NORMS, HeadNorms, attend_token, launch_attend_token
 from graphcore.kernels.ops.attend import masked_attend
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.kv_formats import FLOAT8, KVType, pool_dtype, vector_shape
@@ -39,7 +38,7 @@ class Token(NamedTuple):
 
     projected: tuple[Tensor, ...]
     rope: Tensor | None
-    norms: HeadNorms | None
+    norms: HeadNorms
     expected: tuple[Tensor, Tensor, Tensor]
 
 
@@ -49,7 +48,7 @@ def token(head_dim: int, dtype: torch.dtype, spec: NormSpec | None, rotated: flo
     table = rope_table(RopeSpec(1e4, width=width or None), head_dim, 16)
     rope = table[list(STARTS)][:, None].contiguous() if width else None
     projected = rows.view(3, 1, -1, head_dim).split((HEADS, KV_HEADS, KV_HEADS), dim=2)
-    (q, k, v), of_heads = projected, None
+    (q, k, v), of_heads = projected, NO_NORMS
     if spec is not None:
         q_norm, k_norm = norms(spec, head_dim)
         q, k = q_norm(q), k_norm(k)
@@ -151,7 +150,7 @@ def test_the_last_of_many_splits_reads_what_it_has_written(
     expected = masked_attend(*new, *theirs, *spans, window, 0.3)
     for _ in orders_of_arrival(monkeypatch):
         caches = [cache.clone() for cache in before]
-        found = launch_attend_token(*new, *caches, *spans, window, 0.3, tile=16, alone=1)
+        found = launch_attend_token(*new, *caches, *spans, AttentionParameters(window, 0.3), tile=16, alone=1)
         torch.testing.assert_close(found, expected.view_as(found), rtol=0, atol=2e-6)
         assert all(
             torch.equal(cache[..., : start + 1, :], own[..., : start + 1, :])

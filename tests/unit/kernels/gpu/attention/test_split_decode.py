@@ -12,8 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphcore.kernels.gpu.attention import decode
-from graphcore.kernels.gpu.attention.attend_token import attend_token
-from graphcore.kernels.gpu.attention.decode import launch_attend_token
+from graphcore.kernels.gpu.attention.decode import attend_token, launch_attend_token
 from graphcore.kernels.gpu.attention.splits import ALONE_TILES, MOST_SHARE, keys_of_tile, most_splits, split_count
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 
@@ -82,10 +81,8 @@ def check(case: Case, tile: int = TILE, arrivals: Tensor | None = None, alone: i
         torch.tensor(numbers) for numbers in zip(*((n - 1, int(n > 0)) for n in case.lengths), strict=True)
     )
     starts = starts.clamp(min=0)
-    spans = (starts, counts, case.window, scale, sinks)
-    found = launch_attend_token(
-        query, None, None, k_cache, v_cache, table, *spans, arrivals, case.cap, tile=tile, alone=alone
-    )
+    spans = (starts, counts, AttentionParameters(case.window, scale, sinks, cap=case.cap))
+    found = launch_attend_token(query, None, None, k_cache, v_cache, table, *spans, arrivals, tile=tile, alone=alone)
     assert found.dtype == case.dtype
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=CLOSE[case.dtype])
 
@@ -167,17 +164,14 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     keys[0, 0, 5, 0], values[0, 0, 5] = 3000, 7
     query = torch.zeros(1, 1, 1, 16)
     query[..., 0] = 1
-    spans = (torch.tensor([63]), torch.tensor([1]), 0)
+    spans = (torch.tensor([63]), torch.tensor([1]))
     for sign, answer in ((1.0, 7.0), (-1.0, 0.0)):
-        found = launch_attend_token(sign * query, None, None, keys, values, ONE_PAGE, *spans, 1.0, tile=TILE, alone=1)
+        how = AttentionParameters(0, 1.0)
+        found = launch_attend_token(sign * query, None, None, keys, values, ONE_PAGE, *spans, how, tile=TILE, alone=1)
         torch.testing.assert_close(found, torch.full_like(found, answer))
-    sinks = torch.full((1,), 1e4)
-    assert (
-        launch_attend_token(query, None, None, keys, values, ONE_PAGE, *spans, 1.0, sinks, tile=TILE, alone=1)
-        .abs()
-        .max()
-        == 0
-    )
+    how = AttentionParameters(0, 1.0, torch.full((1,), 1e4))
+    found = launch_attend_token(query, None, None, keys, values, ONE_PAGE, *spans, how, tile=TILE, alone=1)
+    assert found.abs().max() == 0
 
 
 def test_caches_beyond_2_31_elements_are_addressed_in_64_bits() -> None:
@@ -187,7 +181,8 @@ def test_caches_beyond_2_31_elements_are_addressed_in_64_bits() -> None:
     memory = torch.empty(2 * far + (1 << 12), dtype=torch.float16)
     cache = memory.as_strided((3, 1, 64, 16), (far, 1024, 16, 1))
     cache.copy_(torch.randn(3, 1, 64, 16))
-    query, spans = torch.randn(3, 1, 2, 16), (torch.tensor([40, 63, 9]), torch.tensor([1, 1, 1]), 0, 0.25)
+    query = torch.randn(3, 1, 2, 16)
+    spans = torch.tensor([40, 63, 9]), torch.tensor([1, 1, 1]), AttentionParameters(0, 0.25)
     near = launch_attend_token(query, None, None, cache.clone(), cache.clone(), table, *spans, tile=TILE, alone=1)
     assert torch.equal(launch_attend_token(query, None, None, cache, cache, table, *spans, tile=TILE, alone=1), near)
 
@@ -215,9 +210,9 @@ def test_op_is_the_kernel_and_its_fake_has_the_result_s_shape() -> None:
         torch.ones(2).long(),
     )
     found = attend_token(query, None, None, *place, AttentionParameters(0, 0.25))
-    assert torch.equal(found, launch_attend_token(query, None, None, *place, 0, 0.25))
+    assert torch.equal(found, launch_attend_token(query, None, None, *place, AttentionParameters(0, 0.25)))
     capped = attend_token(query, None, None, *place, AttentionParameters(0, 0.25, cap=0.5))
-    assert torch.equal(capped, launch_attend_token(query, None, None, *place, 0, 0.25, cap=0.5))
+    assert torch.equal(capped, launch_attend_token(query, None, None, *place, AttentionParameters(0, 0.25, cap=0.5)))
     assert not torch.equal(capped, found)
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(tensor) for tensor in (query, *place)]
@@ -232,7 +227,9 @@ def answers(lengths: tuple[int, ...], **how: int) -> Tensor:
     query, k_cache, v_cache = torch.stack(rows[: len(lengths)], dim=1)
     spans = (torch.tensor(lengths) - 1).clamp(min=0), torch.tensor(lengths).clamp(max=1)
     query = query[:, :, 0].repeat_interleave(2, 1)[:, None]
-    return launch_attend_token(query, None, None, k_cache, v_cache, place, *spans, 0, 0.3, tile=TILE, **how)
+    return launch_attend_token(
+        query, None, None, k_cache, v_cache, place, *spans, AttentionParameters(0, 0.3), tile=TILE, **how
+    )
 
 
 @pytest.mark.parametrize("processors", [1, 2, 132])

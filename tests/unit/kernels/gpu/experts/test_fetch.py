@@ -68,7 +68,7 @@ MARKS = {
 def test_cached_experts_answer_with_the_bits_of_resident_ones(form: str, tokens: int, dtype: torch.dtype) -> None:
     """Two slots for three choices of a token: some experts are read where they wait."""
     case = case_of(form, tokens, dtype)
-    how = (case.biases, case.hidden, *case.gating, list(case.formats))
+    how = (case.biases, case.hidden, case.gating, list(case.formats))
     poison = [torch.full_like(one[:2], NAN if one.is_floating_point() else 255) for one in case.weights]
     experts = ExpertSlots.empty(case.weights, poison)
     model = OldestFirst(2)
@@ -77,7 +77,7 @@ def test_cached_experts_answer_with_the_bits_of_resident_ones(form: str, tokens:
         if shift == 1:
             chosen[0, 1] = -1
         model.ask(chosen.flatten().tolist())
-        found = launch_cached_experts(case.x, chosen, *experts, *how)
+        found = launch_cached_experts(case.x, chosen, experts, *how)
         resident = launch_packed_experts(case.x, chosen, case.weights, case.biases, None, *how[1:])
         assert torch.equal(found, resident)
         assert experts.tallies.tolist()[1:] == [model.hits, model.loads, model.without]
@@ -89,7 +89,7 @@ def test_cached_experts_answer_with_the_bits_of_resident_ones(form: str, tokens:
 @pytest.mark.parametrize("form", ["dense", "mxfp4"])
 def test_a_step_adds_the_answers_of_experts_in_slots_and_elsewhere(form: str) -> None:
     case = case_of(form, 2, torch.bfloat16)
-    how = (case.hidden, *case.gating, list(case.formats))
+    how = (case.hidden, case.gating, list(case.formats))
     waiting = [one.clone() for one in case.weights]
     experts = ExpertSlots.empty(waiting, [torch.zeros_like(one[:2]) for one in case.weights])
     take_slots(case.chosen, experts)

@@ -190,7 +190,7 @@ def test_no_launch_takes_more_counters_than_are_kept(choices: int, warps: int) -
 @pytest.mark.parametrize("tokens", [2, 20])
 def test_the_op_on_a_gpu_agrees_with_the_one_on_the_cpu(tokens: int) -> None:
     case = dense_case(tokens, torch.float32)
-    arguments = case.x, case.chosen, case.weights, case.biases, *case.gating
+    arguments = case.x, case.chosen, case.weights, case.biases, case.gating
     for places in (None, [0, 1, 2, -1, 4, 5]):
         found = gpu.launch_experts(*arguments, places)
         torch.testing.assert_close(found, looped_experts(*arguments, places), rtol=1e-5, atol=1e-5)
@@ -204,5 +204,5 @@ def test_no_tokens_give_no_rows() -> None:
 def test_views_of_something_larger_are_read_rightly() -> None:
     case = dense_case(2, torch.float32)
     wide = [torch.cat((weight, weight + 1), dim=-1)[..., : weight.shape[-1]] for weight in case.weights]
-    found = gpu.launch_experts(case.x, case.chosen, wide, case.biases, *case.gating)
+    found = gpu.launch_experts(case.x, case.chosen, wide, case.biases, case.gating)
     assert (found.double() - answers_of(case)).abs().max() < 3e-6

@@ -20,7 +20,7 @@ from graphcore.kernels.gpu.packed.few_tokens import launch_packed_gated, launch_
 from graphcore.kernels.gpu.packed.linear import launch_packed_linear
 from graphcore.kernels.gpu.packed.program_tiles import Tile, tile_of_threads
 from graphcore.kernels.ops.gating import FUNCTIONS
-from graphcore.nn.int8_rows import quantize_rows
+from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.quant import FORMATS
 
 # Relative RMS error: of float32 sums, and of rounding a result to its dtype.

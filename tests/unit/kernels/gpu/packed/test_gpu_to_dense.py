@@ -50,7 +50,7 @@ def test_gathered_rows_are_those_of_the_matrix_and_unknown_ids_give_zeros(name: 
 def test_some_rows_are_those_of_the_whole() -> None:
     matrix = stored_matrix("q5_k", 37, 512)
     packing, planes = packed(matrix)
-    assert torch.equal(launch_unpack(planes, packing, torch.float32, 16, 35), matrix.dense[16:35])
+    assert torch.equal(launch_unpack(planes, packing, torch.float32, begin=16, end=35), matrix.dense[16:35])
 
 
 def test_a_ternary_matrix_comes_without_its_scale_too() -> None:

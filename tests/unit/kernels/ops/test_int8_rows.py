@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from graphcore.nn.int8_rows import quantize_rows
+from graphcore.kernels.ops.int8_rows import quantize_rows
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 
 
 def test_codes_and_scales_are_bitnet_cpps() -> None:
