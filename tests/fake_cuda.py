@@ -34,18 +34,22 @@ def spoil(tensor: Tensor) -> None:
 
 @dataclass
 class Call:
-    """One operation of a graph, with the tensors of the capture."""
+    """One operation of a graph, with the tensors of the capture.
+
+    Attributes:
+        made: its results; None for one that lies in memory of its arguments.
+    """
 
     function: Callable[..., object]
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
-    made: list[Tensor]
+    made: list[Tensor | None]
 
     def run_again(self) -> None:
-        found = tensors_in(self.function(*self.args, **self.kwargs))
-        given = {address_of(tensor) for tensor in tensors_in(self.args, self.kwargs)}
+        out = self.function(*self.args, **self.kwargs)
+        found = [out] if isinstance(out, Tensor) else tensors_in(out)
         for tensor, place in zip(found, self.made, strict=True):
-            if address_of(place) not in given:
+            if place is not None:
                 place.copy_(tensor)
 
 
@@ -68,7 +72,9 @@ class Capture(TorchDispatchMode):
         out = function(*args, **kwargs)
         made, given = tensors_in(out), {address_of(tensor) for tensor in tensors_in(args, kwargs)}
         self.own |= {address_of(tensor) for tensor in made} - given
-        self.graph.calls.append(Call(function, args, kwargs, made))
+        if not function.is_view:
+            own = [None if address_of(tensor) in given else tensor for tensor in made]
+            self.graph.calls.append(Call(function, args, kwargs, own))
         return out
 
     def keep_written(self, function: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
@@ -108,9 +114,8 @@ class FakeGraph:
     def spoil_pool(self) -> None:
         """Overwrite what the graph has made, as the next graph of its pool may."""
         for call in self.calls:
-            given = {address_of(tensor) for tensor in tensors_in(call.args, call.kwargs)}
             for tensor in call.made:
-                if address_of(tensor) not in given:
+                if tensor is not None:
                     spoil(tensor)
 
     def reset(self) -> None:

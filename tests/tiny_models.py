@@ -351,7 +351,7 @@ ARCHITECTURES = (  # one of each
 )
 # Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and
 # one sequence that could run native or as a GPU's kernels does not run it.
-AT_BOTH_WIDTHS = ("llama3", "gemma3", "gpt_oss")
+AT_BOTH_WIDTHS = ("gemma3", "gpt_oss")
 
 
 MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe")

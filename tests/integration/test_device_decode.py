@@ -42,7 +42,8 @@ def one_by_one(runner: ProgramRunner, row: list[int], tokens: int) -> torch.Tens
 def test_decode_gives_the_eager_logits(name: str, load_tiny: Load, tiny_model: Tiny) -> None:
     runners = runners_of(load_tiny(name, "eager"), batch=1)
     row = tiny_model(name).ids[0].tolist()
-    found, expected = (one_by_one(runner, row, tokens=2) for runner in (runners.device, runners.eager))
+    tokens = 2 if name in ("gemma3", "gpt_oss", "qwen3_next") else 1  # the second reads what the first has written
+    found, expected = (one_by_one(runner, row, tokens) for runner in (runners.device, runners.eager))
     assert (found - expected).abs().max() < CLOSE
 
 
@@ -71,14 +72,12 @@ def greedy(runner: ProgramRunner, prompt: list[int], count: int) -> list[int]:
     return chosen
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [("mistral", 8), *(pytest.param(name, 100, marks=pytest.mark.slow) for name in ARCHITECTURES)],
-)
-def test_greedy_tokens_are_the_eager_ones(name: str, count: int, load_tiny: Load, tiny_model: Tiny) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_greedy_tokens_are_the_eager_ones(name: str, load_tiny: Load, tiny_model: Tiny) -> None:
     runners = runners_of(load_tiny(name, "eager"), batch=1)
     prompt = tiny_model(name).ids[1, :PROMPT].tolist()
-    found, expected = (greedy(runner, prompt, count) for runner in (runners.device, runners.eager))
+    found, expected = (greedy(runner, prompt, 100) for runner in (runners.device, runners.eager))
     assert found == expected
 
 

@@ -79,10 +79,10 @@ def requests_of(seed: int, count: int) -> list[Request]:
 NAMES = ("llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4")
 IN_CI = {  # models of each kind of run; the others are slow
     "captured": NAMES,
-    "eager": ("llama3", "gemma3", "qwen3_5"),  # a cache of every key, rings, and states too
+    "eager": ("gemma3", "qwen3_5"),  # rings, and states beside a cache of every key
     "compiled": ("qwen3_5",),
-    "streamed": ("llama3", "gpt_oss"),
-    "streamed eager": ("qwen3_moe", "gemma4"),
+    "streamed": ("gpt_oss",),
+    "streamed eager": ("qwen3_moe",),
 }
 
 
@@ -107,9 +107,9 @@ def test_an_answer_does_not_depend_on_its_neighbours(name: str, kind: str, tiny_
 
 def test_random_joins_cancels_and_errors_leave_every_answer_as_it_is_alone(tiny_model: Tiny) -> None:
     with load(tiny_model("llama3"), "captured") as engine:
-        requests = requests_of(7, 40)
+        requests = requests_of(7, 24)
         alone = {request: what(request.submit(engine).result(SECONDS)) for request in requests}
-        run_storm(engine, requests, alone, count=300)
+        run_storm(engine, requests, alone, count=150)
         assert engine.status() == []
 
 
@@ -188,10 +188,10 @@ def test_a_deadline_ends_a_request_that_waits_and_one_that_runs(tiny_model: Tiny
             free.wait(SECONDS)
 
         engine.generate([1, 2], 1)  # programs are built, so that the first pass comes long before the deadline
-        running = engine.submit([1, 2], 20, mask=hold, deadline=2.0, ignore_eos=True)
+        running = engine.submit([1, 2], 20, mask=hold, deadline=1.0, ignore_eos=True)
         assert held.wait(SECONDS)
         waiting = engine.submit([1, 2], 20, deadline=0.1)
-        time.sleep(2.1)
+        time.sleep(1.1)
         free.set()
         assert waiting.result(SECONDS).finish_reason == "deadline"
         assert waiting.result().token_ids == ()

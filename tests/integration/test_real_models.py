@@ -66,15 +66,16 @@ def test_packed_weights_and_activations_of_16_bits_choose_what_llamacpp_chooses(
         def decode(token_ids: Sequence[int]) -> Tensor:
             return torch.stack([engine.runner.extend([[token]], [at])[0] for at, token in enumerate(token_ids)])
 
-        found = positions(decode, name, cases=4)
-    assert len(found) == 4 * 64
+        found = positions(decode, name, cases=2)
+    assert len(found) == 2 * 64
     assert share([at.ours == at.float32 for at in found]) >= 0.995
 
 
 @pytest.mark.parametrize(
     ("name", "fixture", "cases"),
     [
-        ("smollm2", "smollm2_gguf", 16),
+        ("smollm2", "smollm2_gguf", 4),
+        pytest.param("smollm2", "smollm2_gguf", 16, marks=pytest.mark.slow),
         pytest.param("gemma3", "gemma3_gguf", 6, marks=pytest.mark.thorough),
         pytest.param("gemma3", "gemma3_gguf", 16, marks=pytest.mark.slow),
     ],

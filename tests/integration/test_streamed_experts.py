@@ -99,7 +99,7 @@ def load(path: Path, graph: str, dtype: str, *overrides: str, streaming: str = "
     )
 
 
-def ids_of(tokens: int = 61) -> Tensor:
+def ids_of(tokens: int = 49) -> Tensor:
     return torch.randint(0, VOCAB, (2, tokens), generator=torch.Generator().manual_seed(7))
 
 
@@ -164,10 +164,9 @@ def test_experts_from_every_form_of_files_give_resident_bits(files: Callable[[st
     check(files(form), "eager", "bf16", "disk", (TOP_K,))
 
 
-@pytest.mark.parametrize("form", ["mxfp4", "gguf_f32_fused"])
-def test_experts_in_larger_caches_give_resident_bits(files: Callable[[str], Path], form: str) -> None:
+def test_experts_in_larger_caches_give_resident_bits(files: Callable[[str], Path]) -> None:
     """A cache of a token's working set, and one of all experts; where a file keeps them does not matter to a cache."""
-    check(files(form), "eager", "bf16", "disk", (12, 24))
+    check(files("mxfp4"), "eager", "bf16", "disk", (12, 24))
 
 
 @pytest.mark.thorough
@@ -186,7 +185,7 @@ def test_compiled_halves_give_resident_bits(files: Callable[[str], Path], form: 
 
 @pytest.mark.parametrize("form", ["mxfp4", "dense", "gguf_mxfp4_fused", "qwen"])
 def test_experts_that_wait_in_ram_give_resident_bits(files: Callable[[str], Path], form: str) -> None:
-    check(files(form), "eager", "fp32", "host", (TOP_K, 14))
+    check(files(form), "eager", "fp32", "host", (TOP_K if form == "mxfp4" else 14,))
 
 
 @pytest.mark.slow

@@ -90,7 +90,9 @@ def test_the_tokens_that_stay_are_those_of_transformers(params: SamplingParams, 
 
 
 @pytest.mark.parametrize("params", CUTS, ids=str)
-def test_only_tokens_that_stay_are_drawn_and_each_of_few(params: SamplingParams, sampler: Sampler) -> None:
+def test_only_tokens_that_stay_are_drawn_and_each_of_few(params: SamplingParams) -> None:
+    """By the kernel, which chooses what torch chooses (tests/unit/kernels/ops/test_draw.py)."""
+    sampler = Sampler(native_backend())
     logits = random_logits(seed=2, rows=6)
     warm = replace(params, temperature=3.0)
     allowed = torch.stack([kept_weights(each, rows_of(warm, 1)[0]) > 0 for each in logits])
@@ -132,7 +134,8 @@ def test_greedy_takes_the_likeliest_and_leaves_the_logits_alone(sampler: Sampler
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, 0), (0.5, 0), (2.0, 3)])
-def test_draws_follow_the_probabilities(temperature: float, top_k: int, sampler: Sampler) -> None:
+def test_draws_follow_the_probabilities(temperature: float, top_k: int) -> None:
+    sampler = Sampler(native_backend())
     row = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
     weights = np.exp(row / temperature)
     if top_k:

@@ -46,8 +46,8 @@ def crowd(seed: int) -> list[Call]:
     generator = random.Random(seed)
     ways: tuple[dict[str, Any], ...] = (GREEDY, PLAIN, NUCLEUS, PENALISED, {"mask": odd, **NUCLEUS}, {"logprobs": True})
     return [
-        Call([generator.randrange(VOCAB) for _ in range(generator.randint(1, 24))], 40, **ways[at % len(ways)])
-        for at in range(9)
+        Call([generator.randrange(VOCAB) for _ in range(generator.randint(1, 24))], 32, **ways[at % len(ways)])
+        for at in range(8)
     ]
 
 
@@ -61,8 +61,11 @@ def fail(kept: SwappedSequence, folder: object) -> SwapFile:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("has_disk", [True, False], ids=["file", "full disk"])
-@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    ("name", "has_disk"),
+    [("qwen3", True), ("gemma3", True), ("gemma3", False)],
+    ids=["qwen3-file", "gemma3-file", "gemma3-full disk"],
+)
 def test_sequences_that_were_swapped_out_get_the_tokens_that_they_get_alone(
     name: str, has_disk: bool, swapped_out: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,11 +86,12 @@ def assert_all_pages_return(engine: Engine) -> None:
     admission = engine._queue.batching._admission  # type: ignore[attr-defined]  # passes of programs
     assert isinstance(admission, CacheAdmission)
     assert engine.status() == []
+    engine._queue.run_alone("test", lambda: None)  # the last sequences have left
     admission.clear_prefix_cache()
     assert [table.num_free for table in admission.pages.tables] == [table.num_pages for table in admission.pages.tables]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_stops_and_cancels_while_others_are_swapped_out_end_nobody_else(seed: int, swapped_out: list[int]) -> None:
     generator, requests = random.Random(seed), crowd(seed)
     with engine_of() as eager, captured_engine("qwen3", *SMALL) as engine:

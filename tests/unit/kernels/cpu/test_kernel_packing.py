@@ -3,6 +3,8 @@
 Legend: O rows (output features), I columns (input features), T tokens.
 """
 
+from itertools import product as every_pair
+
 import numpy as np
 import pytest
 import torch
@@ -68,10 +70,11 @@ def rounded(x: Tensor, rounding: str) -> Tensor:
 
 
 @pytest.mark.parametrize("name", KERNEL_FORMATS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_golden_blocks_come_back_bit_by_bit(library: str, name: str, dtype: torch.dtype) -> None:
+def test_golden_blocks_come_back_bit_by_bit(library: str, name: str) -> None:
     matrix = golden_matrix(name)
-    assert num_differing(matrix.packing(library).unpack(matrix.packed(library), dtype), matrix.dense.to(dtype)) == 0
+    packed, packing = matrix.packed(library), matrix.packing(library)
+    for dtype in DTYPES:
+        assert num_differing(packing.unpack(packed, dtype), matrix.dense.to(dtype)) == 0, dtype
 
 
 @pytest.mark.parametrize("name", KERNEL_FORMATS)
@@ -120,15 +123,16 @@ def test_rounded_products_are_those_of_the_rounded_activations(library: str, nam
 
 
 @pytest.mark.parametrize("rounding", ["wide", "block", "token"])
-@pytest.mark.parametrize("byte", [0xFF, 0x7F, 0x77])  # the largest codes of most formats, of q8_0 and of E2M1
 @pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_no_sum_overflows(library: str, name: str, byte: int, rounding: str) -> None:
+def test_no_sum_overflows(library: str, name: str, rounding: str) -> None:
     """Activations of one size are rounded to the largest whole numbers exactly, so the products are float32's."""
-    matrix = stored_matrix(name, 17, columns_of(name, 2), byte=byte)
-    for tokens in (1, 8):
-        for x in (torch.full((tokens, matrix.dense.shape[1]), 3.0), torch.full((tokens, matrix.dense.shape[1]), -3.0)):
+    for byte in (0xFF, 0x7F, 0x77):  # the largest codes of most formats, of q8_0 and of E2M1
+        matrix = stored_matrix(name, 17, columns_of(name, 2), byte=byte)
+        for tokens, value in every_pair((1, 8), (3.0, -3.0)):
+            x = torch.full((tokens, matrix.dense.shape[1]), value)
             size = x.double().abs() @ matrix.dense.double().abs().T  # the products', which may cancel each other
-            assert ((product(matrix, library, x, rounding) - expected(matrix, x)) / size).abs().max() < 1e-5
+            error = (product(matrix, library, x, rounding) - expected(matrix, x)) / size
+            assert error.abs().max() < 1e-5, (byte, tokens, value)
 
 
 def test_prompts_are_multiplied_in_float32_where_narrow_products_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,14 +176,13 @@ def test_one_token_at_a_time_and_all_together_give_the_same(library: str, name: 
         )
 
 
-@pytest.mark.parametrize("rounding", ["float", "wide", "block", "token"])
 @pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_zeros_give_the_bias(library: str, name: str, rounding: str) -> None:
+def test_zeros_give_the_bias(library: str, name: str) -> None:
     matrix = stored_matrix(name, 17, columns_of(name, 2))
     bias = torch.arange(17.0)
-    for tokens in (1, 8):
+    for tokens, rounding in every_pair((1, 8), ("float", "wide", "block", "token")):
         y = product(matrix, library, torch.zeros(tokens, matrix.dense.shape[1]), rounding, bias)
-        assert torch.equal(y, bias.expand(tokens, 17))
+        assert torch.equal(y, bias.expand(tokens, 17)), (tokens, rounding)
 
 
 @pytest.mark.parametrize("rounding", ["float", "wide", "block"])

@@ -23,8 +23,8 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("threads", [1, 2, 8])
 def test_every_phase_is_whole_before_the_next_begins(stress: Path, threads: int) -> None:
     """Random jobs; some portions sleep or yield. Eight threads are more than most machines of CI have cores."""
-    done = subprocess.run([stress, str(threads), "5000", "1"], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([stress, str(threads), "2000", "1"], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "whole\n")

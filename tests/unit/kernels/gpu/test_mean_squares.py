@@ -70,16 +70,16 @@ def test_numbers_beyond_the_largest_square_do_not_overflow() -> None:
     assert left_of(stream, torch.bfloat16).squares.tolist() == [[2**62, 0]]
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 8])
+@pytest.mark.parametrize("tokens", [1, 3, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", [DENSE, "q4_0", "q8_0"])
+@pytest.mark.parametrize("form", [DENSE, "q4_0"])
 def test_a_product_leaves_what_a_norm_alone_would(
     form: str, dtype: torch.dtype, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With programs of few rows and of many, the last of them partly past the end."""
     one, _ = matrix_of(form, 46, 64, dtype)
     x, before = random(tokens, 64, dtype=dtype), random(tokens, 46, seed=3) * 30
-    for rows in (2, 32):
+    for rows in (8, 32):
         monkeypatch.setattr(dense, "ROWS", rows)
         monkeypatch.setattr(dense, "SHARING_ROWS", rows)
         plain, stream, fused = before.clone(), before.clone(), fused_norm_for(tokens, 46, dtype)
@@ -102,8 +102,7 @@ def test_a_sandwiched_answer_is_left_too() -> None:
     assert torch.equal(fused.squares, expected.squares)
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.parametrize("form", [DENSE, "mxfp4"])
+@pytest.mark.parametrize(("form", "tokens"), [(DENSE, 1), (DENSE, 3), ("mxfp4", 1)])
 def test_experts_leave_what_a_norm_alone_would(form: str, tokens: int) -> None:
     dtype = torch.bfloat16
     case = dense_case(tokens, dtype, 64, 32) if form == DENSE else packed_case(form, tokens, dtype, 64, 32)
@@ -118,7 +117,7 @@ def test_experts_leave_what_a_norm_alone_would(form: str, tokens: int) -> None:
     assert torch.equal(fused.squares, expected.squares)
 
 
-@pytest.mark.parametrize("size", [1e-3, 1.0, 3e5, 1e7])
+@pytest.mark.parametrize("size", [1e-3, 1e7])
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", [DENSE, "q4_0", "q4_k"])

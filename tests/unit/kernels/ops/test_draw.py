@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from draws import changed, draw_of
+from packed_matrices import native_kernels
 from torch import Tensor
 
 from graphcore.errors import GraphError
@@ -89,8 +90,10 @@ def test_noise_takes_the_word_of_its_token() -> None:
         assert float(found[token]) == pytest.approx(-math.log(((word >> 9) + 0.5) / 2**23), rel=2e-7)
 
 
-def test_the_logarithm_is_as_good_as_float32_for_every_number_that_there_is() -> None:
-    bits = torch.arange(1 << 23)
+def test_the_logarithm_is_as_good_as_float32() -> None:
+    """At all numbers near 0 and 1, and at some between them, in order."""
+    whole, near = 1 << 23, 1 << 16
+    bits = torch.cat([torch.arange(near), torch.arange(near, whole - near, 61), torch.arange(whole - near, whole)])
     found = exponential_of(bits << 9)
     expected = -(((bits.double() + 0.5) * 2.0**-23).log())
     assert float(((found - expected) / expected).abs().max()) < 1.5e-7  # 2^-23 is 1.2e-7
@@ -115,13 +118,12 @@ def test_the_kernel_chooses_what_torch_chooses(vocab: int, spread: float, kernel
         assert kernel.choose(logits, draws) == choose_tokens(logits, draws)
 
 
-@pytest.mark.parametrize("vocab", [49152, 262144])
-def test_the_kernel_chooses_what_torch_chooses_from_large_vocabularies(vocab: int, kernel: DrawKernel) -> None:
+def test_the_kernel_chooses_what_torch_chooses_from_a_large_vocabulary(kernel: DrawKernel) -> None:
     warm = draw_of(seed=3, temperature=0.8)
     cuts = ({}, {"top_k": 40}, {"top_p": 0.95}, {"top_k": 400, "top_p": 0.9, "min_p": 0.01}, {"top_p": 0.999})
     draws = [changed(warm, position=at, **cut) for at, cut in enumerate(cuts)]
     for spread in (0.5, 3.0):
-        logits = logits_of(len(draws), vocab, spread)
+        logits = logits_of(len(draws), 151_936, spread)
         assert kernel.choose(logits, draws) == choose_tokens(logits, draws)
 
 
@@ -159,16 +161,20 @@ def test_of_equals_top_k_keeps_all_and_top_p_the_first(kernel: DrawKernel) -> No
     [{}, {"temperature": 0.5}, {"top_k": 6, "top_p": 0.9}, {"min_p": 0.1}, {"top_p": 0.7, "temperature": 2.0}],
     ids=str,
 )
-def test_draws_are_distributed_as_float64_says(cuts: dict[str, float], kernel: DrawKernel) -> None:
-    """Chi-squared over positions, over seeds, and over both; 7 deviations above its mean have a chance of 1 in 10^6."""
-    vocab, count = 130, 40_000
+def test_draws_are_distributed_as_float64_says(cuts: dict[str, float]) -> None:
+    """Chi-squared over positions, over seeds, and over both; 7 deviations above its mean have a chance of 1 in 10^6.
+
+    Of this processor's kernel: the tests above show that all choose the same tokens.
+    """
+    kernel = DrawKernel(native_kernels(), 2)
+    vocab, count = 130, 15_000
     logits = logits_of(1, vocab, 1.0)[0]
     draw = draw_of(**{"temperature": 1.0, **cuts})
     scaled = logits.double().numpy() / draw.params.temperature
     weights = np.where(kept_weights(logits, draw).numpy() > 0, np.exp(scaled - scaled.max()), 0.0)
     expected = count * weights / weights.sum()
     kept = expected > 0
-    for of in (lambda at: (77, at), lambda at: (at, 5), lambda at: (at % 200, at // 200)):
+    for of in (lambda at: (77, at), lambda at: (at, 5), lambda at: (at % 120, at // 120)):
         rows = [changed(draw, seed=of(at)[0], position=of(at)[1]) for at in range(count)]
         found = np.bincount(kernel.choose([logits] * count, rows), minlength=vocab)
         assert not found[~kept].any()
@@ -178,10 +184,11 @@ def test_draws_are_distributed_as_float64_says(cuts: dict[str, float], kernel: D
 
 
 @pytest.mark.parametrize(("seeds", "positions"), [(1, 0), (0, 1), (1, -1)])
-def test_neighbouring_seeds_and_positions_draw_independently(seeds: int, positions: int, kernel: DrawKernel) -> None:
+def test_neighbouring_seeds_and_positions_draw_independently(seeds: int, positions: int) -> None:
     """Pairs of draws from 8 equal tokens: 64 cells, 63 degrees of freedom."""
-    count, logits = 20_000, torch.zeros(1, 8)
-    draws = [draw_of(seed=at % 141, position=at // 141 + 1, temperature=1.0) for at in range(count)]
+    kernel = DrawKernel(native_kernels(), 2)
+    count, logits = 10_000, torch.zeros(1, 8)
+    draws = [draw_of(seed=at % 100, position=at // 100 + 1, temperature=1.0) for at in range(count)]
     others = [changed(draw, seed=draw.params.seed + seeds, position=draw.position + positions) for draw in draws]
     first, second = (np.array(kernel.choose([logits[0]] * count, each)) for each in (draws, others))
     found = np.bincount(first * 8 + second, minlength=64)

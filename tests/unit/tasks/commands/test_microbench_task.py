@@ -26,7 +26,7 @@ def stored_matrices(family: str) -> int:
     return sum(tensor.numel() for name, tensor in stored.items() if tensor.dim() == 2 and "embed_tokens" not in name)
 
 
-@pytest.mark.parametrize(("graph", "kinds"), [("captured", NATIVE_KINDS), ("eager", TORCH_KINDS)])
+@pytest.mark.parametrize(("graph", "kinds"), [("auto", NATIVE_KINDS), ("eager", TORCH_KINDS)])
 def test_all_parts_of_a_step_are_there(run_task: RunTask, graph: str, kinds: set[str]) -> None:
     record = micro(run_task, "llama3", f"graph={graph}")
     assert {found["kind"].split()[0] for found in record["operations"]} == kinds
@@ -37,16 +37,16 @@ def test_all_parts_of_a_step_are_there(run_task: RunTask, graph: str, kinds: set
     head = next(found for found in record["operations"] if found["kind"] == "head")
     assert (head["shape"], head["count"], head["weight_bytes"]) == (f"{vocab}x{dim}", 1, 4 * vocab * dim)
     linears = [found for found in record["operations"] if found["kind"] == "linear"]
-    assert sum(found["count"] for found in linears) == layers * (4 if graph == "captured" else 7)
+    assert sum(found["count"] for found in linears) == layers * (4 if graph == "auto" else 7)
 
 
 def test_bytes_of_the_parts_are_those_of_the_files_matrices(run_task: RunTask) -> None:
-    record = micro(run_task, "llama3", "graph=captured")
+    record = micro(run_task, "llama3", "graph=auto")
     found = sum(part["count"] * part["weight_bytes"] for part in record["operations"] if part["kind"] == "linear")
     assert found == 4 * stored_matrices("llama3")
 
 
-@pytest.mark.parametrize("graph", ["captured", "eager"])
+@pytest.mark.parametrize("graph", ["auto", "eager"])
 def test_units_and_sums_agree(run_task: RunTask, graph: str) -> None:
     record = micro(run_task, "llama3", f"graph={graph}")
     for part in record["operations"]:
@@ -74,7 +74,7 @@ def test_units_and_sums_agree(run_task: RunTask, graph: str) -> None:
     ],
 )
 def test_other_families_come_apart_too(run_task: RunTask, family: str, kinds: set[str]) -> None:
-    found = {part["kind"] for part in micro(run_task, family, "graph=captured")["operations"]}
+    found = {part["kind"] for part in micro(run_task, family, "graph=auto")["operations"]}
     assert kinds <= found <= kinds | NATIVE_KINDS
     eager = {part["kind"].split()[0] for part in micro(run_task, family, "graph=eager")["operations"]}
     assert eager <= TORCH_KINDS | {"experts"}
@@ -82,13 +82,13 @@ def test_other_families_come_apart_too(run_task: RunTask, family: str, kinds: se
 
 @pytest.mark.thorough
 def test_packed_parts_name_their_format(run_task: RunTask) -> None:
-    record = micro(run_task, "llama3", "graph=captured", "quant=q8_0", "dtype=bf16")
+    record = micro(run_task, "llama3", "graph=auto", "quant=q8_0", "dtype=bf16")
     formats = {part["format"] for part in record["operations"] if part["kind"] in ("linear", "head", "embed")}
     assert formats == {"q8_0"}
 
 
 def test_lengths_are_cut_to_the_context(run_task: RunTask) -> None:
-    record = micro(run_task, "llama3", "graph=captured", "context_length=16")
+    record = micro(run_task, "llama3", "graph=auto", "context_length=16")
     assert [step["length"] for step in record["steps"]] == [5, 16]
 
 

@@ -58,10 +58,19 @@ def token(head_dim: int, dtype: torch.dtype, spec: NormSpec | None, rotated: flo
     return Token(projected, rope, of_heads, (q, k, v))
 
 
-@pytest.mark.parametrize("head_dim", [2, 24, 64, 80, 256])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("spec", [None, NormSpec("rms", 1e-6), NormSpec("rms", 1e-6, scale_in_float32=True)])
-@pytest.mark.parametrize("rotated", [1.0, 0.5, 0.0])
+HEAD_DIMS = (2, 24, 64, 80, 256)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NORMS = (None, NormSpec("rms", 1e-6), NormSpec("rms", 1e-6, scale_in_float32=True))
+ROTATED = (1.0, 0.5, 0.0)
+CASES = [  # each value beside each of every other parameter
+    (head_dim, dtype, spec, ROTATED[(first + second + third) % 3])
+    for first, head_dim in enumerate(HEAD_DIMS)
+    for second, dtype in enumerate(DTYPES)
+    for third, spec in enumerate(NORMS)
+]
+
+
+@pytest.mark.parametrize(("head_dim", "dtype", "spec", "rotated"), CASES)
 def test_heads_are_normalised_rotated_written_and_attended(
     head_dim: int, dtype: torch.dtype, spec: NormSpec | None, rotated: float
 ) -> None:

@@ -12,8 +12,11 @@ ONE_TOKEN = ([0, 5, 3], [1, 1, 0])
 MANY, LONG = ([9, 0], [2, 16]), ([7, 0, 3], [20, 65, 0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [*((shape, torch.float32) for shape in SHAPES.values()), (SHAPES["qwen"], torch.bfloat16)],
+    ids=[*SHAPES, "qwen-bf16"],
+)
 @pytest.mark.parametrize(("starts", "counts"), [ONE_TOKEN, MANY, pytest.param(*LONG, marks=pytest.mark.thorough)])
 def test_kernels_compute_the_layer(shape: DeltaShape, starts: list[int], counts: list[int], dtype: torch.dtype) -> None:
     case = delta_case(shape, starts, counts, dtype)
