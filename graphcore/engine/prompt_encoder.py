@@ -69,11 +69,22 @@ class PromptEncoder:
         messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
         options: Mapping[str, object] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
-        """Return the token ids of a conversation in the model's chat template, ready for its answer."""
-        parses_messages = self.special_tokens == "parse"
+        """Return the token ids of a conversation in the model's chat template; arguments as for `Engine.chat_ids`."""
+        if continue_final_message and add_generation_prompt:
+            raise ConfigError(
+                "add_generation_prompt opens a new message and continue_final_message continues the last one; "
+                "leave one of them out"
+            )
         return self.tokenizer.encode_chat(
-            check_messages(messages), parses_messages=parses_messages, tools=tools, options=options
+            check_messages(messages),
+            add_generation_prompt=add_generation_prompt is not False,
+            parses_messages=self.special_tokens == "parse",
+            tools=tools,
+            options=options,
+            continue_final_message=continue_final_message,
         )
 
     def text_ids(self, text: str, is_beginning: bool = True) -> list[int]:

@@ -17,10 +17,12 @@ Message = Mapping[str, object]
 Tool = Mapping[str, object]
 """A function that the model may call: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
-_NOT_OPTIONS = ("messages", "tools", "add_generation_prompt")
+_NOT_OPTIONS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 WHAT_TO_DO = "change the messages, or give the prompt as plain text (chat=off)"
 
+
+END_MARK = "<<the-message-ends-here>> "  # its space is gone where a template trims messages
 
 CHATML = """{%- for message in messages -%}
   {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
@@ -56,6 +58,7 @@ class ChatTemplate:
         variables: Mapping[str, object],
         add_generation_prompt: bool = True,
         tools: Sequence[Tool] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """Return the text of a conversation.
 
@@ -64,10 +67,12 @@ class ChatTemplate:
             variables: `bos_token`, `eos_token` and the like, and the template's own, such as `enable_thinking`.
             add_generation_prompt: True to end with the text that opens the model's turn.
             tools: functions that the model may call.
+            continue_final_message: True to end with the text of the last message, so that the model continues it;
+                `add_generation_prompt` is then False. Source: transformers, utils/chat_template_utils.py.
 
         Raises:
-            TokenizerError: there are no messages, they contain more than plain data, or a variable has the name of
-                another argument.
+            TokenizerError: there are no messages, they contain more than plain data, a variable has the name of another
+                argument, or the last message is to be continued and has no text, or the template leaves it out.
             TemplateError: the template is invalid, rejects the messages, fails on them, tries to leave the sandbox, or
                 exceeds its bounds.
         """
@@ -77,13 +82,37 @@ class ChatTemplate:
             if name in variables:
                 raise TokenizerError(f"{self._source}: '{name}' is no option of a chat template, but an argument")
         listed = None if tools is None else list(tools)
+        if continue_final_message:
+            add_generation_prompt, messages = False, [*messages[:-1], self._marked(messages[-1])]
         inputs = {"messages": list(map(_plain, messages)), "tools": listed, "documents": None, **variables}
         try:
-            return self._usable_process().render({**inputs, "add_generation_prompt": add_generation_prompt})
+            text = self._usable_process().render({**inputs, "add_generation_prompt": add_generation_prompt})
+            return self._up_to_mark(text) if continue_final_message else text
         except NoTextError as error:
             raise TemplateError(f"{self._source}: the chat template {error}; {WHAT_TO_DO}") from error
         except (TypeError, ValueError, RecursionError) as error:
             raise TokenizerError(f"{self._source}: messages must be plain data, as JSON has it ({error})") from error
+
+    def _marked(self, message: Message) -> Message:
+        """Return a message whose text ends with END_MARK."""
+        content = message.get("content")
+        if isinstance(content, str):
+            return {**message, "content": content + END_MARK}
+        parts = list(content) if isinstance(content, list | tuple) else []
+        texts = [at for at, part in enumerate(parts) if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+        if not texts:
+            raise TokenizerError(f"{self._source}: the last message has no text that could be continued")
+        parts[texts[-1]] = {**parts[texts[-1]], "text": parts[texts[-1]]["text"] + END_MARK}
+        return {**message, "content": parts}
+
+    def _up_to_mark(self, text: str) -> str:
+        """Return a conversation's text up to END_MARK; spaces before it are left out where the template trims them."""
+        before, mark, after = text.rpartition(END_MARK.strip())
+        if not mark:
+            raise TokenizerError(
+                f"{self._source}: the chat template leaves out the last message, which was to be continued"
+            )
+        return before if after.startswith(" ") else before.rstrip()
 
     def _usable_process(self) -> TemplateProcess:
         process = self._process

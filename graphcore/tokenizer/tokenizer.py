@@ -141,6 +141,10 @@ class Tokenizer:
         """Every id that ends a generation, ascending."""
         return self._parts.eos_ids
 
+    def serialized(self) -> str:
+        """Return the tokenizer as the text of a tokenizer.json, as it runs here; for other libraries."""
+        return self._backend.to_str()
+
     @property
     def has_chat_template(self) -> bool:
         """Whether the checkpoint has a chat template."""
@@ -152,6 +156,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Tool] | None = None,
         options: Mapping[str, object] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """Return the text of a conversation.
 
@@ -160,13 +165,15 @@ class Tokenizer:
             add_generation_prompt: True to end with the text that opens the model's turn.
             tools: functions that the model may call, as JSON schemas.
             options: variables that the template reads, such as `enable_thinking`.
+            continue_final_message: True to end with the last message's text, so that the model continues it.
 
         Raises:
-            TokenizerError: there is no chat template, or no messages of plain data.
+            TokenizerError: there is no chat template, or no messages of plain data, or no text to continue.
             TemplateError: the template gives no text for them; see `ChatTemplate.render`.
         """
         variables = {**self._parts.template_variables, **(options or {})}
-        return self._template_for(tools).render(messages, variables, add_generation_prompt, tools)
+        template = self._template_for(tools)
+        return template.render(messages, variables, add_generation_prompt, tools, continue_final_message)
 
     def prepare_chat(self) -> None:
         """Start the chat template's process, if there is a template, without waiting for it."""
@@ -180,6 +187,7 @@ class Tokenizer:
         parses_messages: bool = False,
         tools: Sequence[Tool] | None = None,
         options: Mapping[str, object] | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Return the ids of a conversation; the template writes BOS itself, so none is added.
 
@@ -190,6 +198,7 @@ class Tokenizer:
                 and only the template's own count.
             tools: functions that the model may call, as JSON schemas.
             options: variables that the template reads, such as `enable_thinking`; their texts count as the template's.
+            continue_final_message: True to end with the last message's text, so that the model continues it.
 
         Raises:
             TokenizerError: as in `render_chat` and `encode`; or the template's control tokens cannot be told from
@@ -197,11 +206,11 @@ class Tokenizer:
         """
         _check_messages(messages, tools or ())
         if parses_messages:
-            text = self.render_chat(messages, add_generation_prompt, tools, options)
+            text = self.render_chat(messages, add_generation_prompt, tools, options, continue_final_message)
             return self.encode(text, add_special_tokens=False)
 
         def render(given: Sequence[Message], described: Sequence[Tool] | None) -> str:
-            text = self.render_chat(given, add_generation_prompt, described, options)
+            text = self.render_chat(given, add_generation_prompt, described, options, continue_final_message)
             _check_unicode(text)
             return text
 
