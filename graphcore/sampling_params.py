@@ -6,6 +6,9 @@ A new parameter is added as a field here; these are derived from the fields (CON
     the struct of a row in C++                 kernels/cpu/native/sampling_params.h (native_header.py writes it)
     columns of the rows on a GPU               kernels/gpu/sampling/kept_tokens.py, graph/gpu/sampling.py
 
+Parameters that change logits before a token is drawn (logit_bias, penalties of new tokens) or hide tokens (min_tokens)
+are not in kernels: the host applies them (kernels/ops/draw.py), also to logits that a GPU has computed.
+
 `SamplingSettings` (config/settings.py) has the same fields for Hydra; a test compares them with this table.
 """
 
@@ -19,6 +22,7 @@ from graphcore.errors import ConfigError
 
 COLDEST = 1e-5  # temperatures below are greedy, as in vLLM
 HOTTEST = 1e30  # at far lower temperatures all kept tokens are equally likely already; products with it stay finite
+MOST_BIAS = 100  # as in OpenAI's interface
 MOST_KEPT = 1 << 30  # more than any vocabulary has, so that it keeps all
 
 
@@ -33,6 +37,7 @@ class SamplingBounds:
         beside_greedy: values allowed with a temperature of 0, because they are off or also greedy; None if all are
             allowed. Only the parameters that truncate the distribution (top-k, top-p, min-p) have such values.
         in_kernels: smallest and largest value that kernels take; clamping to them does not change the result.
+        is_by_host: True if the host applies the parameter before kernels draw.
     """
 
     allowed: str
@@ -40,6 +45,7 @@ class SamplingBounds:
     most: float = inf
     beside_greedy: tuple[float, ...] | None = None
     in_kernels: tuple[float, float] | None = None
+    is_by_host: bool = False
 
 
 def _parameter(neutral: float, *bounds: Any, **more: Any) -> Any:
@@ -51,6 +57,9 @@ def _parameter(neutral: float, *bounds: Any, **more: Any) -> Any:
 class SamplingParams:
     """Sampling parameters; the defaults are neutral: greedy, without truncation and without penalty.
 
+    Order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, then top_k, temperature, top_p, min_p.
+    That of the first four and what they do is vLLM's (v1/sample/sampler.py).
+
     Attributes:
         temperature: float, divisor of the logits; 0 is greedy.
         top_k: int, number of the likeliest tokens that are kept; 0 and -1 are off.
@@ -59,6 +68,12 @@ class SamplingParams:
             greedy.
         repetition_penalty: float, divisor of positive logits, and factor of negative ones, of tokens that were seen;
             1 is off.
+        presence_penalty: float, subtracted from the logits of tokens that the answer has already; 0 is off.
+        frequency_penalty: float, subtracted from the logit of a token as often as the answer has it; 0 is off.
+        min_tokens: int, number of tokens before which no end token, stop token or stop string ends the answer.
+        logit_bias: pairs of a token id and a number that is added to its logit, from -100 to 100; a mapping is taken,
+            too.
+        stop_token_ids: token ids that end the answer, besides the model's own end tokens.
         seed: int, seed of the random draws, of which the lower 64 bits count; prompt number i of a call draws with
             seed + i.
     """
@@ -68,12 +83,32 @@ class SamplingParams:
     top_p: float = _parameter(1.0, "0 (greedy) to 1 (off)", 0, 1, beside_greedy=(0, 1))
     min_p: float = _parameter(0.0, "0 (off) to 1 (greedy)", 0, 1, beside_greedy=(0, 1))
     repetition_penalty: float = _parameter(1.0, "0.01 to 100; 1 is off", 0.01, 100)
+    presence_penalty: float = _parameter(0.0, "-2 to 2; 0 is off", -2, 2, is_by_host=True)
+    frequency_penalty: float = _parameter(0.0, "-2 to 2; 0 is off", -2, 2, is_by_host=True)
+    min_tokens: int = _parameter(0, "0 (off) or more", 0, is_by_host=True)
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     seed: int = 0  # a setting of its own on the command line, and of 64 bits in kernels: none of PARAMETERS
+
+    def __post_init__(self) -> None:
+        """Sort the pairs of `logit_bias`, so that equal parameters are equal."""
+        object.__setattr__(self, "logit_bias", tuple(sorted(dict(self.logit_bias).items())))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is always taken: no other is kept, and there is no repetition penalty."""
-        return self.keeps_one and self.repetition_penalty == 1.0
+        """Whether the likeliest token is always taken: no other is kept, and no logit is changed."""
+        return self.keeps_one and self.repetition_penalty == 1.0 and not self.changes_logits
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a penalty depends on how often the answer has each token."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the host changes logits before a token is drawn."""
+        return self.counts_tokens or bool(self.logit_bias)
 
     @property
     def keeps_one(self) -> bool:
@@ -87,7 +122,7 @@ class SamplingParams:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The values of PARAMETERS, in their order; kernels take those of `for_kernels`."""
+        """The values of KERNEL_PARAMETERS, in their order; kernels take those of `for_kernels`."""
         values: tuple[float, ...] = _values_of(self)
         return values
 
@@ -107,13 +142,16 @@ class SamplingParams:
 PARAMETERS: Mapping[str, SamplingBounds] = {
     one.name: one.metadata["bounds"] for one in fields(SamplingParams) if one.metadata
 }
-"""The bounds of each parameter but the seed, in the order in which kernels take their values."""
+"""The bounds of each parameter that is a number, but the seed."""
+
+KERNEL_PARAMETERS = tuple(name for name, bounds in PARAMETERS.items() if not bounds.is_by_host)
+"""The parameters that kernels take, in the order in which they take their values."""
 
 TRUNCATING = tuple(name for name, bounds in PARAMETERS.items() if bounds.beside_greedy is not None)
 NEUTRAL: Mapping[str, Any] = vars(SamplingParams())
 WHOLE_NUMBERS = tuple(one.name for one in fields(SamplingParams) if one.type is int)  # those that are whole numbers
 
-_values_of = attrgetter(*PARAMETERS)
+_values_of = attrgetter(*KERNEL_PARAMETERS)
 
 
 def check_sampling(values: Mapping[str, Any]) -> None:
@@ -128,6 +166,12 @@ def check_sampling(values: Mapping[str, Any]) -> None:
         value = values[key]
         if not bounds.least <= value <= bounds.most or value == inf:
             raise ConfigError(f"sampling.{key}={value} must be {bounds.allowed}")
+    for token_id, bias in dict(values["logit_bias"]).items():
+        if not -MOST_BIAS <= bias <= MOST_BIAS:
+            raise ConfigError(
+                f"sampling.logit_bias of token {token_id} is {bias}; it must be -{MOST_BIAS} to {MOST_BIAS} "
+                f"(-{MOST_BIAS} practically forbids a token)"
+            )
 
 
 def check_truncation(values: Mapping[str, Any]) -> None:

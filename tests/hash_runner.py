@@ -87,7 +87,7 @@ class HashRunner:
         self.prompt_tokens, self.has_kinds = chunk, has_kinds
         self.policy: Policy = Resident()
         self.programs = self
-        self.finds_likeliest = True
+        self.finds_likeliest, self.most_together = True, 2
         self.after_program: Callable[[], None] = do_nothing  # called inside passes; it may raise
         self.num_passes = 0
         self._tables = {id(cache): table for table in self.pages.tables for cache in table.caches}
@@ -97,12 +97,12 @@ class HashRunner:
         """Return the kind of the kernels that run so many tokens together: 0 for all that have the same bits."""
         return 0 if not self.has_kinds or tokens >= self.chunks.min_invariant else tokens
 
-    def step(self, tokens: Mapping[int, tuple[int, int]]) -> list[DecodeStep]:
+    def step(self, tokens: Mapping[int, tuple[Sequence[int], int]]) -> list[DecodeStep]:
         """Return programs of up to two rows each, as `Programs.step`."""
         rows, steps = list(tokens), []
         for at in range(0, len(rows), 2):
             some = rows[at : at + 2]
-            program = FakeProgram([(row, [tokens[row][0]], tokens[row][1], self.kind(1)) for row in some])
+            program = FakeProgram([(row, *tokens[row], self.kind(1)) for row in some])
             steps.append(DecodeStep(program, {row: index for index, row in enumerate(some)}))  # type: ignore[arg-type]
         return steps
 

@@ -9,7 +9,7 @@ from draws import draw_of
 from torch import Tensor
 
 from graphcore.kernels.ops.draw import Draw, choose_token
-from graphcore.sampling_params import PARAMETERS, WHOLE_NUMBERS
+from graphcore.sampling_params import KERNEL_PARAMETERS, WHOLE_NUMBERS
 
 FLOW = "Tensor(a!) token_ids, Tensor(b!) starts, Tensor(c!) counts, Tensor(d!) left, Tensor ends"
 OUTPUTS = "Tensor(e!) chosen, Tensor(f!) report"
@@ -42,7 +42,7 @@ def drawn(logits: Tensor, numbers: Tensor, seeds: Tensor, seen: Tensor, has_top_
 
 def values_of(numbers: list[float]) -> dict[str, float | int]:
     """Return the sampling parameters of a row by name."""
-    named = dict(zip(PARAMETERS, numbers, strict=True))
+    named = dict(zip(KERNEL_PARAMETERS, numbers, strict=True))
     return {name: int(value) if name in WHOLE_NUMBERS else value for name, value in named.items()}
 
 

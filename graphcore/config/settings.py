@@ -101,6 +101,11 @@ class SamplingSettings:
     top_p: float = MISSING
     min_p: float = MISSING
     repetition_penalty: float = MISSING
+    presence_penalty: float = MISSING
+    frequency_penalty: float = MISSING
+    min_tokens: int = MISSING
+    logit_bias: dict[int, float] = MISSING
+    stop_token_ids: list[int] = MISSING
 
 
 @dataclass

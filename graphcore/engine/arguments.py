@@ -24,6 +24,8 @@ OF_CALLS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", "max_new_to
 OF_COMMANDS = ("task", "cache", "outputs", "trace", "progress", "debug", "hydra")
 DEFAULT_OPTIONS = {"dtype": "auto", "quant": "stored", "streaming": "off", "device": "auto", "graph": "auto"}
 
+MOST_TOP_LOGPROBS = 20  # as in OpenAI's interface
+
 FORMS = "give a text, token ids [1, 2, 3], messages [{'role': 'user', 'content': '...'}], or a list of such prompts"
 
 
@@ -213,7 +215,7 @@ def check_stops(stop: object) -> list[str]:
     return stops
 
 
-def sampling_params(values: Mapping[str, float | int | None]) -> SamplingParams:
+def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     """Return checked sampling parameters; None is a parameter's neutral value.
 
     A temperature of 0 that is given turns off top-k, top-p and min-p beside it, since clients send them together.
@@ -224,16 +226,62 @@ def sampling_params(values: Mapping[str, float | int | None]) -> SamplingParams:
     unknown = values.keys() - NEUTRAL.keys()
     if unknown:
         raise ConfigError(f"unknown sampling parameter '{sorted(unknown)[0]}'; known: {', '.join(NEUTRAL)}")
-    given: dict[str, Any] = {
-        name: whole_number(name, value) if name in WHOLE_NUMBERS else _number(name, value)
-        for name, value in values.items()
-        if value is not None
-    }
+    given: dict[str, Any] = {name: _sampling_value(name, value) for name, value in values.items() if value is not None}
     params = SamplingParams(**given)
     check_sampling(vars(params))
     if "temperature" not in given:
         check_truncation(vars(params))
     return params if params.temperature else params.without_truncation()
+
+
+def _sampling_value(name: str, value: object) -> object:
+    """Return the value of a sampling parameter.
+
+    Raises:
+        ConfigError: it is of the wrong type.
+    """
+    if name == "logit_bias":
+        return _biases(value)
+    if name == "stop_token_ids":
+        if not isinstance(value, Iterable) or isinstance(value, str) or not all(map(is_whole, ids := list(value))):
+            raise ConfigError(f"stop_token_ids={value!r:.40} must be a list of token ids")
+        return tuple(map(int, ids))
+    return whole_number(name, value) if name in WHOLE_NUMBERS else _number(name, value)
+
+
+def _biases(value: object) -> dict[int, float]:
+    """Return the biases of tokens; ids may be texts, as JSON has them for keys."""
+    pairs = value.items() if isinstance(value, Mapping) else value
+    try:
+        return {int(token_id): float(_number("logit_bias", bias)) for token_id, bias in cast("Any", pairs)}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"logit_bias={value!r:.40} must map token ids to numbers, such as {{1234: -5}}") from error
+
+
+def check_token_ids(params: SamplingParams, vocab: int) -> None:
+    """Check that the sampling parameters name tokens of the vocabulary.
+
+    Raises:
+        ConfigError: one is not; the message names it.
+    """
+    for name, ids in (
+        ("logit_bias", [token_id for token_id, _ in params.logit_bias]),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        for token_id in ids:
+            if not 0 <= token_id < vocab:
+                raise ConfigError(f"{name}: token id {token_id} is not in the vocabulary of {vocab} tokens")
+
+
+def check_top_logprobs(name: str, value: object) -> int:
+    """Return how many of the likeliest tokens are to be recorded.
+
+    Raises:
+        ConfigError: the value is no whole number from 0 to MOST_TOP_LOGPROBS.
+    """
+    if not is_whole(value) or not 0 <= value <= MOST_TOP_LOGPROBS:
+        raise ConfigError(f"{name}={value!r:.40} must be a whole number from 0 to {MOST_TOP_LOGPROBS}")
+    return int(value)
 
 
 def check_bool(name: str, value: object, meaning: str) -> None:

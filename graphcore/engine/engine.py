@@ -6,7 +6,7 @@ Legend: B batch, T tokens, D model dim, H heads, V vocab.
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -27,11 +27,12 @@ from graphcore.engine.batching.static import StaticBatching
 from graphcore.engine.forward_state import ForwardState
 from graphcore.engine.loading.load_model import Check, LoadedModel, load_model, no_check
 from graphcore.engine.loading.runtime_config import describe_runtime
+from graphcore.engine.masks import Mask
 from graphcore.engine.model_runner import ModelRunner, StaticRunner
 from graphcore.engine.output import Generation
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.queue import RequestQueue
-from graphcore.engine.request import Mask, RequestStatus
+from graphcore.engine.request import Request, RequestStatus
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.request_handle import RequestHandle, TokenStream
 from graphcore.engine.saved_caches import SavedCaches
@@ -42,6 +43,7 @@ from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.progress import Progress, ignore_progress
 from graphcore.sampling_params import SamplingParams
 from graphcore.tokenizer.chat_template import Message, Tool
+from graphcore.tokenizer.grammar import GrammarMask, GrammarTokens, grammar_mask
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -66,13 +68,17 @@ class Engine:
     """
 
     def __init__(self, loaded: LoadedModel, on_progress: Progress = ignore_progress) -> None:
+        self._on_progress = on_progress
+        self._use(loaded)
+
+    def _use(self, loaded: LoadedModel) -> None:
+        """Run a loaded model from now on."""
         self.loaded = loaded
         self.settings, self.config = loaded.settings, loaded.config
         self.plan, self.choices, self.notes = loaded.plan, loaded.runtime, loaded.notes
         self.prompts = loaded.prompts
-        self._on_progress = on_progress
         self._requests = RequestBuilder(loaded, self.prompts, loaded_runner(loaded).sizes)
-        self._queue = self._new_scheduler()
+        self._queue = self._new_queue()
 
     @classmethod
     def load(
@@ -169,7 +175,11 @@ class Engine:
         deadline: float | None = None,
         mask: Mask | None = None,
         reuse_cache: bool = False,
-        **sampling: float | int,
+        top_logprobs: int = 0,
+        prompt_logprobs: int | None = None,
+        skip_special_tokens: bool = True,
+        request_id: str | None = None,
+        **sampling: Any,
     ) -> RequestHandle:
         """Put a request into the engine's queue and return at once; it runs beside others, in order of arrival.
 
@@ -184,20 +194,30 @@ class Engine:
             ignore_eos: True continues after end-of-sequence tokens, for measurements.
             n: number of answers; answer i samples with seed + i.
             deadline: seconds from now after which the answer ends as it is, as "deadline"; None for none.
-            mask: function from the new tokens so far to the tokens that may come next, a [V] tensor of bool, or None
-                for all; the engine's thread calls it for each token. An error in it ends this request alone.
+            mask: what may come next: a `grammar`, an object with begin(), forced() and take() (`TokenMask`), or a
+                function from the new tokens so far to the tokens that may come next, [V] bool, or None for all. It runs
+                in a thread beside the steps; a slow one delays this request alone, and an error in it ends this
+                request alone.
             reuse_cache: True continues from the cached tokens of an earlier such request, too, its answer included.
-            **sampling: fields of `SamplingParams`, such as temperature (0 is greedy), top_p and seed; None is the
-                neutral value.
+            top_logprobs: number of the likeliest tokens, 0 to 20, that are recorded at each new token's place.
+            prompt_logprobs: records the log probability of each token of the prompt, and that many of the likeliest
+                tokens there, 0 to 20; None records nothing. The whole prompt then runs, whatever is cached of it.
+            skip_special_tokens: False shows special tokens, such as those around tool calls, in the text.
+            request_id: name of the request in `status`; None numbers it.
+            **sampling: fields of `SamplingParams`, such as temperature (0 is greedy), top_p, logit_bias, min_tokens and
+                seed; None is the neutral value.
 
         Raises:
             ConfigError: a value is out of range, a prompt is empty or longer than the context, or the engine is closed.
             TokenizerError: a text was given and the checkpoint has no tokenizer, or messages and it has no template.
             BusyError: the queue is full (batching.max_waiting), or the call is inside `on_progress` or a mask.
+            Exception: a pass has failed, and none can run any more (`failure`).
         """
         limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stop, "deadline": deadline}
-        wishes = {"logprobs": logprobs, "ignore_eos": ignore_eos, "mask": mask, "reuse_cache": reuse_cache}
-        requests = self._requests.one("submit", prompt, n, **limits, **wishes, **sampling)
+        records = {"logprobs": logprobs, "top_logprobs": top_logprobs, "prompt_logprobs": prompt_logprobs}
+        wishes = {"ignore_eos": ignore_eos, "reuse_cache": reuse_cache, "skip_special_tokens": skip_special_tokens}
+        more = {**limits, **records, **wishes, "request_id": request_id}
+        requests = self._requests.one("submit", prompt, n, mask, **more, **sampling)
         handle = RequestHandle(requests, self)  # if Ctrl-C comes before the return, its collection cancels
         self._queue.submit(requests, "submit", waits=False)
         return handle
@@ -213,7 +233,7 @@ class Engine:
         stop: str | Sequence[str] = (),
         logprobs: bool = False,
         ignore_eos: bool = False,
-        **sampling: float | int,
+        **sampling: Any,
     ) -> list[Generation]:
         """Generate an answer or continuation for each prompt; batching.max_sequences of them run at once.
 
@@ -230,9 +250,40 @@ class Engine:
         """
         asked = {"max_new_tokens": max_new_tokens, "stop": stop, "logprobs": logprobs, "ignore_eos": ignore_eos}
         requests = self._requests.several(prompts, **asked, **sampling)
+        return self._run("generate", requests)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], pooling: str = "mean", normalize: bool = True) -> Tensor:
+        """Return an embedding of each prompt, from the hidden states after the final norm.
+
+        Prompts run in the queue, in batches beside other requests. Hidden states are those that transformers returns as
+        `last_hidden_state`, in float32.
+
+        Args:
+            prompts: one prompt or a list of prompts, each as for `submit`.
+            pooling: "mean" of all tokens, or the "last" token.
+            normalize: True scales each embedding to length 1.
+
+        Returns:
+            [number of prompts, D] float32 on the CPU.
+
+        Raises:
+            ConfigError: `pooling` is neither, a prompt is empty or longer than the context, the model runs through
+                transformers' own class, or the engine is closed.
+            TokenizerError: as for `submit`.
+            BusyError: the call is inside `on_progress` or a mask.
+        """
+        requests = self._requests.embeddings(prompts, pooling)
+        self._run("embed", requests)
+        found = [request.pooled.embedding(normalize) for request in requests if request.pooled is not None]
+        return (
+            torch.stack(found) if found else torch.empty(0, self.config.hidden_size, dtype=torch.float32, device="cpu")
+        )
+
+    def _run(self, name: str, requests: Sequence[Request]) -> list[Generation]:
+        """Run requests, each with an output of its own, and return their answers; an error cancels all of them."""
         handles = [RequestHandle([request], self) for request in requests]
         try:
-            self._queue.submit(requests, "generate", waits=True)
+            self._queue.submit(requests, name, waits=True)
             return [handle.result() for handle in handles]
         except BaseException:  # Ctrl-C too
             for handle in handles:
@@ -240,7 +291,7 @@ class Engine:
             raise
 
     def stream(
-        self, prompt: Prompt, max_new_tokens: int = 64, stop: str | Sequence[str] = (), **sampling: float | int
+        self, prompt: Prompt, max_new_tokens: int = 64, stop: str | Sequence[str] = (), **sampling: Any
     ) -> TokenStream:
         """Return a generator of the new tokens of one prompt.
 
@@ -321,7 +372,7 @@ class Engine:
             raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
         return SavedCaches(name, self.loaded, self.batching.snapshots, self._queue, self._on_progress)
 
-    def _new_scheduler(self) -> RequestQueue:
+    def _new_queue(self) -> RequestQueue:
         runner, limits = loaded_runner(self.loaded), self.settings.batching
         engine = weakref.ref(self)
 
@@ -331,13 +382,15 @@ class Engine:
                 here._on_progress(stage, group, done, total)
 
         batching = batching_of(runner, self.settings.cache_folder / "swapped")
-        return RequestQueue(batching, limits.max_waiting, runner.enter_thread, report)
+        return RequestQueue(batching, limits.max_waiting, runner.enter_thread, report, self.loaded.check_usable)
 
     def chat_ids(
         self,
         messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
         options: Mapping[str, object] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Return the token ids of a conversation in the model's chat template, ready for its answer.
 
@@ -347,12 +400,46 @@ class Engine:
             messages: "role" and "content" of each turn, oldest first, and fields such as "tool_calls".
             tools: functions that the model may call: JSON schemas, as transformers' `apply_chat_template` has them.
             options: variables that the template reads, such as {"enable_thinking": False}.
+            add_generation_prompt: False leaves out the text that opens the model's turn; None is True unless the last
+                message is continued.
+            continue_final_message: True ends with the text of the last message, which the answer then continues.
 
         Raises:
-            ConfigError: `messages` is no list of messages.
+            ConfigError: `messages` is no list of messages, or both a new message and a continuation are asked for.
             TokenizerError: the checkpoint has no tokenizer or no chat template, or the template refuses the messages.
         """
-        return self.prompts.chat_ids(messages, tools, options)
+        return self.prompts.chat_ids(messages, tools, options, add_generation_prompt, continue_final_message)
+
+    def grammar(
+        self,
+        json_schema: Mapping[str, Any] | str | None = None,
+        regex: str | None = None,
+        lark: str | None = None,
+        gbnf: str | None = None,
+        choice: Sequence[str] | None = None,
+    ) -> GrammarMask:
+        """Return a mask for `submit` that keeps an answer to a grammar, one of the arguments; by llguidance.
+
+        It is compiled when its request waits, in a thread beside the steps; a grammar that is invalid ends its request
+        with a ConfigError.
+
+        Args:
+            json_schema: a JSON schema; {"type": "object"} allows any object.
+            regex: a regular expression of Rust's regex crate.
+            lark: a Lark grammar, as llguidance has them.
+            gbnf: a grammar of llama.cpp.
+            choice: texts, one of which is the answer.
+
+        Raises:
+            ConfigError: not exactly one grammar is given.
+            TokenizerError: the checkpoint has no tokenizer.
+        """
+        given = {"json_schema": json_schema, "regex": regex, "lark": lark, "gbnf": gbnf, "choice": choice}
+        return grammar_mask(self._grammar_tokens, given)
+
+    @cached_property
+    def _grammar_tokens(self) -> GrammarTokens:
+        return GrammarTokens(self.tokenizer, self.config.vocab_size, self.loaded.end_ids)
 
     def logits(
         self,
@@ -499,6 +586,25 @@ class Engine:
         if self.loaded.free_memory is not None:
             self.loaded.free_memory.look("warm")
         return report
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that keeps passes from running, such as a lost disk; None while the engine can go on.
+
+        An error of one request ends that request alone. One of a pass ends all that ran in it, and if no further pass
+        can run, it ends what waits, too, and stands here. Calls then raise it, until the cause is gone or `rebuild`.
+        """
+        return self._queue.failure
+
+    def rebuild(self) -> None:
+        """Load the model again with the same settings, after a `failure`; caches are empty, requests have ended.
+
+        Raises:
+            GraphcoreError: as for `load`; the engine is then closed. After a CUDA error that no kernel survives, only a
+                new process helps.
+        """
+        self.close()
+        self._use(load_model(self.settings, self._on_progress, no_check))
 
     def close(self) -> None:
         """Free weights and caches; the engine cannot be used any more.

@@ -3,10 +3,15 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from graphcore.errors import ConfigError, GraphError
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Event
 
 LOG = logging.getLogger("graphcore")
 
@@ -46,18 +51,45 @@ class Timings:
         return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
 
 
+class TokenLogprob(NamedTuple):
+    """A token, and the natural logarithm of its probability before sampling parameters applied."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class PromptLogprob:
+    """Log probabilities at one position of a prompt, given all tokens before it.
+
+    Attributes:
+        token_id: int, the prompt's token there.
+        logprob: float, its log probability; None for the first token, which follows nothing.
+        top: tuple of TokenLogprob, the likeliest tokens there, the likeliest first.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[TokenLogprob, ...]
+
+
 @dataclass(frozen=True)
 class Generation:
     """The result of one request.
 
     Attributes:
-        text: str, the new text, without stop strings and special tokens; empty when there is no tokenizer.
+        text: str, the new text, without stop strings and, unless asked for, special tokens; empty when there is no
+            tokenizer.
         token_ids: tuple of int, the new tokens, including the end token if one ended the generation.
-        finish_reason: str, "end" (an end-of-sequence token), "stop" (a stop string), "length" (max_new_tokens),
-            "context" (the cache is full), "deadline" or "interrupted".
+        finish_reason: str, "end" (an end-of-sequence token), "stop" (a stop string or a token of stop_token_ids),
+            "length" (max_new_tokens), "context" (the cache is full), "deadline" or "interrupted".
         logprobs: tuple of float, the natural logarithm of each new token's probability before sampling parameters
             applied; None if not asked for.
         timings: Timings, seconds and token counts.
+        top_logprobs: tuple of tuples of TokenLogprob, the likeliest tokens at each new token's place, the likeliest
+            first; None if not asked for.
+        prompt_logprobs: tuple of PromptLogprob, one for each token of the prompt; None if not asked for.
+        stop_reason: str or int, the stop string or the token of stop_token_ids that ended the answer; else None.
     """
 
     text: str
@@ -65,6 +97,9 @@ class Generation:
     finish_reason: str
     logprobs: tuple[float, ...] | None
     timings: Timings
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
+    prompt_logprobs: tuple[PromptLogprob, ...] | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +112,7 @@ class TokenEvent:
         text: str, the text that can be printed now; it may lag behind the tokens, as some spell a part of a character.
         logprob: float, as in `Generation.logprobs`; None if not asked for.
         finish_reason: str, as in `Generation.finish_reason`, on the request's last event; None before it.
+        top_logprobs: tuple of TokenLogprob, as in `Generation.top_logprobs`; empty if not asked for.
     """
 
     row: int
@@ -84,6 +120,7 @@ class TokenEvent:
     text: str
     logprob: float | None
     finish_reason: str | None
+    top_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Readers:
@@ -212,6 +249,44 @@ class OutputStream:
             self._ended.notify_all()
         wakers, self._wakers = self._wakers, []
         return wakers
+
+
+class _Deferred(threading.local):
+    """Events of asyncio to set at the end of a thread's pass, by event loop; None outside of passes."""
+
+    events: "dict[AbstractEventLoop, list[Event]] | None" = None
+
+
+_deferred = _Deferred()
+
+
+@contextmanager
+def one_wakeup_per_loop() -> Iterator[None]:
+    """Wake each event loop at most once, at the end of the block, however many streams change inside it."""
+    _deferred.events = {}
+    try:
+        yield
+    finally:
+        events, _deferred.events = _deferred.events or {}, None
+        for loop, each in events.items():
+            _set_in(loop, each)
+
+
+def wake(loop: "AbstractEventLoop", event: "Event") -> None:
+    """Set an event of an event loop from any thread, now or at the end of the thread's pass."""
+    if _deferred.events is None:
+        _set_in(loop, [event])
+    else:
+        _deferred.events.setdefault(loop, []).append(event)
+
+
+def _set_in(loop: "AbstractEventLoop", events: "Sequence[Event]") -> None:
+    def set_all() -> None:
+        for event in events:
+            event.set()
+
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(set_all)
 
 
 def no_objection() -> None:

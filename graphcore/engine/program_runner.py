@@ -118,7 +118,7 @@ class ProgramRunner(ModelRunner):
         logits = torch.empty(len(rows), self.sizes.vocab, dtype=torch.float32, device=self.device)
         done, total = 0, sum(map(len, rows))
         for chunks in self._chunks_by_pass(rows, starts):
-            ones = {chunk.row: (chunk.ids[0], chunk.start) for chunk in chunks if len(chunk.ids) == 1}
+            ones = {chunk.row: (chunk.ids, chunk.start) for chunk in chunks if len(chunk.ids) == 1}
             steps = self.programs.step(ones) if ones else []
             several = [chunk for chunk in chunks if len(chunk.ids) > 1]
             policy = watched(self.policy, on_progress, "prefill", done, total)
@@ -212,6 +212,11 @@ class ProgramRunner(ModelRunner):
             program.state.hidden = hidden
         run_together(programs, self.policy)
         return [program.state.logits for program in programs]
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return hidden states after the last block, [..., D], as the final norm gives them to the head, float32."""
+        normed: Tensor = self.builder.decoder.head.norm(hidden, torch.float32)
+        return normed
 
     def _run_blocks(
         self,

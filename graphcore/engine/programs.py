@@ -20,10 +20,10 @@ from graphcore.sampling_params import SamplingParams
 
 
 class DecodeStep(NamedTuple):
-    """A program with one token each of some rows of the caches as its inputs.
+    """A program with tokens of some rows of the caches as its inputs.
 
     Attributes:
-        rows: row of the program, and so of its logits, for each row of the caches.
+        rows: row of the program, and so of its logits, of the last token of each row of the caches.
     """
 
     program: Program
@@ -108,40 +108,46 @@ class Programs:
         """Whether one program decodes all rows of the KV cache."""
         return self._builder.captures_graphs or self.is_batch_invariant
 
-    def step(self, tokens: Mapping[int, tuple[int, int]]) -> list[DecodeStep]:
-        """Return the programs that run one token of each of some rows, in one pass, with their inputs.
+    @property
+    def most_together(self) -> int:
+        """Most consecutive tokens of one sequence in a step."""
+        return self._builder.most_together if self._builder.uses_native_programs else 1
 
-        Native programs take up to 16 rows each, and no more of them run than the rows need. A compiled program or a
+    def step(self, tokens: Mapping[int, tuple[Sequence[int], int]]) -> list[DecodeStep]:
+        """Return the programs that run tokens of some rows of the caches, in one pass, with their inputs.
+
+        Native programs take up to 16 tokens each, and no more of them run than the tokens need. A compiled program or a
         CUDA graph has all rows of the caches; those without a token idle. Where it is not batch-invariant, each row
         runs alone.
 
         Args:
-            tokens: the id and the position of the token of each row of the caches.
+            tokens: ids of consecutive tokens of each row, and the position of the first; one token, or up to
+                `most_together` if all rows have at most batch_size tokens.
         """
         if self._builder.uses_native_programs:
             return self._native_step(tokens)
         if self._runs_all_rows:
             program = self.of_width("decode", self._batch_size)
             rows = range(self._batch_size)
-            ids = [[tokens[row][0]] if row in tokens else [] for row in rows]
+            ids = [tokens[row][0] if row in tokens else [] for row in rows]
             program.state.put_rows(ids, [tokens[row][1] if row in tokens else 0 for row in rows])
             return [DecodeStep(program, {row: row for row in tokens})]
         steps = []
-        for row, (token_id, position) in tokens.items():
+        for row, (ids_of_row, position) in tokens.items():
             program = self.of_row("token", row)
-            program.state.put_rows([[token_id]], [position])
+            program.state.put_rows([ids_of_row], [position])
             steps.append(DecodeStep(program, {row: 0}))
         return steps
 
-    def _native_step(self, tokens: Mapping[int, tuple[int, int]]) -> list[DecodeStep]:
-        """Return native programs with the rows in turn; each of them finds the likeliest tokens, too."""
-        waiting, steps = iter(tokens.items()), list[DecodeStep]()
-        for number, share in enumerate(rows_by_program(len(tokens))):
-            rows, pairs = zip(*islice(waiting, share), strict=True)
-            token_ids, positions = zip(*pairs, strict=True)
+    def _native_step(self, tokens: Mapping[int, tuple[Sequence[int], int]]) -> list[DecodeStep]:
+        """Return native programs with the tokens in turn; each of them finds the likeliest tokens, too."""
+        each = [(row, one, first + at) for row, (ids, first) in tokens.items() for at, one in enumerate(ids)]
+        waiting, steps = iter(each), list[DecodeStep]()
+        for number, share in enumerate(rows_by_program(len(each))):
+            rows, token_ids, positions = zip(*islice(waiting, share), strict=True)
             program = self.of_width("decode", self._widths[number], is_greedy=True, number=number)
             program.state.put_tokens(token_ids, positions, rows)
-            steps.append(DecodeStep(program, dict(zip(rows, range(share), strict=True))))
+            steps.append(DecodeStep(program, dict(zip(rows, range(share), strict=True))))  # a row's last token counts
         return steps
 
     def sampling_program(self, params: Sequence[SamplingParams]) -> Program:
@@ -162,7 +168,7 @@ class Programs:
         """
         self.of_row("prefill", 0)
         if not self._builder.captures_graphs:
-            self.step(dict.fromkeys(range(num_sequences), (0, 0)))
+            self.step(dict.fromkeys(range(num_sequences), ([0], 0)))
             return
         self.sampling_rows.warm_up(sampling_phase([params]))
         for step in self.sampling_program([params]).steps:

@@ -22,7 +22,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from graphcore.engine.batching.interface import Batching
-from graphcore.engine.output import closed_error, forked_error
+from graphcore.engine.masks import mask_owner
+from graphcore.engine.output import closed_error, forked_error, one_wakeup_per_loop
 from graphcore.engine.request import Request, RequestStatus
 from graphcore.errors import BusyError
 from graphcore.processors import refuse_forked
@@ -98,17 +99,26 @@ class RequestQueue:
         most_waiting: requests that may wait; more are refused.
         enter_thread: function that the thread calls before it computes.
         on_progress: callback of the stages "prefill" and "generate", called by the thread.
+        check_usable: function that raises if no further pass can run; called after a pass that failed.
 
     Attributes:
         changes: condition whose lock guards the queue; no pass or job begins while it is held.
         is_closed: True once no request is taken any more.
+        failure: error that keeps passes from running since one has failed; None while the engine can go on.
     """
 
     def __init__(
-        self, batching: Batching, most_waiting: int, enter_thread: Callable[[], None], on_progress: Progress
+        self,
+        batching: Batching,
+        most_waiting: int,
+        enter_thread: Callable[[], None],
+        on_progress: Progress,
+        check_usable: Callable[[], None],
     ) -> None:
         self.batching, self._most_waiting = batching, most_waiting
         self._enter_thread, self._on_progress = enter_thread, on_progress
+        self._check_usable = check_usable
+        self.failure: BaseException | None = None
         self.changes = threading.Condition(threading.RLock())
         self._waiting: deque[Request] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any], bool]] = deque()
@@ -119,13 +129,17 @@ class RequestQueue:
         self.is_closed = False
 
     def check_open(self) -> None:
-        """Check that the engine is open.
+        """Check that the engine is open and, after a failure, that passes can run again: a disk may have come back.
 
         Raises:
             ConfigError: the engine is closed.
+            Exception: a pass has failed, and no other can run; the error says why.
         """
         if self.is_closed:
             raise closed_error()
+        if self.failure is not None:
+            self._check_usable()
+            self.failure = None
 
     def submit(self, requests: Sequence[Request], name: str, waits: bool) -> None:
         """Put requests at the end of the queue.
@@ -152,6 +166,8 @@ class RequestQueue:
                 self.changes.wait_for(lambda: self.is_closed or len(self._waiting) < self._most_waiting)
                 self.check_open()
                 self._waiting.append(request)
+                if request.mask is not None:
+                    request.mask.begin()
                 self._start()
 
     def run_alone(self, name: str, work: Callable[[], Answer], *, lends: bool = True) -> Answer:
@@ -191,7 +207,8 @@ class RequestQueue:
         """Return the progress of each request that has not ended, running ones first."""
         self._leave_parent()
         with self.changes:
-            return [each.status for each in (*self.batching.running, *self._waiting) if not each.has_ended]
+            each = (*self.batching.running, *self._waiting)
+        return [one.status(self.batching.num_pages(one)) for one in each if not one.has_ended]
 
     def close(self) -> None:
         """Refuse further requests, end all others with an error, and wait until the thread has ended.
@@ -226,7 +243,7 @@ class RequestQueue:
             self._end_all(forked_error())
 
     def _refuse_inside(self, name: str) -> None:
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread or mask_owner() in self.batching.running:
             raise BusyError(
                 f"{name}() was called inside a function that the engine calls while it computes (on_progress or a "
                 "mask), and would wait for itself for ever; call it from another thread, or load a second engine"
@@ -305,14 +322,26 @@ class RequestQueue:
             for request in running:
                 request.batch = max(request.batch, len(running))
             self._enter_thread()
-            batching.run(self._on_progress, self._is_given_up)
+            with one_wakeup_per_loop():
+                batching.run(self._on_progress, self._is_given_up)
         except StoppedError:
             if self.is_closed:
                 batching.fail(closed_error())
             batching.give_up()
         except BaseException as error:  # noqa: BLE001  # it is raised for the readers of the requests
+            self.failure = self._lasting_failure()  # before readers get the error, and ask
             batching.fail(error)
+            if self.failure is not None:
+                self._end_all(self.failure)
         batching.leave()
+
+    def _lasting_failure(self) -> BaseException | None:
+        """Return after a failed pass the error that keeps others from running; None if they can."""
+        try:
+            self._check_usable()
+        except BaseException as error:  # noqa: BLE001  # raised for callers by `check_open`
+            return error
+        return None
 
     def _is_given_up(self) -> bool:
         """Return whether to abort the running pass: no request needs it any more, or the engine is closed."""
@@ -341,7 +370,7 @@ class RequestQueue:
             self.changes.notify_all()
         self.batching.leave()
 
-    def _end_all(self, error: Exception | None = None) -> None:
+    def _end_all(self, error: BaseException | None = None) -> None:
         """End all requests and jobs with an error, outside the lock: callbacks may need a lock of the caller."""
         error = error or closed_error()
         with self.changes:

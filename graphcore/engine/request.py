@@ -2,18 +2,15 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from graphcore.engine.output import Generation, OutputStream, Timings, TokenEvent
+from graphcore.engine.masks import AnswerMask
+from graphcore.engine.output import Generation, OutputStream, PromptLogprob, Timings, TokenEvent, TokenLogprob
+from graphcore.engine.pooling import Pooled
 from graphcore.kvcache.chunks import Chunks
 from graphcore.sampling_params import SamplingParams
 from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
-
-Mask = Callable[[Sequence[int]], Tensor | None]
-"""Function from a request's new tokens so far to the tokens that may come next, [V] bool; None allows all."""
 
 
 @dataclass(frozen=True)
@@ -21,18 +18,35 @@ class RequestStatus:
     """The progress of one request.
 
     Attributes:
-        is_running: bool, True if it has a row of the KV cache; False while it waits or is swapped out.
+        request_id: str, the id that was given to `submit`, or a number.
+        state: str, "waiting" (not admitted yet), "swapped" (its cache is on the host), "prefill" or "decode".
         prompt_tokens: int, tokens of its prompt.
+        cached_tokens: int, tokens of its prompt that the KV cache held already.
         computed_tokens: int, tokens of prompt and answer that have run.
         new_tokens: int, tokens of its answer so far.
         max_new_tokens: int, most tokens of its answer.
+        pages: int, pages of the KV cache that it holds, shared ones included.
+        waiting_seconds: float, seconds in the queue.
+        prefill_seconds: float, seconds from its first pass to its first new token, or to now.
+        decode_seconds: float, seconds since its first new token.
     """
 
-    is_running: bool
+    request_id: str
+    state: str
     prompt_tokens: int
+    cached_tokens: int
     computed_tokens: int
     new_tokens: int
     max_new_tokens: int
+    pages: int
+    waiting_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a row of the KV cache; False while it waits or is swapped out."""
+        return self.state in ("prefill", "decode")
 
 
 @dataclass(eq=False)
@@ -44,20 +58,29 @@ class Request:
     Attributes:
         prompt_ids: token ids of the prompt.
         max_new_tokens: most tokens of the answer.
-        end_ids: token ids that end the answer.
+        end_ids: the model's token ids that end the answer; those of `params.stop_token_ids` end it, too.
         decoder: decoder of the answer's text; None without a tokenizer.
         stops: texts that end the answer.
         params: sampling parameters, with the request's own seed.
         output: stream of the answer's events.
         row: index of this answer among those of its call.
+        request_id: name of the request in its status.
+        submitted: time.perf_counter() at which the request was made.
         wants_logprobs: True to record the log probability of each new token.
-        mask: function that returns the allowed next tokens; None to allow all.
+        num_top_logprobs: number of likeliest tokens that are recorded at each new token's place.
+        num_prompt_logprobs: the same for each token of the prompt, whose own log probability is recorded, too; None
+            records nothing of the prompt.
+        pooled: the embedding of the prompt; such a request has no answer. None for others.
+        mask: mask of the next tokens; None to allow all.
         deadline: time.perf_counter() at which the request ends; None for none.
         reuses_cache: True to continue from the cached tokens of an ended request, too, those of its answer included.
         token_ids: token ids of the answer so far.
         logprobs: log probability of each of them, if they are recorded.
         pieces: text that could be printed after each of them, and the rest at the end.
+        top_logprobs: likeliest tokens at the place of each of them, if they are recorded.
+        prompt_logprobs: log probabilities of the prompt's tokens that have run, if they are recorded.
         finish_reason: reason of the end; None while the request waits or runs.
+        stop_reason: stop string or stop token that ended the answer.
         cache_row: row of the KV cache; None while the request waits or is swapped out.
         num_computed: number of tokens of prompt and answer that the KV cache holds. On a GPU it counts tokens of steps
             that are in flight, too, so it may be ahead of the tokens that the host knows.
@@ -76,14 +99,22 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     output: OutputStream = field(default_factory=OutputStream)
     row: int = 0
+    request_id: str = ""
+    submitted: float = field(default_factory=time.perf_counter)
     wants_logprobs: bool = False
-    mask: Mask | None = None
+    num_top_logprobs: int = 0
+    num_prompt_logprobs: int | None = None
+    pooled: Pooled | None = None
+    mask: AnswerMask | None = None
     deadline: float | None = None
     reuses_cache: bool = False
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
     cache_row: int | None = None
     num_computed: int = 0
     cached: int = 0
@@ -113,10 +144,39 @@ class Request:
         return self._ends_soon or self.output.readers.are_gone or self.output.has_failed
 
     @property
-    def status(self) -> RequestStatus:
-        """The request's progress."""
-        counts = len(self.prompt_ids), self.num_computed, len(self.token_ids), self.max_new_tokens
-        return RequestStatus(self.cache_row is not None, *counts)
+    def reads_prompt(self) -> bool:
+        """Whether it needs the hidden states of all tokens of its prompt: none may come from a cache."""
+        return self.num_prompt_logprobs is not None or self.pooled is not None
+
+    def reads_hidden(self, tokens: int) -> bool:
+        """Whether it needs the hidden states of the next tokens; log probabilities do not need those of the last."""
+        return self.pooled is not None or (
+            self.num_prompt_logprobs is not None and self.num_computed + tokens < len(self.prompt_ids)
+        )
+
+    @property
+    def samples_on_host(self) -> bool:
+        """Whether the host samples the tokens even where a device could: it needs all logits of a step."""
+        return (
+            self.mask is not None
+            or self.num_top_logprobs > 0
+            or self.params.changes_logits
+            or self.params.min_tokens > 0
+        )
+
+    def status(self, pages: int) -> RequestStatus:
+        """Return the request's progress; `pages` is the number of pages that it holds."""
+        now = time.perf_counter()
+        began, first = self._began or now, self._first or now
+        seconds = began - self.submitted, first - began, now - first
+        counts = len(self.prompt_ids), self.cached, self.num_computed, len(self.token_ids), self.max_new_tokens
+        return RequestStatus(self.request_id, self._state, *counts, pages, *seconds)
+
+    @property
+    def _state(self) -> str:
+        if self.cache_row is None:
+            return "waiting" if self._began is None else "swapped"
+        return "decode" if self.token_ids else "prefill"
 
     @property
     def own_row(self) -> int:
@@ -139,12 +199,16 @@ class Request:
         """Whether the next token to run is one of the prompt."""
         return self.num_computed < len(self.prompt_ids)
 
-    def next_ids(self, chunks: Chunks) -> list[int]:
-        """Return the tokens of the next pass: a chunk of the prompt or one token; none if the next is not known yet."""
+    def next_ids(self, chunks: Chunks, most: int = 1) -> list[int]:
+        """Return the tokens of the next pass: a chunk of the prompt, or known tokens; none if the next is not known.
+
+        Args:
+            most: most tokens after the prompt.
+        """
         begin, length = self.num_computed, len(self.prompt_ids)
         if begin < length:
             return list(self.prompt_ids[begin : chunks.end(begin, length)])
-        return self.token_ids[begin - length :][:1]
+        return self.token_ids[begin - length :][:most]
 
     @property
     def next_id(self) -> int:
@@ -173,7 +237,13 @@ class Request:
 
     def discard_computed(self) -> None:
         """Record that the KV cache holds nothing of the request that can be used."""
-        self.num_computed = 0
+        self._run_again_from(0)
+
+    def _run_again_from(self, num_computed: int) -> None:
+        """Set the tokens that the KV cache holds; an embedding begins again if its prompt does."""
+        self.num_computed = num_computed
+        if self.pooled is not None and num_computed == 0:
+            self.pooled.clear()
 
     def swap_out(self) -> None:
         """Give up the row of the KV cache until `swap_in`."""
@@ -181,10 +251,13 @@ class Request:
 
     def swap_in(self, cache_row: int, num_computed: int) -> None:
         """Take a row of the KV cache again, which holds so many tokens."""
-        self.cache_row, self.num_computed = cache_row, num_computed
+        self.cache_row = cache_row
+        self._run_again_from(num_computed)
         self.has_begun = num_computed > 0 or bool(self.token_ids)  # else it may continue from the prefix cache
 
-    def take(self, token_id: int, logprob: float | None, context: int) -> None:
+    def take(
+        self, token_id: int, logprob: float | None, context: int, top_logprobs: tuple[TokenLogprob, ...] = ()
+    ) -> None:
         """Append a sampled token and put its event into the output, unless the request has ended.
 
         Args:
@@ -195,6 +268,8 @@ class Request:
                 return
             if logprob is not None:
                 self.logprobs.append(logprob)
+            if self.num_top_logprobs:
+                self.top_logprobs.append(top_logprobs)
             self._last = time.perf_counter()
             self._first = self._first or self._last
             used = len(self.prompt_ids) + len(self.token_ids) + 1
@@ -203,7 +278,7 @@ class Request:
                 text = self.push(token_id, is_context_full=used > context)
             finally:
                 self._is_taking = False
-            event = TokenEvent(self.row, token_id, text, logprob, self.finish_reason)
+            event = TokenEvent(self.row, token_id, text, logprob, self.finish_reason, top_logprobs)
         self.output.put(event)
         if event.finish_reason is not None:
             self.output.end_one()
@@ -213,10 +288,15 @@ class Request:
         self.token_ids.append(token_id)
         if token_id in self.end_ids:
             return self.finish("end")
-        piece, is_stopped = self.stops.push(self.decoder.push(token_id)) if self.decoder else ("", False)
+        if token_id in self.params.stop_token_ids:
+            self.stop_reason = token_id
+            return self.finish("stop")
+        piece, is_stopped = self.decoder.push(token_id) if self.decoder else "", False
+        if len(self.token_ids) > self.params.min_tokens:
+            piece, is_stopped = self.stops.push(piece)
         self.pieces.append(piece)
         if is_stopped:
-            self.finish_reason = "stop"
+            self.finish_reason, self.stop_reason = "stop", self.stops.found
         elif len(self.token_ids) >= self.max_new_tokens:
             return piece + self.finish("length")
         elif is_context_full:
@@ -228,7 +308,7 @@ class Request:
         self.finish_reason = reason
         held, is_stopped = self.stops.push(self.decoder.flush()) if self.decoder else ("", False)
         if is_stopped:
-            self.finish_reason = "stop"
+            self.finish_reason, self.stop_reason = "stop", self.stops.found
         else:
             held += self.stops.flush()
         self.pieces.append(held)
@@ -264,4 +344,7 @@ class Request:
         counts = len(self.prompt_ids), len(self.token_ids)
         timings = Timings(prefill, prefill, decode, *counts, self.batch, self.cached)
         logprobs = tuple(self.logprobs) if self.wants_logprobs else None
-        return Generation(self.text, tuple(self.token_ids), self.finish_reason, logprobs, timings)
+        top = tuple(self.top_logprobs) if self.num_top_logprobs else None
+        of_prompt = None if self.num_prompt_logprobs is None else tuple(self.prompt_logprobs)
+        ids, reason = tuple(self.token_ids), self.finish_reason
+        return Generation(self.text, ids, reason, logprobs, timings, top, of_prompt, self.stop_reason)

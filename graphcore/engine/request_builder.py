@@ -1,7 +1,8 @@
 """Builds requests from the checked arguments of a call."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from graphcore.engine.arguments import (
@@ -9,6 +10,8 @@ from graphcore.engine.arguments import (
     check_bool,
     check_count,
     check_stops,
+    check_token_ids,
+    check_top_logprobs,
     most_new_tokens,
     params_from,
     prompts_of,
@@ -16,11 +19,14 @@ from graphcore.engine.arguments import (
     seconds_left,
 )
 from graphcore.engine.loading.load_model import LoadedModel
-from graphcore.engine.model_runner import RunnerSizes
-from graphcore.engine.output import OutputStream
+from graphcore.engine.masks import Mask, MaskThreads, masks_of
+from graphcore.engine.model_runner import RunnerSizes, StaticRunner
+from graphcore.engine.output import OutputStream, PromptLogprob
+from graphcore.engine.pooling import POOLINGS, Pooled
 from graphcore.engine.prompt_encoder import PromptEncoder
-from graphcore.engine.request import Mask, Request
+from graphcore.engine.request import Request
 from graphcore.errors import ConfigError
+from graphcore.sampling_params import SamplingParams
 from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
 
 
@@ -29,8 +35,9 @@ class RequestBuilder:
 
     def __init__(self, loaded: LoadedModel, prompts: PromptEncoder, sizes: RunnerSizes) -> None:
         self._loaded, self._prompts, self._sizes = loaded, prompts, sizes
+        self._mask_threads, self._numbers = MaskThreads(), count(1)
 
-    def one(self, name: str, prompt: Prompt, n: int = 1, **settings: Any) -> list[Request]:
+    def one(self, name: str, prompt: Prompt, n: int = 1, mask: Mask | None = None, **settings: Any) -> list[Request]:
         """Return the requests of one prompt's n answers, which write to one output.
 
         Args:
@@ -41,7 +48,31 @@ class RequestBuilder:
         if len(rows) != 1:
             raise ConfigError(f"{name} takes one prompt, found {len(rows)}; use generate for several")
         ids, output = self._prompts.prompt_ids(rows[0]), OutputStream(n)
-        return [self._request(ids, output, number, **settings) for number in range(n)]
+        requests = [self._request(ids, output, number, **settings) for number in range(n)]
+        if mask is not None:
+            takes_forced = not (requests[0].wants_logprobs or requests[0].num_top_logprobs or self._is_static)
+            masks = masks_of(mask, n, self._sizes.vocab, self._mask_threads, takes_forced)
+            for request, each in zip(requests, masks, strict=True):
+                request.mask, each.owner = each, request
+        return requests
+
+    def embeddings(self, prompts: Prompt | Sequence[Prompt], pooling: str) -> list[Request]:
+        """Return the requests of prompts' embeddings; arguments and errors are those of `Engine.embed`."""
+        if pooling not in POOLINGS:
+            raise ConfigError(f"pooling={pooling!r:.40} must be one of: {', '.join(POOLINGS)}")
+        self._refuse_static("embed")
+        requests = self.several(prompts, max_new_tokens=1)
+        for request in requests:
+            request.pooled = Pooled(pooling)
+        return requests
+
+    @property
+    def _is_static(self) -> bool:
+        return isinstance(self._loaded.runner, StaticRunner)
+
+    def _refuse_static(self, name: str) -> None:
+        if self._is_static:
+            raise ConfigError(f"{name} needs graphcore's own programs; leave out model.fallback")
 
     def several(self, prompts: Prompt | Sequence[Prompt], **settings: Any) -> list[Request]:
         """Return the request of each prompt, each with an output of its own; request i samples with seed + i."""
@@ -60,30 +91,56 @@ class RequestBuilder:
         max_new_tokens: int = 64,
         stop: str | Sequence[str] = (),
         logprobs: bool = False,
+        top_logprobs: int = 0,
+        prompt_logprobs: int | None = None,
+        skip_special_tokens: bool = True,
         ignore_eos: bool = False,
         deadline: float | None = None,
-        mask: Mask | None = None,
         reuse_cache: bool = False,
-        **sampling: float | int,
+        request_id: str | None = None,
+        **sampling: Any,
     ) -> Request:
-        check_bool("logprobs", logprobs, "gives the log probability of each new token, and of no others")
-        most = most_new_tokens(max_new_tokens, self._sizes.context)
+        check_bool("logprobs", logprobs, "gives the log probability of each new token; see top_logprobs for others")
+        self._check_prompt_logprobs(prompt_logprobs)
+        params = self._params(sampling, number)
         seconds = None if deadline is None else seconds_left(deadline)
         self._sizes.check_context(len(ids))
-        stops, tokenizer = check_stops(stop), self._loaded.prompts.known
-        if stops and tokenizer is None:
-            raise ConfigError("stop needs a tokenizer, and the checkpoint has none; leave stop out")
         return Request(
             ids,
-            most,
+            most_new_tokens(max_new_tokens, self._sizes.context),
             frozenset() if ignore_eos else self._loaded.end_ids,
-            IncrementalDecoder(tokenizer) if tokenizer else None,
-            StopStrings(stops),
-            params_from(sampling_params(sampling), number),
+            self._decoder(skip_special_tokens),
+            self._stop_strings(stop),
+            params,
             output,
             row=number,
-            wants_logprobs=logprobs,
-            mask=mask,
+            request_id=request_id or str(next(self._numbers)),
+            wants_logprobs=bool(logprobs),
+            num_top_logprobs=check_top_logprobs("top_logprobs", top_logprobs),
+            num_prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=[PromptLogprob(ids[0], None, ())],
             deadline=None if seconds is None else time.perf_counter() + seconds,
             reuses_cache=reuse_cache,
         )
+
+    def _params(self, sampling: Mapping[str, Any], number: int) -> SamplingParams:
+        """Return the checked sampling parameters of request `number` of a call."""
+        params = sampling_params(sampling)
+        check_token_ids(params, self._sizes.vocab)
+        return params_from(params, number)
+
+    def _check_prompt_logprobs(self, count: int | None) -> None:
+        if count is not None:
+            check_top_logprobs("prompt_logprobs", count)
+            self._refuse_static("prompt_logprobs")
+
+    def _decoder(self, skip_special_tokens: bool) -> IncrementalDecoder | None:
+        check_bool("skip_special_tokens", skip_special_tokens, "leaves special tokens out of the text")
+        tokenizer = self._loaded.prompts.known
+        return None if tokenizer is None else IncrementalDecoder(tokenizer, skip_special_tokens)
+
+    def _stop_strings(self, stop: str | Sequence[str]) -> StopStrings:
+        stops = check_stops(stop)
+        if stops and self._loaded.prompts.known is None:
+            raise ConfigError("stop needs a tokenizer, and the checkpoint has none; leave stop out")
+        return StopStrings(stops)

@@ -4,11 +4,10 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from graphcore.engine.output import Generation, Readers, TokenEvent
+from graphcore.engine.output import Generation, Readers, TokenEvent, wake
 from graphcore.engine.request import Request
 
 
@@ -34,6 +33,11 @@ class RequestHandle:
     def has_ended(self) -> bool:
         """Whether all answers have ended, in whatever way."""
         return self._output.has_ended
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request, as in `Engine.status`."""
+        return self._requests[0].request_id
 
     @property
     def cached(self) -> int:
@@ -97,7 +101,7 @@ class RequestHandle:
         while not is_true():
             self._output.before_waiting()
             changed = asyncio.Event()
-            self._output.call_at_change(partial(_set, loop, changed))
+            self._output.call_at_change(partial(wake, loop, changed))
             if is_true():  # changed meanwhile
                 return
             await changed.wait()
@@ -106,11 +110,6 @@ class RequestHandle:
 def _drop(readers: Readers) -> None:
     """Mark the output as abandoned. Must not reference the mask (a cycle with the handle) or take a lock."""
     readers.are_gone = True
-
-
-def _set(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(changed.set)
 
 
 class TokenStream(Generator[TokenEvent, None, None]):

@@ -4,15 +4,18 @@ Legend: V vocab.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, wait
 
 import torch
 from torch import Tensor
 
 from graphcore.engine.model_runner import ModelRunner
+from graphcore.engine.output import TokenLogprob
 from graphcore.engine.request import Request
-from graphcore.errors import ConfigError
 from graphcore.kernels.backend import Backend
 from graphcore.kernels.ops.draw import Draw, choose_tokens, not_finite
+
+GRACE = 0.002  # seconds that a step waits for masks that are not there when it has run
 
 
 class Sampler:
@@ -39,12 +42,17 @@ class Sampler:
 
 
 class SequenceSampler:
-    """A sampler on the host that keeps the sampling state of each request."""
+    """A sampler on the host that keeps the sampling state of each request.
+
+    A request whose mask is not there yet keeps its logits here, and gets its token from `choose_pending`.
+    """
 
     def __init__(self, runner: ModelRunner) -> None:
         self._sizes, self._device = runner.sizes, runner.device
         self._sampler = Sampler(runner.backend)
         self._rows: dict[Request, Draw] = {}
+        self._hidden_ends: dict[Request, Tensor] = {}  # [V] bool, False for what min_tokens hides
+        self._pending: dict[Request, Tensor] = {}
 
     def choose(
         self, requests: Sequence[Request], logits: Sequence[Tensor], likeliest: Sequence[int] | None = None
@@ -55,9 +63,10 @@ class SequenceSampler:
             logits: [V] float32 of each request.
             likeliest: each request's likeliest token, -1 where a logit is not finite; None where it is not known.
         """
+        self._await_masks(requests, GRACE)
         at, rows = list[int](), list[Draw]()
         for index, request in enumerate(requests):
-            row = self._row_or_failure(request)
+            row = self._row_or_none(request, logits[index])
             if row is not None:
                 at.append(index)
                 rows.append(row)
@@ -69,36 +78,131 @@ class SequenceSampler:
         else:
             chosen = self._chosen([logits[index] for index in at], rows)
         for index, row, token in zip(at, rows, chosen, strict=True):
-            request = requests[index]
             if isinstance(token, Exception):
-                request.fail(token)
-                continue
-            row.append(token)
-            logprob = float(logits[index].log_softmax(dim=-1)[token]) if request.wants_logprobs else None
-            request.take(token, logprob, self._sizes.context)
+                requests[index].fail(token)
+            else:
+                row.append(token)
+                self._take(requests[index], token, logits[index])
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether requests that have not ended wait for their masks."""
+        return any(not request.has_ended for request in self._pending)
+
+    def choose_pending(self, seconds: float = 0.0) -> bool:
+        """Sample the tokens that waited for their masks; return whether any request got one.
+
+        Args:
+            seconds: most seconds to wait for one of the masks.
+        """
+        if not self._pending:
+            return False
+        self._await_masks([*self._pending], seconds, return_when=FIRST_COMPLETED)
+        ready = [request for request in self._pending if request.has_ended or is_masked(request)]
+        if not ready:
+            return False
+        self.choose(ready, [self._pending.pop(request) for request in ready])
+        return True
+
+    def take_forced(self, requests: Sequence[Request]) -> None:
+        """Append the tokens that masks force after the last known ones, as far as that is known now.
+
+        Args:
+            requests: requests none of whose logits are still to be passed to `choose`.
+        """
+        self.choose_pending()
+        for request in requests:
+            is_waiting = request in self._pending or request.has_ended
+            if request.mask is not None and not is_waiting and is_masked(request):
+                self._take_forced(request)
 
     def forget(self, request: Request) -> None:
         """Free the sampling state of a request."""
         self._rows.pop(request, None)
+        self._hidden_ends.pop(request, None)
+        self._pending.pop(request, None)
 
-    def _row_or_failure(self, request: Request) -> Draw | None:
-        """Return a request's sampling state; None if the request has ended, or now ends with an error of its mask."""
+    def _await_masks(self, requests: Sequence[Request], seconds: float, return_when: str = ALL_COMPLETED) -> None:
+        futures = [one.mask.future for one in requests if one.mask is not None and not one.has_ended]
+        if futures and seconds and not all(future.done() for future in futures):
+            wait(futures, seconds, return_when)
+
+    def _take(self, request: Request, token: int, logits: Tensor) -> None:
+        """Append a sampled token with the log probabilities that the request records."""
+        logprob: float | None = None
+        top: tuple[TokenLogprob, ...] = ()
+        if request.wants_logprobs or request.num_top_logprobs:
+            logprobs = logits.log_softmax(dim=-1)
+            logprob = float(logprobs[token]) if request.wants_logprobs else None
+            top = likeliest_of(logprobs, request.num_top_logprobs)
+        request.take(token, logprob, self._sizes.context, top)
+        if request.mask is not None and not request.has_ended:
+            request.mask.begin([token])
+
+    def _take_forced(self, request: Request) -> bool:
+        """Append the tokens that a mask's result forces; return whether it forces any. Errors end the request."""
+        assert request.mask is not None, "a request with a mask"
         try:
-            return None if request.has_ended else self._row(request)
+            forced = request.mask.future.result().forced
+        except BaseException as error:  # noqa: BLE001  # sys.exit() too
+            request.fail(error)
+            return False
+        if not forced:
+            return False
+        row = self._row(request)
+        for token in forced:
+            if not request.has_ended:
+                row.append(token)
+                request.take(token, None, self._sizes.context)
+        if not request.has_ended:
+            request.mask.begin(forced)
+        return True
+
+    def _row_or_none(self, request: Request, logits: Tensor) -> Draw | None:
+        """Return a request's sampling state with the mask of its next token.
+
+        None if the request has ended, or now ends with an error of its mask, or its token is forced, or its mask is not
+        there yet.
+        """
+        if request.has_ended:
+            return None
+        if request.mask is not None and not is_masked(request):
+            self._pending[request] = logits.clone()
+            return None
+        try:
+            if request.mask is not None and self._take_forced(request):
+                return None
+            return None if request.has_ended else self._masked_row(request)
         except BaseException as error:  # noqa: BLE001  # sys.exit() too
             request.fail(error)
             return None
 
     def _row(self, request: Request) -> Draw:
-        """Return a request's sampling state, with the mask of its next token."""
+        """Return a request's sampling state."""
         if request not in self._rows:
-            history = request.prompt_ids
-            self._rows[request] = Draw.after(history, request.params, self._sizes.vocab, self._device)
-        row = self._rows[request]
-        if request.mask is not None:
-            mask = checked_mask(request.mask(tuple(request.token_ids)), self._sizes.vocab)
-            row.mask = None if mask is None else mask.to(self._device)
+            known = request.prompt_ids, request.params, self._sizes.vocab, self._device, request.token_ids
+            self._rows[request] = Draw.after(*known)
+        return self._rows[request]
+
+    def _masked_row(self, request: Request) -> Draw:
+        """Return a request's sampling state, with the mask of its next token."""
+        row = self._row(request)
+        allowed = None if request.mask is None else request.mask.future.result().allowed
+        row.mask = None if allowed is None else allowed.to(self._device)
+        if len(request.token_ids) < request.params.min_tokens:
+            others = self._without_ends(request)
+            both = others if row.mask is None else row.mask & others
+            row.mask = both if bool(both.any()) else row.mask  # a mask that allows an end alone goes first
         return row
+
+    def _without_ends(self, request: Request) -> Tensor:
+        """Return which tokens do not end a request, [V] bool."""
+        if request not in self._hidden_ends:
+            others = torch.ones(self._sizes.vocab, dtype=torch.bool, device=self._device)
+            ends = sorted(request.end_ids.union(request.params.stop_token_ids))
+            others[torch.tensor(ends, dtype=torch.int64, device=self._device)] = False
+            self._hidden_ends[request] = others
+        return self._hidden_ends[request]
 
     def _chosen(self, logits: Sequence[Tensor], rows: Sequence[Draw]) -> Sequence[int | Exception]:
         """Return each row's next token, or its error."""
@@ -114,17 +218,15 @@ class SequenceSampler:
             return error
 
 
-def checked_mask(allowed: object, vocab: int) -> Tensor | None:
-    """Return the result of a mask after checking it: [V] bool, or None to allow all tokens.
+def is_masked(request: Request) -> bool:
+    """Return whether the mask of a request's next token is computed; True without a mask."""
+    return request.mask is None or request.mask.future.done()
 
-    Raises:
-        ConfigError: the mask returned something else, or allows no token.
-    """
-    if allowed is None:
-        return None
-    if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or allowed.shape != (vocab,):
-        found = f"{allowed.dtype} {list(allowed.shape)}" if isinstance(allowed, Tensor) else type(allowed).__name__
-        raise ConfigError(f"mask must return a torch.bool tensor of [{vocab}] or None, found {found}")
-    if not bool(allowed.any()):
-        raise ConfigError("mask allows no token; allow at least the end token")
-    return allowed
+
+def likeliest_of(logprobs: Tensor, count: int) -> tuple[TokenLogprob, ...]:
+    """Return the `count` likeliest tokens of log probabilities [V], the likeliest first, of equals lower ids first."""
+    if not count:
+        return ()
+    values, ids = logprobs.topk(min(count, len(logprobs)))
+    pairs = sorted(zip(ids.tolist(), values.tolist(), strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return tuple(TokenLogprob(*pair) for pair in pairs)

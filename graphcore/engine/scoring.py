@@ -33,7 +33,7 @@ def warm_up(runner: ModelRunner, path: str) -> CompileReport:
                 runner.programs.of_row("prefill", 0)
                 runner.builder.score(1, is_one_token=False)
             else:
-                runner.programs.step({0: (0, 0)})
+                runner.programs.step({0: ([0], 0)})
     return report
 
 
@@ -60,15 +60,19 @@ def token_losses(runner: ModelRunner, token_ids: Sequence[int], first: int, path
 def _prefill_losses(runner: ModelRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
     """Return the losses of slices of the sequence, in order."""
     targets = torch.tensor(token_ids[first:], dtype=torch.int64, device=runner.device)
-    room = min(SLICE_LOGITS, free_device_nbytes(runner.device) // 2 // LOGIT_NBYTES)
-    most = max(2, room // runner.sizes.vocab)
     pieces: list[Tensor] = []
     done = 0
-    for logits in runner.logit_slices(token_ids[:-1], first - 1, most):
+    for logits in runner.logit_slices(token_ids[:-1], first - 1, slice_tokens(runner)):
         upto = done + len(logits)
         pieces.append(cross_entropy(logits, targets[done:upto], reduction="none"))
         done = upto
     return pieces
+
+
+def slice_tokens(runner: ModelRunner) -> int:
+    """Return how many tokens' logits may be held at once, at least 2: fewer where little memory is free."""
+    room = min(SLICE_LOGITS, free_device_nbytes(runner.device) // 2 // LOGIT_NBYTES)
+    return max(2, room // runner.sizes.vocab)
 
 
 def _decode_losses(runner: ModelRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:

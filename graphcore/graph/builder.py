@@ -138,11 +138,16 @@ class GraphBuilder:
         steps = captured(state, program.steps, self.streamed, boundary, self.captures)
         return Program(state, steps, program.choice)
 
+    @property
+    def most_together(self) -> int:
+        """Most consecutive tokens of one sequence in a step of a native program."""
+        return tokens_together(self.decoder.spec, self.caches, self.context)
+
     def _recorded(self, backend: NativeBackend, batch: int, is_greedy: bool) -> Program:
         """Return the decode step as a native program, which runs the rows that have a token."""
         assert batch <= MOST_ROWS, f"a native program of {batch} rows, and {MOST_ROWS} are the most"
         state = StepState.empty(batch, 1, self.device)
-        state.most_together = tokens_together(self.decoder.spec, self.caches, self.context)
+        state.most_together = self.most_together
         heads = list(zip(self._head_rows, self.head_parts, strict=True))
         groups, where = self.layer_groups, (self.caches, self.tables, backend)
         fetched = self.functions.fetched

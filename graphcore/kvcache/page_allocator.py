@@ -76,6 +76,10 @@ class PageAllocator:
         """Whether some layers are recurrent, so that a sequence can continue only after its last token."""
         return bool(self.states)
 
+    def num_pages(self, row: int) -> int:
+        """Return the number of pages that a row holds, in all tables, shared ones included."""
+        return sum(len(table.rows[row]) for table in self.tables)
+
     def snapshot_rows(self, batch: int) -> range:
         """Return the rows of the state buffers that are for snapshots: those after the sequences' rows."""
         return range(batch, max((len(cache.recurrent) for cache in self.states), default=batch))

@@ -72,7 +72,7 @@ class ThreadFiller:
         Raises:
             StreamingError: the filler is closed, or a thread has died.
         """
-        self._check_alive()
+        self.check_alive()
         while after is not None and after.is_cancelled:
             after = after.after  # the cancelled ticket may not have waited for it
         ticket = ReadTicket(group, after, len(jobs), len(jobs))
@@ -91,7 +91,7 @@ class ThreadFiller:
         assert not ticket.is_cancelled, f"group {ticket.group} was given up"
         with self._changed:
             while not ticket.is_over:
-                self._check_alive()
+                self.check_alive()
                 self._changed.wait(LIVELINESS_SECONDS)
         if isinstance(ticket.fault, GraphcoreError):
             raise ticket.fault
@@ -145,8 +145,12 @@ class ThreadFiller:
                 fault = error
             self._end(number, ticket, fault)
 
-    def _check_alive(self) -> None:
-        """Raise a StreamingError if the filler is closed or a thread has died."""
+    def check_alive(self) -> None:
+        """Check that weights can be read.
+
+        Raises:
+            StreamingError: the filler is closed, or a thread has died.
+        """
         if self._is_closed:
             raise StreamingError("this engine is closed and reads no more weights; load it again")
         dead = [thread.name for thread in self._threads if not thread.is_alive()]

@@ -23,7 +23,7 @@ from graphcore.streaming.fill_jobs import FillJob, jobs_of
 from graphcore.streaming.host_store import HostStore, fill_store
 from graphcore.streaming.link_rate import measure_copies, measure_jobs, without_conversions
 from graphcore.streaming.moving_weights import MovingWeights, bind_slots, open_files
-from graphcore.streaming.pinned_memory import CudaRegistrar, Pins
+from graphcore.streaming.pinned_memory import CudaRegistrar, Pins, shared_pages
 from graphcore.streaming.policy import Policy, Resident, Ring
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.thread_filler import THREADS, ThreadFiller, filler_for
@@ -94,6 +94,20 @@ class WeightStream:
             # If a store is locked in part, only the groups that are not locked go through threads.
             rates.append(threads * len(self.copies) / len(self.jobs) if self.copies else threads)
         return min(rates)
+
+    def check_usable(self) -> None:
+        """Check that weights can still be read: the files are there, unchanged and readable, and no thread has died.
+
+        Raises:
+            CheckpointError: a file changed, or cannot be read.
+            StreamingError: a thread has died.
+        """
+        for filler in (self.filler, None if self.experts is None else self.experts.cache.filler):
+            if isinstance(filler, ThreadFiller):
+                filler.check_alive()
+        for source in self.files.values():
+            source.check_unchanged()
+            source.read_into(shared_pages(source.alignment), 0, source.alignment)
 
     def close(self) -> None:
         """Stop the threads and copies, unlock memory and close the files, even if one of these fails."""

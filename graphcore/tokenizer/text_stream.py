@@ -81,6 +81,9 @@ class StopStrings:
     Args:
         stops: texts that end the generation and are not part of it.
 
+    Attributes:
+        found: the stop string that ended the text; None before.
+
     Raises:
         ConfigError: a stop string is empty.
     """
@@ -90,14 +93,16 @@ class StopStrings:
             raise ConfigError("stop holds an empty string, which would end every text at once; leave it out")
         self._stops = tuple(stops)
         self._held = ""
+        self.found: str | None = None
 
     def push(self, text: str) -> StopResult:
         """Append the next piece of text and return the text that has become final."""
         seen = self._held + text
-        found = [(seen.find(stop) + len(stop), seen.find(stop)) for stop in self._stops if stop in seen]
+        found = [(seen.find(stop) + len(stop), seen.find(stop), stop) for stop in self._stops if stop in seen]
         if found:
             self._held = ""
-            return StopResult(seen[: min(found)[1]], True)
+            _, begin, self.found = min(found)
+            return StopResult(seen[:begin], True)
         held = max((_overlap(seen, stop) for stop in self._stops), default=0)
         self._held = seen[len(seen) - held :]
         return StopResult(seen[: len(seen) - held], False)

@@ -14,13 +14,16 @@ SAMPLING = Path(__file__).parents[2] / "conf" / "sampling"
 
 def test_settings_are_those_of_the_table_in_its_order() -> None:
     typed = {one.name: one.type for one in fields(SamplingParams) if one.name in PARAMETERS}
-    assert list({one.name: one.type for one in fields(SamplingSettings)}.items()) == list(typed.items())
-    assert list(NEUTRAL) == [*PARAMETERS, "seed"]
+    settings = {one.name: one.type for one in fields(SamplingSettings)}
+    assert [pair for pair in settings.items() if pair[0] in PARAMETERS] == list(typed.items())
+    assert list(NEUTRAL) == [*settings, "seed"]
+    assert set(NEUTRAL) - set(PARAMETERS) == {"logit_bias", "stop_token_ids", "seed"}
 
 
 def test_greedy_settings_are_neutral() -> None:
     values = yaml.safe_load((SAMPLING / "greedy.yaml").read_text(encoding="utf-8"))
-    assert values == {name: NEUTRAL[name] for name in PARAMETERS}
+    assert SamplingParams(**values) == SamplingParams()
+    assert [*values, "seed"] == list(NEUTRAL)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

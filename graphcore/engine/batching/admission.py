@@ -73,7 +73,11 @@ class CacheAdmission:
         if row is None:
             return False
         self.pages.free(row)
-        found = self._prefixes.find(request.prompt_ids, request.reuses_cache)
+        found = (
+            self._prefixes.nothing
+            if request.reads_prompt
+            else self._prefixes.find(request.prompt_ids, request.reuses_cache)
+        )
         if not self._prefixes.use(row, found):  # the prefix itself has the last pages, so that none is free for a copy
             found = self._prefixes.nothing
         wanted = [
@@ -94,7 +98,7 @@ class CacheAdmission:
         if request.cache_row is None:
             return False
         prompt = request.prompt_ids
-        if request.has_begun or request.num_computed >= len(prompt):
+        if request.has_begun or request.num_computed >= len(prompt) or request.reads_prompt:
             return True
         found = self._prefixes.find(prompt, request.reuses_cache)
         if found.length > request.num_computed:

@@ -10,12 +10,13 @@ other requests (host_decode_loop.py, device_decode_loop.py), each in its row of 
 depends on the others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.interface import Batching, DecodeLoop, done_of
+from graphcore.engine.batching.prompt_outputs import PromptOutputs
 from graphcore.engine.forward_pass import RowChunk
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
@@ -38,6 +39,7 @@ class ContinuousBatching(Batching):
 
     def __init__(self, runner: ProgramRunner, decoding: DecodeLoop, admission: CacheAdmission) -> None:
         self._runner, self._decoding, self._admission = runner, decoding, admission
+        self._prompt_outputs = PromptOutputs(runner)
         self.snapshots = admission.snapshots
 
     @property
@@ -68,10 +70,11 @@ class ContinuousBatching(Batching):
 
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run one token of each request that decodes, and chunks of the prompts of the others."""
+        self._decoding.take_forced(self.running)
         tokens, prompts = self._work()
         decodes, stepped = self._decoding.start(tokens)
         chunks = [
-            RowChunk(request.own_row, ids, request.num_computed, is_last=request.num_uncomputed == len(ids))
+            RowChunk(request.own_row, ids, request.num_computed, is_last=is_last_chunk(request, ids))
             for request, ids in prompts
         ]
         ended: list[tuple[Request, Tensor]] = []
@@ -80,17 +83,27 @@ class ContinuousBatching(Batching):
             # A pass over resident weights is short, and its tokens can be reused.
             stops = never if isinstance(policy, Resident) else is_stopped
             with self._runner.forward_pass(decodes, chunks, policy, stops) as states:
-                ran = zip(prompts, chunks, states, strict=True)
+                ran = [*zip(prompts, chunks, states, strict=True)]
                 ended = [(request, state.logits) for (request, _), chunk, state in ran if chunk.is_last]
-        for request, count in [*((one, 1) for one in stepped), *((one, len(ids)) for one, ids in prompts)]:
+                for (request, _), chunk, state in ran:
+                    if request.reads_prompt:
+                        self._prompt_outputs.read(request, chunk, state.hidden)
+        for request, count in (*stepped.items(), *((one, len(ids)) for one, ids in prompts)):
             is_prompt = request.is_in_prompt
             request.add_computed(count)
             if is_prompt:
                 self._admission.cache_prompt(request)
                 on_progress("prefill", None, request.num_computed, len(request.prompt_ids))
             self._admission.pages.free_before_window(request.own_row, request.num_computed)
+            if request.pooled is not None and not request.is_in_prompt:
+                request.end("end")
         if self._decoding.finish(ended):
             on_progress("generate", None, *done_of(self.running))
+
+    def num_pages(self, request: Request) -> int:
+        """Return how many pages of the KV cache a request holds, shared ones included."""
+        row = request.cache_row
+        return 0 if row is None else self._admission.pages.num_pages(row)
 
     def leave(self) -> None:
         """Free the rows and pages of requests that have ended; the prefix cache may keep the pages."""
@@ -119,34 +132,36 @@ class ContinuousBatching(Batching):
         """Lend the KV cache to other calls until the returned function is called."""
         return self._admission.lend_cache()
 
-    def _work(self) -> tuple[list[Request], list[tuple[Request, list[int]]]]:
-        """Return the requests with at most one known token to run, and those that run a chunk, each with its chunk.
+    def _work(self) -> tuple[dict[Request, list[int]], list[tuple[Request, list[int]]]]:
+        """Return the requests that run a decode step, and those that run a chunk of a prompt, each with its tokens.
 
         Each has the pages that it needs; the oldest ones get them first.
         """
-        tokens: list[Request] = []
+        tokens: dict[Request, list[int]] = {}
         chunks: list[tuple[Request, list[int]]] = []
-        left = self._runner.prompt_tokens
+        left, spare = self._runner.prompt_tokens, self._runner.sizes.batch_size - len(self.running)
         for request in tuple(self.running):
             if request.has_ended or not self._admission.refresh(request):
                 continue
-            ids = request.next_ids(self._runner.chunks)
-            if len(ids) > 1 and chunks and len(ids) > left:
+            ids = request.next_ids(self._runner.chunks, min(1 + max(spare, 0), self._decoding.most_together))
+            is_chunk = request.is_in_prompt and (len(ids) > 1 or request.reads_hidden(len(ids)))
+            if is_chunk and chunks and len(ids) > left:
                 continue
-            is_further = len(ids) > 1 and bool(chunks)  # it can wait for the next pass
+            is_further = is_chunk and bool(chunks)  # it can wait for the next pass
             if not self._admission.reserve(request, max(len(ids), 1), None if is_further else self._decoding):
                 continue
-            if len(ids) <= 1:
-                tokens.append(request)
-            else:
+            if is_chunk:
                 chunks.append((request, ids))
                 left -= len(ids)
-        has_place = [request for request in tokens if request.cache_row is not None]
+            else:
+                tokens[request] = ids
+                spare -= max(0, len(ids) - 1)
+        has_place = {request: ids for request, ids in tokens.items() if request.cache_row is not None}
         return has_place, [(request, ids) for request, ids in chunks if request.cache_row is not None]
 
     def _report(
         self,
-        tokens: Sequence[Request],
+        tokens: Mapping[Request, int],
         chunks: Sequence[tuple[Request, list[int]]],
         on_progress: Progress,
     ) -> Policy:
@@ -156,3 +171,8 @@ class ContinuousBatching(Batching):
             return watched(self._runner.policy, on_progress, "generate", done, total)
         request, _ = chunks[0]
         return watched(self._runner.policy, on_progress, "prefill", request.num_computed, len(request.prompt_ids))
+
+
+def is_last_chunk(request: Request, ids: Sequence[int]) -> bool:
+    """Return whether a token is to be sampled after a chunk of a request's prompt."""
+    return request.num_uncomputed == len(ids) and request.pooled is None

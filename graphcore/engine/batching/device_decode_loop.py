@@ -13,10 +13,10 @@ The device ends a row at its end tokens and at its limit of tokens. The host end
 deadline, `cancel`); up to LAG more steps have then run the row, and their tokens are dropped. If other requests may
 reuse its cache (`reuse_cache`), it leaves when those steps are read, because the caches hold their tokens too.
 
-A mask is a Python function, so the host samples the tokens of a request that has one. The request takes part in a step
-when its next token is known, and in no other. While it runs, the host is one step behind instead of LAG. So it takes
-part in every second step beside others, and in every step alone; the others keep their pace, unless the host takes
-longer than a step.
+The host samples the tokens of a request that has a mask, top log probabilities, or parameters that kernels do not know
+(`Request.samples_on_host`). The request takes part in a step when its next token is known, and in no other. While it
+runs, the host is one step behind instead of LAG. So it takes part in every second step beside others, and in every step
+alone; the others keep their pace, unless the host takes longer than a step.
 
 While weights move, the host reads each step before it launches the next one: a pass is long, the first groups of the
 next one are read ahead all the same, and a request that ends costs nothing more.
@@ -32,6 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from graphcore.engine.batching.host_decode_loop import IDLE
 from graphcore.engine.batching.interface import DecodeLoop
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
@@ -119,9 +120,14 @@ class DeviceDecodeLoop(DecodeLoop):
     def _readback(self) -> Readback:
         return Readback(self._rows.choosing.report, LAG + 1)
 
-    def start(self, requests: Sequence[Request]) -> tuple[list[Program], Sequence[Request]]:
+    def take_forced(self, requests: Sequence[Request]) -> None:
+        """Append the tokens that masks force; they run one by one."""
+        due = {request for step in self._in_flight for request in step.logits}
+        self._chooser.take_forced([request for request in requests if request not in due])
+
+    def start(self, tokens: Mapping[Request, Sequence[int]]) -> tuple[list[Program], Mapping[Request, int]]:
         """Return the captured program of all rows, if any request needs a token beyond those of launched steps."""
-        going_on = [request for request in requests if not request.has_ended]  # once: other threads end requests
+        going_on = [request for request in tokens if not request.has_ended]  # once: other threads end requests
         for row, request in list(self._on.items()):
             if request.has_ended and request not in going_on:
                 self._rows.stop(row)
@@ -129,17 +135,17 @@ class DeviceDecodeLoop(DecodeLoop):
         self._due = due = [request for request in going_on if self._is_due(request)]
         for request in due:
             is_replayed = request.num_uncomputed > 1  # its tokens run again after it was swapped out
-            if request.mask is not None or is_replayed or self._on.get(request.own_row) is not request:
+            if request.samples_on_host or is_replayed or self._on.get(request.own_row) is not request:
                 settings = RowSettings(left=1) if is_replayed else self._settings(request)
                 self._rows.begin(request.own_row, request.next_id, request.num_computed, settings)
                 if not is_replayed:
                     self._on[request.own_row] = request
-        params = [request.params for request in due if request.mask is None]
-        return ([self._runner.programs.sampling_program(params)] if due else []), due
+        params = [request.params for request in due if not request.samples_on_host]
+        return ([self._runner.programs.sampling_program(params)] if due else []), dict.fromkeys(due, 1)
 
     def _is_due(self, request: Request) -> bool:
         """Return whether a request may still need a token beyond those of the steps already launched."""
-        if request.mask is not None:
+        if request.samples_on_host:
             return request.num_uncomputed >= 1  # more than one when it runs again after it was swapped out
         return request.num_computed + 1 - len(request.prompt_ids) < self._most(request)
 
@@ -148,22 +154,23 @@ class DeviceDecodeLoop(DecodeLoop):
         return min(request.max_new_tokens, self._runner.sizes.context - len(request.prompt_ids) + 1)
 
     def _settings(self, request: Request) -> RowSettings:
-        """Return the device's sampling settings; with a mask it samples one token, which the host ignores."""
-        if request.mask is not None:
+        """Return the device's sampling settings; if the host samples, it samples one token, which the host ignores."""
+        if request.samples_on_host:
             return RowSettings(left=1)
         params = request.params
         history = request.ids if params.repetition_penalty != 1.0 else ()
         left = self._most(request) - len(request.token_ids)
-        return RowSettings(left, request.end_ids, params.for_kernels(), history)
+        ends = request.end_ids.union(params.stop_token_ids)
+        return RowSettings(left, ends, params.for_kernels(), history)
 
     def finish(self, ended: Sequence[tuple[Request, Tensor]]) -> bool:
         """Sample first tokens on the device, and read steps until the host is at most its allowed lag behind."""
         logits = self._rows.state.logits
         given = [one for one in self._due if one.num_uncomputed < 1]
-        masked = {one: logits[one.own_row].clone() for one in given if one.mask is not None}
+        by_host = {one: logits[one.own_row].clone() for one in given if one.samples_on_host}
         for request, after in ended:
-            if request.mask is not None:
-                masked[request] = after[0]
+            if request.samples_on_host:
+                by_host[request] = after[0]
                 continue
             self._on[request.own_row] = request
             position, phase = len(request.prompt_ids), sampling_phase([request.params])
@@ -173,9 +180,11 @@ class DeviceDecodeLoop(DecodeLoop):
         most = len(self._in_flight) - 1  # if nothing was launched, a step is read
         if rows:
             self._readback.send()
-            self._in_flight.append(_Step(rows, masked))
+            self._in_flight.append(_Step(rows, by_host))
             most = min(self._lag, 1) if any(step.logits for step in self._in_flight) else self._lag
-        return self._read_to(max(most, 0))
+        has_given = self._read_to(max(most, 0))
+        has_work = has_given or bool(self._in_flight) or bool(rows)
+        return self._chooser.choose_pending(0.0 if has_work else IDLE) or has_given
 
     def _read_to(self, most: int) -> bool:
         """Read steps until `most` are left, and return whether any request got a token."""

@@ -9,7 +9,7 @@ The host samples here, from the logits of each step; in device_decode_loop.py a 
 Legend: V vocab.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -20,25 +20,34 @@ from graphcore.engine.request import Request
 from graphcore.engine.sampler import SequenceSampler
 from graphcore.graph.program import Program
 
+IDLE = 0.01  # seconds that a pass without any work waits for a mask
+
 
 class HostDecodeLoop(DecodeLoop):
     """Decode loop in which the host samples the tokens of a step before the next step."""
 
     def __init__(self, runner: ProgramRunner) -> None:
         self._programs, self._chooser = runner.programs, SequenceSampler(runner)
+        self.most_together = min(runner.programs.most_together, runner.sizes.batch_size)
         self._steps: list[DecodeStep] = []
         self._due: dict[int, Request] = {}  # by their rows of the caches
 
-    def start(self, requests: Sequence[Request]) -> tuple[list[Program], Sequence[Request]]:
-        """Return the programs of a step of these requests, and the requests."""
-        self._due = {request.own_row: request for request in requests}
-        tokens = {row: (request.next_id, request.num_computed) for row, request in self._due.items()}
-        self._steps = self._programs.step(tokens) if tokens else []
-        return [program for program, _ in self._steps], requests
+    def take_forced(self, requests: Sequence[Request]) -> None:
+        """Append the tokens that masks force."""
+        self._chooser.take_forced(requests)
+
+    def start(self, tokens: Mapping[Request, Sequence[int]]) -> tuple[list[Program], Mapping[Request, int]]:
+        """Return the programs of a step of the requests whose next tokens are known, and these requests."""
+        due = {request: ids for request, ids in tokens.items() if ids}
+        self._due = {request.own_row: request for request in due}
+        inputs = {request.own_row: (ids, request.num_computed) for request, ids in due.items()}
+        self._steps = self._programs.step(inputs) if inputs else []
+        return [program for program, _ in self._steps], {request: len(ids) for request, ids in due.items()}
 
     def finish(self, ended: Sequence[tuple[Request, Tensor]]) -> bool:
         """Sample a token for each request whose known tokens have all run."""
-        has_chosen = bool(ended)
+        has_run = bool(ended) or bool(self._steps)
+        has_chosen = self._chooser.choose_pending(0.0 if has_run else IDLE) or bool(ended)
         for program, rows in self._steps:
             due = {at: self._due[row] for row, at in rows.items() if not self._due[row].num_uncomputed}
             logits = program.state.logits.unbind(0)

@@ -1,7 +1,7 @@
 """Interfaces: `Batching` schedules requests into forward passes, `DecodeLoop` runs decode steps and samples."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -41,6 +41,10 @@ class Batching(ABC):
     def leave(self) -> None:
         """Free the rows and pages of finished requests."""
 
+    def num_pages(self, _request: Request) -> int:
+        """Return how many pages of the KV cache a request holds, shared ones included; 0 where there are none."""
+        return 0
+
     @abstractmethod
     def fail(self, error: BaseException) -> None:
         """End all running requests with an error; the content of the caches is invalid."""
@@ -57,12 +61,19 @@ class Batching(ABC):
 class DecodeLoop(ABC):
     """A loop of decode steps; requests join and leave between any two steps."""
 
+    most_together = 1  # most consecutive tokens of one request in a step
+
     @abstractmethod
-    def start(self, requests: Sequence[Request]) -> tuple[list[Program], Sequence[Request]]:
-        """Return the programs of the next step, and the requests of which they run a token.
+    def take_forced(self, requests: Sequence[Request]) -> None:
+        """Append the tokens that masks of running requests force, as far as they are known before a pass."""
+
+    @abstractmethod
+    def start(self, tokens: Mapping[Request, Sequence[int]]) -> tuple[list[Program], Mapping[Request, int]]:
+        """Return the programs of the next step, and the requests that it runs, each with the number of its tokens.
 
         Args:
-            requests: all running requests with at most one prompt token left to run.
+            tokens: all running requests that run no chunk of a prompt, each with its next tokens: none if the next is
+                not known on the host, and at most `most_together`.
         """
 
     @abstractmethod

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
 
+from torch import Tensor
+
 from graphcore.engine.batching.interface import Batching, done_of
 from graphcore.engine.model_runner import StaticRunner
 from graphcore.engine.request import Request
@@ -16,6 +18,8 @@ from graphcore.graph.program import Program
 from graphcore.progress import Progress
 from graphcore.streaming.policy import watched
 from graphcore.streaming.scheduler import run_together
+
+MASK_SECONDS = 0.1  # seconds between two looks at masks that are not there
 
 
 class StaticBatching(Batching):
@@ -73,7 +77,7 @@ class StaticBatching(Batching):
             logits = self._runner.extend(rows, [request.cached for request in self._batch], on_progress)
             for request in self._batch:
                 request.add_computed(request.num_uncomputed)
-            self._chooser.choose(self._batch, logits.unbind())
+            self._choose(logits)
         else:
             self._run_step(on_progress, is_stopped)
         on_progress("generate", None, *done_of(self._batch))
@@ -89,7 +93,13 @@ class StaticBatching(Batching):
         run_together([self._program], policy, is_stopped)
         for request, ids in zip(self._batch, rows, strict=True):
             request.add_computed(len(ids))
-        self._chooser.choose(self._batch, self._program.state.logits[: len(rows)].unbind())
+        self._choose(self._program.state.logits[: len(rows)])
+
+    def _choose(self, logits: Tensor) -> None:
+        """Sample a token for each request of the batch, from logits [B, V], and wait for masks that are not there."""
+        self._chooser.choose(self._batch, logits.unbind())
+        while self._chooser.choose_pending(MASK_SECONDS) or self._chooser.has_pending:
+            pass
 
     def leave(self) -> None:
         """End the batch when all its requests have ended, and note which tokens row 0 holds."""

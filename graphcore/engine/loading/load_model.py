@@ -76,6 +76,18 @@ class LoadedModel:
             **({} if hit_rate is None else {"expert_hit_rate": hit_rate}),
         }
 
+    def check_usable(self) -> None:
+        """Check, after a pass that failed, that another one can run: the device answers, and weights can be read.
+
+        Raises:
+            Exception: it cannot; the error says why.
+        """
+        device = self.runner.device if self.runner is not None else torch.device("cpu")
+        if device.type == "cuda":
+            torch.zeros(1, device=device).add_(1)
+            torch.cuda.synchronize(device)
+        self.weight_stream.check_usable()
+
     def give_back(self) -> None:
         """Free weights and caches; the model cannot run any more."""
         if self.runner is not None:

@@ -62,7 +62,7 @@ class SamplingBuffers:
         ends: [B, E] int64, tokens that end each row; -1 for an unused entry.
         report: [B, 3] float64 for the last step: token (-1 where the row had none), natural logarithm of its
             probability before sampling changed it, number of logits that were not finite.
-        numbers: sampling parameters of each row, [B, NUMBERS] float32, in the order of `PARAMETERS`.
+        numbers: sampling parameters of each row, [B, NUMBERS] float32, in the order of `KERNEL_PARAMETERS`.
         seeds: [B] int64, seeds; seed and position of a token determine its random numbers.
         seen: [B, V] uint8, 1 for tokens that the repetition penalty applies to.
     """

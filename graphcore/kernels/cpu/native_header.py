@@ -10,7 +10,7 @@ from graphcore.kernels.cpu.kernel_packing import FORMAT_NUMBERS, TAIL_NBYTES
 from graphcore.kernels.cpu.library import SOURCES
 from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.quant.registry import FORMATS
-from graphcore.sampling_params import PARAMETERS, WHOLE_NUMBERS
+from graphcore.sampling_params import KERNEL_PARAMETERS, WHOLE_NUMBERS
 
 TABLE_SIZE = 16  # entries of a vector's lookup table, indexed by codes of four bits
 
@@ -76,7 +76,7 @@ struct SamplingParams {{
 
 def sampling_params_header() -> str:
     """Return the text of native/sampling_params.h."""
-    types = {name: "int32_t" if name in WHOLE_NUMBERS else "float" for name in PARAMETERS}
+    types = {name: "int32_t" if name in WHOLE_NUMBERS else "float" for name in KERNEL_PARAMETERS}
     return PARAMS_TEXT.format(fields="\n".join(f"    {kind} {name};" for name, kind in types.items()))
 
 

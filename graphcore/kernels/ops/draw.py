@@ -2,10 +2,11 @@
 
 Legend: B rows, V vocab.
 
-    mask -> penalty -> top-k -> temperature -> top-p -> min-p -> sample (exponential race, the Gumbel-max trick)
+    bias -> penalties -> mask -> top-k -> temperature -> top-p -> min-p -> exponential race
 
 Each token that the filters keep has a weight w = exp((logit - highest) / temperature) and noise e = -log(u) from the
-exponential distribution; the token with the largest w / e is chosen, which is a draw from the softmax (Yellott 1977).
+exponential distribution; the token with the largest w / e is chosen (the Gumbel-max trick), which is a draw from the
+softmax (Yellott 1977).
 The noise is a function of the row's seed, the token's position in its sequence and the token's id. So a sequence's
 tokens depend neither on the batch, nor on the sequence's row, nor on earlier computations.
 
@@ -29,9 +30,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from graphcore.device import on_device
 from graphcore.errors import GraphError
 from graphcore.kernels.cpu.library import open_library
-from graphcore.sampling_params import PARAMETERS, WHOLE_NUMBERS, SamplingParams
+from graphcore.sampling_params import KERNEL_PARAMETERS, WHOLE_NUMBERS, SamplingParams
 
 HIDDEN = float("-inf")
 LANES, WORDS = 16, 4
@@ -64,29 +66,49 @@ class Draw:
         params: sampling parameters as kernels use them, with the sequence's own seed; kernels round them to float32.
         position: int, number of tokens before this one. Seed and position, modulo 2^64, are key and counter of the
             random numbers.
-        seen: [V] bool or uint8, tokens that the penalty applies to; None without a penalty.
+        seen: [V] bool or uint8, tokens that the repetition penalty applies to; None without one.
         mask: [V] bool, tokens that may be chosen; None for all. It is applied before all other filters.
+        counts: [V] float32, how often the answer has each token; None without a presence or frequency penalty.
+        bias: token ids, int64, and what is added to their logits, float32; None for nothing.
     """
 
     params: SamplingParams
     position: int = 0
     seen: Tensor | None = None
     mask: Tensor | None = None
+    counts: Tensor | None = None
+    bias: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def after(cls, history: Sequence[int], params: SamplingParams, vocab: int, device: torch.device) -> "Draw":
-        """Return the settings for the token that follows a history."""
-        seen: Tensor | None = None
+    def after(
+        cls, prompt: Sequence[int], params: SamplingParams, vocab: int, device: torch.device, answer: Sequence[int] = ()
+    ) -> "Draw":
+        """Return the settings for the token that follows a prompt and the tokens of its answer so far."""
+        draw = cls(params.for_kernels(), len(prompt))
         if params.repetition_penalty != 1.0:
-            seen = torch.zeros(vocab, dtype=torch.bool, device=device)
-            seen[torch.tensor(list(history), dtype=torch.int64, device=device)] = True
-        return cls(params.for_kernels(), len(history), seen)
+            draw.seen = torch.zeros(vocab, dtype=torch.bool, device=device)
+            draw.seen[torch.tensor(list(prompt), dtype=torch.int64, device=device)] = True
+        if params.counts_tokens:
+            draw.counts = torch.zeros(vocab, dtype=torch.float32, device=device)
+        if params.logit_bias:
+            ids, values = zip(*params.logit_bias, strict=True)
+            draw.bias = on_device(ids, device), on_device(values, device, torch.float32)
+        for token_id in answer:
+            draw.append(token_id)
+        return draw
 
     def append(self, token_id: int) -> None:
         """Append a token to the sequence, and advance to the next position."""
         self.position += 1
         if self.seen is not None:
             self.seen[token_id] = True
+        if self.counts is not None:
+            self.counts[token_id] += 1
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether `changed_logits` has to be applied before a kernel draws; kernels know the repetition penalty."""
+        return self.counts is not None or self.bias is not None
 
     @property
     def takes_likeliest(self) -> bool:
@@ -97,7 +119,7 @@ class Draw:
 class _Params(ctypes.Structure):
     """The C++ struct of native/sampling_params.h."""
 
-    _fields_ = tuple((name, ctypes.c_int32 if name in WHOLE_NUMBERS else ctypes.c_float) for name in PARAMETERS)
+    _fields_ = tuple((name, ctypes.c_int32 if name in WHOLE_NUMBERS else ctypes.c_float) for name in KERNEL_PARAMETERS)
 
 
 class _Row(ctypes.Structure):
@@ -130,6 +152,9 @@ class DrawKernel:
     def choose(self, logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[int]:
         """Return each row's token, as `choose_tokens` does; logits: [V] float32 of each row, contiguous, on the CPU."""
         count, vocab = len(draws), len(logits[0])
+        logits = [
+            changed_logits(*pair) if pair[1].changes_logits else pair[0] for pair in zip(logits, draws, strict=True)
+        ]
         threads = 1 if count == 1 else self._threads
         nbytes = threads * self._library.graphcore_draw_nbytes(vocab)
         if len(self._scratch) < nbytes:
@@ -147,9 +172,10 @@ def _row(logits: Tensor, draw: Draw) -> _Row:
     assert logits.dtype is torch.float32, f"logits of {logits.dtype}"
     assert logits.is_cpu, f"logits on {logits.device}"
     assert logits.is_contiguous(), "the logits of a row are one run of memory"
-    for one in (draw.seen, draw.mask):
+    own = None if draw.changes_logits else draw.seen, draw.mask
+    for one in own:
         assert one is None or (one.is_contiguous() and one.shape == logits.shape and one.element_size() == 1)
-    seen, mask = (None if one is None else one.data_ptr() for one in (draw.seen, draw.mask))
+    seen, mask = (None if one is None else one.data_ptr() for one in own)
     params = draw.params
     return _Row(logits.data_ptr(), seen, mask, params.seed, draw.position, _Params(*params.numbers))
 
@@ -171,8 +197,7 @@ def choose_tokens(logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[int]:
 
 def choose_token(logits: Tensor, draw: Draw) -> int:
     """Return the token that `draw` chooses from finite logits, [V] float32."""
-    if draw.seen is not None:
-        logits = torch.where(draw.seen != 0, penalise(logits, draw.params.repetition_penalty), logits)
+    logits = changed_logits(logits, draw)
     if draw.mask is not None:
         logits = logits.masked_fill(~draw.mask, HIDDEN)
         if not bool(draw.mask.any()):
@@ -182,6 +207,18 @@ def choose_token(logits: Tensor, draw: Draw) -> int:
     return int(
         (kept_weights(logits, draw) / noise(draw.params.seed, draw.position, len(logits), logits.device)).argmax()
     )
+
+
+def changed_logits(logits: Tensor, draw: Draw) -> Tensor:
+    """Return logits with the bias and the penalties of a row, [V] float32, in the order of vLLM's sampler."""
+    if draw.bias is not None:
+        logits = logits.index_add(0, *draw.bias)
+    if draw.seen is not None:
+        logits = torch.where(draw.seen != 0, penalise(logits, draw.params.repetition_penalty), logits)
+    if draw.counts is not None:
+        logits = logits - _rounded(draw.params.frequency_penalty, logits) * draw.counts
+        logits = logits - _rounded(draw.params.presence_penalty, logits) * (draw.counts > 0)
+    return logits
 
 
 def penalise(logits: Tensor, penalty: float) -> Tensor:

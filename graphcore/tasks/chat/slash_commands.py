@@ -2,18 +2,19 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from graphcore.config.user_path import user_path
 from graphcore.config.validate import UNLIMITED
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
-from graphcore.sampling_params import NEUTRAL, WHOLE_NUMBERS
+from graphcore.sampling_params import PARAMETERS, WHOLE_NUMBERS
 from graphcore.tasks.chat.session import Session
 from graphcore.tasks.requests.sampling_keys import changed_params
 
 TAKEN_AWAY = "-"
 WHOLE = (*WHOLE_NUMBERS, "max_new_tokens")
+NUMBERS = (*PARAMETERS, "seed")  # what /set takes; logit_bias and stop_token_ids stay those of the settings
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,17 @@ def _set(session: Session, argument: str) -> None:
     if most is not None and most < 1:
         raise ConfigError(f"max_new_tokens={most} must be at least 1, or null for as many as the context allows")
     session.params, session.max_new_tokens = params, None if most is None else int(most)
-    shown = {**asdict(session.params), "max_new_tokens": "null" if most is None else most}
+    shown = {
+        **{key: getattr(session.params, key) for key in NUMBERS},
+        "max_new_tokens": "null" if most is None else most,
+    }
     session.console.note(f"[{', '.join(f'{key}={value}' for key, value in shown.items())}]")
 
 
 def _assignment(word: str) -> tuple[str, float | int | None]:
     """Return key and value of "temperature=0.7"; None for null."""
     key, separator, text = word.removeprefix("sampling.").partition("=")
-    known = (*NEUTRAL, "max_new_tokens")
+    known = (*NUMBERS, "max_new_tokens")
     if key not in known:
         raise ConfigError(f"/set knows no '{key}'{nearest(key, known)}; known: {', '.join(known)}")
     if not separator:
@@ -142,7 +146,7 @@ def _exit(session: Session, _argument: str) -> None:
 COMMANDS = {
     "help": Command("", "lists the commands", _help),
     "system": Command("[TEXT]", "sets the system message; - removes it, without TEXT it is shown", _system),
-    "set": Command("[KEY=VALUE ...]", f"sets {', '.join(NEUTRAL)}, max_new_tokens; without KEY it shows them", _set),
+    "set": Command("[KEY=VALUE ...]", f"sets {', '.join(NUMBERS)}, max_new_tokens; without KEY it shows them", _set),
     "retry": Command("", "answers your last message again", _retry),
     "continue": Command("", "continues the last answer", _continue),
     "save": Command("FILE", "writes the chat to a file", _save),

@@ -18,7 +18,7 @@ from graphcore.config.validate import UNLIMITED
 from graphcore.engine.arguments import check_messages
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
-from graphcore.sampling_params import SamplingParams
+from graphcore.sampling_params import PARAMETERS, WHOLE_NUMBERS, SamplingParams
 from graphcore.tasks.requests.prompts import Prompt, checked_prompt
 from graphcore.tasks.requests.text_input import LONGEST_FILE, read_text
 from graphcore.tokenizer.chat_template import Message
@@ -46,7 +46,7 @@ class RequestLine(Prompt):
         return json.dumps(self.fields["id"]) if self.fields.get("id") is not None else self.number
 
     @property
-    def sampling(self) -> dict[str, float | int]:
+    def sampling(self) -> dict[str, Any]:
         """The sampling parameters that the line sets."""
         return {name: self.fields[name] for name in SAMPLING if self.fields.get(name) is not None}
 
@@ -158,11 +158,15 @@ def _messages(value: object, where: str) -> Sequence[Message]:
 
 def _check_own(item: Mapping[str, Any], where: str) -> None:
     """Refuse values of the wrong type; ranges are checked with the run's own settings. Null counts as absent."""
-    whole = ("top_k", "seed", "max_new_tokens")
-    for key in (*SAMPLING, "max_new_tokens"):
+    for key in (*PARAMETERS, "seed", "max_new_tokens"):
+        is_whole = key in (*WHOLE_NUMBERS, "max_new_tokens")
         value = 0 if item.get(key) is None else item[key]
-        if type(value) is not int and (type(value) is not float or (key in whole and not value.is_integer())):
-            raise ConfigError(f"{where}: {key}={value!r} must be a {'whole ' if key in whole else ''}number")
+        if type(value) is not int and (type(value) is not float or (is_whole and not value.is_integer())):
+            raise ConfigError(f"{where}: {key}={value!r} must be a {'whole ' if is_whole else ''}number")
+    if type(item.get("logit_bias")) not in (dict, type(None)):
+        raise ConfigError(f"{where}: logit_bias must map token ids to numbers, found {item['logit_bias']!r:.40}")
+    if type(item.get("stop_token_ids")) not in (list, type(None)):
+        raise ConfigError(f"{where}: stop_token_ids must be a list of token ids, found {item['stop_token_ids']!r:.40}")
     most = item.get("max_new_tokens")
     if most is not None and most < 1 and most != UNLIMITED:
         raise ConfigError(f"{where}: max_new_tokens={most} must be at least 1, or -1 for as many as the context allows")

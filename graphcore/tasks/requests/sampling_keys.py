@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from graphcore.config.validate import check_seed
 from graphcore.engine.arguments import sampling_params
 from graphcore.sampling_params import SamplingParams
 
 
-def changed_params(params: SamplingParams, values: Mapping[str, float | int]) -> SamplingParams:
+def changed_params(params: SamplingParams, values: Mapping[str, Any]) -> SamplingParams:
     """Return the parameters with new values, checked like those of the command line.
 
     A new temperature of 0 turns off top-k, top-p and min-p. New values of these are refused if

@@ -59,7 +59,7 @@ def test_a_cuda_graph_takes_any_batch_and_a_native_program_16_of_it(
     step: type[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = captured_engine(step, monkeypatch)
-    tokens = dict.fromkeys((3, 21, *range(30, 45)), (5, 0))
+    tokens = dict.fromkeys((3, 21, *range(30, 45)), ([5], 0))
     widths = {CapturedStep: [45], NativeStep: [9, 8]}[step]
     steps = Programs(engine.runner.builder, 45).step(tokens)
     assert [type(each) for program, _ in steps for each in program.steps] == [step] * len(widths)

@@ -165,4 +165,4 @@ def test_tokens_that_the_cache_lacks_come_chunk_by_chunk_and_then_one_by_one() -
     request.add_computed(1)
     assert (request.next_ids(chunks), request.num_uncomputed) == ([22], 1)
     request.discard_computed()
-    assert request.status.computed_tokens == 0
+    assert request.status(pages=0).computed_tokens == 0

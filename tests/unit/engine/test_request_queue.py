@@ -82,7 +82,7 @@ def request_of(name: int, tokens: int = 2, **settings: Any) -> Request:
 
 def stepped(most_waiting: int = 100) -> tuple[SteppedQueue, FakeBatching]:
     batching = FakeBatching()
-    return SteppedQueue(batching, most_waiting, lambda: None, ignore_progress), batching
+    return SteppedQueue(batching, most_waiting, lambda: None, ignore_progress, lambda: None), batching
 
 
 def put(queue: SteppedQueue, *requests: Request) -> None:
@@ -299,7 +299,7 @@ def test_a_request_knows_with_how_many_it_ran_at_most() -> None:
 
 
 def threaded(on_progress: Progress = ignore_progress) -> RequestQueue:
-    return RequestQueue(FakeBatching(), 100, lambda: None, on_progress)
+    return RequestQueue(FakeBatching(), 100, lambda: None, on_progress, lambda: None)
 
 
 def test_calls_inside_the_thread_and_waits_inside_a_block_that_holds_it_back_are_refused() -> None:

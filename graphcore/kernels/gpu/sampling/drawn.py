@@ -117,8 +117,8 @@ def launch_choose_drawn(
 
     Args:
         logits: [B, V] float32; V below 2 ** 24.
-        numbers: [B, NUMBERS] float32: sampling parameters in the order of `PARAMETERS`; a temperature of 0 takes the
-            likeliest token.
+        numbers: [B, NUMBERS] float32: sampling parameters in the order of `KERNEL_PARAMETERS`; a temperature of 0 takes
+            the likeliest token.
         seeds: [B] int64.
         seen: [B, V] uint8, 1 for tokens that the penalty applies to; the chosen ones are added.
         has_top_k_top_p: True if any row may have top-k or top-p; if False, they are ignored.

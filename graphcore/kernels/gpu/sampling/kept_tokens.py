@@ -26,16 +26,16 @@ from torch import Tensor
 
 from graphcore.kernels.gpu.sampling.likeliest import FIELDS, HIGHEST, PART
 from graphcore.kernels.gpu.sampling.weights_and_noise import factor_of, sampling_weight, to_fixed_point
-from graphcore.sampling_params import PARAMETERS
+from graphcore.sampling_params import KERNEL_PARAMETERS
 
 DIGITS = tl.constexpr(16)
 PASSES = tl.constexpr(8)
-NUMBERS = tl.constexpr(len(PARAMETERS))  # of a row, in the order of PARAMETERS
+NUMBERS = tl.constexpr(len(KERNEL_PARAMETERS))  # of a row, in the order of KERNEL_PARAMETERS
 
 
 def column_of(name: str) -> tl.constexpr:
     """Return the column of a sampling parameter in the rows [B, NUMBERS]."""
-    return tl.constexpr(list(PARAMETERS).index(name))
+    return tl.constexpr(list(KERNEL_PARAMETERS).index(name))
 
 
 TEMPERATURE, TOP_K, TOP_P, MIN_P = map(column_of, ("temperature", "top_k", "top_p", "min_p"))

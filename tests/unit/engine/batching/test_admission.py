@@ -33,7 +33,7 @@ class Served:
         self.runner: Any = HashRunner(name, tokens, **sizes)
         self.admission = CacheAdmission.of(self.runner, folder)
         self.batching = ContinuousBatching(self.runner, HostDecodeLoop(self.runner), self.admission)
-        self.queue = SteppedQueue(self.batching, 100, lambda: None, ignore_progress)
+        self.queue = SteppedQueue(self.batching, 100, lambda: None, ignore_progress, lambda: None)
         self.tokens_run, self.swapped = 0, list[int]()
         run, swap_out = self.runner._run, Request.swap_out
 

@@ -15,6 +15,7 @@ import torch
 from captured_engines import captured_engine, engine_of, fake_cuda
 from fake_cuda import FakeCuda
 from paced import Paced
+from plain_grammar import Grammar
 from staggered import submit_staggered
 
 from graphcore import Engine
@@ -240,6 +241,37 @@ def test_a_mask_narrows_its_own_row_and_keeps_no_other_waiting(
         before = replays(cuda)
         assert engine.submit(prompt, 9, ignore_eos=True, **masked).result(SECONDS).token_ids == expected.token_ids
         assert replays(cuda) - before == 8 + (len(prompt) % 16 == 1)
+
+
+BY_HOST: dict[str, dict[str, Any]] = {
+    "bias": {"logit_bias": {7: 4.0, 50: -100.0}},
+    "penalties": {"frequency_penalty": 0.8, "presence_penalty": 0.4, **NUCLEUS},
+    "min_tokens": {"min_tokens": 8, "stop_token_ids": [*range(0, 96, 5)]},
+    "top_logprobs": {"top_logprobs": 3, "logprobs": True, **PLAIN},
+    "prompt_logprobs": {"prompt_logprobs": 2},
+    "forced": {"mask": Grammar(VOCAB, {14: (50, 51, 52), 21: (1, 2)})},
+}
+
+
+@pytest.mark.parametrize("asked", BY_HOST.values(), ids=list(BY_HOST))
+def test_what_kernels_do_not_know_is_done_by_the_host_with_the_same_answers(asked: dict[str, Any]) -> None:
+    """The answers are those of an engine without a device; a greedy request beside them stays on the device."""
+
+    def own() -> dict[str, Any]:
+        return {**asked, "mask": asked["mask"].copy()} if "mask" in asked else asked
+
+    def fields(found: Generation) -> tuple[Any, ...]:
+        return what(found), found.stop_reason, [[one.token_id for one in top] for top in found.top_logprobs or ()]
+
+    prompts = ([1, 2, 3], [*range(20)], [5])
+    with engine_of() as plain:
+        expected = [fields(plain.submit(ids, 14, ignore_eos=True, **own()).result(SECONDS)) for ids in prompts]
+    with captured_engine() as engine:
+        beside = Call([9, 8], 30)
+        alone, running = beside.alone(engine), beside.submit(engine)
+        handles = [engine.submit(ids, 14, ignore_eos=True, **own()) for ids in prompts]
+        assert [fields(handle.result(SECONDS)) for handle in handles] == expected
+        assert running.result(SECONDS).token_ids == alone
 
 
 def test_an_error_in_a_mask_and_numbers_that_are_none_end_their_own_request() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hash_runner import MODELS, HashRunner, Moving, do_nothing
+from hash_runner import MODELS, VOCAB, HashRunner, Moving, do_nothing
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -28,6 +28,7 @@ from stepped_queue import SteppedQueue
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.batching.host_decode_loop import HostDecodeLoop
+from graphcore.engine.masks import AnswerMask, MaskThreads
 from graphcore.engine.request import Request
 from graphcore.kvcache.swap_file import SwapFile
 from graphcore.progress import ignore_progress
@@ -68,7 +69,7 @@ class Schedule(RuleBasedStateMachine):
         self.folder = Path(tempfile.gettempdir())
         self.admission = CacheAdmission.of(self.runner, self.folder)
         batching = ContinuousBatching(self.runner, HostDecodeLoop(self.runner), self.admission)
-        self.queue = SteppedQueue(batching, 100, lambda: None, ignore_progress)
+        self.queue = SteppedQueue(batching, 100, lambda: None, ignore_progress, lambda: None)
         self.asked: list[Asked] = []
 
     def submit(self, prompt: Sequence[int], max_new_tokens: int, **given: Any) -> Asked:
@@ -97,13 +98,15 @@ class Schedule(RuleBasedStateMachine):
         if len(ids) <= self.runner.sizes.context:
             self.submit(ids, 6, reuses_cache=reuses)
 
+    mask_threads = MaskThreads()
+
     @rule(prompt=PROMPTS, last=st.integers(0, 3))
     def ask_with_a_mask_that_fails(self, prompt: list[int], last: int) -> None:
         def mask(ids: Sequence[int]) -> None:
             if len(ids) == last:
                 raise BrokenMaskError
 
-        self.submit(prompt, 10, mask=mask).is_hurt = True
+        self.submit(prompt, 10, mask=AnswerMask(mask, VOCAB, self.mask_threads)).is_hurt = True
 
     @rule(prompt=PROMPTS, seconds=st.sampled_from([-1.0, 1000.0]))
     def ask_with_a_deadline(self, prompt: list[int], seconds: float) -> None:

@@ -84,7 +84,7 @@ class FakeRunner:
 
 def served(**given: Any) -> tuple[SteppedQueue, Any]:
     runner: Any = FakeRunner(**given)
-    return SteppedQueue(StaticBatching(runner), 100, lambda: None, ignore_progress), runner
+    return SteppedQueue(StaticBatching(runner), 100, lambda: None, ignore_progress, lambda: None), runner
 
 
 def submit(queue: SteppedQueue, prompt: Sequence[int], tokens: int, **settings: Any) -> Request:

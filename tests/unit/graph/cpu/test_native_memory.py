@@ -120,7 +120,7 @@ def test_a_plan_has_the_bytes_of_as_many_programs_as_a_step_needs(
         programs = programs_of_a_full_step(engine)
         for running in range(1, batch + 1):
             assert isinstance(engine.runner, ProgramRunner)
-            taken = engine.runner.programs.step(dict.fromkeys(range(running), (1, 0)))
+            taken = engine.runner.programs.step(dict.fromkeys(range(running), ([1], 0)))
             assert all(any(step.program is one for one in programs) for step in taken)
         assert [len(program.state.token_ids) for program in programs] == widths
 
@@ -129,7 +129,7 @@ def programs_of_a_full_step(engine: Engine) -> list[Program]:
     """Return new programs of a step in which all sequences run, then without a token."""
     assert isinstance(engine.runner, ProgramRunner)
     engine.runner.programs.clear()
-    steps = engine.runner.programs.step(dict.fromkeys(range(engine.runner.sizes.batch_size), (1, 0)))
+    steps = engine.runner.programs.step(dict.fromkeys(range(engine.runner.sizes.batch_size), ([1], 0)))
     for program, _ in steps:
         program.state.put_tokens([], [], [])
     return [program for program, _ in steps]

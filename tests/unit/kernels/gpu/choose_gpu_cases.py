@@ -6,7 +6,7 @@ import torch
 
 from graphcore.kernels.gpu.sampling.drawn import launch_choose_drawn
 from graphcore.kernels.gpu.sampling.likeliest import launch_choose_likeliest
-from graphcore.sampling_params import PARAMETERS
+from graphcore.sampling_params import KERNEL_PARAMETERS
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -17,7 +17,7 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
 
         logits = empty(1, vocab, dtype=torch.float32)
         flow = (empty(1, 1), *(empty(1) for _ in range(3)), empty(1, 16), empty(1), empty(1, 3, dtype=torch.float64))
-        settings = empty(1, len(PARAMETERS), dtype=torch.float32), empty(1), empty(1, vocab, dtype=torch.uint8)
+        settings = empty(1, len(KERNEL_PARAMETERS), dtype=torch.float32), empty(1), empty(1, vocab, dtype=torch.uint8)
 
         def likeliest(logits: torch.Tensor = logits, flow: tuple[torch.Tensor, ...] = flow) -> None:
             launch_choose_likeliest(logits, *flow)

@@ -26,7 +26,7 @@ from graphcore.kernels.ops.draw import (
     philox,
     weight_of,
 )
-from graphcore.sampling_params import PARAMETERS
+from graphcore.sampling_params import KERNEL_PARAMETERS
 
 CHOICES = {
     "temperature": (0.0, 1e-40, 1e-6, 0.3, 1.0, 2.5, 100.0),
@@ -77,7 +77,9 @@ def test_philox_gives_its_authors_known_answers(key: int, counter: tuple[int, ..
 
 
 def test_draws_have_values_of_every_parameter() -> None:
-    assert {*CHOICES, "repetition_penalty"} == set(PARAMETERS), "the kernel is compared with what random_draw returns"
+    assert {*CHOICES, "repetition_penalty"} == set(KERNEL_PARAMETERS), (
+        "the kernel is compared with what random_draw returns"
+    )
 
 
 def test_noise_takes_the_word_of_its_token() -> None:

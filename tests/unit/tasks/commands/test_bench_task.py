@@ -76,7 +76,7 @@ def test_each_program_of_a_step_reads_the_weights_for_its_rows() -> None:
         assert work.weight_nbytes() == 2 * step_nbytes(decoder, 10)
         work.prefill()
         work.decode()
-        states = [program.state for program, _ in engine.runner.programs.step(dict.fromkeys(range(20), (1, 0)))]
+        states = [program.state for program, _ in engine.runner.programs.step(dict.fromkeys(range(20), ([1], 0)))]
         assert [int(state.span.counts.sum()) for state in states] == [10, 10]
         for at in (0, 10):
             expected = engine.generate([work._prompts[at][:1]], 3, ignore_eos=True)[0].token_ids

@@ -12,7 +12,7 @@ from graphcore.kernels.gpu.sampling.likeliest import PART
 from graphcore.kernels.gpu.sampling.weights_and_noise import noise_of, sampling_weight
 from graphcore.kernels.ops import draw as rule
 from graphcore.kernels.ops.draw import Draw, choose_token, choose_tokens, kept_weights, penalise
-from graphcore.sampling_params import PARAMETERS
+from graphcore.sampling_params import KERNEL_PARAMETERS
 
 WARM = draw_of(seed=5, temperature=0.8)
 CUTS = [
@@ -35,7 +35,7 @@ CUTS = [
 
 
 def test_draws_have_values_of_every_parameter() -> None:
-    assert set(PARAMETERS) <= {name for draw in CUTS for name in draw} | {"repetition_penalty"}
+    assert set(KERNEL_PARAMETERS) <= {name for draw in CUTS for name in draw} | {"repetition_penalty"}
 
 
 def logits_of(rows: int, vocab: int, seed: int = 0) -> Tensor:
