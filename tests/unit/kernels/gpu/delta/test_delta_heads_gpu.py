@@ -12,9 +12,15 @@ ONE_TOKEN = ([0, 5, 3], [1, 1, 0])
 MANY, LONG = ([9, 0], [2, 16]), ([7, 0, 3], [20, 65, 0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize(("starts", "counts"), [ONE_TOKEN, MANY, pytest.param(*LONG, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("starts", "counts", "dtype"),
+    [
+        *((*case, dtype) for case in (ONE_TOKEN, MANY) for dtype in (torch.float32, torch.bfloat16)),
+        pytest.param(*LONG, torch.float32, marks=pytest.mark.thorough),
+        pytest.param(*LONG, torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
 def test_kernels_compute_the_layer(shape: DeltaShape, starts: list[int], counts: list[int], dtype: torch.dtype) -> None:
     case = delta_case(shape, starts, counts, dtype)
     before = case.copied()
