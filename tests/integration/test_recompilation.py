@@ -73,7 +73,7 @@ def test_layers_of_a_kind_share_one_graph(tiny_model: Tiny) -> None:
         assert compiled_graphs() - before == engine.stats["compiled_graphs"] == 2 * 2 + 1
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # a Llama's two runs in test_command_line.py have two context lengths
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])  # a cache for every position, and rings
 def test_another_context_length_compiles_nothing(name: str, tmp_path: Path) -> None:
     reports = []
