@@ -19,7 +19,7 @@ Load = Callable[[str, str], Engine]
 EAGER = [(name, "eager") for name in BUILDERS]
 COMPILED = {  # those that other tests of these files compile by default; test_model_parity.py has every kind of block
     **dict.fromkeys(ARCHITECTURES, pytest.mark.slow),
-    **dict.fromkeys(("gpt_oss", "gemma4"), pytest.mark.thorough),
+    "gpt_oss": pytest.mark.thorough,
     **dict.fromkeys(("llama3", "gemma3", "qwen3_5"), ()),
 }
 IN_BATCHES = [pytest.param(name, "compiled", marks=COMPILED[name]) for name in ARCHITECTURES]

@@ -74,7 +74,7 @@ def test_units_and_sums_agree(run_task: RunTask, graph: str) -> None:
     ],
 )
 def test_other_families_come_apart_too(run_task: RunTask, family: str, kinds: set[str]) -> None:
-    found = {part["kind"] for part in micro(run_task, family, "graph=captured")["operations"]}
+    found = {part["kind"] for part in micro(run_task, family, "graph=auto")["operations"]}
     assert kinds <= found <= kinds | NATIVE_KINDS
     eager = {part["kind"].split()[0] for part in micro(run_task, family, "graph=eager")["operations"]}
     assert eager <= TORCH_KINDS | {"experts"}
@@ -82,7 +82,7 @@ def test_other_families_come_apart_too(run_task: RunTask, family: str, kinds: se
 
 @pytest.mark.thorough
 def test_packed_parts_name_their_format(run_task: RunTask) -> None:
-    record = micro(run_task, "llama3", "graph=captured", "quant=q8_0", "dtype=bf16")
+    record = micro(run_task, "llama3", "graph=auto", "quant=q8_0", "dtype=bf16")
     formats = {part["format"] for part in record["operations"] if part["kind"] in ("linear", "head", "embed")}
     assert formats == {"q8_0"}
 
