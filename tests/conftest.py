@@ -36,6 +36,7 @@ from graphcore.errors import CheckpointNotFoundError
 PREFILL_CHUNK = 16
 BATCH_SIZE = 3
 CONTEXT = 256
+ONLY_THOROUGH = "(thorough) and not slow"  # what `-m thorough` becomes
 
 if find_spec("triton"):
     from triton_interpreter import mend_interpreter
@@ -70,13 +71,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave out slow tests unless `-m` names them, and thorough ones if neither `-m` nor a path says what to run."""
-    asked = config.option.markexpr  # in a worker of xdist: what the first process has made of it
+    asked = config.option.markexpr  # as given: workers of xdist read the command line, too
     chosen = [f"({asked})"] if asked else []
     if "slow" not in asked:
         chosen.append("not slow")
     if not asked and config.args_source is not pytest.Config.ArgsSource.ARGS:
         chosen.append("not thorough")
     config.option.markexpr = " and ".join(chosen)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file without a thorough test for `-m thorough`: to import all takes 20 s in each process."""
+    if config.option.markexpr != ONLY_THOROUGH or collection_path.suffix != ".py":
+        return None
+    return "thorough" not in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

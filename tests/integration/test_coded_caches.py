@@ -12,7 +12,7 @@ import pytest
 import tiny_models
 import torch
 from test_decode_equals_forward import PROMPTS, one_by_one, rows_of, together
-from test_paged_caches import BATCH, CHUNK, CONTEXT, PAGE, SETTINGS, answers, assert_bits_agree
+from test_paged_caches import BATCH, CHUNK, CONTEXT, PAGE, SETTINGS, answers, assert_bits_agree, engine_with_pages
 from tiny_models import TinyModel
 from torch import Tensor, nn
 
@@ -151,13 +151,13 @@ def test_streamed_weights_have_the_bits_of_resident_ones(name: str, graph: str, 
 @pytest.mark.parametrize(
     "name", [pytest.param("mistral", marks=pytest.mark.thorough), pytest.param("gemma4", marks=pytest.mark.slow)]
 )
-def test_compiled_blocks_attend_codes(name: str, wide_model: Wide) -> None:
-    found = []
-    for graph in ("eager", "compiled"):
-        with load(wide_model(name), graph, "kv_dtype=q8_0") as engine:
-            found.append(steps_of(engine))
-    for one, other in zip(*found, strict=True):
-        assert relative(one, other) < SAME["q8_0"]
+def test_compiled_blocks_attend_codes_in_pages(name: str, wide_model: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, row = wide_model(name), rows_of(seed=1)[1]
+    alone = ("kv_dtype=q8_0", "batch_size=1")
+    with load(model, "eager", *alone) as engine:
+        expected = one_by_one(engine, row, 17)
+    with engine_with_pages(model, PAGE, monkeypatch, "compiled", "fp32", *alone) as engine:
+        assert relative(one_by_one(engine, row, 17), expected) < SAME["q8_0"]
 
 
 def test_a_sequence_is_put_aside_in_codes(wide_model: Wide) -> None:

@@ -251,9 +251,11 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_the_second_run_compiles_from_a_warm_cache_and_says_so(tmp_path: Path) -> None:
+    """Whatever its context length."""
     found = []
-    for name in ("first", "second"):
-        compiled = ("graph=compiled", "model.num_hidden_layers=1", "cache_dir=cache", f"hydra.run.dir={name}")
+    for name, context in (("first", 96), ("second", 200)):
+        sizes = ("model.num_hidden_layers=1", f"context_length={context}")
+        compiled = ("graph=compiled", *sizes, "cache_dir=cache", f"hydra.run.dir={name}")
         done = graphcore(*LLAMA[1:], *compiled, "prompt_ids=[1,2,3]", "max_new_tokens=4", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         found.append(result_of(tmp_path / name))

@@ -15,7 +15,7 @@ from captured_engines import fake_cuda
 from device_runners import let_programs_be_few
 from fake_driver import Driver
 from simulated_queues import SimulatedQueues
-from tiny_models import MIXTURES, TinyModel
+from tiny_models import DELTA_RULES, MIXTURES, TinyModel
 from torch import Tensor
 
 from graphcore import Engine
@@ -45,6 +45,7 @@ def engine_of(
     slots: int | None,
     quota: int = 1 << 40,
     kv: str = "auto",
+    overrides: Sequence[str] = (),
 ) -> Iterator[Engine]:
     """Load a mixture as for a GPU.
 
@@ -52,6 +53,7 @@ def engine_of(
         slots: slots of each layer; None if all experts are resident.
         quota: bytes that may be locked.
         kv: dtype of keys and values.
+        overrides: further settings.
     """
     queues = SimulatedQueues(random.Random(0), computes_at_once=True)
     with monkeypatch.context() as patch:
@@ -64,9 +66,10 @@ def engine_of(
             decoder_loader, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
         )
         patch.setattr(PreparedDecoder, "maps_experts", lambda _self, _settings, tier: tier.kind == "host")
-        sizes = ["prefill_chunk=8", f"batch_size={rows}", "context_length=32", f"kv_dtype={kv}"]
+        sizes = ["prefill_chunk=8", f"batch_size={rows}", "context_length=32", f"kv_dtype={kv}", *overrides]
         if slots is not None:
-            sizes += ["streaming.source=host", f"streaming.expert_cache={slots_nbytes(folder, dtype, slots)}"]
+            nbytes = slots_nbytes(folder, dtype, slots, overrides)
+            sizes += ["streaming.source=host", f"streaming.expert_cache={nbytes}"]
         streaming = "off" if slots is None else "auto"
         with Engine.load(
             folder, dtype=dtype, streaming=streaming, graph="eager", device="cpu", overrides=sizes
@@ -76,9 +79,9 @@ def engine_of(
             yield engine
 
 
-def slots_nbytes(folder: Path, dtype: str, slots: int) -> int:
+def slots_nbytes(folder: Path, dtype: str, slots: int, overrides: Sequence[str]) -> int:
     """Return the bytes of some slots for each layer."""
-    sizes = ["streaming.source=host", "streaming.expert_cache=0", "context_length=32"]
+    sizes = ["streaming.source=host", "streaming.expert_cache=0", "context_length=32", *overrides]
     with Engine.load(folder, dtype=dtype, streaming="on", graph="eager", device="cpu", overrides=sizes) as engine:
         assert engine.plan.experts is not None
         return slots * engine.plan.experts.num_layers * engine.plan.experts.slot_nbytes
@@ -104,11 +107,10 @@ def logits_of(engine: Engine, rows: int) -> Tensor:
 
 
 SOME = {  # each mixture and dtype once, one row, two and many; all of them together take minutes in the interpreter
-    *(("qwen3_5_moe", 1, "fp32", "auto"), ("qwen3_next", 2, "fp16", "auto"), ("qwen3_moe", 1, "fp32", "auto")),
+    *(("qwen3_5_moe", 1, "fp32", "auto"), ("qwen3_next", 2, "fp16", "auto"), ("qwen3_moe", 2, "bf16", "q8_0")),
     *(("gpt_oss", 1, "bf16", "auto"), ("gemma4_moe", 16, "bf16", "auto")),
-    *(("qwen3_moe", 2, "bf16", "q8_0"), ("qwen3_moe", 1, "bf16", "q4_0")),
 }
-WIDE = {("gpt_oss", 8, "bf16", "auto")}
+WIDE = {("gpt_oss", 8, "bf16", "auto"), ("qwen3_moe", 1, "bf16", "q4_0")}
 EACH = {(name, rows, dtype, "auto") for name in MIXTURES for rows, dtype in ((1, "fp32"), (2, "fp16"), (3, "bf16"))}
 CASES = [
     pytest.param(*case, marks=pytest.mark.thorough if case in SOME else pytest.mark.slow)
@@ -121,9 +123,10 @@ def test_every_mixture_has_resident_bits(
     monkeypatch: pytest.MonkeyPatch, tiny_model: Tiny, name: str, rows: int, dtype: str, kv: str
 ) -> None:
     folder = tiny_model(name).folder
-    with engine_of(monkeypatch, folder, dtype, rows, None, kv=kv) as engine:
+    few = (f"model.num_hidden_layers={3 if name in DELTA_RULES else 2}",)  # one of each kind
+    with engine_of(monkeypatch, folder, dtype, rows, None, kv=kv, overrides=few) as engine:
         resident = logits_of(engine, rows)
-    with engine_of(monkeypatch, folder, dtype, rows, SLOTS, kv=kv) as engine:
+    with engine_of(monkeypatch, folder, dtype, rows, SLOTS, kv=kv, overrides=few) as engine:
         assert torch.equal(logits_of(engine, rows), resident)
         for slots in cache_of(engine).layers.values():
             tallies = slots.tallies.tolist()

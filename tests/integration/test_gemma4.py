@@ -87,10 +87,8 @@ def test_native_steps_are_those_of_transformers(name: str, tmp_path: Path) -> No
     assert max(errors_of(tmp_path, model, "auto")) < TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("odd_sizes", marks=pytest.mark.slow), pytest.param("keys_are_values", marks=pytest.mark.thorough)],
-)
+@pytest.mark.slow  # test_model_parity.py compiles its blocks
+@pytest.mark.parametrize("name", ["odd_sizes", "keys_are_values"])
 def test_compiled_prompts_and_native_steps_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = build(tmp_path, **CHANGES[name])
     assert max(errors_of(tmp_path, model, "captured")) < TOLERANCE

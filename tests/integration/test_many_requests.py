@@ -80,7 +80,7 @@ NAMES = ("llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4"
 IN_CI = {  # models of each kind of run; the others are slow
     "captured": NAMES,
     "eager": ("gemma3", "qwen3_5"),  # rings, and states beside a cache of every key
-    "compiled": ("qwen3_5",),
+    "compiled": (),  # test_decode_equals_forward.py has compiled batches of rows of different lengths
     "streamed": ("gpt_oss",),
     "streamed eager": ("qwen3_moe",),
 }
@@ -89,7 +89,7 @@ IN_CI = {  # models of each kind of run; the others are slow
 def marks_of(name: str, kind: str) -> tuple[pytest.MarkDecorator, ...]:
     if name not in IN_CI[kind]:
         return (pytest.mark.slow,)
-    return (pytest.mark.thorough,) if kind == "compiled" else ()
+    return ()
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,10 @@ def check_pack(controller: Controller, case: Case, folder: Path) -> None:
     assert (folder / "packed.gguf").stat().st_size > case.weight_nbytes * 0.5
 
 
-@pytest.mark.parametrize("task", STREAMED)
+@pytest.mark.parametrize(
+    "task",
+    [pytest.param(task, marks=() if task in ("generate", "perplexity") else pytest.mark.slow) for task in STREAMED],
+)
 def test_a_streamed_task_stays_in_its_group(controller: Controller, small: Case, tmp_path: Path, task: str) -> None:
     check_streamed(controller, small, tmp_path, task)
 

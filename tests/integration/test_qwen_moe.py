@@ -69,7 +69,7 @@ def test_captured_steps_are_those_of_transformers(name: str, tmp_path: Path) -> 
     assert max(errors_of(tmp_path, model, "auto")) < TOLERANCE
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # test_model_parity.py compiles a block with experts, and a dense one
 def test_compiled_blocks_of_both_kinds_give_transformers_logits(tmp_path: Path) -> None:
     model = build(**CHANGES["dense_layers"])
     model.save_pretrained(tmp_path)

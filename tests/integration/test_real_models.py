@@ -19,7 +19,7 @@ HALF_MAX = 65504.0  # the largest float16
 pytestmark = pytest.mark.real
 both_models = pytest.mark.parametrize(
     ("name", "fixture"),
-    [("smollm2", "smollm2_gguf"), pytest.param("gemma3", "gemma3_gguf", marks=pytest.mark.thorough)],
+    [("smollm2", "smollm2_gguf"), pytest.param("gemma3", "gemma3_gguf", marks=pytest.mark.slow)],
 )
 
 
@@ -76,7 +76,7 @@ def test_packed_weights_and_activations_of_16_bits_choose_what_llamacpp_chooses(
     [
         ("smollm2", "smollm2_gguf", 4),
         pytest.param("smollm2", "smollm2_gguf", 16, marks=pytest.mark.slow),
-        pytest.param("gemma3", "gemma3_gguf", 6, marks=pytest.mark.thorough),
+        pytest.param("gemma3", "gemma3_gguf", 3, marks=pytest.mark.thorough),
         pytest.param("gemma3", "gemma3_gguf", 16, marks=pytest.mark.slow),
     ],
 )
@@ -130,7 +130,7 @@ def top_and_peak(path: Path, dtype: str, ids: list[list[int]]) -> tuple[Tensor, 
     return logits[0].argmax(dim=-1), max(layer.abs().max().item() for layer in hidden)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # in CI test_dtypes.py has a tiny model whose residual stream does not fit either
 def test_gemma3_is_right_in_float16_though_its_residual_stream_does_not_fit(gemma3_gguf: Path) -> None:
     cases = json.loads((GOLDEN / "gemma3.json").read_text("utf-8"))
     ids = [token for case in cases[:2] for token in case["prompt_ids"] + case["token_ids"]]

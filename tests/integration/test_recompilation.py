@@ -66,7 +66,7 @@ def test_nothing_compiles_after_warm_up(warm: tuple[str, Engine], load_tiny: Loa
     assert compiled_graphs() == before
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # a Llama's two runs in test_command_line.py have two context lengths
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])  # a cache for every position, and rings
 def test_another_context_length_compiles_nothing(name: str, tmp_path: Path) -> None:
     reports = []

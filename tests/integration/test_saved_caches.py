@@ -29,6 +29,7 @@ KINDS: dict[str, list[str]] = {
     "coded": ["kv_dtype=q8_0"],
 }
 QUICK = {("llama3", "captured"), ("gemma3", "eager"), ("qwen3_5", "eager"), ("qwen3_moe", "coded")}
+THOROUGH = {("llama3", "bf16"), ("qwen3_5", "coded"), *((name, "streamed") for name in ARCHITECTURES)}
 SETTINGS: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True, "logprobs": True}
 
 
@@ -57,10 +58,16 @@ def saved(tiny_model: Tiny, tmp_path: Path) -> Path:
     return file
 
 
+def marks_of(name: str, kind: str) -> Sequence[pytest.MarkDecorator]:
+    if (name, kind) in QUICK:
+        return ()
+    return (pytest.mark.thorough if (name, kind) in THOROUGH else pytest.mark.slow,)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        pytest.param(name, kind, marks=() if (name, kind) in QUICK else pytest.mark.thorough)
+        pytest.param(name, kind, marks=marks_of(name, kind))
         for name in ARCHITECTURES
         for kind in KINDS
         if kind != "coded" or name in ("qwen3_moe", "qwen3_5")  # others' heads are no blocks of 32

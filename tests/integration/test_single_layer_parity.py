@@ -104,6 +104,10 @@ CASES = {
     "gemma3_full": Case("gemma3", 5, 96),
 }
 every_case = pytest.mark.parametrize("name", CASES)
+COMPILED = ("llama", "gemma3_sliding")  # in CI; the others are slow
+compiled_case = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in COMPILED else pytest.mark.slow) for name in CASES]
+)
 
 
 class Reference:
@@ -248,7 +252,7 @@ def test_eager_block_is_transformers_layer(name: str, layers: Layers) -> None:
     assert ours_mean <= RATIO * their_mean
 
 
-@every_case
+@compiled_case
 def test_compiled_block_is_as_near_to_float64_as_transformers(name: str, layers: Layers) -> None:
     reference, ours = layers(name)
     found = ours.run(compile_whole(Block.forward, f"parity_{name}"), reference.x)
@@ -258,7 +262,7 @@ def test_compiled_block_is_as_near_to_float64_as_transformers(name: str, layers:
     assert largest <= RATIO * their_largest
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3_sliding"])
+@pytest.mark.parametrize("name", [pytest.param("qwen3", marks=pytest.mark.slow), "gemma3_sliding"])
 def test_compiled_decode_is_as_near_to_float64_as_transformers(name: str, layers: Layers) -> None:
     reference, ours = layers(name)
     decode = compile_whole(Block.forward, f"parity_decode_{name}")

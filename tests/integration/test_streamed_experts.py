@@ -176,8 +176,13 @@ def test_experts_between_instructions_give_resident_bits(files: Callable[[str], 
     check(files(form), "auto", "bf16", "disk", (slots,))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("form", "dtype"), [("mxfp4", "bf16"), ("dense", "fp32")])
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        pytest.param("mxfp4", "bf16", marks=pytest.mark.thorough),
+        pytest.param("dense", "fp32", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_halves_give_resident_bits(files: Callable[[str], Path], form: str, dtype: str) -> None:
     """One sequence; of several, a captured engine runs the same as a compiled one."""
     check(files(form), "compiled", dtype, "disk", (TOP_K,), outputs_of_one)
@@ -199,7 +204,7 @@ def test_every_form_and_source_gives_resident_bits_compiled(
 
 
 @pytest.mark.parametrize(
-    ("graph", "group_size"), [("eager", 3), pytest.param("captured", 1, marks=pytest.mark.thorough), ("auto", 3)]
+    ("graph", "group_size"), [("eager", 3), pytest.param("captured", 1, marks=pytest.mark.slow), ("auto", 3)]
 )
 def test_a_hundred_tokens_are_the_resident_ones(files: Callable[[str], Path], graph: str, group_size: int) -> None:
     prompt = ids_of()[0, :20].tolist()

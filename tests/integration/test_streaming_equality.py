@@ -86,7 +86,7 @@ def test_streamed_is_resident_to_the_bit_in_every_combination(
         check(tiny_model(name).folder, resident, combination, dtype)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # in CI test_streamed_experts.py streams a compiled model
 @pytest.mark.parametrize(
     ("name", "graph", "batch_size"),
     [("llama3", "captured", 3), ("qwen3", "compiled", 1)],  # decode steps are native, of one sequence and of several

@@ -133,7 +133,7 @@ def test_answers_are_those_of_a_program_without_defaults(
         ("eager", ("float64", "bfloat16", "meta")),
         # each in an engine of its own, which has compiled nothing under another default
         pytest.param("compiled", ("bfloat16",), marks=pytest.mark.thorough),
-        pytest.param("compiled", ("meta",), marks=pytest.mark.thorough),
+        pytest.param("compiled", ("meta",), marks=pytest.mark.slow),
         pytest.param("compiled", ("float64",), marks=pytest.mark.slow),
     ],
 )

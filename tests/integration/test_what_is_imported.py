@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -52,12 +53,16 @@ def test_counting_the_kernels_of_an_eager_step_brings_no_compiler(tmp_path: Path
     assert run(tmp_path, COMPILER, *asked) == (0, [])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # in CI the modules of that name are at least there
 @pytest.mark.skipif(not find_cpp_compiler(), reason="needs a C++ compiler")
 def test_what_is_compiled_brings_the_compiler(tmp_path: Path) -> None:
     """What the absence of the others is worth: these are the modules that compiling imports."""
     found = generate(tmp_path, COMPILER[:2], "graph=compiled", "device=cpu", "model.num_hidden_layers=1")
     assert found == [*COMPILER[:2]]
+
+
+def test_the_compiler_has_the_names_that_are_looked_for() -> None:
+    assert all(find_spec(name) is not None for name in COMPILER[:2])
 
 
 @pytest.mark.parametrize(

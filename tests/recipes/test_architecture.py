@@ -171,6 +171,7 @@ def test_an_architecture_is_one_module_and_one_yaml(checkout: Checkout, llama: t
         done = checkout.run("generate", f"model.checkpoint={path}", *PROMPT, *WHERE)
         assert done.result is not None, done.error
         assert done.result["generations"][0]["token_ids"] == greedy(llama, 12)
+    checkout.assert_linter_passes()
     checkout.assert_common_tests_pass([("qwen_delta  qwen_moe", "mira  ")])
 
 

@@ -96,7 +96,7 @@ from graphcore.graph.lowering.targets import lower_to_instructions
 from graphcore.graph.state import StepState
 from graphcore.kernels.cpu.library import build_library
 from graphcore.kernels.cpu.program import NativeProgram
-program = NativeProgram(str(build_library(Path({cache!r}), ("-O1",))), 2)
+program = NativeProgram(str(build_library(Path({cache!r}), ("-O0",))), 2)
 x = program.buffer(64)
 recorder = ModuleRecorder(program, StepState.empty(1, 1, torch.device("cpu")), dict(toy.named_modules()))
 assert recorder.record(lower_to_instructions(toy), dict(x=x)) is x

@@ -68,7 +68,7 @@ def test_a_peer_is_one_module(checkout: Checkout) -> None:
     assert report["runs"]["counting"][0]["tokens"] == [123, 124, 125, 126, 127]  # after the prompt's last, 121, and 122
     assert report["summary"]["counting"]["decode"]["ratio"] > 2
     assert report["summary"]["counting-slowly"]["decode"]["median"] < 11  # tokens/s
-    checkout.assert_common_tests_pass()
+    checkout.assert_linter_passes()
 
 
 def test_a_streaming_peer_is_started_as_the_comparison_starts_it(checkout: Checkout) -> None:

@@ -59,7 +59,7 @@ print(json.dumps([stated == alike, stated == choose_tokens(logits, draws())]))
 """
 BY_CPU = """
 from graphcore.kernels.cpu.library import build_library
-library = build_library(Path({cache!r}), ("-O1",))
+library = build_library(Path({cache!r}), ("-O0",))
 print(json.dumps(DrawKernel(str(library), 2).choose(logits, gaps) == stated))
 """
 ON_GPU = """

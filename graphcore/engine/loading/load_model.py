@@ -84,7 +84,7 @@ class LoadedModel:
         """
         device = self.runner.device if self.runner is not None else torch.device("cpu")
         if device.type == "cuda":
-            torch.zeros(1, device=device).add_(1)
+            torch.zeros(1, dtype=torch.float32, device=device).add_(1)
             torch.cuda.synchronize(device)
         self.weight_stream.check_usable()
 

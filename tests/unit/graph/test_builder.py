@@ -28,12 +28,12 @@ def graphs() -> int:
 
 
 @pytest.mark.thorough
-def test_every_prefill_length_gives_eager_s_logits_without_recompiling(compiled: GraphBuilder) -> None:
+def test_any_prefill_length_gives_eager_s_logits_without_recompiling(compiled: GraphBuilder) -> None:
     eager = builder_of(compiled.decoder.spec, "eager")
     programs = eager.prefill(2), compiled.prefill(2)
     before = graphs()
     with torch.compiler.set_stance("fail_on_recompile"):
-        for tokens in range(2, 201):
+        for tokens in (*range(2, 35), 63, 64, 65, 127, 128, 200):
             rows = random_ids(2, tokens, seed=tokens)
             expected, found = (feed(program, rows, [0, 0]) for program in programs)
             assert (found - expected).abs().max() < ROUNDING, tokens
@@ -131,7 +131,7 @@ def test_head_of_all_compiles_for_any_length(compiled: GraphBuilder) -> None:
 EXPERTS = replace(SLIDING, mlp=MoESpec(experts=5, top_k=2, hidden=20), sandwich=False)
 
 
-@pytest.mark.thorough
+@pytest.mark.usefixtures("_traced_only")
 def test_both_halves_of_a_block_with_experts_run_any_length_without_recompiling() -> None:
     names: list[str] = []
     spec = model_of(EXPERTS, FULL, EXPERTS)

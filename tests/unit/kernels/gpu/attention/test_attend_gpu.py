@@ -40,8 +40,10 @@ def check(sequences: Sequences, *passes: list[int], padding: int = 0) -> None:
             assert torch.equal(cache, right), f"cache after counts {counts}"
 
 
-@pytest.mark.parametrize("window", [0, 1, 3, 8, 31, 32, 100])
-@pytest.mark.parametrize("page", [0, 4, 5])
+@pytest.mark.parametrize(
+    "window", [0, 1, 8, 31, 32, *(pytest.param(window, marks=pytest.mark.slow) for window in (3, 100))]
+)
+@pytest.mark.parametrize("page", [0, pytest.param(4, marks=pytest.mark.slow), 5])
 def test_chunks_of_odd_sizes_then_single_tokens_match_the_loop(window: int, page: int) -> None:
     check(Sequences(Shape(window=window, page=page), 1), [5], [7], [1], [1], [2], [3], [1], [1])
 

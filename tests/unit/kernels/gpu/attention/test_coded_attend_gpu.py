@@ -13,6 +13,7 @@ from graphcore.kernels.ops.kv_formats import FLOAT8, KVType
 pytestmark = pytest.mark.thorough
 
 KINDS = [("q8_0", "q8_0"), ("q5_0", "q4_0"), (torch.float32, "q8_0"), ("q4_0", torch.float32), (FLOAT8, FLOAT8)]
+SOME = [(("q8_0", "q8_0"), 9), (("q4_0", torch.float32), 0), ((FLOAT8, FLOAT8), 9)]  # in CI; split chunks have q5_0
 CLOSE = 2e-5  # float32: a softmax of scores up to 10, then a sum of values up to 4
 
 
@@ -27,8 +28,8 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("kinds", "window"),
     [
-        pytest.param(kinds, window, marks=() if (at + bool(window)) % 2 else pytest.mark.slow)
-        for at, kinds in enumerate(KINDS)
+        pytest.param(kinds, window, marks=() if (kinds, window) in SOME else pytest.mark.slow)
+        for kinds in KINDS
         for window in (0, 9)
     ],
     ids=str,
@@ -36,7 +37,7 @@ def poisoned_memory() -> Iterator[None]:
 def test_attention_is_that_of_the_codes_in_float64(kinds: tuple[KVType, KVType], window: int) -> None:
     for head_dim, page, heads in ((32, 16, 6), (96, 5, 4)):
         grown = Grown(kinds, head_dim, window, page, heads)
-        for counts in [[5, 1], [2, 7], [1, 1], [0, 1], [19, 4], [1, 1]]:
+        for counts in [[5, 1], [1, 1], [0, 1], [19, 7], [1, 1]]:
             found, expected = grown.run(launch_attend, counts)
             torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
 

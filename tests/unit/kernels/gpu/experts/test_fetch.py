@@ -58,9 +58,10 @@ CASES += [("dense", 2, dtype) for dtype in (torch.float32, torch.float16)]
 CASES += [("q4_0", 2, torch.float32), ("q4_k", 1, torch.float16)]
 CASES += [(form, 16, torch.bfloat16) for form in ("q4_0", "q4_k")]
 MARKS = {
-    **dict.fromkeys([("q4_0", 16), ("q4_k", 16)], (pytest.mark.thorough,)),
+    ("q4_0", 16): (pytest.mark.thorough,),
     **dict.fromkeys(
-        [("mxfp4", 1), ("mxfp4", 2), ("mxfp4", 3), ("mxfp4", 8), ("q4_0", 2), ("q4_k", 1)], (pytest.mark.slow,)
+        [("q4_k", 16), ("mxfp4", 1), ("mxfp4", 2), ("mxfp4", 3), ("mxfp4", 8), ("q4_0", 2), ("q4_k", 1)],
+        (pytest.mark.slow,),
     ),
 }
 
