@@ -33,13 +33,13 @@ def run(bench: Bench) -> None:
 @contextmanager
 def mapping_allowed(is_allowed: bool) -> Iterator[None]:
     """Let the planner map experts, or not: people have no such choice, the suite compares both."""
-    own = PreparedDecoder.maps_experts
+    own = PreparedDecoder.has_device_readable_experts
     if not is_allowed:
-        PreparedDecoder.maps_experts = lambda self, settings, tier: False  # type: ignore[method-assign]
+        PreparedDecoder.has_device_readable_experts = lambda self, settings, tier: False  # type: ignore[method-assign]
     try:
         yield
     finally:
-        PreparedDecoder.maps_experts = own  # type: ignore[method-assign]
+        PreparedDecoder.has_device_readable_experts = own  # type: ignore[method-assign]
 
 
 def expert_row(bench: Bench, name: str, settings: tuple[str, ...]) -> float:
@@ -52,7 +52,7 @@ def expert_row(bench: Bench, name: str, settings: tuple[str, ...]) -> float:
             row.of_ceiling("h2d", h2d, timed.wall_gb)
         plan, rate = loaded.engine.plan.experts, loaded.engine.loaded.weight_stream.expert_hit_rate
         row.note = "" if rate is None else f"{rate:.0%} of routed experts were there"
-        row.details["mapped"] = plan is not None and plan.are_mapped
+        row.details["mapped"] = plan is not None and plan.are_device_readable
         bench.log.add(row)
         add_profile(bench, loaded, row)
         return row.median

@@ -156,16 +156,16 @@ class FetchedExperts:
 
     Attributes:
         slots: by layer, the expert module whose matrices are the slots that the fetcher fills.
-        mapped: layers whose experts a decode step reads directly from page-locked host memory.
+        device_readable: layers whose experts a decode step's kernels read or copy from page-locked RAM by themselves.
     """
 
     fetcher: ExpertFetcher
     slots: Mapping[int, Experts]
-    mapped: frozenset[int] = frozenset()
+    device_readable: frozenset[int] = frozenset()
 
     def fetches(self, layer: int, phase: str) -> bool:
         """Return whether a layer's experts are fetched in that phase, so that the host must read back the routing."""
-        return layer in self.slots and not (layer in self.mapped and phase == "decode")
+        return layer in self.slots and not (layer in self.device_readable and phase == "decode")
 
 
 @dataclass(frozen=True)

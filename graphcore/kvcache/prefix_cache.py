@@ -9,9 +9,9 @@ the least recently used pages are evicted first, leaves before their parents.
 
 A prompt's keys and values do not depend on the request that computed them, as long as its chunks run the same kernels.
 So a prompt continues only from positions where this holds (`Chunks`), with the same bits as without the cache. Keys and
-values of decode steps may have other bits: only requests with `reuse_cache` use them, or prompts that continued from
-them. Recurrent states have no pages: extra rows of the state buffers hold a few snapshots, and a prompt continues from
-one of them.
+values from decode steps, and everything computed on top of them, may differ in their last bits; only requests with
+`reuse_cache` may continue from them. Recurrent states have no pages: extra rows of the state buffers hold a few
+snapshots, and a prompt continues from one of them.
 """
 
 import heapq
@@ -36,19 +36,19 @@ class PrefixNode:
     Attributes:
         tokens: token ids of the node, at most a page of them.
         pages: page of each table; None if the node has none there.
-        is_prompt: True if the pages have the bits of a prompt that was computed alone.
+        is_bit_exact: True if the bits of the pages equal those of a prefill with an empty cache.
         snapshot: row of the state buffers with the states after the last token; None if there is none.
-        has_prompt_states: True if the snapshot has the bits of a prompt that was computed alone.
-        used: number of the last use of this node or of a descendant, for LRU eviction.
+        has_exact_states: True if the bits of the snapshot equal those of a prefill with an empty cache.
+        last_used: value of the LRU clock at the last use of this node or of a descendant.
     """
 
     parent: "PrefixNode | None"
     tokens: tuple[int, ...]
     pages: list[int | None]
-    is_prompt: bool
+    is_bit_exact: bool
     snapshot: int | None = None
-    has_prompt_states: bool = False
-    used: int = 0
+    has_exact_states: bool = False
+    last_used: int = 0
     children: dict[tuple[int, ...], "PrefixNode"] = field(default_factory=dict)
 
     def below(self) -> Iterator["PrefixNode"]:
@@ -74,12 +74,12 @@ class PrefixHit:
     Attributes:
         length: number of tokens.
         path: nodes of the prefix in order; the last one may match only in its first tokens.
-        is_prompt: True if the rest of the prompt gets the bits that it has in a prompt computed alone.
+        is_bit_exact: True if the rest of the prompt gets the bits that it has in a prefill with an empty cache.
     """
 
     length: int
     path: Sequence[PrefixNode]
-    is_prompt: bool
+    is_bit_exact: bool
 
 
 class PrefixCache:
@@ -91,171 +91,172 @@ class PrefixCache:
         snapshots: rows of the state buffers for snapshots.
 
     Attributes:
-        nothing: the hit of length 0, for prompts without a usable prefix.
+        no_hit: the hit of length 0, for prompts without a usable prefix.
         has_snapshots: True if there are rows for snapshots.
     """
 
     def __init__(self, pages: PageAllocator, chunks: Chunks, snapshots: Sequence[int]) -> None:
         self._pages, self._chunks = pages, chunks
-        self._root = PrefixNode(None, (), [], is_prompt=True)
-        self._page = pages.tables[0].page if pages.tables else chunks.size
+        self._root = PrefixNode(None, (), [], is_bit_exact=True)
+        self._page_size = pages.tables[0].page if pages.tables else chunks.size
         self._free_snapshots = list(snapshots)
         self.has_snapshots = bool(snapshots)
-        self._uses = 0
-        self._held: list[Counter[int]] = [Counter() for _ in pages.tables]  # number of nodes of each page, by table
-        self.nothing = PrefixHit(0, (), is_prompt=True)
+        self._clock = 0
+        self._node_refs: list[Counter[int]] = [Counter() for _ in pages.tables]  # nodes of each page, by table
+        self.no_hit = PrefixHit(0, (), is_bit_exact=True)
         pages.prefix_cache = self
 
-    def find(self, prompt: Sequence[int], takes_answers: bool) -> PrefixHit:
+    def find(self, prompt: Sequence[int], reuse_cache: bool) -> PrefixHit:
         """Return the longest cached prefix of a prompt that it may continue from: at most all but its last token.
 
         Args:
-            takes_answers: True to continue from keys and values of decode steps, too, and from any position.
+            reuse_cache: True to continue from keys and values of decode steps, too, and from any position.
         """
-        path, parts = self._walk(prompt, takes_answers)
+        path, parts = self._walk(prompt, reuse_cache)
         most = len(prompt) - 1
         for shared, part in parts:
-            found = self._usable([*path, part], min(len(path) * self._page + shared, most), len(prompt), takes_answers)
+            length = min(len(path) * self._page_size + shared, most)
+            found = self._usable([*path, part], length, len(prompt), reuse_cache)
             if found.length:
                 return found
         for count in range(len(path), 0, -1):
-            found = self._usable(path[:count], min(count * self._page, most), len(prompt), takes_answers)
+            found = self._usable(path[:count], min(count * self._page_size, most), len(prompt), reuse_cache)
             if found.length:
                 return found
-        return self.nothing
+        return self.no_hit
 
-    def _walk(
-        self, prompt: Sequence[int], takes_answers: bool
-    ) -> tuple[list[PrefixNode], list[tuple[int, PrefixNode]]]:
+    def _walk(self, prompt: Sequence[int], reuse_cache: bool) -> tuple[list[PrefixNode], list[tuple[int, PrefixNode]]]:
         """Return the nodes whose whole pages match a prompt, and then those that match only in their first tokens.
 
         The latter are pairs of the number of matching tokens and the node, the largest number first.
         """
         node, path = self._root, list[PrefixNode]()
         while True:
-            key = tuple(prompt[len(path) * self._page :][: self._page])
-            whole = node.children.get(key) if len(key) == self._page else None
-            if whole is None or not (whole.is_prompt or takes_answers):
+            key = tuple(prompt[len(path) * self._page_size :][: self._page_size])
+            whole = node.children.get(key) if len(key) == self._page_size else None
+            if whole is None or not (whole.is_bit_exact or reuse_cache):
                 break
             path.append(whole)
             node = whole
         latest = islice(reversed(node.children.values()), MOST_COMPARED)
-        parts = [(common(child.tokens, key), child) for child in latest if child.is_prompt or takes_answers]
+        parts = [(common(child.tokens, key), child) for child in latest if child.is_bit_exact or reuse_cache]
         return path, sorted((part for part in parts if part[0]), key=lambda part: -part[0])
 
-    def _usable(self, path: Sequence[PrefixNode], length: int, total: int, takes_answers: bool) -> PrefixHit:
+    def _usable(self, path: Sequence[PrefixNode], length: int, total: int, reuse_cache: bool) -> PrefixHit:
         """Return the hit of a prompt of `total` tokens on a path that shares `length` tokens with it."""
-        last, before = path[-1], (len(path) - 1) * self._page
-        if not takes_answers:
+        last, before = path[-1], (len(path) - 1) * self._page_size
+        if not reuse_cache:
             length = self._chunks.start_within(length, total)
         if self._pages.has_states:
             ends = before + len(last.tokens)
-            is_usable = last.snapshot is not None and ends <= length and (takes_answers or last.has_prompt_states)
-            length = ends if is_usable and (takes_answers or self._chunks.start_within(ends, total) == ends) else 0
+            is_usable = last.snapshot is not None and ends <= length and (reuse_cache or last.has_exact_states)
+            length = ends if is_usable and (reuse_cache or self._chunks.start_within(ends, total) == ends) else 0
         if length <= before:
-            return self.nothing
-        for index, table in enumerate(self._pages.tables):  # only rings evict pages inside a path
+            return self.no_hit
+        # Sliding-window tables may have lost pages in the middle of a path; check those that the next token's window
+        # needs.
+        for index, table in enumerate(self._pages.tables):
             numbers = table.numbers(length, length) if table.is_ring else ()
             if any(path[number].pages[index] is None for number in numbers):
-                return self.nothing
-        is_prompt = all(node.is_prompt for node in path) and self._chunks.start_within(length, total) == length
-        return PrefixHit(length, tuple(path), is_prompt and (last.has_prompt_states or not self._pages.has_states))
+                return self.no_hit
+        is_bit_exact = all(node.is_bit_exact for node in path) and self._chunks.start_within(length, total) == length
+        return PrefixHit(length, tuple(path), is_bit_exact and (last.has_exact_states or not self._pages.has_states))
 
-    def use(self, row: int, found: PrefixHit) -> bool:
+    def attach(self, row: int, hit: PrefixHit) -> bool:
         """Share the pages of a hit with a row that has none, and copy its recurrent state there.
 
         Returns:
             False if there is no free page to copy the last, partly matching page to; the row then has no pages.
         """
-        if not found.length:
+        if not hit.length:
             return True
-        self._use(found.path[-1])
-        has_part = found.length % self._page != 0
+        self._touch(hit.path[-1])
+        has_part = hit.length % self._page_size != 0
         for index, table in enumerate(self._pages.tables):
-            numbers = table.numbers(found.length, found.length)
-            pages = {number: found.path[number].pages[index] for number in numbers}
+            numbers = table.numbers(hit.length, hit.length)
+            pages = {number: hit.path[number].pages[index] for number in numbers}
             table.share(row, {number: page for number, page in pages.items() if page is not None})
-        if has_part and not self._pages.copy(row, found.length // self._page):
+        if has_part and not self._pages.copy(row, hit.length // self._page_size):
             self._pages.free(row)
             return False
-        snapshot = found.path[-1].snapshot
+        snapshot = hit.path[-1].snapshot
         if self._pages.has_states and snapshot is not None:
             self._pages.copy_states(snapshot, row)
         return True
 
-    def keep(self, row: int, ids: Sequence[int], *, is_prompt: bool, has_states: bool) -> None:
+    def keep(self, row: int, ids: Sequence[int], *, is_bit_exact: bool, save_states: bool) -> None:
         """Insert the pages of a row into the tree.
 
         Args:
             ids: token ids that the pages hold, from the sequence's first one on.
-            is_prompt: True if the pages have the bits of a prompt that was computed alone.
-            has_states: True to keep a snapshot of the row's recurrent states, too, which are those after `ids`.
+            is_bit_exact: True if the bits of the pages equal those of a prefill with an empty cache.
+            save_states: True to keep a snapshot of the row's recurrent states, too, which are those after `ids`.
         """
-        held = [table.rows[row] for table in self._pages.tables]
-        put_states = partial(self._pages.copy_states, row) if has_states else None
-        self.keep_pages(held, ids, is_prompt=is_prompt, put_states=put_states)
+        page_maps = [table.rows[row] for table in self._pages.tables]
+        put_states = partial(self._pages.copy_states, row) if save_states else None
+        self.keep_pages(page_maps, ids, is_bit_exact=is_bit_exact, put_states=put_states)
 
     def keep_pages(
         self,
-        held: Sequence[Mapping[int, int]],
+        page_maps: Sequence[Mapping[int, int]],
         ids: Sequence[int],
         *,
-        is_prompt: bool,
+        is_bit_exact: bool,
         put_states: Callable[[int], None] | None = None,
     ) -> None:
         """Insert pages into the tree.
 
         Args:
-            held: pages of each table by number.
-            ids, is_prompt: as for `keep`.
+            page_maps: for each table, logical page index -> physical page.
+            ids, is_bit_exact: as for `keep`.
             put_states: function that writes the states after the last token to a row of the state buffers; None to keep
                 no snapshot.
         """
         node = self._root
-        for at in range(0, len(ids), self._page):
-            tokens = tuple(ids[at : at + self._page])
-            pages = [of_table.get(at // self._page) for of_table in held]
+        for at in range(0, len(ids), self._page_size):
+            tokens = tuple(ids[at : at + self._page_size])
+            pages = [page_map.get(at // self._page_size) for page_map in page_maps]
             child = node.children.get(tokens)
             if child is None:
-                child = PrefixNode(node, tokens, [None] * len(pages), is_prompt)
+                child = PrefixNode(node, tokens, [None] * len(pages), is_bit_exact)
                 node.children[tokens] = child
-            self._adopt(child, pages, is_prompt)
+            self._adopt(child, pages, is_bit_exact)
             node = child
-        self._use(node)
+        self._touch(node)
         if put_states is not None and self._pages.has_states and node is not self._root:
-            self._keep_states(put_states, node, is_prompt)
+            self._keep_states(put_states, node, is_bit_exact)
         node.prune()
 
     def path(self, ids: Sequence[int]) -> Sequence[PrefixNode]:
-        """Return the nodes that `keep` made for these tokens; none if it did not, or if one has been evicted."""
+        """Return the nodes that `keep` made for these tokens; empty if it made none, or if one has been evicted."""
         node, path = self._root, list[PrefixNode]()
-        for at in range(0, len(ids), self._page):
-            child = node.children.get(tuple(ids[at : at + self._page]))
+        for at in range(0, len(ids), self._page_size):
+            child = node.children.get(tuple(ids[at : at + self._page_size]))
             if child is None:
                 return ()
             path.append(child)
             node = child
         return path
 
-    def _keep_states(self, put_states: Callable[[int], None], node: PrefixNode, is_prompt: bool) -> None:
-        """Write a snapshot of states for a node, unless it has one with the same bits or better ones."""
-        if node.snapshot is not None and (node.has_prompt_states or not is_prompt):
+    def _keep_states(self, put_states: Callable[[int], None], node: PrefixNode, is_bit_exact: bool) -> None:
+        """Write a snapshot of states for a node, unless it already has one that is at least as exact."""
+        if node.snapshot is not None and (node.has_exact_states or not is_bit_exact):
             return
         node.snapshot = self._free_snapshot() if node.snapshot is None else node.snapshot
-        node.has_prompt_states = is_prompt
+        node.has_exact_states = is_bit_exact
         if node.snapshot is not None:
             put_states(node.snapshot)
 
-    def _adopt(self, node: PrefixNode, pages: Sequence[int | None], is_prompt: bool) -> None:
-        """Store pages in a node where it has none. Pages of a prompt replace all pages of decode steps.
+    def _adopt(self, node: PrefixNode, pages: Sequence[int | None], is_bit_exact: bool) -> None:
+        """Store pages in a node where it has none. Bit-exact pages replace all pages that are not.
 
-        A node that serves prompts never takes pages of decode steps.
+        A bit-exact node never takes pages that are not.
         """
-        is_better = is_prompt and not node.is_prompt
-        node.is_prompt = node.is_prompt or is_prompt
+        is_better = is_bit_exact and not node.is_bit_exact
+        node.is_bit_exact = node.is_bit_exact or is_bit_exact
         for index, page in enumerate(pages):
             old = node.pages[index]
-            if page == old or not (is_better or (old is None and is_prompt == node.is_prompt)):
+            if page == old or not (is_better or (old is None and is_bit_exact == node.is_bit_exact)):
                 continue
             if page is not None:
                 self._incref(index, page)
@@ -264,37 +265,37 @@ class PrefixCache:
             node.pages[index] = page
 
     def _incref(self, index: int, page: int) -> None:
-        self._held[index][page] += 1
-        if self._held[index][page] == 1:
+        self._node_refs[index][page] += 1
+        if self._node_refs[index][page] == 1:
             self._pages.tables[index].incref(page)
 
     def _decref(self, index: int, page: int) -> None:
-        self._held[index][page] -= 1
-        if not self._held[index][page]:
-            del self._held[index][page]
+        self._node_refs[index][page] -= 1
+        if not self._node_refs[index][page]:
+            del self._node_refs[index][page]
             self._pages.tables[index].decref(page)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Free all pages and snapshots."""
         for node in list(self._root.below()):
             self._release(node)
         self._root.children.clear()
 
-    def _use(self, node: PrefixNode | None) -> None:
-        self._uses += 1
+    def _touch(self, node: PrefixNode | None) -> None:
+        self._clock += 1
         while node is not None:
-            node.used = self._uses
+            node.last_used = self._clock
             node = node.parent
 
     def num_evictable(self, table: PageTable) -> int:
         """Return the number of pages of a table that only the tree holds."""
-        return sum(not table.is_shared(page) for page in self._held[self._pages.tables.index(table)])
+        return sum(not table.is_shared(page) for page in self._node_refs[self._pages.tables.index(table)])
 
     def evict(self, table: PageTable, count: int) -> None:
         """Evict pages of a table that only the tree holds, the least recently used first, until `count` are freed."""
         index = self._pages.tables.index(table)
         order = numbers_from(0)  # breaks ties between nodes that were used together
-        idle = [(node.used, next(order), node) for node in self._root.below() if self._is_idle(node, index, table)]
+        idle = [(node.last_used, next(order), node) for node in self._root.below() if self._is_idle(node, index, table)]
         heapq.heapify(idle)
         before = table.num_free
         while idle and table.num_free - before < count:
@@ -308,9 +309,11 @@ class PrefixCache:
                 self._release(node)
             node.prune()
             if not table.is_ring and parent is not self._root and self._is_idle(parent, index, table):
-                heapq.heappush(idle, (parent.used, next(order), parent))
+                heapq.heappush(idle, (parent.last_used, next(order), parent))
         if not table.is_ring and table.num_free - before < count:
-            self.forget()  # leaves that rows share keep the tree's own pages before them from being evicted
+            # Leaves in use by running rows block eviction of their ancestors, even those that only the tree references;
+            # so drop the whole tree.
+            self.clear()
 
     def _is_idle(self, node: PrefixNode, index: int, table: PageTable) -> bool:
         page = node.pages[index]
@@ -331,7 +334,7 @@ class PrefixCache:
         """Return a row for a snapshot, evicting the least recently used one if none is free; None without rows."""
         if not self._free_snapshots:
             holders = [node for node in self._root.below() if node.snapshot is not None]
-            oldest = min(holders, key=lambda node: node.used, default=None)
+            oldest = min(holders, key=lambda node: node.last_used, default=None)
             if oldest is None or oldest.snapshot is None:
                 return None
             self._free_snapshots.append(oldest.snapshot)

@@ -94,7 +94,7 @@ class PrefixSnapshots:
         """Return a copy of a prompt's prefix; None if the prefix cache does not hold all of it (any more)."""
         length = self.length(len(prompt))
         path = self._prefixes.path(prompt[:length])
-        if not path or not all(node.is_prompt for node in path):
+        if not path or not all(node.is_bit_exact for node in path):
             return None
         firsts = [self._first(path, index, table) for index, table in enumerate(self._pages.tables)]
         if any(first > table.first_seen(length) for first, table in zip(firsts, self._pages.tables, strict=True)):
@@ -120,7 +120,7 @@ class PrefixSnapshots:
         """Yield the positions whose snapshot prompts may continue from, and copies of these states."""
         for position in range(self._chunks.size, length + 1, self._chunks.size) if self._pages.has_states else ():
             path = self._prefixes.path(prompt[:position])
-            if path and path[-1].has_prompt_states and path[-1].snapshot is not None:
+            if path and path[-1].has_exact_states and path[-1].snapshot is not None:
                 yield position, [cache.copy_out(path[-1].snapshot) for cache in self._pages.states]
 
     @torch.inference_mode()
@@ -130,15 +130,15 @@ class PrefixSnapshots:
         taken = self._pages.allocate(self._counts(shape))
         if taken is None:
             return False
-        held: list[Mapping[int, int]] = []
+        page_maps: list[Mapping[int, int]] = []
         for table, first, pages in zip(self._pages.tables, shape.firsts, taken, strict=True):
             table.put(pages, [parts.pop(0) for _ in table.caches])
-            held.append(dict(enumerate(pages, start=first)))
-        self._prefixes.keep_pages(held, copy.ids, is_prompt=True)
+            page_maps.append(dict(enumerate(pages, start=first)))
+        self._prefixes.keep_pages(page_maps, copy.ids, is_bit_exact=True)
         for position in shape.positions:
             states = [parts.pop(0) for _ in self._pages.states]
             put_states = partial(self._pages.put_states, states)
-            self._prefixes.keep_pages(held, copy.ids[:position], is_prompt=True, put_states=put_states)
+            self._prefixes.keep_pages(page_maps, copy.ids[:position], is_bit_exact=True, put_states=put_states)
         for table, pages in zip(self._pages.tables, taken, strict=True):
             for page in pages:
                 table.decref(page)

@@ -15,7 +15,7 @@ from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Keeps
 from graphcore.errors import PlanError
 from graphcore.planning.machine import Memory
-from graphcore.planning.placements import ExpertPlanRequest, arrangements, with_experts, with_more_experts
+from graphcore.planning.placements import ExpertPlanRequest, expert_variants, group_placements, with_more_experts
 from graphcore.planning.sizes import WeightSizes
 from graphcore.weights.plan import ADVICE, GroupPlan, OtherMemory, Plan, needs_in_words
 
@@ -37,7 +37,7 @@ class PlanRequest:
         expert_cache: bytes for experts on the device; None for what the budget leaves.
         context_length: tokens of KV cache for each sequence.
         may_halve_context: True if the context is a default, so that a shorter one is acceptable.
-        maps_experts: True if experts wait in memory that the device's kernels can read.
+        has_device_readable_experts: True if experts wait in page-locked memory that the device's kernels can read.
         has_layer_slots: True if such experts may have slots that the kernels fill; the experts of all layers then wait.
     """
 
@@ -49,13 +49,13 @@ class PlanRequest:
     expert_cache: int | None
     context_length: int
     may_halve_context: bool
-    maps_experts: bool = False
+    has_device_readable_experts: bool = False
     has_layer_slots: bool = True
 
     @property
     def experts(self) -> ExpertPlanRequest:
         """The settings that concern experts."""
-        return ExpertPlanRequest(self.expert_cache, self.keeps, self.maps_experts, self.has_layer_slots)
+        return ExpertPlanRequest(self.expert_cache, self.keeps, self.has_device_readable_experts, self.has_layer_slots)
 
     @property
     def prefetches(self) -> tuple[int, ...]:
@@ -166,18 +166,18 @@ def _plans(
         read_nbytes=sizes.read_nbytes,
     )
     residences = {"all": (True,), "nothing": (False,)}.get(request.keeps, (False, True)) if sizes.features else (True,)
-    for arrangement, keeps_features in product(arrangements(request.keeps, sizes), residences):
-        units = arrangement.unit_nbytes(sizes)
+    for placement, keeps_features in product(group_placements(request.keeps, sizes), residences):
+        units = placement.unit_nbytes(sizes)
         groups = replace(
             rest.groups,
-            streamed=arrangement.streamed(sizes),
-            is_embedding_resident=not arrangement.is_embedding_gathered,
+            streamed=placement.streamed_group_numbers(sizes),
+            is_embedding_resident=not placement.is_embedding_gathered,
             num_slots=min(prefetch + 1, len(units)),
             slot_nbytes=max(units, default=0),
             are_features_resident=keeps_features,
         )
         plan = replace(rest, groups=groups)
-        for placed in with_experts(plan, sizes.experts, request.experts, costs.buffer_nbytes):
+        for placed in expert_variants(plan, sizes.experts, request.experts, costs.buffer_nbytes):
             moving = costs.moving_nbytes if placed.is_streaming else 0
             workspace = placed.other.workspace_nbytes + moving
             yield replace(placed, other=replace(placed.other, workspace_nbytes=workspace))

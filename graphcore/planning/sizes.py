@@ -27,31 +27,31 @@ class ExpertSizes:
     """The sizes of experts' matrices.
 
     Attributes:
-        nbytes: bytes of one expert, for each layer that has experts.
-        count: number of experts in such a layer.
-        routed: number of experts that a token is routed to in such a layer.
-        least: number of slots that a step needs at least.
+        expert_nbytes_by_layer: bytes of one expert, for each layer that has experts.
+        experts_per_layer: number of experts in such a layer.
+        top_k: number of experts that a token is routed to in such a layer.
+        min_slots: number of slots that a step needs at least.
     """
 
-    nbytes: tuple[int, ...]
-    count: int
-    routed: int
-    least: int
+    expert_nbytes_by_layer: tuple[int, ...]
+    experts_per_layer: int
+    top_k: int
+    min_slots: int
 
     @property
     def slot_nbytes(self) -> int:
         """Bytes of a slot that is large enough for any expert."""
-        return max(self.nbytes)
+        return max(self.expert_nbytes_by_layer)
 
     @property
     def num_experts(self) -> int:
         """Number of experts in all layers."""
-        return self.count * len(self.nbytes)
+        return self.experts_per_layer * len(self.expert_nbytes_by_layer)
 
     @property
     def total_nbytes(self) -> int:
         """Bytes of all experts."""
-        return self.count * sum(self.nbytes)
+        return self.experts_per_layer * sum(self.expert_nbytes_by_layer)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class WeightSizes:
     @property
     def read_nbytes(self) -> int:
         """Bytes that a decode step of one sequence reads: all weights except the tables and unrouted experts."""
-        experts = 0 if self.experts is None else self.experts.routed * sum(self.experts.nbytes)
+        experts = 0 if self.experts is None else self.experts.top_k * sum(self.experts.expert_nbytes_by_layer)
         return sum(self.groups) + self.head + self.always + experts
 
 
@@ -124,10 +124,12 @@ def _expert_sizes(decoder: Decoder) -> ExpertSizes | None:
     if not parts:
         return None
     return ExpertSizes(
-        nbytes=tuple(sum(aligned(weight[0].nbytes) for weight in _expert_weights(part)) for part in parts),
-        count=max(part.experts.up_proj.experts for part in parts),
-        routed=max(part.top_k for part in parts),
-        least=fewest_slots(decoder),
+        expert_nbytes_by_layer=tuple(
+            sum(aligned(weight[0].nbytes) for weight in _expert_weights(part)) for part in parts
+        ),
+        experts_per_layer=max(part.experts.up_proj.experts for part in parts),
+        top_k=max(part.top_k for part in parts),
+        min_slots=fewest_slots(decoder),
     )
 
 

@@ -51,11 +51,11 @@ class Task:
     needs_torch: bool = True
 
 
-def refuse_without_effect(settings: Settings, task: str, keys: tuple[str, ...]) -> None:
-    """Check that no key is set that has no effect on a task.
+def refuse_unused_settings(settings: Settings, task: str, keys: tuple[str, ...]) -> None:
+    """Check that no setting is given that a task does not use.
 
     Args:
-        keys: the keys without effect.
+        keys: keys of the settings that it does not use.
 
     Raises:
         ConfigError: one of the keys is set.

@@ -49,7 +49,8 @@ class ExpertPlan:
         num_layers: number of those layers; they are the last ones with experts.
         routed_nbytes: bytes of the experts that one token is routed to, in all those layers together.
         num_routed: number of experts that one token is routed to, in all those layers together.
-        are_mapped: True if a decode step's kernels read experts from RAM, where all experts of these layers are stored.
+        are_device_readable: True if a decode step's kernels read experts from page-locked RAM, where all experts of
+            these layers are stored.
         has_layer_slots: True if these kernels copy experts from RAM into slots, of which each layer has its own; if
             not, a mapped expert is read in RAM each time, and the slots are for prefill chunks.
     """
@@ -60,7 +61,7 @@ class ExpertPlan:
     num_layers: int
     routed_nbytes: int
     num_routed: int
-    are_mapped: bool = False
+    are_device_readable: bool = False
     has_layer_slots: bool = False
 
     @property
@@ -76,7 +77,7 @@ class ExpertPlan:
     @property
     def reads_in_place(self) -> bool:
         """Whether a decode step reads each of its experts in RAM, each time."""
-        return self.are_mapped and not self.has_layer_slots
+        return self.are_device_readable and not self.has_layer_slots
 
     @property
     def expected_hit_rate(self) -> float:

@@ -19,6 +19,6 @@ def test_experts_are_the_resident_ones_to_the_bit(way: str, graph: str, tiny_mod
     resident = load_on(folder, graph=graph, dtype="bf16")
     engine = load_on(folder, *WAYS[way], graph=graph, dtype="bf16", streaming="on")
     assert engine.plan.experts is not None
-    assert engine.plan.experts.are_mapped == (way in ("in slots", "mapped"))
+    assert engine.plan.experts.are_device_readable == (way in ("in slots", "mapped"))
     assert engine.plan.experts.has_layer_slots == (way == "in slots")
     assert differing(results(engine, 40), results(resident, 40)) == []

@@ -65,7 +65,9 @@ def engine_of(
         patch.setattr(
             decoder_loader, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
         )
-        patch.setattr(PreparedDecoder, "maps_experts", lambda _self, _settings, tier: tier.kind == "host")
+        patch.setattr(
+            PreparedDecoder, "has_device_readable_experts", lambda _self, _settings, tier: tier.kind == "host"
+        )
         sizes = ["prefill_chunk=8", f"batch_size={rows}", "context_length=32", f"kv_dtype={kv}", *overrides]
         if slots is not None:
             nbytes = slots_nbytes(folder, dtype, slots, overrides)

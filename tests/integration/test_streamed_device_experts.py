@@ -82,7 +82,9 @@ def engine_of(monkeypatch: pytest.MonkeyPatch, folder: Path, streaming: str, *ov
         patch.setattr(
             decoder_loader, "_decode_kernels", lambda choices, caches: DeviceBlocks.allocate(caches, choices.device)
         )
-        patch.setattr(PreparedDecoder, "maps_experts", lambda _self, _s, tier: tier.kind == "host" and is_locking)
+        patch.setattr(
+            PreparedDecoder, "has_device_readable_experts", lambda _self, _s, tier: tier.kind == "host" and is_locking
+        )
         load: Callable[..., Engine] = Engine.load
         with load(
             folder, "bf16", streaming=streaming, graph="eager", device="cpu", overrides=[*SIZES, *overrides]
@@ -120,7 +122,7 @@ def test_experts_that_do_not_stay_give_resident_bits(
     asked = [one.format(three=three_slots(monkeypatch, folder)) for one in WAYS[way]]
     with engine_of(monkeypatch, folder, "on", *asked) as engine:
         assert engine.plan.experts is not None
-        assert engine.plan.experts.are_mapped == (way in ("in slots", "mapped"))
+        assert engine.plan.experts.are_device_readable == (way in ("in slots", "mapped"))
         assert engine.plan.experts.has_layer_slots == (way == "in slots")
         assert torch.equal(logits_of(engine), resident)
 

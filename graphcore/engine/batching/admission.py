@@ -74,19 +74,19 @@ class CacheAdmission:
             return False
         self.pages.free(row)
         found = (
-            self._prefixes.nothing
+            self._prefixes.no_hit
             if request.reads_prompt
             else self._prefixes.find(request.prompt_ids, request.reuses_cache)
         )
-        if not self._prefixes.use(row, found):  # the prefix itself has the last pages, so that none is free for a copy
-            found = self._prefixes.nothing
+        if not self._prefixes.attach(row, found):  # the prefix itself has the last pages; none is free for a copy
+            found = self._prefixes.no_hit
         wanted = [
             (one.own_row, self._prompt_end(one)) for one in self.requests if one.num_computed < self._prompt_end(one)
         ]
         if self.requests and not self.pages.make_room_for([*wanted, (row, self._prompt_end(request))]):
             self.pages.free(row)
             return False
-        request.begin(row, found.length, is_bit_exact=found.is_prompt)
+        request.begin(row, found.length, is_bit_exact=found.is_bit_exact)
         self.requests.append(request)
         return True
 
@@ -103,9 +103,9 @@ class CacheAdmission:
         found = self._prefixes.find(prompt, request.reuses_cache)
         if found.length > request.num_computed:
             self.pages.free(request.own_row)
-            if not self._prefixes.use(request.own_row, found):
-                found = self._prefixes.nothing
-            request.use_cached(found.length, is_bit_exact=found.is_prompt)
+            if not self._prefixes.attach(request.own_row, found):
+                found = self._prefixes.no_hit
+            request.use_cached(found.length, is_bit_exact=found.is_bit_exact)
         return not any(self._computes_for(other, request) for other in self._before(request))
 
     def _before(self, request: Request) -> Sequence[Request]:
@@ -196,8 +196,8 @@ class CacheAdmission:
         prompt = request.prompt_ids
         sure = min(request.num_computed, self._chunks.invariant_length(len(prompt)))
         if request.is_bit_exact and request.cache_row is not None and sure:
-            has_states = sure == request.num_computed and sure % self._chunks.size == 0
-            self._prefixes.keep(request.cache_row, prompt[:sure], is_prompt=True, has_states=has_states)
+            save_states = sure == request.num_computed and sure % self._chunks.size == 0
+            self._prefixes.keep(request.cache_row, prompt[:sure], is_bit_exact=True, save_states=save_states)
 
     def leave(self, request: Request, held: Sequence[int]) -> None:
         """Free the row and pages of a finished request.
@@ -211,12 +211,12 @@ class CacheAdmission:
             return
         if request.reuses_cache and held:
             self.cache_prompt(request)  # a ring has freed some of it since
-            self._prefixes.keep(request.cache_row, held, is_prompt=False, has_states=True)
+            self._prefixes.keep(request.cache_row, held, is_bit_exact=False, save_states=True)
         self.pages.free(request.cache_row)
 
     def clear_prefix_cache(self) -> None:
         """Free all pages and snapshots of the prefix cache."""
-        self._prefixes.forget()
+        self._prefixes.clear()
 
     def lend_cache(self) -> Callable[[], None]:
         """Lend the whole KV cache to other calls until the returned function is called."""

@@ -54,7 +54,7 @@ class PreparedModel(ABC):
         """Return why weights cannot stream from the checkpoint's files; empty if they can."""
         return ""
 
-    def maps_experts(self, settings: Settings, tier: Tier) -> bool:
+    def has_device_readable_experts(self, settings: Settings, tier: Tier) -> bool:
         """Return whether a GPU's kernels can read the experts in locked RAM, in the format that they have there."""
         return False
 

@@ -88,7 +88,7 @@ def _plan(settings: Settings, parts: PreparedModel, tier: Tier, machine: Machine
         expert_cache=parse_nbytes("streaming.expert_cache", streaming.expert_cache),
         context_length=parts.runtime.context_length,
         may_halve_context=settings.context_length is None and keeps != "all",
-        maps_experts=parts.maps_experts(settings, tier),
+        has_device_readable_experts=parts.has_device_readable_experts(settings, tier),
         has_layer_slots=layer_slots,
     )
     return plan_streaming(parts.sizes(settings), request, parts.costs(settings, tier), machine.memory)

@@ -118,7 +118,7 @@ class PreparedDecoder(PreparedModel):
                 return f"the rows of tensor '{source.name}' cannot be read one by one"
         return expert_obstacle(loader, expert_linears(self.decoder))
 
-    def maps_experts(self, settings: Settings, tier: Tier) -> bool:
+    def has_device_readable_experts(self, settings: Settings, tier: Tier) -> bool:
         """Return whether a GPU's kernels can read the experts in locked RAM, in the format that they have there.
 
         Matrices that have to be unpacked before a product do not qualify: unpacking copies them, and torch copies

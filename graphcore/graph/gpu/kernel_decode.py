@@ -16,7 +16,7 @@ from torch import Tensor
 
 from graphcore.graph.gpu.kernel_entries import DeviceRun
 from graphcore.graph.gpu.kernel_obstacles import block_obstacle, head_obstacle
-from graphcore.graph.gpu.norm_fusion import RESIDUAL_ADDS_OF_LAYER, FusedLayer, first_norm, leaves_answer
+from graphcore.graph.gpu.norm_fusion import RESIDUAL_ADDS_OF_LAYER, FusedLayer, first_norm, output_add_prepares_norm
 from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.targets import lower_to_kernels
 from graphcore.graph.lowering.tracing import Traced
@@ -72,10 +72,14 @@ class DeviceBlocks:
 
     def _layer(self, block: Block, batch: int, neighbours: Neighbours) -> FusedLayer:
         """Return how a layer's norms are fused with those of its neighbours."""
-        begins = neighbours.before is None or self._obstacle(neighbours.before, batch) is not None
-        takes = neighbours.before is not None and self._handed(neighbours.before, block, batch) is not None
-        following = None if neighbours.after is None else self._handed(block, neighbours.after, batch)
-        return FusedLayer(neighbours.memory, neighbours.layer, begins, takes, following)
+        before, after = neighbours.before, neighbours.after
+        return FusedLayer(
+            neighbours.memory,
+            neighbours.layer,
+            is_first=before is None or self._obstacle(before, batch) is not None,
+            first_norm_is_prepared=before is not None and self._handed(before, block, batch) is not None,
+            next_layer_norm=None if after is None else self._handed(block, after, batch),
+        )
 
     def _obstacle(self, block: Block, batch: int) -> str | None:
         """Return why a block is unsupported, or None; cached, because a layer's neighbours ask again."""
@@ -88,7 +92,7 @@ class DeviceBlocks:
         """Return the first norm of `second` if it is fused into the last residual add of `first`, else None."""
         if self._obstacle(first, batch) is not None or self._obstacle(second, batch) is not None:
             return None
-        if not leaves_answer(self._lowered(first), first):
+        if not output_add_prepares_norm(self._lowered(first), first):
             return None
         return first_norm(self._lowered(second), dict(second.named_modules()))
 
@@ -112,10 +116,10 @@ class DeviceBlocks:
         Args:
             fused_layer: state of norm fusion with the neighbouring layers; None to launch every norm.
         """
-        stream = x.view(len(x), -1)
-        inputs = {"x": stream, "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache, "table": table}
-        answer = DeviceRun(dict(block.named_modules()), self.arrivals, fused_layer).run(self._lowered(block), inputs)
-        assert answer is stream, "the stream is changed where it lies"
+        residual = x.view(len(x), -1)
+        inputs = {"x": residual, "rope": rope, "span": span, "k_cache": k_cache, "v_cache": v_cache, "table": table}
+        output = DeviceRun(dict(block.named_modules()), self.arrivals, fused_layer).run(self._lowered(block), inputs)
+        assert output is residual, "the residual stream is changed in place"
         return x
 
     def route(

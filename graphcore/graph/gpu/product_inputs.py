@@ -55,7 +55,7 @@ def product_input(
     applied = applied_norm(modules, norm, linear)
     if applied is None or x.dtype is not torch.float32:
         return ProductInput(normalised(modules[norm.name], x, norm.dtype or linear.dtype))
-    fused = None if fusion is None else fusion.left_for(applied, x)
+    fused = None if fusion is None else fusion.prepared_for(applied, x)
     if fused is None:
         rows, squares = torch.empty_like(x, dtype=linear.dtype), x.new_empty(len(x), 2, dtype=torch.int64)
         fused = FusedNorm(applied.weight, rows, squares)

@@ -3,12 +3,13 @@
     router chooses 3 17 21 9      3 and 21 are in slots; 17 and 9 replace the coldest experts and are read together
     more experts than slots       they are fetched in waves (batches): while one wave computes, the next is read
 
-An expert that is in use, or in the next wave, is pinned: its slot is not reused until it is released.
+An expert that is in use, or in the next wave, is pinned in the cache (not page-locked): its slot is not reused until it
+is released.
 
-The cache evicts the expert with the lowest recent use: a count that halves every 64 requests of its layer. On recorded
-routing of three models (benchmarks/expert_routes.py) a cache for a quarter of all experts hits 77 to 83 %, within 2
-points of least recently used (LRU) and 10 to 12 below the optimum. A cache smaller than one token's experts, where LRU
-never hits, still keeps the hottest ones (27 %).
+The cache evicts the expert with the lowest decayed use count, half-life 64 lookups of the layer. On recorded routing of
+three models (benchmarks/expert_routes.py) a cache for a quarter of all experts hits 77 to 83 %, within 2 points of
+least recently used (LRU) and 10 to 12 below the optimum. A cache smaller than one token's experts, where LRU never
+hits, still keeps the hottest ones (27 %).
 """
 
 import time
@@ -21,8 +22,8 @@ from graphcore.streaming.experts.slots import ExpertPool
 from graphcore.streaming.filler import Filler, SlotFillT
 from graphcore.streaming.timeline import Event, Timeline
 
-HALF_LIFE = 64  # requests of a layer
-LARGEST = 2.0**40  # weight of a request at which all counts are scaled back
+HALF_LIFE = 64  # lookups of a layer
+LARGEST = 2.0**40  # weight of a lookup at which all counts are scaled back
 
 Key = tuple[int, int]  # layer, expert
 WorkT = TypeVar("WorkT")
@@ -33,12 +34,12 @@ class Fetch(Generic[SlotFillT]):
     """A request for experts of one layer, which are pinned; some may still be loading.
 
     Attributes:
-        fillings: fillings of the experts that are being read, by expert.
+        loads: pending loads, by expert.
     """
 
     layer: int
     experts: tuple[int, ...]
-    fillings: dict[int, SlotFillT]
+    loads: dict[int, SlotFillT]
 
 
 @dataclass
@@ -47,7 +48,8 @@ class Slots:
 
     Attributes:
         held: slot of an expert, by (layer, expert).
-        pinned: number of fetches that an expert is part of, by (layer, expert); experts in no fetch are absent.
+        pinned: number of fetches that an expert is part of, by (layer, expert): while there are any, it is pinned in
+            the cache (not page-locked); experts in no fetch are absent.
     """
 
     pool: ExpertPool
@@ -90,13 +92,13 @@ class ExpertCache(Generic[WorkT, SlotFillT]):
 
     Attributes:
         pools: pools of slots; every layer whose experts move is in exactly one.
-        work: function from layer, expert and slot to the work that fills the slot.
+        make_job: given layer, expert and slot, returns the copy job that loads the expert into the slot.
         groups: number of the layer group, by layer, for the timeline.
         hits, misses: number of requested experts that were in a slot, and that were not.
     """
 
     pools: Sequence[ExpertPool]
-    work: Callable[[int, int, int], WorkT]
+    make_job: Callable[[int, int, int], WorkT]
     groups: Mapping[int, int]
     filler: Filler[WorkT, SlotFillT]
     timeline: Timeline
@@ -146,7 +148,11 @@ class ExpertCache(Generic[WorkT, SlotFillT]):
                 self._release(slots, fetch)
 
     def _cut(self, slots: Slots, layer: int, experts: Sequence[int]) -> list[Sequence[int]]:
-        """Split experts into waves, cached ones first. If there are several waves, two fit into two or more slots."""
+        """Split experts into waves, cached ones first.
+
+        With several waves, each takes at most half of the slots (at least one), so that the next can be read while one
+        computes; this needs at least two slots.
+        """
         most = slots.pool.num_slots
         if len(experts) <= most:
             return [experts] if experts else []
@@ -162,22 +168,22 @@ class ExpertCache(Generic[WorkT, SlotFillT]):
             slots.pin((layer, expert))
         fetch: Fetch[SlotFillT] = Fetch(layer, tuple(experts), {})
         for expert in missing:
-            work = self.work(layer, expert, slots.take((layer, expert)))
-            fetch.fillings[expert] = self.filler.begin(self.groups[layer], work, None)
+            job = self.make_job(layer, expert, slots.take((layer, expert)))
+            fetch.loads[expert] = self.filler.begin(self.groups[layer], job, None)
         return fetch
 
     def _wait(self, fetch: Fetch[SlotFillT]) -> None:
         """Wait until all experts of a fetch are in their slots."""
         began = time.perf_counter()
-        for filling in fetch.fillings.values():
-            self.filler.wait(filling)
-        if fetch.fillings:
+        for load in fetch.loads.values():
+            self.filler.wait(load)
+        if fetch.loads:
             self.timeline.add(Event("stall", self.groups[fetch.layer], began, time.perf_counter()))
 
     def _release(self, slots: Slots, fetch: Fetch[SlotFillT]) -> None:
         """Unpin the experts of a fetch. Experts that did not arrive are cancelled and lose their slots."""
-        failed = [expert for expert, filling in fetch.fillings.items() if not filling.is_full]
-        self.filler.cancel([fetch.fillings[expert] for expert in failed])
+        failed = [expert for expert, load in fetch.loads.items() if not load.is_full]
+        self.filler.cancel([fetch.loads[expert] for expert in failed])
         for expert in fetch.experts:
             slots.unpin((fetch.layer, expert))
         for expert in failed:
@@ -203,7 +209,7 @@ class ExpertHeat:
     _weight: float = 1.0
 
     def add(self, layer: int, experts: list[int]) -> None:
-        """Count a request. Each weighs more than the one before, which has the same effect as decay of older counts."""
+        """Count a lookup. Each weighs more than the one before, which has the same effect as decay of older counts."""
         self._weight *= 2 ** (1 / (HALF_LIFE * self.num_layers))
         for expert in experts:
             self._counts[layer, expert] += self._weight

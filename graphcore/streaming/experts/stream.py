@@ -121,13 +121,13 @@ def open_experts(
     """
     decoder = below.decoder
     pools = expert_pools(decoder, plan.num_slots, plan.num_layers)
-    mapped, note = lock_tables(below, [layer for pool in pools for layer in pool.layers], plan, link)
+    locked, note = lock_tables(below, [layer for pool in pools for layer in pool.layers], plan, link)
     cached: dict[int, ExpertSlots] = {}
     if plan.has_layer_slots:
-        bound, cached, pools = bind_layer_slots(decoder, pools, {one: below.tables(one) for one in mapped}, device)
+        bound, cached, pools = bind_layer_slots(decoder, pools, {one: below.tables(one) for one in locked}, device)
         slots = {layer: expert_layers(decoder)[layer].experts for layer in bound}
     else:
-        bound, slots = _bind_pools(below, pools, mapped, device)
+        bound, slots = _bind_pools(below, pools, locked, device)
 
     def outs(layer: int, slot: int) -> list[Tensor]:
         return [bound[layer][part][slot] for part in PARTS]
@@ -149,7 +149,7 @@ def open_experts(
     filler = _device_filler(below, bound.values(), timeline, link)
     cache = ExpertCache(pools, transfer, groups, filler, timeline)
     device_cache = DeviceCache(cached, cache) if cached else None
-    return ExpertStream(cache, FetchedExperts(device_cache or cache, slots, mapped), note, device_cache)
+    return ExpertStream(cache, FetchedExperts(device_cache or cache, slots, locked), note, device_cache)
 
 
 def _bind_pools(
@@ -181,7 +181,7 @@ def lock_tables(
     below: LowerTier, layers: Sequence[int], plan: ExpertPlan, link: DeviceLink | None
 ) -> tuple[frozenset[int], str]:
     """Lock the tables of as many layers as the machine allows; return those layers, and a note if some are missing."""
-    if link is None or link.pins is None or not plan.are_mapped:
+    if link is None or link.pins is None or not plan.are_device_readable:
         return frozenset(), ""
     locked: list[int] = []
     obstacle = ""

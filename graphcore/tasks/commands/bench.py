@@ -22,7 +22,7 @@ from graphcore.tasks.measuring.timed_runs import Spread, count_kernels, time_rep
 from graphcore.tasks.report.run_record import bandwidth_of, compile_record, ran_record, share_of
 from graphcore.tasks.report.startup import seconds_since_start
 from graphcore.tasks.report.stream_watch import Interval, StreamWatch, show_streaming, streaming_of, streaming_results
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
+from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
 from graphcore.tasks.task_engine import describe, describe_compile, load_engine
 
 COLUMNS = ("", "median", "min", "q1", "q3", "max")
@@ -94,7 +94,7 @@ def bench_settings(settings: Settings, task: BenchSettings) -> Settings:
     """
     at_least(1, "task.", task, ("prompt_tokens", "new_tokens", "repeats", "batch"))
     at_least(0, "task.", task, ("depth",))
-    refuse_without_effect(settings, "bench", PROMPT_KEYS)
+    refuse_unused_settings(settings, "bench", PROMPT_KEYS)
     if settings.batching.max_sequences not in (1, task.batch):
         raise ConfigError(
             f"batch_size={settings.batching.max_sequences} and task.batch={task.batch} contradict each other; set "

@@ -22,7 +22,7 @@ from graphcore.tasks.chat.typed_lines import ChatLines, Entry
 from graphcore.tasks.report.run_record import compile_record, ran_record
 from graphcore.tasks.requests.cache_files import cache_record, check_cache_files, load_cache_file, save_cache_file
 from graphcore.tasks.requests.prompts import read_prompts, uses_chat
-from graphcore.tasks.task import Context, Record, Task, refuse_without_effect
+from graphcore.tasks.task import Context, Record, Task, refuse_unused_settings
 from graphcore.tasks.task_engine import (
     describe,
     describe_compile,
@@ -119,7 +119,7 @@ def _attempt(session: Session, entry: Entry, is_terminal: bool) -> None:
 
 
 def _check(settings: Settings) -> None:
-    refuse_without_effect(settings, "chat", ("prompt_ids",))
+    refuse_unused_settings(settings, "chat", ("prompt_ids",))
     check_cache_files(settings)
     if settings.prompt == "-":
         raise ConfigError(

@@ -21,7 +21,7 @@ from graphcore.tasks.measuring.native_operations import native_operations
 from graphcore.tasks.measuring.torch_operations import TorchOperations
 from graphcore.tasks.measuring.weight_reads import step_nbytes
 from graphcore.tasks.report.run_record import bandwidth_of, compile_record, ran_record, share_of
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
+from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
 from graphcore.tasks.task_engine import describe, load_engine, own_runner
 
 COLUMNS = ("operation", "shape", "format", "length", "count", "warm us", "in order us", "us/step", "GB/s")
@@ -87,7 +87,7 @@ def _check(settings: Settings, task: MicrobenchSettings) -> None:
     Raises:
         ConfigError: a length or the repeats are out of range, or another setting has no effect.
     """
-    refuse_without_effect(settings, "microbench", PROMPT_KEYS)
+    refuse_unused_settings(settings, "microbench", PROMPT_KEYS)
     at_least(1, "task.", task, ("repeats",))
     if not task.lengths or min(task.lengths) < 1:
         raise ConfigError(f"task.lengths={task.lengths} must name at least one length, each at least 1")

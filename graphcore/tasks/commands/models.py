@@ -17,7 +17,7 @@ from graphcore.config.byte_sizes import in_words
 from graphcore.config.conf_folder import PublishedModel, published_models
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
+from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
 
 UNKNOWN = "not recorded"
 GAP, INDENT = "  ", "  "  # between columns, and before the lines below a name
@@ -48,7 +48,7 @@ class Listed:
 
 def run(context: Context, task: ModelsSettings) -> Record:
     """Remove a model if one is to be removed, then print the list."""
-    refuse_without_effect(context.settings, "models", PROMPT_KEYS)
+    refuse_unused_settings(context.settings, "models", PROMPT_KEYS)
     folder = context.settings.cache_folder
     published = published_models()
     listed = list_cached(folder, published)

@@ -15,10 +15,10 @@ from graphcore.errors import ConfigError
 from graphcore.export.pack import PackedTensor, Packer
 from graphcore.progress import Progress
 from graphcore.tasks.report.output_files import OutputError
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
+from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
 from graphcore.tasks.task_engine import group_note
 
-WITHOUT_EFFECT = (*PROMPT_KEYS, "context_length")
+UNUSED_KEYS = (*PROMPT_KEYS, "context_length")
 COLUMNS = ("format", "tensors", "bytes", "largest relative error")
 
 
@@ -34,7 +34,7 @@ class PackSettings:
 def run(context: Context, task: PackSettings) -> Record:
     """Write the file and print its formats and sizes."""
     settings, console = context.settings, context.console
-    refuse_without_effect(settings, "pack", WITHOUT_EFFECT)
+    refuse_unused_settings(settings, "pack", UNUSED_KEYS)
     if settings.streaming.policy != "off":
         raise ConfigError(
             f"streaming={settings.streaming.policy} has no effect with task=pack, which runs nothing; leave it out"

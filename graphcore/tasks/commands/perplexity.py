@@ -20,7 +20,7 @@ from graphcore.tasks.measuring.likelihood import LEVEL, Likelihood, exponential
 from graphcore.tasks.measuring.sliding_windows import TokenizedText, Window, cut_windows
 from graphcore.tasks.report.run_record import compile_record, ran_record
 from graphcore.tasks.requests.text_input import LONGEST_FILE, read_text
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
+from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
 from graphcore.tasks.task_engine import describe, describe_compile, load_engine, model_name
 
 DEFAULT_WINDOW = 1024  # tokens
@@ -90,7 +90,7 @@ def perplexity_settings(settings: Settings, task: PerplexitySettings) -> Setting
     Raises:
         ConfigError: a key of the task is wrong, or another setting has no effect.
     """
-    refuse_without_effect(settings, "perplexity", PROMPT_KEYS)
+    refuse_unused_settings(settings, "perplexity", PROMPT_KEYS)
     at_least(2, "task.", task, ("window",))
     at_least(1, "task.", task, ("stride",))
     if task.path not in PATHS:

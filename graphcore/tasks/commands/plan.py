@@ -42,7 +42,7 @@ from graphcore.tasks.report.plan_report import (
     ram_rows,
     tier_rows,
 )
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_without_effect
+from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
 from graphcore.tasks.task_engine import group_note, model_name
 from graphcore.weights.plan import Plan, Tier
 
@@ -90,7 +90,7 @@ class Outcome:
 def run(context: Context, task: PlanSettings) -> Record:
     """Print the plan; the status is "failed" if it does not fit."""
     settings, console = context.settings, context.console
-    refuse_without_effect(settings, "plan", PROMPT_KEYS)
+    refuse_unused_settings(settings, "plan", PROMPT_KEYS)
     use_threads(settings.threads)
     speeds = speeds_of(task.link, task.disk, task.bandwidth)
     machine = machine_of(settings, task.device_memory, task.ram)

@@ -2,9 +2,11 @@
 
 ours:          the engine as configured (dtype, graph, device)
 expected:      transformers, float32, CPU
-transformers:  transformers in the engine's dtype, if that is not float32; its error is that of rounding alone
+transformers:  transformers in the engine's dtype, if not float32; its error shows what rounding to that dtype costs
 llama.cpp:     the same GGUF file in llama.cpp on the CPU, if llama-cpp-python is installed
-cached:        the same tokens in decode steps over the KV cache, against the whole sequence in one call
+
+The engine is also compared with itself: "cached" is the error of decode steps over the KV cache against the whole
+sequence in one call.
 """
 
 import time
@@ -37,10 +39,10 @@ from graphcore.tasks.reference.transformers_model import Reference
 from graphcore.tasks.report.run_record import ran_record
 from graphcore.tasks.requests.generation_requests import check_prompts
 from graphcore.tasks.requests.prompts import Prompt, encode_prompts, read_prompts
-from graphcore.tasks.task import CACHE_KEYS, Context, Record, Task, refuse_without_effect
+from graphcore.tasks.task import CACHE_KEYS, Context, Record, Task, refuse_unused_settings
 from graphcore.tasks.task_engine import describe, load_engine
 
-COLUMNS = ["", "max error", "mean error", "largest value", "cosine", "lowest"]
+COLUMNS = ["", "max error", "mean error", "largest reference value", "cosine", "lowest cosine"]
 
 
 @dataclass
@@ -62,7 +64,7 @@ class Ours:
         token_ids: the compared sequence.
         outputs: outputs of the whole sequence in one call.
         decoded: [T, V] logits of the same tokens in decode steps, one after another.
-        new_ids: greedy tokens after it; none if their logits were not finite.
+        new_ids: greedy tokens after it; empty if their logits were not finite.
         file: GGUF file that llama.cpp can read too; else None.
         is_float32: True if all tensors of that file are in float32.
     """
@@ -120,7 +122,7 @@ def _check(settings: Settings, task: VerifySettings, prompts: list[Prompt]) -> N
         ConfigError: a key is out of range, or another setting has no effect.
     """
     at_least(1, "task.", task, ("tokens", "new_tokens"))
-    refuse_without_effect(settings, "verify", ("stop", *CACHE_KEYS) if prompts else ("stop", "system", *CACHE_KEYS))
+    refuse_unused_settings(settings, "verify", ("stop", *CACHE_KEYS) if prompts else ("stop", "system", *CACHE_KEYS))
     if task.tolerance is not None and not task.tolerance > 0:
         raise ConfigError(f"task.tolerance={task.tolerance} must be above 0")
     if task.cosine is not None and not -1 <= task.cosine <= 1:
@@ -153,7 +155,7 @@ def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> O
 
 
 def greedy_ids(engine: Engine, token_ids: list[int], new_tokens: int) -> list[int]:
-    """Return greedy tokens after the sequence; none if logits are not finite, which the comparison reports."""
+    """Return greedy tokens after the sequence; empty if logits are not finite, which the comparison reports."""
     try:
         return list(engine.generate([token_ids], new_tokens, ignore_eos=True)[0].token_ids)
     except GraphError:
@@ -175,7 +177,10 @@ def engine_outputs(engine: Engine, token_ids: list[int]) -> Outputs:
 
 
 def run_cast(context: Context, reference: Reference, load: Callable[[], Reference], ours: Ours) -> Outputs:
-    """Return transformers' outputs in the engine's dtype; in bf16 where they are not finite in fp16."""
+    """Return transformers' outputs in the engine's dtype.
+
+    If any logit is not finite in fp16, the whole pass is repeated in bf16.
+    """
     reference.cast(ours.dtype)
     outputs = reference.run(ours.token_ids)
     if ours.dtype is torch.float16 and not outputs.logits.isfinite().all():
@@ -187,7 +192,9 @@ def run_cast(context: Context, reference: Reference, load: Callable[[], Referenc
 
 
 def run_peer(context: Context, ours: Ours, cosine: float, is_asked: bool) -> Record | None:
-    """Return the comparison with llama.cpp; None, with a note, if the checkpoint is no file that it can run.
+    """Return the comparison with llama.cpp.
+
+    None if the checkpoint is not a GGUF file, or (with a note) if llama.cpp is missing or cannot run it.
 
     Args:
         cosine: lowest allowed cosine against transformers.

@@ -108,7 +108,7 @@ def _reading(experts: ExpertPlan) -> str:
     if experts.has_layer_slots:
         waiting = in_words(experts.num_experts * experts.slot_nbytes)
         return f"; a decode step fetches the others by itself, so all of them wait in locked RAM, {waiting}"
-    return f"; a token's are read in RAM, in {experts.num_layers} layers" if experts.are_mapped else ""
+    return f"; a token's are read in RAM, in {experts.num_layers} layers" if experts.are_device_readable else ""
 
 
 def ram_rows(nbytes: int, free: int) -> Iterator[Row]:
@@ -175,7 +175,7 @@ def planned_streaming_record(plan: Plan, source: str) -> Record:
         "slots": plan.groups.num_slots,
         "expert_slots": 0 if experts is None else experts.num_slots,
         "expert_hit_rate": None if experts is None else experts.expected_hit_rate,
-        "mapped_layers": experts.num_layers if experts is not None and experts.are_mapped else 0,
+        "mapped_layers": experts.num_layers if experts is not None and experts.are_device_readable else 0,
         "bytes_per_token": bytes_per_token(plan),
         "expected_bytes_per_token": expected_bytes_per_token(plan),
     }

@@ -72,18 +72,18 @@ class Caches:
                 found.append([cache.recurrent[row].item()])
         return found
 
-    def keep(self, ids: Sequence[int], value: float, row: int = 0, *, is_prompt: bool = True) -> None:
+    def keep(self, ids: Sequence[int], value: float, row: int = 0, *, is_bit_exact: bool = True) -> None:
         """Run a sequence in an empty row, keep it, and free the row."""
         assert self.write(row, 0, len(ids), value)
-        self.tree.keep(row, ids, is_prompt=is_prompt, has_states=not is_prompt or len(ids) % CHUNK == 0)
+        self.tree.keep(row, ids, is_bit_exact=is_bit_exact, save_states=not is_bit_exact or len(ids) % CHUNK == 0)
         self.pages.free(row)
 
-    def goes_on(self, ids: Sequence[int], row: int = 0, *, takes_answers: bool = False) -> tuple[int, bool]:
+    def goes_on(self, ids: Sequence[int], row: int = 0, *, reuse_cache: bool = False) -> tuple[int, bool]:
         """Give a row what is found, free it, and return the length and whether it serves prompts."""
-        found = self.tree.find(ids, takes_answers)
-        assert self.tree.use(row, found)
+        found = self.tree.find(ids, reuse_cache)
+        assert self.tree.attach(row, found)
         self.pages.free(row)
-        return found.length, found.is_prompt
+        return found.length, found.is_bit_exact
 
     def check_counts(self) -> None:
         """Check that every page is free or counted once for each row, and once for the tree."""
@@ -102,7 +102,7 @@ class Caches:
 
     def is_all_free(self) -> bool:
         """Return whether no page is left after the tree has forgotten everything."""
-        self.tree.forget()
+        self.tree.clear()
         self.check_counts()
         return all(table.num_free == table.num_pages for table in self.pages.tables)
 
@@ -119,10 +119,10 @@ def test_the_longest_beginning_is_found_and_holds_what_was_computed(name: str) -
     longest = 12 if name == "full" else 8  # what a ring had of the second one was given back
     cases = (([*words(10), 50, 51, 9], longest), (words(7), 6), ([9], 0), ([0], 0), ([*words(6), 77, 78], 6))
     for ids, length in cases:
-        found = caches.tree.find(ids, takes_answers=False)
-        assert (found.length, found.is_prompt) == (length, True)
+        found = caches.tree.find(ids, reuse_cache=False)
+        assert (found.length, found.is_bit_exact) == (length, True)
         if length > 6:  # pages of the first window were given back in a ring
-            assert caches.tree.use(1, found)
+            assert caches.tree.attach(1, found)
             for layer in caches.holds(1, length):
                 assert [number % 100 for number in layer] == words(length)[-len(layer) :]
             caches.pages.free(1)
@@ -142,16 +142,16 @@ def test_a_prompt_goes_on_only_where_its_chunk_chooses_the_same_kernels(
     for shared, start in starts.items():
         ids = [*words(shared), *words(30 - shared, 60)]
         assert caches.goes_on(ids) == (start, True)
-        assert caches.goes_on(ids, takes_answers=True) == (shared, start == shared)
+        assert caches.goes_on(ids, reuse_cache=True) == (shared, start == shared)
     assert caches.is_all_free()
 
 
 def test_answers_serve_only_those_who_ask() -> None:
     caches = Caches()
     caches.keep(words(6), 100.0)
-    caches.keep(words(14), 200.0, is_prompt=False)
+    caches.keep(words(14), 200.0, is_bit_exact=False)
     assert caches.goes_on(words(20)) == (6, True)
-    assert caches.goes_on(words(20), takes_answers=True) == (14, False)
+    assert caches.goes_on(words(20), reuse_cache=True) == (14, False)
     assert caches.is_all_free()
 
 
@@ -159,11 +159,11 @@ def test_answers_serve_only_those_who_ask() -> None:
 def test_a_prompt_that_was_an_answer_before_has_only_the_prompts_pages(name: str) -> None:
     """A ring's earlier pages were given back when the prompt ended: those of the answer must not take their place."""
     caches = Caches(name)
-    caches.keep(words(8), 500.0, is_prompt=False)
+    caches.keep(words(8), 500.0, is_bit_exact=False)
     caches.keep(words(24), 100.0)
     for length in (9, 25):
-        found = caches.tree.find(words(length), takes_answers=False)
-        assert caches.tree.use(1, found)
+        found = caches.tree.find(words(length), reuse_cache=False)
+        assert caches.tree.attach(1, found)
         assert not [number for layer in caches.holds(1, found.length) for number in layer if number >= 200]
         caches.pages.free(1)
     caches.check_counts()
@@ -173,7 +173,7 @@ def test_a_prompt_that_was_an_answer_before_has_only_the_prompts_pages(name: str
 def test_pages_of_an_answer_do_not_fill_gaps_of_a_prompt() -> None:
     caches = Caches("ring")
     caches.keep(words(24), 100.0)  # the ring has its last pages only
-    caches.keep(words(9), 500.0, is_prompt=False)
+    caches.keep(words(9), 500.0, is_bit_exact=False)
     assert caches.goes_on(words(9)) == (0, True)
     assert caches.is_all_free()
 
@@ -181,17 +181,17 @@ def test_pages_of_an_answer_do_not_fill_gaps_of_a_prompt() -> None:
 def test_states_of_an_answer_never_serve_a_prompt() -> None:
     caches = Caches("states")
     assert caches.write(0, 0, 8, 500.0)
-    caches.tree.keep(0, words(8), is_prompt=False, has_states=True)
+    caches.tree.keep(0, words(8), is_bit_exact=False, save_states=True)
     assert caches.goes_on(words(12)) == (0, True)
     assert caches.write(1, 0, 8, 100.0)
-    caches.tree.keep(1, words(8), is_prompt=True, has_states=False)  # the same tokens, whose pages are a prompt's now
+    caches.tree.keep(1, words(8), is_bit_exact=True, save_states=False)  # the same tokens, now bit-exact
     assert caches.goes_on(words(12)) == (0, True)
-    assert caches.goes_on(words(12), takes_answers=True) == (8, False)
-    caches.tree.keep(1, words(8), is_prompt=True, has_states=True)
-    caches.tree.keep(0, words(8), is_prompt=False, has_states=True)
-    found = caches.tree.find(words(12), takes_answers=False)
-    assert (found.length, found.is_prompt) == (8, True)
-    assert caches.tree.use(2, found)
+    assert caches.goes_on(words(12), reuse_cache=True) == (8, False)
+    caches.tree.keep(1, words(8), is_bit_exact=True, save_states=True)
+    caches.tree.keep(0, words(8), is_bit_exact=False, save_states=True)
+    found = caches.tree.find(words(12), reuse_cache=False)
+    assert (found.length, found.is_bit_exact) == (8, True)
+    assert caches.tree.attach(2, found)
     assert caches.holds(2, 8)[1] == [108.0]
     for row in range(ROWS):
         caches.pages.free(row)
@@ -240,13 +240,13 @@ def test_a_page_that_several_prefixes_have_is_given_back_when_all_have_gone() ->
     caches = Caches(tokens=CONTEXT)
     assert caches.write(0, 0, 7, 100.0)
     for end in (2, 5, 7):
-        caches.tree.keep(0, words(end), is_prompt=True, has_states=False)
+        caches.tree.keep(0, words(end), is_bit_exact=True, save_states=False)
     assert caches.write(0, 7, 11, 100.0)
-    caches.tree.keep(0, words(11), is_prompt=False, has_states=False)
+    caches.tree.keep(0, words(11), is_bit_exact=False, save_states=False)
     caches.pages.free(0)
     caches.check_counts()
     assert caches.write(1, 0, CONTEXT, 900.0)  # the whole pool
-    assert caches.goes_on(words(12), 2, takes_answers=True)[0] == 0
+    assert caches.goes_on(words(12), 2, reuse_cache=True)[0] == 0
     caches.pages.free(1)
     assert caches.is_all_free()
 
@@ -270,9 +270,9 @@ def test_whoever_borrows_the_cache_takes_nothing_from_the_tree() -> None:
         assert caches.write(0, 0, CONTEXT, 900.0)
         assert not caches.pages.reserve(1, 0, 4)
     caches.check_counts()
-    found = caches.tree.find(words(17), takes_answers=False)
+    found = caches.tree.find(words(17), reuse_cache=False)
     assert found.length == 16
-    assert caches.tree.use(2, found)
+    assert caches.tree.attach(2, found)
     assert caches.holds(2, 16) == [[100.0 + at for at in range(16)]]
     caches.pages.free(2)
     assert caches.is_all_free()
@@ -287,32 +287,32 @@ def test_random_prompts_and_answers_lose_no_page_and_mix_no_bits(name: str) -> N
     for step in range(10_000 if name == "both" else 2_500):
         row = generator.randrange(ROWS)
         if row in running:
-            ids, ran, is_prompt = running.pop(row)
-            if is_prompt:
+            ids, ran, is_bit_exact = running.pop(row)
+            if is_bit_exact:
                 sure = caches.tree._chunks.invariant_length(len(ids))
-                caches.tree.keep(row, ids[:sure], is_prompt=True, has_states=ran == sure and sure % CHUNK == 0)
+                caches.tree.keep(row, ids[:sure], is_bit_exact=True, save_states=ran == sure and sure % CHUNK == 0)
             if generator.random() < 0.5:
                 answer = [generator.randrange(2) for _ in range(generator.randrange(6))]
                 if caches.write(row, ran, ran + len(answer), 5000.0):
-                    caches.tree.keep(row, [*ids, *answer], is_prompt=False, has_states=True)
+                    caches.tree.keep(row, [*ids, *answer], is_bit_exact=False, save_states=True)
             caches.pages.free(row)
         else:
-            takes_answers = generator.random() < 0.3
+            reuse_cache = generator.random() < 0.3
             ids = [generator.randrange(2) if at % 5 == 0 else 7 for at in range(generator.randrange(1, 40))]
-            found = caches.tree.find(ids, takes_answers)
+            found = caches.tree.find(ids, reuse_cache)
             assert found.length < len(ids)
-            if not caches.tree.use(row, found):
+            if not caches.tree.attach(row, found):
                 assert not any(table.rows[row] for table in caches.pages.tables)
                 continue
             most = max(most, found.length)
-            if found.is_prompt:
+            if found.is_bit_exact:
                 held = caches.holds(row, found.length) if found.length else []
                 assert all(1000.0 <= number < 2000.0 for layer in held for number in layer)
-            value = 1000.0 if found.is_prompt else 3000.0
+            value = 1000.0 if found.is_bit_exact else 3000.0
             if not caches.write(row, found.length, len(ids), value):
                 caches.pages.free(row)
                 continue
-            running[row] = ids, len(ids), found.is_prompt
+            running[row] = ids, len(ids), found.is_bit_exact
         if step % 50 == 0:
             caches.check_counts()
     assert most >= (8 if name == "states" else 20)
@@ -325,12 +325,12 @@ def test_finding_a_prompt_takes_a_step_for_each_page_of_it() -> None:
     """Not one for each pair of its pages: 1,024 pages have half a million pairs."""
     caches, length = Caches(tokens=4096, context=4096), 4096
     assert caches.write(0, 0, length, 0.0)
-    caches.tree.keep(0, words(length), is_prompt=True, has_states=False)
+    caches.tree.keep(0, words(length), is_bit_exact=True, save_states=False)
     caches.pages.free(0)
     times = []
     for _ in range(5):
         begin = time.perf_counter()
-        assert caches.tree.find(words(length + 1), takes_answers=False).length == length
+        assert caches.tree.find(words(length + 1), reuse_cache=False).length == length
         times.append(time.perf_counter() - begin)
     assert min(times) < 0.02
     begin = time.perf_counter()

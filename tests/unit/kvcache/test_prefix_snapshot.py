@@ -34,9 +34,9 @@ def test_a_copy_serves_prompts_of_other_caches_and_takes_no_page_for_itself(name
     assert copies_of(loaded).copy_in(copy)
     assert copies_of(loaded).copy_in(copy)  # again: what is there stays
     loaded.check_counts()
-    found = loaded.tree.find([*words(length), 9], takes_answers=False)
-    assert (found.length, found.is_prompt) == (length, True)
-    assert loaded.tree.use(0, found)
+    found = loaded.tree.find([*words(length), 9], reuse_cache=False)
+    assert (found.length, found.is_bit_exact) == (length, True)
+    assert loaded.tree.attach(0, found)
     for of_layer in loaded.holds(0, length):
         first = length - len(of_layer)
         assert of_layer in ([100.0 + at for at in range(first, length)], [100.0 + length])
@@ -58,7 +58,7 @@ def test_a_copy_that_finds_no_room_leaves_nothing() -> None:
 @pytest.mark.parametrize("name", ["full", "states"])
 def test_what_an_answer_has_made_is_not_copied(name: str) -> None:
     caches = Caches(name)
-    caches.keep(words(16), 100.0, is_prompt=False)
+    caches.keep(words(16), 100.0, is_bit_exact=False)
     assert copies_of(caches).copy_out(words(16)) is None
     caches.keep(words(16), 200.0)
     assert copies_of(caches).copy_out(words(16)) is not None
@@ -67,9 +67,9 @@ def test_what_an_answer_has_made_is_not_copied(name: str) -> None:
 def test_states_of_an_answer_are_not_copied_beside_pages_of_a_prompt() -> None:
     caches = Caches("states")
     assert caches.write(0, 0, 16, 100.0)
-    caches.tree.keep(0, words(16), is_prompt=True, has_states=False)
-    caches.tree.keep(0, words(16), is_prompt=False, has_states=True)
-    assert all(node.is_prompt for node in caches.tree.path(words(16)))
+    caches.tree.keep(0, words(16), is_bit_exact=True, save_states=False)
+    caches.tree.keep(0, words(16), is_bit_exact=False, save_states=True)
+    assert all(node.is_bit_exact for node in caches.tree.path(words(16)))
     assert copies_of(caches).copy_out(words(16)) is None
 
 

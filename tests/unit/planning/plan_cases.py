@@ -40,9 +40,9 @@ def any_sizes(draw: st.DrawFn) -> WeightSizes:
     is_tied = draw(st.booleans())
     embedding = sum(slices) if is_tied else draw(size)
     count = draw(st.integers(2, 8))
-    routed = draw(st.integers(1, count))
+    top_k = draw(st.integers(1, count))
     nbytes = tuple(draw(st.lists(st.integers(1, 500), min_size=1, max_size=num_groups)))
-    experts = draw(st.sampled_from([None, ExpertSizes(nbytes, count, routed, least=routed)]))
+    experts = draw(st.sampled_from([None, ExpertSizes(nbytes, count, top_k, min_slots=top_k)]))
     return WeightSizes(embedding, sum(slices), slices, is_tied, groups, draw(st.integers(0, 50)), experts)
 
 
@@ -74,8 +74,9 @@ def account(plan: Plan, sizes: WeightSizes) -> int:
     total += plan.groups.num_slots * max(moving, default=0)
     if sizes.experts is not None:
         away = 0 if plan.experts is None else plan.experts.num_layers
-        total += sizes.experts.count * sum(sizes.experts.nbytes[: len(sizes.experts.nbytes) - away])
-        total += 0 if plan.experts is None else plan.experts.num_slots * max(sizes.experts.nbytes)
+        nbytes = sizes.experts.expert_nbytes_by_layer
+        total += sizes.experts.experts_per_layer * sum(nbytes[: len(nbytes) - away])
+        total += 0 if plan.experts is None else plan.experts.num_slots * max(nbytes)
     return total
 
 

@@ -12,7 +12,7 @@ from graphcore.planning.tier import host_nbytes
 from graphcore.tasks.report.plan_report import planned_groups, tier_rows
 from graphcore.weights.plan import Plan, bytes_per_token, expected_bytes_per_token
 
-EXPERTS = ExpertSizes(nbytes=(100, 100, 80), count=16, routed=2, least=2)
+EXPERTS = ExpertSizes(expert_nbytes_by_layer=(100, 100, 80), experts_per_layer=16, top_k=2, min_slots=2)
 MIXTURE = replace(equal_sizes(6, 1000), experts=EXPERTS)
 FIXED = KV * 100 + 77 + 33 + 11  # kv, workspace, buffers and vectors of `equal_sizes`
 ALL_BUT_EXPERTS = 6000 + 3000 + FIXED  # the table gathered
@@ -20,7 +20,7 @@ ALL_BUT_EXPERTS = 6000 + 3000 + FIXED  # the table gathered
 
 def mapped(room: int, cap: int | None = None, policy: str = "auto", may_have_slots: bool = False) -> Plan:
     """Return the plan whose budget leaves so many bytes for experts."""
-    asked = replace(plan_request(policy, ALL_BUT_EXPERTS + room), maps_experts=True, expert_cache=cap)
+    asked = replace(plan_request(policy, ALL_BUT_EXPERTS + room), has_device_readable_experts=True, expert_cache=cap)
     return plan_streaming(MIXTURE, replace(asked, has_layer_slots=may_have_slots), COSTS, PLENTY)
 
 
@@ -28,7 +28,9 @@ def mapped(room: int, cap: int | None = None, policy: str = "auto", may_have_slo
 def test_all_room_is_for_slots_once_each_layer_has_as_many_as_a_token_has_experts(room: int, slots: int) -> None:
     plan = mapped(room, may_have_slots=True)
     assert plan.experts is not None
-    assert (plan.experts.are_mapped, plan.experts.has_layer_slots, plan.experts.num_slots) == (True, True, slots)
+    assert plan.experts.are_device_readable
+    assert plan.experts.has_layer_slots
+    assert plan.experts.num_slots == slots
     assert (plan.experts.num_layers, plan.experts.num_experts, plan.resident_expert_nbytes) == (3, 48, 0)
     assert plan.total_nbytes == ALL_BUT_EXPERTS + 100 * slots
     less = mapped(599, may_have_slots=True)
@@ -65,7 +67,8 @@ def test_slots_are_predicted_by_the_replayed_rates_and_all_experts_wait_in_ram()
 def test_whole_layers_stay_first_and_a_fourth_of_one_has_slots(room: int, layers: int, slots: int) -> None:
     plan = mapped(room)
     assert plan.experts is not None
-    assert (plan.experts.are_mapped, plan.experts.num_layers, plan.experts.num_slots) == (True, 3 - layers, slots)
+    assert plan.experts.are_device_readable
+    assert (plan.experts.num_layers, plan.experts.num_slots) == (3 - layers, slots)
     assert plan.resident_expert_nbytes == 1600 * layers
     assert plan.total_nbytes == ALL_BUT_EXPERTS + 1600 * layers + 100 * slots
 

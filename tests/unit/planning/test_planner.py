@@ -168,7 +168,7 @@ def test_a_context_that_nobody_asked_for_is_halved_until_it_fits() -> None:
         plan_of(SIZES, replace(asked, may_halve_context=False))
 
 
-EXPERTS = ExpertSizes(nbytes=(100, 100, 80), count=8, routed=2, least=2)
+EXPERTS = ExpertSizes(expert_nbytes_by_layer=(100, 100, 80), experts_per_layer=8, top_k=2, min_slots=2)
 MIXTURE = replace(SIZES, experts=EXPERTS)
 ALL_BUT_EXPERTS = 6000 + 3000 + FIXED  # the table gathered
 
@@ -203,7 +203,7 @@ def test_hits_follow_the_replayed_rates_and_are_never_more_than_slots(
 ) -> None:
     experts = ExpertPlan(num_slots, 10, num_experts=1000, num_layers=5, routed_nbytes=200, num_routed=num_routed)
     assert experts.expected_hit_rate == pytest.approx(rate)
-    assert replace(experts, are_mapped=True).expected_hit_rate == 0.0
+    assert replace(experts, are_device_readable=True).expected_hit_rate == 0.0
 
 
 def test_all_experts_stay_where_all_fits_unless_fewer_were_asked_for() -> None:

@@ -36,7 +36,7 @@ def test_a_plan_without_streams_is_as_fast_as_memory() -> None:
 
 
 def test_fetched_experts_wait_for_the_router() -> None:
-    sizes = replace(SIZES, experts=ExpertSizes((100, 100), count=4, routed=2, least=2))
+    sizes = replace(SIZES, experts=ExpertSizes((100, 100), experts_per_layer=4, top_k=2, min_slots=2))
     asked = replace(plan_request("on", 100_000), expert_cache=400)
     predicted = predict(plan_streaming(sizes, asked, COSTS, PLENTY), Rates(link=1000.0, memory=9411.0))
     # 4 of 8 experts have slots, where 89.1 % of the routed ones are found: of 400 routed bytes 43.6 are fetched
@@ -45,7 +45,7 @@ def test_fetched_experts_wait_for_the_router() -> None:
 
 
 def test_sequences_share_what_moves_and_choose_other_experts() -> None:
-    sizes = replace(SIZES, experts=ExpertSizes((100, 100), count=4, routed=2, least=2))
+    sizes = replace(SIZES, experts=ExpertSizes((100, 100), experts_per_layer=4, top_k=2, min_slots=2))
     plan = plan_streaming(sizes, replace(plan_request("on", 100_000), expert_cache=400), COSTS, PLENTY)
     rates = Rates(link=1000.0, memory=9411.0)
     one, two = predict(plan, rates), predict(plan, rates, 2)

@@ -61,7 +61,7 @@ def test_vectors_and_learned_positions_never_stream() -> None:
 def test_gpt_oss_experts_are_apart_and_their_biases_stay() -> None:
     sizes = sizes_of(decoder_of("gpt_oss"), is_tied=False, layer_group_size=1)
     # 32 experts of 3 x 2880 x 2880 in each of 24 layers, 4 routed; gpt-oss-20b has 20.9e9 parameters
-    assert sizes.experts == ExpertSizes((2 * 3 * 2880 * 2880,) * 24, count=32, routed=4, least=4)
+    assert sizes.experts == ExpertSizes((2 * 3 * 2880 * 2880,) * 24, experts_per_layer=32, top_k=4, min_slots=4)
     attention = 2 * (2 * 2880 * 64 * 64 + 2 * 2880 * 8 * 64 + 32 * 2880)
     assert sizes.groups == (attention,) * 24
     assert sizes.total_nbytes == pytest.approx(2 * 20.9e9, rel=0.01)

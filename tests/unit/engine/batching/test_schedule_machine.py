@@ -231,8 +231,8 @@ class Schedule(RuleBasedStateMachine):
         nodes = list(tree._root.below())
         tables = range(len(self.runner.pages.tables))
         self.runner.check_counts([{page for node in nodes if (page := node.pages[at]) is not None} for at in tables])
-        for index, held in enumerate(tree._held):
-            assert held == count_of([node.pages[index] for node in nodes])
+        for index, refs in enumerate(tree._node_refs):
+            assert refs == count_of([node.pages[index] for node in nodes])
         for row in set(range(self.runner.sizes.batch_size)).difference(rows):
             assert not any(table.rows[row] for table in self.runner.pages.tables), "a row without a request has pages"
         assert set(self.admission._swapped) == {one for one in running if one.cache_row is None}

@@ -99,7 +99,7 @@ def test_weights_packed_at_load_that_do_not_fit_in_ram_are_not_sent_to_the_disk(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "tier", "are_mapped"),
+    ("overrides", "tier", "are_device_readable"),
     [
         ([], "host", True),
         (["streaming.source=host"], "host", True),
@@ -109,14 +109,14 @@ def test_weights_packed_at_load_that_do_not_fit_in_ram_are_not_sent_to_the_disk(
     ids=str,
 )
 def test_experts_for_a_gpu_wait_where_its_kernels_read_them_unless_asked_otherwise(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overrides: list[str], tier: str, are_mapped: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overrides: list[str], tier: str, are_device_readable: bool
 ) -> None:
     plan, found = plan_on(GPU, monkeypatch, tmp_path, *overrides, model_folder=GPT_OSS)
     assert plan.experts is not None
-    assert (found.kind, plan.experts.are_mapped) == (tier, are_mapped)
+    assert (found.kind, plan.experts.are_device_readable) == (tier, are_device_readable)
     in_ram, _ = plan_on(torch.device("cpu"), monkeypatch, tmp_path, model_folder=GPT_OSS)
     assert in_ram.experts is not None
-    assert not in_ram.experts.are_mapped
+    assert not in_ram.experts.are_device_readable
 
 
 def test_slots_that_kernels_fill_need_all_experts_in_ram_and_whole_layers_need_less(
@@ -133,7 +133,7 @@ def test_slots_that_kernels_fill_need_all_experts_in_ram_and_whole_layers_need_l
     monkeypatch.setitem(FREE, "cpu", enough - 1 + machine.RESERVE_NBYTES)
     less, tier = plan_on(GPU, monkeypatch, tmp_path, *asked, model_folder=GPT_OSS)
     assert less.experts is not None
-    assert (less.experts.are_mapped, less.experts.has_layer_slots) == (True, False)
+    assert (less.experts.are_device_readable, less.experts.has_layer_slots) == (True, False)
     assert less.resident_expert_nbytes > 0
     assert "RAM does not hold those of all layers" in tier.note
     assert f"{enough} bytes would do" in tier.note
@@ -147,7 +147,7 @@ def test_experts_that_do_not_fit_in_ram_are_read_from_files(monkeypatch: pytest.
     monkeypatch.setattr(PreparedDecoder, "read_nbytes", lambda self, tier: 0)
     short, tier = plan_on(GPU, monkeypatch, tmp_path, small, model_folder=GPT_OSS)
     assert short.experts is not None
-    assert (tier.kind, short.experts.are_mapped) == ("disk", False)
+    assert (tier.kind, short.experts.are_device_readable) == ("disk", False)
     assert "experts are read from files, because they do not fit in RAM" in tier.note
     with pytest.raises(PlanError):
         plan_on(GPU, monkeypatch, tmp_path, small, "streaming.source=host", model_folder=GPT_OSS)

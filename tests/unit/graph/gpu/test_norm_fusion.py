@@ -1,4 +1,4 @@
-"""Chains of layers whose sums are left for norms have the bits of layers that run alone, whoever runs between them."""
+"""Chains of layers whose residual adds prepare norms have the bits of layers alone, whoever runs between them."""
 
 from dataclasses import replace
 from functools import partial
@@ -128,7 +128,5 @@ def test_layers_that_run_otherwise_have_no_part_in_the_fusion() -> None:
     functions = [step.blocks[0].run for step in program.steps if isinstance(step, BlocksStep)]
     assert functions[0] == Block.forward
     layers = [function.keywords["fused_layer"] for function in functions[1:] if isinstance(function, partial)]
-    assert [(layer.begins, layer.takes, layer.following is not None) for layer in layers] == [
-        (True, False, True),
-        (False, True, False),
-    ]
+    found = [(layer.is_first, layer.first_norm_is_prepared, layer.next_layer_norm is not None) for layer in layers]
+    assert found == [(True, False, True), (False, True, False)]

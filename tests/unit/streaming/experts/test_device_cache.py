@@ -47,7 +47,9 @@ def engine_on(monkeypatch: pytest.MonkeyPatch, folder: Path, driver: Driver, cac
     monkeypatch.setattr(
         weight_stream, "link_opener", lambda _device, _pinned: lambda: DeviceLink(simulated(0), Pins(driver))
     )
-    monkeypatch.setattr(PreparedDecoder, "maps_experts", lambda _self, _settings, tier: tier.kind == "host")
+    monkeypatch.setattr(
+        PreparedDecoder, "has_device_readable_experts", lambda _self, _settings, tier: tier.kind == "host"
+    )
     asked = [*SIZES, f"streaming.expert_cache={cache}"]
     with Engine.load(folder, "fp32", streaming="on", graph="eager", device="cpu", overrides=asked) as engine:
         yield engine

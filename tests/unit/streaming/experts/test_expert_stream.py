@@ -42,7 +42,9 @@ def engine_on(
 
     monkeypatch.setattr(weight_stream, "link_opener", lambda _device, _pinned: lambda: DeviceLink(queues, pins))
     # Settings that come later count; on a CPU the source would else be the files.
-    monkeypatch.setattr(PreparedDecoder, "maps_experts", lambda _p, _s, tier: tier.kind == "host" and pins is not None)
+    monkeypatch.setattr(
+        PreparedDecoder, "has_device_readable_experts", lambda _p, _s, tier: tier.kind == "host" and pins is not None
+    )
     with Engine.load(
         GPT_OSS,
         "fp32",
@@ -91,7 +93,7 @@ def test_a_decode_step_reads_mapped_experts_where_they_wait_and_a_chunk_fetches_
     with engine_on(monkeypatch, queues, Pins(Driver(1 << 40)), "streaming.expert_cache=0") as engine:
         experts, builder = experts_of(engine), engine.runner.builder
         layers = range(len(builder.decoder.layers))
-        assert experts.fetched.mapped == set(layers)
+        assert experts.fetched.device_readable == set(layers)
         assert all(isinstance(run, RoutedBlock) for run in runs_of(engine, "decode"))
         assert all(isinstance(run, FetchedBlock) for run in runs_of(engine, "prefill"))
         store = {table.data_ptr() for table in _tables(engine)}
@@ -123,7 +125,7 @@ def test_layers_that_could_not_be_locked_wait_for_the_host_and_a_note_says_so(
     monkeypatch: pytest.MonkeyPatch, resident: tuple[Tensor, list[int]]
 ) -> None:
     with engine_on(monkeypatch, simulated(2), Pins(Stingy(1 << 40)), "streaming.expert_cache=0") as engine:
-        assert experts_of(engine).fetched.mapped == {0}
+        assert experts_of(engine).fetched.device_readable == {0}
         assert [type(run) for run in runs_of(engine, "decode")] == [RoutedBlock, FetchedBlock]
         assert outputs_of(engine)[1] == resident[1]
         (note,) = [note for note in engine.notes if "could not be locked" in note]
@@ -140,7 +142,7 @@ class Elsewhere(Driver):
 
 def test_memory_that_kernels_find_elsewhere_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_on(monkeypatch, simulated(3), Pins(Elsewhere(1 << 40))) as engine:
-        assert experts_of(engine).fetched.mapped == frozenset()
+        assert experts_of(engine).fetched.device_readable == frozenset()
         assert any("kernels cannot read it" in note for note in engine.notes)
 
 
