@@ -70,7 +70,8 @@ class SamplingParams:
             1 is off.
         presence_penalty: float, subtracted from the logits of tokens that the answer has already; 0 is off.
         frequency_penalty: float, subtracted from the logit of a token as often as the answer has it; 0 is off.
-        min_tokens: int, number of tokens before which no end token, stop token or stop string ends the answer.
+        min_tokens: int, number of tokens before which no end token or stop token is sampled, and no stop string is
+            looked for; a mask that allows nothing but an end, or forces one, has precedence.
         logit_bias: pairs of a token id and a number that is added to its logit, from -100 to 100; a mapping is taken,
             too.
         stop_token_ids: token ids that end the answer, besides the model's own end tokens.

@@ -24,6 +24,8 @@ OF_CALLS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", "max_new_to
 OF_COMMANDS = ("task", "cache", "outputs", "trace", "progress", "debug", "hydra")
 DEFAULT_OPTIONS = {"dtype": "auto", "quant": "stored", "streaming": "off", "device": "auto", "graph": "auto"}
 
+MOST_SECONDS = 10**9  # of a deadline
+MOST_BIASES = 4096  # tokens of a logit_bias
 MOST_TOP_LOGPROBS = 20  # as in OpenAI's interface
 
 FORMS = "give a text, token ids [1, 2, 3], messages [{'role': 'user', 'content': '...'}], or a list of such prompts"
@@ -179,8 +181,8 @@ def seconds_left(value: object) -> float:
         ConfigError: the value is no number above 0.
     """
     seconds = _number("deadline", value)
-    if not seconds > 0:
-        raise ConfigError(f"deadline={value!r} must be a number above 0")
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ConfigError(f"deadline={value!r:.40} must be a number above 0 and at most {MOST_SECONDS}")
     return seconds
 
 
@@ -243,9 +245,10 @@ def _sampling_value(name: str, value: object) -> object:
     if name == "logit_bias":
         return _biases(value)
     if name == "stop_token_ids":
-        if not isinstance(value, Iterable) or isinstance(value, str) or not all(map(is_whole, ids := list(value))):
+        ids = list(value) if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str) else [None]
+        if not all(map(is_whole, ids)):
             raise ConfigError(f"stop_token_ids={value!r:.40} must be a list of token ids")
-        return tuple(map(int, ids))
+        return tuple(map(int, cast("list[int]", ids)))
     return whole_number(name, value) if name in WHOLE_NUMBERS else _number(name, value)
 
 
@@ -253,9 +256,23 @@ def _biases(value: object) -> dict[int, float]:
     """Return the biases of tokens; ids may be texts, as JSON has them for keys."""
     pairs = value.items() if isinstance(value, Mapping) else value
     try:
-        return {int(token_id): float(_number("logit_bias", bias)) for token_id, bias in cast("Any", pairs)}
-    except (TypeError, ValueError) as error:
+        found = {_token_id(token_id): float(_number("logit_bias", bias)) for token_id, bias in cast("Any", pairs)}
+        if len(found) > MOST_BIASES:
+            raise ConfigError(f"logit_bias has {len(found)} tokens; {MOST_BIASES} are the most")
+        return found
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"logit_bias={value!r:.40} must map token ids to numbers, such as {{1234: -5}}") from error
+
+
+def _token_id(key: object) -> int:
+    """Return a token id, which may be a text of digits."""
+    if isinstance(key, str) and key.isdecimal():
+        return int(key)
+    if not is_whole(key):
+        raise ValueError(f"{key!r} is no token id")
+    return int(key)
 
 
 def check_token_ids(params: SamplingParams, vocab: int) -> None:

@@ -3,6 +3,7 @@
 Legend: B batch, T tokens, D model dim, H heads, V vocab.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,6 +70,7 @@ class Engine:
 
     def __init__(self, loaded: LoadedModel, on_progress: Progress = ignore_progress) -> None:
         self._on_progress = on_progress
+        self._rebuilding = threading.RLock()
         self._use(loaded)
 
     def _use(self, loaded: LoadedModel) -> None:
@@ -77,8 +79,9 @@ class Engine:
         self.settings, self.config = loaded.settings, loaded.config
         self.plan, self.choices, self.notes = loaded.plan, loaded.runtime, loaded.notes
         self.prompts = loaded.prompts
-        self._requests = RequestBuilder(loaded, self.prompts, loaded_runner(loaded).sizes)
         self._queue = self._new_queue()
+        sizes = loaded_runner(loaded).sizes
+        self._requests = RequestBuilder(loaded, self.prompts, sizes, self._queue.mask_threads)
 
     @classmethod
     def load(
@@ -196,8 +199,8 @@ class Engine:
             deadline: seconds from now after which the answer ends as it is, as "deadline"; None for none.
             mask: what may come next: a `grammar`, an object with begin(), forced() and take() (`TokenMask`), or a
                 function from the new tokens so far to the tokens that may come next, [V] bool, or None for all. It runs
-                in a thread beside the steps; a slow one delays this request alone, and an error in it ends this
-                request alone.
+                in a thread beside the steps: the others do not wait for a slow one, unless they need its row
+                (docs/python.md), and an error in it ends this request alone.
             reuse_cache: True continues from the cached tokens of an earlier such request, too, its answer included.
             top_logprobs: number of the likeliest tokens, 0 to 20, that are recorded at each new token's place.
             prompt_logprobs: records the log probability of each token of the prompt, and that many of the likeliest
@@ -599,12 +602,17 @@ class Engine:
     def rebuild(self) -> None:
         """Load the model again with the same settings, after a `failure`; caches are empty, requests have ended.
 
+        It does nothing if the engine can run passes, such as after another thread's call.
+
         Raises:
             GraphcoreError: as for `load`; the engine is then closed. After a CUDA error that no kernel survives, only a
                 new process helps.
         """
-        self.close()
-        self._use(load_model(self.settings, self._on_progress, no_check))
+        with self._rebuilding:
+            if self.failure is None and not self._queue.is_closed:
+                return
+            self.close()
+            self._use(load_model(self.settings, self._on_progress, no_check))
 
     def close(self) -> None:
         """Free weights and caches; the engine cannot be used any more.

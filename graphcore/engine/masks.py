@@ -9,8 +9,9 @@ Legend: V vocab.
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
@@ -22,6 +23,7 @@ from graphcore.engine.arguments import is_whole
 from graphcore.errors import ConfigError
 
 BITS = 32  # tokens in a word of a mask
+LINGER = 2.0  # seconds that a thread waits for more work before it ends
 MOST_THREADS = 64  # masks that may block at once; one that takes long then delays its own request alone
 
 Allowed: TypeAlias = Tensor | np.ndarray | None
@@ -33,7 +35,7 @@ Allowed: TypeAlias = Tensor | np.ndarray | None
 class TokenMask(Protocol):
     """The mask of one answer, such as a grammar; one thread at a time calls it, not always the same.
 
-    A mask for several answers (n > 1) also has `copy()`, which returns one in the same state.
+    If it also has `copy()`, which returns one in the same state, each answer gets a copy, so it can be used again.
     """
 
     def begin(self, token_ids: Sequence[int]) -> None:
@@ -86,26 +88,101 @@ class NextTokens:
 
 
 class MaskThreads:
-    """The threads of an engine's masks, started at the first use; they end when nothing refers to this object."""
+    """The threads of an engine's masks: started when there is work, ended when there has been none for a while.
+
+    They are daemon threads, so that a mask that never returns keeps no process alive. Masks of answers that are under
+    way go before the first masks of answers that are still to begin.
+    """
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._reset()
 
-    def submit(self, work: Callable[[], NextTokens]) -> "Future[NextTokens]":
-        """Call a function in one of the threads."""
-        with self._lock:
-            if self._pool is None or self._process != os.getpid():  # a fork has no threads
-                self._pool, self._process = ThreadPoolExecutor(MOST_THREADS, "graphcore-mask"), os.getpid()
-            return self._pool.submit(work)
+    def _reset(self) -> None:
+        self._changed = threading.Condition(threading.RLock())  # a signal handler may submit
+        self._next: deque[tuple[Future[NextTokens], Callable[[], NextTokens]]] = deque()
+        self._first: deque[tuple[Future[NextTokens], Callable[[], NextTokens]]] = deque()
+        self._num_idle = self._num_threads = 0
+        self._is_closed = False
+        self._process = os.getpid()
+
+    def submit(self, work: Callable[[], NextTokens], is_first: bool) -> "Future[NextTokens]":
+        """Call a function in one of the threads.
+
+        Args:
+            is_first: True for the first mask of an answer.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        future: Future[NextTokens] = Future()
+        if self._process != os.getpid():  # a fork has no threads
+            self._reset()
+        with self._changed:
+            waiting = len(self._next) + len(self._first)
+            if self._num_idle <= waiting and self._num_threads < MOST_THREADS:
+                threading.Thread(target=self._work, name="graphcore-mask", daemon=True).start()
+                self._num_threads += 1
+            (self._first if is_first else self._next).append((future, work))
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """End the threads that compute nothing, and drop the work that none has begun."""
+        with self._changed:
+            self._is_closed = True
+            for future, _ in (*self._next, *self._first):
+                future.cancel()
+            self._next.clear()
+            self._first.clear()
+            self._changed.notify_all()
+
+    def abandon(self, future: "Future[NextTokens]") -> None:
+        """Give up a result that nobody needs; a thread that still computes it makes room for another one."""
+        if future.cancel() or future.done():
+            return
+        with self._changed:
+            if not future.done():
+                self._num_threads -= 1
+                future.add_done_callback(lambda _: self._count_again())
+
+    def _count_again(self) -> None:
+        with self._changed:
+            self._num_threads += 1
+
+    def _work(self) -> None:
+        _inside.owner = self
+        while (item := self._take()) is not None:
+            future, work = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    found = work()
+                except StopIteration as error:  # would end a generator that reads the answer
+                    future.set_exception(RuntimeError(f"a mask raised {error!r}"))
+                except BaseException as error:  # noqa: BLE001  # raised where the mask is needed
+                    future.set_exception(error)
+                else:
+                    future.set_result(found)
+            del item, future, work
+
+    def _take(self) -> tuple["Future[NextTokens]", Callable[[], NextTokens]] | None:
+        """Wait for work; None if the thread is to end."""
+        with self._changed:
+            self._num_idle += 1
+            try:
+                has_work = self._changed.wait_for(lambda: self._next or self._first or self._is_closed, LINGER)
+                if not has_work or self._is_closed:
+                    self._num_threads -= 1
+                    return None
+                return (self._next or self._first).popleft()
+            finally:
+                self._num_idle -= 1
 
 
 _inside = threading.local()
 
 
 def mask_owner() -> object:
-    """Return the owner of the mask that the calling thread is computing; None outside of masks."""
+    """Return the `MaskThreads` to which the calling thread belongs; None for other threads."""
     return getattr(_inside, "owner", None)
 
 
@@ -123,12 +200,15 @@ class AnswerMask:
         self._mask = mask if isinstance(mask, TokenMask) else FunctionMask(mask)
         self._vocab, self._threads, self._takes_forced = vocab, threads, takes_forced
         self._next: Future[NextTokens] | None = None
-        self.owner: object = None
 
     def begin(self, token_ids: Sequence[int] = ()) -> None:
-        """Start computing what comes after these tokens, which follow those of earlier calls."""
+        """Start computing what comes after these tokens, which follow those of earlier calls.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
         ids = tuple(token_ids)
-        self._next = self._threads.submit(lambda: self._after(ids))
+        self._next = self._threads.submit(lambda: self._after(ids), is_first=self._next is None)
 
     @property
     def future(self) -> "Future[NextTokens]":
@@ -136,16 +216,17 @@ class AnswerMask:
         assert self._next is not None, "begin() comes first"
         return self._next
 
+    def abandon(self) -> None:
+        """Give up the computation under way: the answer has ended."""
+        if self._next is not None:
+            self._threads.abandon(self._next)
+
     def _after(self, token_ids: Sequence[int]) -> NextTokens:
-        _inside.owner = self.owner
-        try:
-            self._mask.begin(token_ids)
-            forced = [*self._mask.forced()] if self._takes_forced else []
-            if forced:
-                return NextTokens(checked_ids(forced, self._vocab))
-            return NextTokens((), checked_mask(self._mask.take(), self._vocab))
-        finally:
-            _inside.owner = None
+        self._mask.begin(token_ids)
+        forced = [*self._mask.forced()] if self._takes_forced else []
+        if forced:
+            return NextTokens(checked_ids(forced, self._vocab))
+        return NextTokens((), checked_mask(self._mask.take(), self._vocab))
 
 
 def masks_of(mask: object, answers: int, vocab: int, threads: MaskThreads, takes_forced: bool) -> list[AnswerMask]:
@@ -159,11 +240,11 @@ def masks_of(mask: object, answers: int, vocab: int, threads: MaskThreads, takes
             f"mask={mask!r:.40} must be a function of the new tokens, or an object with begin(), forced() and take()"
         )
     given = [cast("Mask", mask)] * answers
-    if answers > 1 and isinstance(mask, TokenMask):
-        copy = getattr(mask, "copy", None)
-        if copy is None:
-            raise ConfigError(f"mask: {answers} answers need a copy of it each; give it a method copy(), or set n=1")
-        given = [mask, *(copy() for _ in range(answers - 1))]
+    copy = getattr(mask, "copy", None) if isinstance(mask, TokenMask) else None
+    if copy is not None:  # the caller may submit it again
+        given = [copy() for _ in range(answers)]
+    elif answers > 1 and isinstance(mask, TokenMask):
+        raise ConfigError(f"mask: {answers} answers need a copy of it each; give it a method copy(), or set n=1")
     return [AnswerMask(each, vocab, threads, takes_forced) for each in given]
 
 
@@ -187,9 +268,11 @@ def checked_mask(allowed: object, vocab: int) -> Tensor | None:
     """
     if allowed is None:
         return None
-    found = torch.from_numpy(allowed) if isinstance(allowed, np.ndarray) else allowed
-    if isinstance(found, Tensor) and found.dtype == torch.int32 and found.ndim and found.shape[-1] * BITS >= vocab:
-        found = unpacked(found, vocab) if found.numel() == found.shape[-1] else found
+    found = torch.from_numpy(np.array(allowed)) if isinstance(allowed, np.ndarray) else allowed
+    if isinstance(found, Tensor) and found.dtype == torch.int32 and found.ndim:
+        words = found.shape[-1]
+        if words * BITS >= vocab > words and found.numel() == words:
+            found = unpacked(found, vocab)
     if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != (vocab,):
         kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(allowed).__name__
         raise ConfigError(
@@ -198,7 +281,7 @@ def checked_mask(allowed: object, vocab: int) -> Tensor | None:
         )
     if not bool(found.any()):
         raise ConfigError("mask allows no token; allow at least the end token")
-    return found
+    return found.contiguous()
 
 
 def unpacked(words: Tensor, vocab: int) -> Tensor:

@@ -236,6 +236,7 @@ class OutputStream:
             if not self.has_ended:
                 self._wakers.append(lambda: self.call_at_end(callback))
                 return
+        flush_wakeups()
         callback()
 
     def _refuse_forked(self) -> None:
@@ -267,7 +268,14 @@ def one_wakeup_per_loop() -> Iterator[None]:
     try:
         yield
     finally:
-        events, _deferred.events = _deferred.events or {}, None
+        flush_wakeups()
+        _deferred.events = None
+
+
+def flush_wakeups() -> None:
+    """Wake the event loops now whose wakeups the calling thread holds back; before it calls a function of a caller."""
+    if _deferred.events:
+        events, _deferred.events = _deferred.events, {}
         for loop, each in events.items():
             _set_in(loop, each)
 

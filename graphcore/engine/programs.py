@@ -27,7 +27,7 @@ class DecodeStep(NamedTuple):
     """
 
     program: Program
-    rows: Mapping[int, int]
+    rows: dict[int, int]
 
 
 class Programs:
@@ -147,7 +147,10 @@ class Programs:
             rows, token_ids, positions = zip(*islice(waiting, share), strict=True)
             program = self.of_width("decode", self._widths[number], is_greedy=True, number=number)
             program.state.put_tokens(token_ids, positions, rows)
-            steps.append(DecodeStep(program, dict(zip(rows, range(share), strict=True))))  # a row's last token counts
+            for step in steps:
+                for row in rows:  # its last token is in this program
+                    step.rows.pop(row, None)
+            steps.append(DecodeStep(program, dict(zip(rows, range(share), strict=True))))
         return steps
 
     def sampling_program(self, params: Sequence[SamplingParams]) -> Program:

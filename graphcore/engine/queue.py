@@ -21,9 +21,9 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from graphcore.engine.batching.interface import Batching
-from graphcore.engine.masks import mask_owner
-from graphcore.engine.output import closed_error, forked_error, one_wakeup_per_loop
+from graphcore.engine.batching.interface import Batching, NoBatching
+from graphcore.engine.masks import MaskThreads, mask_owner
+from graphcore.engine.output import closed_error, flush_wakeups, forked_error, one_wakeup_per_loop
 from graphcore.engine.request import Request, RequestStatus
 from graphcore.errors import BusyError
 from graphcore.processors import refuse_forked
@@ -104,6 +104,7 @@ class RequestQueue:
     Attributes:
         changes: condition whose lock guards the queue; no pass or job begins while it is held.
         is_closed: True once no request is taken any more.
+        mask_threads: threads that compute the masks of its requests.
         failure: error that keeps passes from running since one has failed; None while the engine can go on.
     """
 
@@ -118,6 +119,8 @@ class RequestQueue:
         self.batching, self._most_waiting = batching, most_waiting
         self._enter_thread, self._on_progress = enter_thread, on_progress
         self._check_usable = check_usable
+        self.mask_threads = MaskThreads()
+        self._is_broken = False  # whether the caches could not be cleaned up after a failed pass
         self.failure: BaseException | None = None
         self.changes = threading.Condition(threading.RLock())
         self._waiting: deque[Request] = deque()
@@ -137,7 +140,10 @@ class RequestQueue:
         """
         if self.is_closed:
             raise closed_error()
-        if self.failure is not None:
+        failure = self.failure
+        if failure is not None:
+            if self._is_broken:
+                raise failure
             self._check_usable()
             self.failure = None
 
@@ -165,9 +171,9 @@ class RequestQueue:
                 request.output.before_waiting = self._refuse_waiting
                 self.changes.wait_for(lambda: self.is_closed or len(self._waiting) < self._most_waiting)
                 self.check_open()
-                self._waiting.append(request)
                 if request.mask is not None:
                     request.mask.begin()
+                self._waiting.append(request)
                 self._start()
 
     def run_alone(self, name: str, work: Callable[[], Answer], *, lends: bool = True) -> Answer:
@@ -221,6 +227,10 @@ class RequestQueue:
         thread = self._thread
         if thread is not None:
             thread.join()
+        if self._waiting or self._jobs:  # a thread that died has left them
+            self._end_waiting(closed_error())
+        self.mask_threads.close()
+        self.batching = NoBatching()  # handles that callers keep must not keep the model's memory
 
     def stop(self) -> None:
         """Refuse further requests and let the thread end after its current work."""
@@ -243,7 +253,7 @@ class RequestQueue:
             self._end_all(forked_error())
 
     def _refuse_inside(self, name: str) -> None:
-        if threading.current_thread() is self._thread or mask_owner() in self.batching.running:
+        if threading.current_thread() is self._thread or mask_owner() is self.mask_threads:
             raise BusyError(
                 f"{name}() was called inside a function that the engine calls while it computes (on_progress or a "
                 "mask), and would wait for itself for ever; call it from another thread, or load a second engine"
@@ -261,7 +271,7 @@ class RequestQueue:
 
     def _start(self) -> None:
         """Wake the thread, or start one; the lock is held."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             arguments = weakref.ref(self), self.changes
             thread = EngineThread(target=compute_for, args=arguments, name="graphcore", daemon=False)
             thread.start()
@@ -270,8 +280,8 @@ class RequestQueue:
 
     def next_work(self) -> Callable[[], None] | None:
         """Return the thread's next work; None if there is none. The lock is held."""
-        if self.is_closed or is_interpreter_ending():
-            has_any = bool(self._waiting or self.batching.running or self._jobs)
+        if self.is_closed or self._is_broken or is_interpreter_ending():
+            has_any = bool(self._waiting or self._jobs or any(not one.has_ended for one in self.batching.running))
             return self._end_all if has_any else None
         self._drop_ended()
         has_requests = bool(self._waiting or self.batching.running)
@@ -323,17 +333,33 @@ class RequestQueue:
                 request.batch = max(request.batch, len(running))
             self._enter_thread()
             with one_wakeup_per_loop():
-                batching.run(self._on_progress, self._is_given_up)
+                batching.run(self._report, self._is_given_up)
         except StoppedError:
             if self.is_closed:
                 batching.fail(closed_error())
             batching.give_up()
         except BaseException as error:  # noqa: BLE001  # it is raised for the readers of the requests
-            self.failure = self._lasting_failure()  # before readers get the error, and ask
-            batching.fail(error)
-            if self.failure is not None:
-                self._end_all(self.failure)
-        batching.leave()
+            self._fail_pass(error)
+        if not self._is_broken:
+            batching.leave()
+
+    def _report(self, stage: str, group: int | None, done: int, total: int) -> None:
+        """Call `on_progress` after waking the tasks that wait for tokens: it may wait for one of them."""
+        flush_wakeups()
+        self._on_progress(stage, group, done, total)
+
+    def _fail_pass(self, error: BaseException) -> None:
+        """End what ran with the error of a pass and, if no other pass can run, all that waits, too."""
+        failure = self.failure = self._lasting_failure()  # before readers get the error, and ask
+        try:
+            self.batching.fail(error)
+        except BaseException as further:  # noqa: BLE001  # the caches cannot be cleaned up: a CUDA error comes again
+            failure = self.failure = further
+            self._is_broken = True
+            for request in self.batching.running:
+                request.fail(error)
+        if failure is not None:
+            self._end_waiting(failure)
 
     def _lasting_failure(self) -> BaseException | None:
         """Return after a failed pass the error that keeps others from running; None if they can."""
@@ -372,13 +398,21 @@ class RequestQueue:
 
     def _end_all(self, error: BaseException | None = None) -> None:
         """End all requests and jobs with an error, outside the lock: callbacks may need a lock of the caller."""
-        error = error or closed_error()
+        error = error or (self.failure if self._is_broken and self.failure else closed_error())
+        self._end_waiting(error)
+        if self._is_broken:
+            for request in self.batching.running:
+                request.fail(error)
+        else:
+            self.batching.fail(error)
+
+    def _end_waiting(self, error: BaseException) -> None:
+        """End requests and jobs that have not begun with an error."""
         with self.changes:
             waiting, self._waiting = self._waiting, deque()
             jobs, self._jobs = self._jobs, deque()
         for request in waiting:
             request.fail(error)
-        self.batching.fail(error)
         for _, answer, _ in jobs:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(error)

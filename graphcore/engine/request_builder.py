@@ -33,9 +33,9 @@ from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
 class RequestBuilder:
     """Builds the requests of one engine's calls; arguments and errors are those of `Engine.submit`."""
 
-    def __init__(self, loaded: LoadedModel, prompts: PromptEncoder, sizes: RunnerSizes) -> None:
+    def __init__(self, loaded: LoadedModel, prompts: PromptEncoder, sizes: RunnerSizes, threads: MaskThreads) -> None:
         self._loaded, self._prompts, self._sizes = loaded, prompts, sizes
-        self._mask_threads, self._numbers = MaskThreads(), count(1)
+        self._mask_threads, self._numbers = threads, count(1)
 
     def one(self, name: str, prompt: Prompt, n: int = 1, mask: Mask | None = None, **settings: Any) -> list[Request]:
         """Return the requests of one prompt's n answers, which write to one output.
@@ -48,12 +48,13 @@ class RequestBuilder:
         if len(rows) != 1:
             raise ConfigError(f"{name} takes one prompt, found {len(rows)}; use generate for several")
         ids, output = self._prompts.prompt_ids(rows[0]), OutputStream(n)
+        settings = {**settings, "request_id": self._checked_id(settings.get("request_id"))}
         requests = [self._request(ids, output, number, **settings) for number in range(n)]
         if mask is not None:
             takes_forced = not (requests[0].wants_logprobs or requests[0].num_top_logprobs or self._is_static)
             masks = masks_of(mask, n, self._sizes.vocab, self._mask_threads, takes_forced)
             for request, each in zip(requests, masks, strict=True):
-                request.mask, each.owner = each, request
+                request.mask = each
         return requests
 
     def embeddings(self, prompts: Prompt | Sequence[Prompt], pooling: str) -> list[Request]:
@@ -114,7 +115,7 @@ class RequestBuilder:
             params,
             output,
             row=number,
-            request_id=request_id or str(next(self._numbers)),
+            request_id=self._checked_id(request_id),
             wants_logprobs=bool(logprobs),
             num_top_logprobs=check_top_logprobs("top_logprobs", top_logprobs),
             num_prompt_logprobs=prompt_logprobs,
@@ -137,7 +138,15 @@ class RequestBuilder:
     def _decoder(self, skip_special_tokens: bool) -> IncrementalDecoder | None:
         check_bool("skip_special_tokens", skip_special_tokens, "leaves special tokens out of the text")
         tokenizer = self._loaded.prompts.known
-        return None if tokenizer is None else IncrementalDecoder(tokenizer, skip_special_tokens)
+        return None if tokenizer is None else IncrementalDecoder(tokenizer, skip_special_tokens is not False)
+
+    def _checked_id(self, request_id: object) -> str:
+        """Return the id of a request; None numbers it."""
+        if request_id is None:
+            return str(next(self._numbers))
+        if not isinstance(request_id, str) or not request_id:
+            raise ConfigError(f"request_id={request_id!r:.40} must be a text")
+        return request_id
 
     def _stop_strings(self, stop: str | Sequence[str]) -> StopStrings:
         stops = check_stops(stop)

@@ -112,7 +112,7 @@ class SequenceSampler:
         """
         self.choose_pending()
         for request in requests:
-            is_waiting = request in self._pending or request.has_ended
+            is_waiting = request in self._pending or request.has_ended or request.is_in_prompt
             if request.mask is not None and not is_waiting and is_masked(request):
                 self._take_forced(request)
 
@@ -121,6 +121,8 @@ class SequenceSampler:
         self._rows.pop(request, None)
         self._hidden_ends.pop(request, None)
         self._pending.pop(request, None)
+        if request.mask is not None:
+            request.mask.abandon()
 
     def _await_masks(self, requests: Sequence[Request], seconds: float, return_when: str = ALL_COMPLETED) -> None:
         futures = [one.mask.future for one in requests if one.mask is not None and not one.has_ended]
@@ -136,8 +138,17 @@ class SequenceSampler:
             logprob = float(logprobs[token]) if request.wants_logprobs else None
             top = likeliest_of(logprobs, request.num_top_logprobs)
         request.take(token, logprob, self._sizes.context, top)
-        if request.mask is not None and not request.has_ended:
-            request.mask.begin([token])
+        self._begin_mask(request, [token])
+
+    @staticmethod
+    def _begin_mask(request: Request, token_ids: Sequence[int]) -> None:
+        """Start computing the mask after new tokens; if no thread can be started, that ends this request alone."""
+        if request.mask is None or request.has_ended:
+            return
+        try:
+            request.mask.begin(token_ids)
+        except RuntimeError as error:
+            request.fail(error)
 
     def _take_forced(self, request: Request) -> bool:
         """Append the tokens that a mask's result forces; return whether it forces any. Errors end the request."""
@@ -154,8 +165,7 @@ class SequenceSampler:
             if not request.has_ended:
                 row.append(token)
                 request.take(token, None, self._sizes.context)
-        if not request.has_ended:
-            request.mask.begin(forced)
+        self._begin_mask(request, forced)
         return True
 
     def _row_or_none(self, request: Request, logits: Tensor) -> Draw | None:
@@ -164,6 +174,7 @@ class SequenceSampler:
         None if the request has ended, or now ends with an error of its mask, or its token is forced, or its mask is not
         there yet.
         """
+        self._pending.pop(request, None)  # older logits: its tokens ran again
         if request.has_ended:
             return None
         if request.mask is not None and not is_masked(request):

@@ -60,6 +60,9 @@ class GrammarMask:
     form: str
     grammar: Any
     _matcher: "LLMatcher | None" = field(default=None, repr=False)
+    _compiled: "list[LLMatcher]" = field(
+        default_factory=list, repr=False
+    )  # shared by copies, each compiles at most once
 
     @property
     def matcher(self) -> "LLMatcher":
@@ -71,8 +74,11 @@ class GrammarMask:
         if self._matcher is None:
             from llguidance import LLMatcher
 
-            self._matcher = LLMatcher(self.tokens.known, llguidance_source(self.form, self.grammar))
-            self._check()
+            if not self._compiled:
+                compiled = LLMatcher(self.tokens.known, llguidance_source(self.form, self.grammar))
+                self._check(compiled)
+                self._compiled.append(compiled)
+            self._matcher = self._compiled[0].deep_copy()
         return self._matcher
 
     def begin(self, token_ids: Sequence[int]) -> None:
@@ -84,7 +90,7 @@ class GrammarMask:
         matcher = self.matcher
         if token_ids and not matcher.is_stopped():
             matcher.consume_tokens(list(token_ids))
-            self._check()
+            self._check(matcher)
 
     def forced(self) -> Sequence[int]:
         """Return the tokens that come next whatever the model says."""
@@ -93,18 +99,18 @@ class GrammarMask:
     def take(self) -> np.ndarray:
         """Return the tokens that may come next as words of 32, [ceil(V / 32)] int32; end tokens after the grammar."""
         words = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.int32)
-        self._check()
+        self._check(self.matcher)
         return words
 
     def copy(self) -> "GrammarMask":
         """Return a mask in the same state."""
         state = None if self._matcher is None else self._matcher.deep_copy()
-        return GrammarMask(self.tokens, self.form, self.grammar, state)
+        return GrammarMask(self.tokens, self.form, self.grammar, state, self._compiled)
 
-    def _check(self) -> None:
-        if self._matcher is not None and self._matcher.is_error():
-            reason = " ".join(self._matcher.get_error().split())
-            raise ConfigError(f"{self.form}: {reason}")
+    def _check(self, matcher: "LLMatcher") -> None:
+        if matcher.is_error():
+            reason = " ".join(matcher.get_error().partition("<state>")[0].split())  # the parser's state is long
+            raise ConfigError(f"{self.form}: {reason:.300}")
 
 
 def llguidance_source(form: str, grammar: Any) -> str:

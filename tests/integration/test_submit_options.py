@@ -1,10 +1,12 @@
 """What programs ask of a request: log probabilities, penalties, masks, embeddings, ids, each against a reference."""
 
 import asyncio
+import gc
 import random
 import shutil
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
@@ -240,8 +242,17 @@ def test_a_mask_may_be_a_function_or_an_object_of_words(engine: Engine, tiny_mod
     ]
     for mask in forms:
         assert list(engine.submit(PROMPT, 12, mask=mask, ignore_eos=True).result(SECONDS).token_ids) == expected
-    assert forms[-1].calls[:3] == ["begin", "forced", "take"]
-    assert forms[-1].token_ids == expected[:-1]
+    assert (forms[-1].calls, forms[-1].token_ids) == ([], []), "a copy is used, so that it can be submitted again"
+    lonely = Lonely(VOCAB)
+    assert list(engine.submit(PROMPT, 12, mask=lonely, ignore_eos=True).result(SECONDS).token_ids) == expected
+    assert lonely.calls[:3] == ["begin", "forced", "take"]
+    assert lonely.token_ids == expected[:-1]
+
+
+class Lonely(Grammar):
+    """A mask that cannot be copied."""
+
+    copy = None  # type: ignore[assignment]
 
 
 def test_answers_of_one_call_have_a_mask_each(engine: Engine) -> None:
@@ -249,9 +260,6 @@ def test_answers_of_one_call_have_a_mask_each(engine: Engine) -> None:
     for answer in handle.results(SECONDS):
         for before, after in pairwise((3, *answer.token_ids)):
             assert bool(allowed_after([before], VOCAB)[after])
-
-    class Lonely(Grammar):
-        copy = None  # type: ignore[assignment]
 
     with pytest.raises(ConfigError, match="3 answers need a copy of it each"):
         engine.submit(PROMPT, 4, n=3, mask=Lonely(VOCAB))
@@ -525,3 +533,117 @@ def test_the_fallback_says_what_it_cannot(tiny_model: Tiny) -> None:
         for call in (lambda: engine.embed([PROMPT]), lambda: engine.submit(PROMPT, prompt_logprobs=1)):
             with pytest.raises(ConfigError, match=r"needs graphcore's own programs; leave out model.fallback"):
                 call()
+
+
+def test_a_run_of_tokens_may_lie_in_two_programs_of_a_step(tiny_model: Tiny) -> None:
+    """Steps of more than 16 tokens take several programs; only a run's last token is followed by a sampled one."""
+    after = {token: tuple((token + at) % VOCAB for at in range(1, 5)) for token in range(VOCAB)}
+    with load(tiny_model("llama3").folder, "batching.max_sequences=24") as engine:
+        prompts = [[at, 3, 5] for at in range(10)]
+
+        def ask(ids: list[int]) -> Any:
+            return engine.submit(ids, 40, mask=Grammar(VOCAB, after), ignore_eos=True, temperature=1.2, seed=ids[0])
+
+        alone = [ask(ids).result(SECONDS).token_ids for ids in prompts]
+        with engine.holding_back():
+            handles = [ask(ids) for ids in prompts]
+        assert [handle.result(SECONDS).token_ids for handle in handles] == alone
+
+
+def test_a_mask_of_a_request_that_waits_cannot_call_the_engine_either(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3").folder, "batching.max_sequences=1") as engine:
+
+        def ask(ids: Sequence[int]) -> None:
+            engine.generate([PROMPT], 1)
+
+        for _ in range(5):
+            with pytest.raises(BusyError, match="inside a function that the engine calls"):
+                engine.submit(PROMPT, 3, mask=ask).result(SECONDS)
+
+
+def test_a_late_mask_of_the_fallback_lets_deadlines_pass_and_the_engine_close(tiny_model: Tiny) -> None:
+    is_free = threading.Event()
+    with load(tiny_model("llama3").folder, "model.fallback=transformers", "graph=eager") as engine:
+        late = engine.submit(PROMPT, 4, mask=lambda _: is_free.wait(SECONDS) and None, deadline=0.3)
+        assert late.result(SECONDS).finish_reason == "deadline"
+        left = engine.submit(PROMPT, 4, mask=lambda _: is_free.wait(SECONDS) and None)
+    is_free.set()
+    with pytest.raises(ConfigError, match="closed"):
+        left.result(SECONDS)
+
+
+def test_a_pass_after_which_caches_cannot_be_cleaned_up_ends_everybody(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(tiny_model("llama3").folder, "batching.max_sequences=1") as engine:
+        batching: Any = engine.batching
+
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("the device is gone")
+
+        with engine.holding_back():
+            handles = [engine.submit(PROMPT, 5), engine.submit(PROMPT, 5)]
+            monkeypatch.setattr(batching, "run", fail)
+            monkeypatch.setattr(batching, "fail", fail)
+        for handle in handles:
+            with pytest.raises(RuntimeError, match="the device is gone"):
+                handle.result(SECONDS)
+        assert isinstance(engine.failure, RuntimeError)
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            engine.submit(PROMPT, 5)
+        monkeypatch.undo()
+        engine.rebuild()
+        assert len(engine.submit(PROMPT, 5, ignore_eos=True).result(SECONDS).token_ids) == 5
+
+
+def test_progress_may_wait_for_a_task_that_reads_the_token(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_read = threading.Event()
+    waits: list[bool] = []
+
+    def report(stage: str, *_: object) -> None:
+        if stage == "generate" and not waits:
+            waits.append(is_read.wait(5.0))
+
+    monkeypatch.setattr(engine, "_on_progress", report)
+
+    async def read() -> None:
+        async for _ in engine.submit(PROMPT, 4, ignore_eos=True):
+            is_read.set()
+
+    asyncio.run(read())
+    assert waits == [True]
+
+
+def test_answers_leave_nothing_behind_without_a_garbage_collector(engine: Engine) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        request: Any = engine._requests.one("submit", PROMPT, mask=Grammar(VOCAB))[0]
+        handle = weakref.ref(request)
+        del request
+        assert handle() is None
+    finally:
+        gc.enable()
+
+
+def test_one_grammar_serves_many_requests(engine: Engine) -> None:
+    mask = Grammar(VOCAB)
+    handles = [engine.submit(PROMPT, 6, mask=mask, ignore_eos=True) for _ in range(6)]
+    assert len({handle.result(SECONDS).token_ids for handle in handles}) == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"logit_bias": {"5": 10**400}},
+        {"logit_bias": {1.7: 1}},
+        {"stop_token_ids": torch.tensor(3)},
+        {"deadline": 10**400},
+        {"request_id": ["a"]},
+        {"logit_bias": dict.fromkeys(range(5000), 1.0)},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_hostile_values_are_refused_as_settings(engine: Engine, asked: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        engine.submit(PROMPT, 4, **asked)

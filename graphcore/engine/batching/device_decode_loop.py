@@ -192,11 +192,10 @@ class DeviceDecodeLoop(DecodeLoop):
         while len(self._in_flight) > most:
             step, report = self._in_flight.popleft(), self._readback.take()
             for row, request in step.rows:
-                if request in step.logits:
-                    self._chooser.choose([request], [step.logits[request]])
-                else:
+                if request not in step.logits:
                     self._give(request, *report[row])
                 has_given = True
+            self._chooser.choose([*step.logits], [*step.logits.values()])
         return has_given
 
     def _give(self, request: Request, token_id: float, logprob: float, num_bad: float) -> None:

@@ -58,6 +58,35 @@ class Batching(ABC):
         """Lend the KV cache to other calls until the returned function is called."""
 
 
+class NoBatching(Batching):
+    """The batching of a closed engine, which has no requests and no caches."""
+
+    running: Sequence[Request] = ()
+
+    def admit(self, waiting: Sequence[Request]) -> int:
+        """Admit none."""
+        return 0
+
+    def resume(self, requests: Sequence[Request], cached: int) -> None:
+        """Do nothing."""
+
+    def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
+        """Do nothing."""
+
+    def leave(self) -> None:
+        """Do nothing."""
+
+    def fail(self, error: BaseException) -> None:
+        """Do nothing."""
+
+    def give_up(self) -> None:
+        """Do nothing."""
+
+    def lend_cache(self) -> Callable[[], None]:
+        """Return a function that does nothing."""
+        return lambda: None
+
+
 class DecodeLoop(ABC):
     """A loop of decode steps; requests join and leave between any two steps."""
 

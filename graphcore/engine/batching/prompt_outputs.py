@@ -12,7 +12,8 @@ from graphcore.engine.output import PromptLogprob
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.engine.sampler import likeliest_of
-from graphcore.engine.scoring import slice_tokens
+from graphcore.engine.scoring import SLICE_LOGITS, slice_tokens
+from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
 
 
@@ -51,7 +52,9 @@ class PromptOutputs:
         has in the whole chunk.
         """
         length = hidden.shape[1]
-        most = max(slice_tokens(self._runner), DENSE_TOKENS)
+        is_native = isinstance(self._runner.backend, NativeBackend)  # other kernels' bits depend on the slice's length
+        most = max(slice_tokens(self._runner), DENSE_TOKENS) if is_native else SLICE_LOGITS // self._runner.sizes.vocab
+        most = max(most, 2)
         at = 0
         while at < length:
             end = length if length - at < most + DENSE_TOKENS else at + most

@@ -19,7 +19,7 @@ from graphcore.progress import Progress
 from graphcore.streaming.policy import watched
 from graphcore.streaming.scheduler import run_together
 
-MASK_SECONDS = 0.1  # seconds between two looks at masks that are not there
+MASK_SECONDS = 0.1  # seconds that a pass waits for masks that are late; then deadlines are checked
 
 
 class StaticBatching(Batching):
@@ -70,8 +70,10 @@ class StaticBatching(Batching):
         return lengths[0] == lengths[1] or not self._runner.needs_equal_lengths
 
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
-        """Run the batch's prompts, or a token of each of its requests."""
-        if self._is_new:
+        """Run the batch's prompts, or a token of each of its requests; while a mask is late, the whole batch waits."""
+        if self._chooser.has_pending:
+            self._chooser.choose_pending(MASK_SECONDS)
+        elif self._is_new:
             self._is_new = False
             rows = [request.prompt_ids[request.cached :] for request in self._batch]
             logits = self._runner.extend(rows, [request.cached for request in self._batch], on_progress)
@@ -96,10 +98,8 @@ class StaticBatching(Batching):
         self._choose(self._program.state.logits[: len(rows)])
 
     def _choose(self, logits: Tensor) -> None:
-        """Sample a token for each request of the batch, from logits [B, V], and wait for masks that are not there."""
+        """Sample a token for each request of the batch, from logits [B, V]."""
         self._chooser.choose(self._batch, logits.unbind())
-        while self._chooser.choose_pending(MASK_SECONDS) or self._chooser.has_pending:
-            pass
 
     def leave(self) -> None:
         """End the batch when all its requests have ended, and note which tokens row 0 holds."""
