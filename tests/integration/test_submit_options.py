@@ -537,17 +537,22 @@ def test_the_fallback_says_what_it_cannot(tiny_model: Tiny) -> None:
 
 def test_a_run_of_tokens_may_lie_in_two_programs_of_a_step(tiny_model: Tiny) -> None:
     """Steps of more than 16 tokens take several programs; only a run's last token is followed by a sampled one."""
-    after = {token: tuple((token + at) % VOCAB for at in range(1, 5)) for token in range(VOCAB)}
-    with load(tiny_model("llama3").folder, "batching.max_sequences=24") as engine:
-        prompts = [[at, 3, 5] for at in range(10)]
-
-        def ask(ids: list[int]) -> Any:
-            return engine.submit(ids, 40, mask=Grammar(VOCAB, after), ignore_eos=True, temperature=1.2, seed=ids[0])
-
-        alone = [ask(ids).result(SECONDS).token_ids for ids in prompts]
-        with engine.holding_back():
-            handles = [ask(ids) for ids in prompts]
-        assert [handle.result(SECONDS).token_ids for handle in handles] == alone
+    runs = {row: ([row + at for at in range(7)], 0) for row in range(3)}
+    with load(tiny_model("llama3").folder, "batching.max_sequences=24") as engine, engine.holding_back():
+        runner: Any = engine.runner
+        for row, (ids, start) in runs.items():
+            runner.reserve(row, start, len(ids))
+        steps = runner.programs.step(runs)
+        assert [sorted(step.rows) for step in steps] == [[0], [1, 2]], "11 and 10 tokens: the second run is cut"
+        with runner.forward_pass([step.program for step in steps], [], runner.policy):
+            found = {row: step.program.state.logits[at].clone() for step in steps for row, at in step.rows.items()}
+        for row in runs:
+            runner.pages.free(row)
+    with load(tiny_model("llama3").folder) as engine:
+        for row, (ids, _) in runs.items():
+            expected = engine.logits([ids], by_token=True)
+            assert isinstance(expected, Tensor)
+            assert torch.equal(found[row], expected[0, -1])
 
 
 def test_a_mask_of_a_request_that_waits_cannot_call_the_engine_either(tiny_model: Tiny) -> None:
