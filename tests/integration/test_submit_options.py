@@ -9,11 +9,13 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from plain_grammar import Grammar, allowed_after, words_of
@@ -430,6 +432,45 @@ def test_sixteen_requests_of_all_kinds_get_the_answers_that_they_get_alone(
         assert torch.equal(engine.embed([[*range(30)], [4]]), vectors)
         assert [[what(one) for one in handle.results(SECONDS)] for handle in handles] == alone
         assert engine.status() == []
+
+
+@pytest.mark.slow
+def test_a_storm_of_ten_thousand_requests_leaves_no_memory_and_no_page_behind(tiny_model: Tiny) -> None:
+    """Eight threads submit requests of all kinds, cancel some, drop some; each whole answer is that of one alone."""
+    process = psutil.Process()
+    with load(tiny_model("gemma3").folder, "batching.max_waiting=64") as engine:
+        requests = mixed_requests(11, 60)
+        alone = [[what(one) for one in submit(engine, asked).results(SECONDS)] for asked in requests]
+        vectors = engine.embed([[*range(20)], [4]])
+
+        def one(number: int) -> None:
+            generator = random.Random(number)
+            at, fate = generator.randrange(len(requests)), generator.random()
+            if fate < 0.05:
+                assert torch.equal(engine.embed([[*range(20)], [4]]), vectors)
+                return
+            try:
+                handle = submit(engine, requests[at])
+            except BusyError:
+                return
+            if fate < 0.15:
+                handle.cancel()
+            elif fate >= 0.2:  # else nobody reads it
+                assert [what(each) for each in handle.results(SECONDS)] == alone[at]
+
+        sizes = []
+        with ThreadPoolExecutor(8) as pool:
+            for begin in range(0, 10_000, 1000):
+                list(pool.map(one, range(begin, begin + 1000)))
+                sizes.append(process.memory_info().rss >> 20)
+        deadline = time.monotonic() + SECONDS
+        while engine.status() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert engine.status() == []
+        engine._queue.run_alone("test", lambda: None)  # the last have left
+        pages: Any = engine.runner
+        assert all(not held for table in pages.pages.tables for held in table.rows)
+        assert max(sizes[5:]) - max(sizes[:5]) < 24, sizes
 
 
 def test_streams_of_one_event_loop_are_woken_once_a_step(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from file_order import LONGEST
 
 ROOT = Path(__file__).parents[2]
 TOPS = ("graphcore", "benchmarks", "tests")
@@ -29,10 +28,6 @@ def test_a_module_that_a_text_names_is_there() -> None:
         if not any(module.match(path or name) for module in modules)
     ]
     assert not missing
-
-
-def test_a_test_file_with_a_place_in_the_order_is_there() -> None:
-    assert [name for name in LONGEST if not (ROOT / "tests" / name).exists()] == []
 
 
 def drawn_files() -> dict[str, list[str]]:
