@@ -297,6 +297,23 @@ def test_forced_tokens_have_the_bits_of_tokens_one_by_one(tiny_model: Tiny, kind
             assert isinstance(logits, Tensor)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.01])
+def test_forced_tokens_of_several_requests_share_the_rows_of_a_step_and_may_be_late(
+    engine: Engine, seconds: float
+) -> None:
+    """Six rows, and five requests that would run four tokens each; late masks let their requests sit out steps."""
+    after = {token: tuple((token + at) % VOCAB for at in range(1, 4)) for token in range(0, VOCAB, 2)}
+
+    def ask(number: int, seconds: float) -> Any:
+        mask = Grammar(VOCAB, after, seconds)
+        return engine.submit([number, 7], 24, mask=mask, ignore_eos=True, temperature=1.1, seed=number)
+
+    alone = [ask(number, 0.0).result(SECONDS).token_ids for number in range(5)]
+    with engine.holding_back():
+        handles = [ask(number, seconds) for number in range(5)]
+    assert [handle.result(SECONDS).token_ids for handle in handles] == alone
+
+
 def test_forced_tokens_run_together_and_are_sampled_where_log_probabilities_are_asked_for(engine: Engine) -> None:
     after = {token: ((token + 1) % VOCAB, (token + 2) % VOCAB, (token + 3) % VOCAB) for token in range(VOCAB)}
     passes: list[int] = []
