@@ -44,7 +44,7 @@ class PageEvictor(Protocol):
 
 
 class PageAllocator:
-    """Allocator of the pages of all layers; it also copies the states of recurrent layers.
+    """Allocates the KV-cache pages of all layers, and copies the states of recurrent layers.
 
     Args:
         spec: the model.

@@ -187,7 +187,7 @@ class DeviceDecodeLoop(DecodeLoop):
         return self._chooser.choose_pending(0.0 if has_work else IDLE) or has_given
 
     def _read_to(self, most: int) -> bool:
-        """Read steps until `most` are left, and return whether any request got a token."""
+        """Read back the oldest steps until at most `most` are in flight; return whether any request got a token."""
         has_given = False
         while len(self._in_flight) > most:
             step, report = self._in_flight.popleft(), self._readback.take()

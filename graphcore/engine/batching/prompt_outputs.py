@@ -18,7 +18,7 @@ from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
 
 
 class PromptOutputs:
-    """Reads the hidden states of prompts' chunks after each pass, while they are there."""
+    """Computes prompt log probabilities and embeddings from the hidden states of each prompt chunk after its pass."""
 
     def __init__(self, runner: ProgramRunner) -> None:
         self._runner = runner

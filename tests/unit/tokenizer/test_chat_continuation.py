@@ -1,9 +1,7 @@
 """An answer that begins with given text: the ids are those of transformers' `continue_final_message`."""
 
 import pytest
-from golden_vocab import golden_tokenizer
-from test_chat_template import TEMPLATES, with_template
-from transformers import PreTrainedTokenizerFast
+from test_chat_template import TEMPLATES, reference_with, with_template
 
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.errors import ConfigError, TokenizerError
@@ -16,14 +14,7 @@ CHAT = [{"role": "user", "content": "Name a river."}, {"role": "assistant", "con
 def test_a_continued_message_is_that_of_transformers(template: str, answer: str) -> None:
     chat = [CHAT[0], {"role": "assistant", "content": answer}]
     ours = with_template(TEMPLATES[template])
-    theirs = PreTrainedTokenizerFast(
-        tokenizer_object=golden_tokenizer("smollm")._backend,
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        unk_token="<|endoftext|>",
-        pad_token="<|im_end|>",
-    )
-    theirs.chat_template = TEMPLATES[template]
+    theirs = reference_with(TEMPLATES[template])
     asked = {"continue_final_message": True}
     assert ours.render_chat(chat, continue_final_message=True) == theirs.apply_chat_template(
         chat, tokenize=False, **asked

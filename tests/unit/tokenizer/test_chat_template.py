@@ -70,6 +70,19 @@ def with_template(template: object, name: str = "smollm") -> Tokenizer:
     return Tokenizer.from_gguf({**golden_vocab(name).metadata, "tokenizer.chat_template": template}, "model.gguf")
 
 
+def reference_with(template: str) -> PreTrainedTokenizerFast:
+    """Return transformers' tokenizer of the same tokens with a chat template."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=golden_tokenizer("smollm")._backend,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        unk_token="<|endoftext|>",
+        pad_token="<|im_end|>",
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
 @pytest.mark.parametrize("chat", CHATS, ids=["user", "system", "turns"])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -77,14 +90,7 @@ def test_text_and_ids_are_those_of_transformers(
     template: str, add_generation_prompt: bool, chat: list[dict[str, str]]
 ) -> None:
     ours = with_template(TEMPLATES[template])
-    theirs = PreTrainedTokenizerFast(
-        tokenizer_object=golden_tokenizer("smollm")._backend,
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        unk_token="<|endoftext|>",
-        pad_token="<|im_end|>",
-    )
-    theirs.chat_template = TEMPLATES[template]
+    theirs = reference_with(TEMPLATES[template])
     text = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
     ids = theirs.apply_chat_template(chat, add_generation_prompt=add_generation_prompt, return_dict=False)
     assert ours.render_chat(chat, add_generation_prompt) == text
