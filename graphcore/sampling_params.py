@@ -14,6 +14,7 @@ are not in kernels: the host applies them (kernels/ops/draw.py), also to logits 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -96,7 +97,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", tuple(sorted(dict(self.logit_bias).items())))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is always taken: no other is kept, and no logit is changed."""
         return self.keeps_one and self.repetition_penalty == 1.0 and not self.changes_logits

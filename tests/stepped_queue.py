@@ -1,5 +1,7 @@
 """A queue without a thread: a test does its work, one pass or job at a time."""
 
+import torch
+
 from graphcore.engine.queue import RequestQueue
 
 
@@ -9,6 +11,7 @@ class SteppedQueue(RequestQueue):
     def _start(self) -> None:
         """Start no thread."""
 
+    @torch.inference_mode()
     def step(self) -> bool:
         """Do the next work as the thread does; return False if there is none."""
         self.end_overdue()

@@ -440,6 +440,17 @@ class Engine:
         given = {"json_schema": json_schema, "regex": regex, "lark": lark, "gbnf": gbnf, "choice": choice}
         return grammar_mask(self._grammar_tokens, given)
 
+    def prepare_grammars(self) -> None:
+        """Read the vocabulary for `grammar` now instead of with the first grammar; a server calls it before it serves.
+
+        It stops all Python threads for that time: about 0.2 s for 50,000 tokens and 2 s for 250,000.
+
+        Raises:
+            ConfigError: the checkpoint names no token that ends an answer.
+            TokenizerError: the checkpoint has no tokenizer.
+        """
+        _ = self._grammar_tokens.known
+
     @cached_property
     def _grammar_tokens(self) -> GrammarTokens:
         return GrammarTokens(self.tokenizer, self.config.vocab_size, self.loaded.end_ids)

@@ -3,8 +3,8 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -102,8 +102,7 @@ class Generation:
     stop_reason: str | int | None = None
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """A new token of one request.
 
     Attributes:
@@ -143,9 +142,12 @@ class OutputStream:
     def __init__(self, answers: int = 1) -> None:
         self.readers = Readers()
         self.before_waiting: Callable[[], None] = no_objection
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
-        self._ended = threading.Condition(lock)  # separate, so that tokens do not wake threads that wait for the end
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._ended = threading.Condition(
+            self._lock
+        )  # separate, so that tokens do not wake threads that wait for the end
+        self._num_waiting = 0  # readers that wait for the next event
         self._events: list[TokenEvent] = []
         self._running = answers
         self._error: BaseException | None = None
@@ -155,7 +157,7 @@ class OutputStream:
     @property
     def has_ended(self) -> bool:
         """Whether no event will come any more."""
-        return self._running == 0 or self.has_failed
+        return self._running == 0 or self._error is not None
 
     @property
     def has_failed(self) -> bool:
@@ -164,21 +166,22 @@ class OutputStream:
 
     def put(self, event: TokenEvent) -> None:
         """Append an event."""
-        with self._changed:
+        with self._lock:
             self._events.append(event)
             wakers = self._woken()
-        call_all(wakers)
+        if wakers:
+            call_all(wakers)
 
     def end_one(self) -> None:
         """Record that an answer has ended."""
-        with self._changed:
+        with self._lock:
             self._running -= 1
             wakers = self._woken()
         call_all(wakers)
 
     def fail(self, error: BaseException) -> None:
         """End the stream with an error, which readers get after the events so far."""
-        with self._changed:
+        with self._lock:
             self._error = self._error or error
             wakers = self._woken()
         call_all(wakers)
@@ -194,8 +197,12 @@ class OutputStream:
         if not self.is_ready(at):
             self.before_waiting()
         with self._changed:
-            if not self._changed.wait_for(lambda: self.is_ready(at), timeout):
-                raise TimeoutError(f"no token within {timeout} s")
+            self._num_waiting += 1
+            try:
+                if not self._changed.wait_for(lambda: self.is_ready(at), timeout):
+                    raise TimeoutError(f"no token within {timeout} s")
+            finally:
+                self._num_waiting -= 1
             if at < len(self._events):
                 return self._events[at]
             if self._error is not None:
@@ -224,7 +231,7 @@ class OutputStream:
 
     def call_at_change(self, waker: Callable[[], None]) -> None:
         """Call a function, once, at the next change, from the thread that makes it; its errors are only logged."""
-        with self._changed:
+        with self._lock:
             self._wakers.append(waker)
 
     def call_at_end(self, callback: Callable[[], None]) -> None:
@@ -232,7 +239,7 @@ class OutputStream:
 
         In the other thread its errors are only logged.
         """
-        with self._changed:
+        with self._lock:
             if not self.has_ended:
                 self._wakers.append(lambda: self.call_at_end(callback))
                 return
@@ -245,47 +252,54 @@ class OutputStream:
 
     def _woken(self) -> list[Callable[[], None]]:
         """Wake all readers and return what is to be called after the lock is free again."""
-        self._changed.notify_all()
+        if self._num_waiting:
+            self._changed.notify_all()
         if self.has_ended:
             self._ended.notify_all()
-        wakers, self._wakers = self._wakers, []
+        wakers = self._wakers
+        if wakers:
+            self._wakers = []
         return wakers
 
 
-class _Deferred(threading.local):
-    """Events of asyncio to set at the end of a thread's pass, by event loop; None outside of passes."""
+class OneWakeupPerLoop(threading.local):
+    """A block in which each event loop is woken at most once, at its end, however many streams change inside it.
+
+    Attributes:
+        events: events of asyncio to set at the end of the thread's block, by event loop; None outside of blocks.
+    """
 
     events: "dict[AbstractEventLoop, list[Event]] | None" = None
 
+    def __enter__(self) -> None:
+        """Begin to hold back the calling thread's wakeups."""
+        self.events = {}
 
-_deferred = _Deferred()
-
-
-@contextmanager
-def one_wakeup_per_loop() -> Iterator[None]:
-    """Wake each event loop at most once, at the end of the block, however many streams change inside it."""
-    _deferred.events = {}
-    try:
-        yield
-    finally:
+    def __exit__(self, *_: object) -> None:
+        """Wake the event loops."""
         flush_wakeups()
-        _deferred.events = None
+        self.events = None
+
+
+one_wakeup_per_loop = OneWakeupPerLoop()
 
 
 def flush_wakeups() -> None:
     """Wake the event loops now whose wakeups the calling thread holds back; before it calls a function of a caller."""
-    if _deferred.events:
-        events, _deferred.events = _deferred.events, {}
+    events = one_wakeup_per_loop.events
+    if events:
+        one_wakeup_per_loop.events = {}
         for loop, each in events.items():
             _set_in(loop, each)
 
 
 def wake(loop: "AbstractEventLoop", event: "Event") -> None:
     """Set an event of an event loop from any thread, now or at the end of the thread's pass."""
-    if _deferred.events is None:
+    events = one_wakeup_per_loop.events
+    if events is None:
         _set_in(loop, [event])
     else:
-        _deferred.events.setdefault(loop, []).append(event)
+        events.setdefault(loop, []).append(event)
 
 
 def _set_in(loop: "AbstractEventLoop", events: "Sequence[Event]") -> None:

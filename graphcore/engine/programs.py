@@ -7,7 +7,6 @@ Legend: B batch.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from graphcore.graph.builder import GraphBuilder
@@ -97,7 +96,7 @@ class Programs:
         """Whether decode programs always compute the argmax of the logits, too."""
         return self._builder.uses_native_programs
 
-    def rows_of_step(self, num_sequences: int) -> list[int]:
+    def rows_of_step(self, num_sequences: int) -> Sequence[int]:
         """Return the number of rows with a token in each of the programs that `step` returns."""
         if self._builder.uses_native_programs:
             return rows_by_program(num_sequences)
@@ -142,9 +141,10 @@ class Programs:
     def _native_step(self, tokens: Mapping[int, tuple[Sequence[int], int]]) -> list[DecodeStep]:
         """Return native programs with the tokens in turn; each of them finds the likeliest tokens, too."""
         each = [(row, one, first + at) for row, (ids, first) in tokens.items() for at, one in enumerate(ids)]
-        waiting, steps = iter(each), list[DecodeStep]()
+        begin, steps = 0, list[DecodeStep]()
         for number, share in enumerate(rows_by_program(len(each))):
-            rows, token_ids, positions = zip(*islice(waiting, share), strict=True)
+            rows, token_ids, positions = zip(*each[begin : begin + share], strict=True)
+            begin += share
             program = self.of_width("decode", self._widths[number], is_greedy=True, number=number)
             program.state.put_tokens(token_ids, positions, rows)
             for step in steps:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from graphcore.engine.masks import AnswerMask
 from graphcore.engine.output import Generation, OutputStream, PromptLogprob, Timings, TokenEvent, TokenLogprob
@@ -153,6 +154,11 @@ class Request:
         return self.pooled is not None or (
             self.num_prompt_logprobs is not None and self.num_computed + tokens < len(self.prompt_ids)
         )
+
+    @cached_property
+    def takes_likeliest(self) -> bool:
+        """Whether it always takes the token of the largest logit, and needs nothing else of a step."""
+        return self.params.is_greedy and not self.samples_on_host and not self.wants_logprobs
 
     @property
     def samples_on_host(self) -> bool:

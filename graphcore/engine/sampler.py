@@ -54,14 +54,19 @@ class SequenceSampler:
         self._hidden_ends: dict[Request, Tensor] = {}  # [V] bool, False for what min_tokens hides
         self._pending: dict[Request, Tensor] = {}
 
-    def choose(
-        self, requests: Sequence[Request], logits: Sequence[Tensor], likeliest: Sequence[int] | None = None
-    ) -> None:
+    def take_likeliest(self, requests: Sequence[Request], token_ids: Sequence[int]) -> None:
+        """Append the likeliest token to each request that always takes it; -1 says that a logit is not finite."""
+        for request, token_id in zip(requests, token_ids, strict=True):
+            if token_id < 0:
+                request.fail(not_finite())
+            else:
+                request.take(token_id, None, self._sizes.context)
+
+    def choose(self, requests: Sequence[Request], logits: Sequence[Tensor]) -> None:
         """Sample the next token of each request and append it; an error ends only the request that caused it.
 
         Args:
             logits: [V] float32 of each request.
-            likeliest: each request's likeliest token, -1 where a logit is not finite; None where it is not known.
         """
         self._await_masks(requests, GRACE)
         at, rows = list[int](), list[Draw]()
@@ -72,11 +77,7 @@ class SequenceSampler:
                 rows.append(row)
         if not rows:
             return
-        chosen: Sequence[int | Exception]
-        if likeliest is not None and all(row.takes_likeliest for row in rows):
-            chosen = [likeliest[index] if likeliest[index] >= 0 else not_finite() for index in at]
-        else:
-            chosen = self._chosen([logits[index] for index in at], rows)
+        chosen = self._chosen([logits[index] for index in at], rows)
         for index, row, token in zip(at, rows, chosen, strict=True):
             if isinstance(token, Exception):
                 requests[index].fail(token)

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from graphcore.device import on_device
@@ -48,7 +46,7 @@ class StepState:
     per_layer: Tensor | None = None
     most_together: int = 1
     _are_rows_named: bool = False  # True after `put_tokens`, until `put_rows`
-    _arrays: tuple[NDArray[np.int64], ...] = ()  # a decode program's inputs on a CPU
+    _views: tuple[memoryview, ...] = ()  # a decode program's inputs on a CPU
 
     @classmethod
     def empty(cls, batch: int, tokens: int, device: torch.device) -> "StepState":
@@ -71,13 +69,12 @@ class StepState:
         if self._are_rows_named:
             self._are_rows_named = False
             self.sequences.copy_(torch.arange(len(self.sequences), dtype=torch.int64, device="cpu"))
-        idle = len(self.token_ids) - len(rows)
         tokens = max(map(len, rows))
-        begins, counts = [*starts, *[0] * idle], [*map(len, rows), *[0] * idle]
         if tokens == 1:  # a decode program's inputs stay at their addresses
-            self._fill([ids[0] if ids else 0 for ids in rows] + [0] * idle, begins, counts)
+            self._fill([ids[0] if ids else 0 for ids in rows], starts, [*map(len, rows)])
             return
-        device = self.token_ids.device
+        device, idle = self.token_ids.device, len(self.token_ids) - len(rows)
+        begins, counts = [*starts, *[0] * idle], [*map(len, rows), *[0] * idle]
         padded = [[*ids, *[0] * (tokens - len(ids))] for ids in rows] + [[0] * tokens] * idle
         self.token_ids = on_device(padded, device)
         self.span = Span(on_device(begins, device), on_device(counts, device))
@@ -118,9 +115,7 @@ class StepState:
             starts: position of each token.
             sequences: row of the caches of each token.
         """
-        count = len(token_ids)
-        idle = [0] * (len(self.token_ids) - count)
-        self._fill([*token_ids, *idle], [*starts, *idle], [*[1] * count, *idle], [*sequences, *idle])
+        self._fill(token_ids, starts, [1] * len(token_ids), sequences)
         self._are_rows_named = True
 
     def free_activations(self) -> None:
@@ -128,15 +123,17 @@ class StepState:
         self.hidden, self.ropes, self.per_layer = self.hidden.new_empty(0), (), None
 
     def _fill(self, *numbers: Sequence[int]) -> None:
-        """Write token ids, starts, counts and, if given, rows of the caches into the input tensors in place."""
+        """Write token ids, starts, counts and, if given, rows of the caches into the input tensors; the rest is 0."""
         inputs = self.token_ids, self.span.starts, self.span.counts, self.sequences
         if self.token_ids.device.type != "cpu":
             for tensor, values in zip(inputs, numbers, strict=False):
-                tensor.view(-1).copy_(on_device(values, tensor.device))
+                idle = [0] * (len(tensor) - len(values))
+                tensor.view(-1).copy_(on_device([*values, *idle], tensor.device))
             return
-        self._arrays = self._arrays or tuple(tensor.view(-1).numpy() for tensor in inputs)
-        for array, values in zip(self._arrays, numbers, strict=False):
-            array[:] = values  # a tenth of the time of a tensor and its copy, between steps that need the caches
+        self._views = self._views or tuple(tensor.view(-1).numpy().data for tensor in inputs)
+        for view, values in zip(self._views, numbers, strict=False):
+            for at in range(len(view)):  # numpy and torch run more code, which a step has pushed out of the caches
+                view[at] = values[at] if at < len(values) else 0
 
     def advance(self, token_ids: Tensor) -> None:
         """Make `token_ids` [B] the next input, and advance the positions past the previous one."""

@@ -56,6 +56,10 @@ def in_one_pass(programs: Sequence[Program]) -> Iterator[tuple[int, list[Step]]]
 
     A step that returns to an earlier group, such as the sampling of a token, keeps its place in its program's order.
     """
+    if len(programs) == 1:
+        for step in programs[0].steps:
+            yield step.group, [step]
+        return
     waiting = []
     for program in programs:
         positions = accumulate((step.group for step in program.steps), max)

@@ -8,15 +8,13 @@ window of the last few ids is decoded, and the part of its text that was already
     its text             "..printed..|new"   a last U+FFFD may still become a character and waits
 """
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from graphcore.errors import ConfigError
-from graphcore.tokenizer.tokenizer import Tokenizer
+from graphcore.tokenizer.tokenizer import PieceKind, Tokenizer
 
 _UNDECIDED = "\ufffd"
-_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 _LONGEST_WINDOW = 12
 _KEPT = 3
 """Ids that stay when the window is cut: an unfinished character is at most three bytes, so at most three ids."""
@@ -38,11 +36,11 @@ class IncrementalDecoder:
 
     def push(self, token_id: int) -> str:
         """Append one id and return the text that has become final, which is often empty."""
-        piece = self._tokenizer.id_to_piece(token_id)
-        if not piece or token_id in self._skipped:
+        kind = self._tokenizer.kind_of_piece(token_id)
+        if kind is PieceKind.NONE or token_id in self._skipped:
             return ""
         self._window.append(token_id)
-        if _BYTE_PIECE.fullmatch(piece):
+        if kind is PieceKind.BYTE:
             return ""  # the run of bytes may continue, and an invalid end changes how its beginning decodes
         text = self._text()
         certain = text[self._printed :].removesuffix(_UNDECIDED)
@@ -97,6 +95,8 @@ class StopStrings:
 
     def push(self, text: str) -> StopResult:
         """Append the next piece of text and return the text that has become final."""
+        if not self._stops:
+            return StopResult(text, False)
         seen = self._held + text
         found = [(seen.find(stop) + len(stop), seen.find(stop), stop) for stop in self._stops if stop in seen]
         if found:

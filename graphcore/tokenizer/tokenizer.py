@@ -1,6 +1,8 @@
 """Converts text to token ids and back, for every checkpoint that has a vocabulary."""
 
+import re
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -12,8 +14,18 @@ from graphcore.tokenizer.control_tokens import ControlTokens
 from graphcore.tokenizer.gguf_tokenizer import read_gguf
 from graphcore.tokenizer.hf_folder import read_folder
 from graphcore.tokenizer.marked_messages import TemplateWords, texts_in
-from graphcore.tokenizer.tokenizer_json import without_panics
+from graphcore.tokenizer.tokenizer_json import WithoutPanics
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
+
+_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class PieceKind(Enum):
+    """What an id spells: a text, one byte of a run of bytes, or nothing (rows that only pad the embedding)."""
+
+    TEXT = auto()
+    BYTE = auto()
+    NONE = auto()
 
 
 class Tokenizer:
@@ -58,6 +70,8 @@ class Tokenizer:
     def _assemble(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self._backend = parts.backend
+        self._without_panics = WithoutPanics(parts.source)
+        self._kinds: dict[int, PieceKind] = {}
         self.special_ids = frozenset(
             token_id for token_id, token in parts.backend.get_added_tokens_decoder().items() if token.special
         )
@@ -76,7 +90,7 @@ class Tokenizer:
         """
         _check_unicode(text)
         encode = self._controls.plain if is_plain else self._controls.parsed
-        with without_panics(self._parts.source):
+        with self._without_panics:
             ids = encode(text, add_special_tokens).ids
         return self._checked(ids)
 
@@ -100,7 +114,7 @@ class Tokenizer:
         """
         if ids and min(ids) < 0:
             raise TokenizerError(f"token id {min(ids)} is negative")
-        with without_panics(self._parts.source):
+        with self._without_panics:
             return self._backend.decode(self._spelt(ids), skip_special_tokens=skip_special_tokens)
 
     def _spelt(self, ids: Sequence[int]) -> list[int]:
@@ -114,6 +128,16 @@ class Tokenizer:
         """Return the vocabulary's spelling of an id; empty for rows that only pad the embedding."""
         spelt = self._spelt([token_id])
         return self._backend.id_to_token(spelt[0]) or "" if spelt else ""
+
+    def kind_of_piece(self, token_id: int) -> PieceKind:
+        """Return what an id spells; the answer is remembered, because each new token of an answer asks for it."""
+        kind = self._kinds.get(token_id)
+        if kind is None:
+            piece = self.id_to_piece(token_id)
+            is_byte = _BYTE_PIECE.fullmatch(piece) is not None
+            kind = PieceKind.BYTE if is_byte else PieceKind.TEXT if piece else PieceKind.NONE
+            self._kinds[token_id] = kind
+        return kind
 
     @property
     def vocab_size(self) -> int:
@@ -214,7 +238,7 @@ class Tokenizer:
             _check_unicode(text)
             return text
 
-        with without_panics(self._parts.source):
+        with self._without_panics:
             ids = encode_apart(render, messages, tools, self._words_for(tools), self._parts.source)
         return self._checked(ids)
 

@@ -1,8 +1,6 @@
 """Reads `tokenizer.json`, the file format of the `tokenizers` library, and turns the library's panics into errors."""
 
 import codecs
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import tokenizers
@@ -34,7 +32,7 @@ def parse_tokenizer_json(content: bytes, where: str) -> tokenizers.Tokenizer:
         TokenizerError: the bytes do not describe a tokenizer.
     """
     try:
-        with without_panics(where):
+        with WithoutPanics(where):
             backend = tokenizers.Tokenizer.from_buffer(content.removeprefix(codecs.BOM_UTF8))
     except ValueError as error:
         if isinstance(error, TokenizerError):
@@ -45,19 +43,25 @@ def parse_tokenizer_json(content: bytes, where: str) -> tokenizers.Tokenizer:
     return backend
 
 
-@contextlib.contextmanager
-def without_panics(where: str) -> Iterator[None]:
-    """Turn a panic of the library, which is written in Rust, into an error; some damage only shows in encoding.
+class WithoutPanics:
+    """A block that turns a panic of the library, which is written in Rust, into an error; it can be entered again.
+
+    Some damage only shows in encoding. A panic is not a Python `Exception`.
 
     Args:
         where: origin of the tokenizer, for messages.
 
     Raises:
-        TokenizerError: the library panicked; its panic is not a Python `Exception`.
+        TokenizerError: the library panicked.
     """
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__module__ != "pyo3_runtime":
-            raise
-        raise TokenizerError(f"{where}: the tokenizer is damaged ({error}); fetch the file again") from error
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """Raise the error of a panic."""
+        if kind is not None and kind.__module__ == "pyo3_runtime":
+            raise TokenizerError(f"{self._where}: the tokenizer is damaged ({error}); fetch the file again") from error

@@ -164,7 +164,7 @@ class CacheAdmission:
 
     def swap_in(self) -> bool:
         """Swap requests in, in order of admission, as far as there is room; return True if none is left swapped out."""
-        for request in [one for one in self.requests if one in self._swapped]:
+        for request in [one for one in self.requests if one in self._swapped] if self._swapped else ():
             row = self._free_row()
             if request.has_ended or row is None or not self._swap_in_one(row, request):
                 return False

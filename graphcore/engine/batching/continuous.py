@@ -53,9 +53,9 @@ class ContinuousBatching(Batching):
         While it is not known which tokens of an ended request the KV cache holds, a request that may reuse them waits,
         as do those behind it.
         """
-        is_leaving = any(request.has_ended for request in self.running)
-        if not self._admission.swap_in():
+        if not self._admission.swap_in() or not waiting:
             return 0
+        is_leaving = any(request.has_ended for request in self.running)
         for admitted, request in enumerate(waiting):
             if (request.reuses_cache and is_leaving) or not self._admission.admit(request):
                 return admitted
@@ -83,9 +83,9 @@ class ContinuousBatching(Batching):
             # A pass over resident weights is short, and its tokens can be reused.
             stops = never if isinstance(policy, Resident) else is_stopped
             with self._runner.forward_pass(decodes, chunks, policy, stops) as states:
-                ran = [*zip(prompts, chunks, states, strict=True)]
-                ended = [(request, state.logits) for (request, _), chunk, state in ran if chunk.is_last]
-                for (request, _), chunk, state in ran:
+                for (request, _), chunk, state in zip(prompts, chunks, states, strict=True):
+                    if chunk.is_last:
+                        ended.append((request, state.logits))
                     if request.reads_prompt:
                         self._prompt_outputs.read(request, chunk, state.hidden)
         for request, count in (*stepped.items(), *((one, len(ids)) for one, ids in prompts)):

@@ -50,11 +50,15 @@ class HostDecodeLoop(DecodeLoop):
         has_chosen = self._chooser.choose_pending(0.0 if has_run else IDLE) or bool(ended)
         for program, rows in self._steps:
             due = {at: self._due[row] for row, at in rows.items() if not self._due[row].num_uncomputed}
-            logits = program.state.logits.unbind(0)
-            likeliest = program.state.chosen.tolist() if self._programs.finds_likeliest else None
-            found = None if likeliest is None else [likeliest[row] for row in due]
-            self._chooser.choose([*due.values()], [logits[row] for row in due], found)
             has_chosen = has_chosen or bool(due)
+            if self._programs.finds_likeliest:
+                likeliest = program.state.chosen.tolist()
+                plain = {at: request for at, request in due.items() if request.takes_likeliest}
+                self._chooser.take_likeliest([*plain.values()], [likeliest[at] for at in plain])
+                due = {at: request for at, request in due.items() if at not in plain}
+            if due:
+                logits = program.state.logits.unbind(0)
+                self._chooser.choose([*due.values()], [logits[at] for at in due])
         for request, after in ended:
             self._chooser.choose([request], after.unbind(0))
         self._steps, self._due = [], {}

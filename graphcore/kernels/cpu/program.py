@@ -4,8 +4,10 @@ A program references all tensors that its instructions point to, so that they st
 """
 
 import ctypes
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,16 +32,38 @@ from graphcore.kernels.packing import Packing
 ALIGNMENT = 64
 
 
-def rows_by_program(sequences: int) -> list[int]:
+@functools.cache
+def rows_by_program(sequences: int) -> tuple[int, ...]:
     """Return the number of rows of each program for a step: as few programs as possible, of nearly equal size."""
     programs = -(-sequences // MOST_ROWS)
-    return [(sequences + other) // programs for other in reversed(range(programs))]
+    return tuple((sequences + other) // programs for other in reversed(range(programs)))
 
 
 def widths_of(most: int) -> list[int]:
     """Return the sizes of programs, in rows, that can together run a step of any number of sequences up to `most`."""
     shares = [rows_by_program(sequences) for sequences in range(1, most + 1)]
     return [max(share[at] for share in shares if at < len(share)) for at in range(len(shares[-1]))]
+
+
+class SealedProgram(NamedTuple):
+    """The arguments of the library's function that runs a program whose instructions are complete.
+
+    Attributes:
+        function: the library's function.
+        table: addresses of the instructions, in order.
+        scratch: memory of all threads.
+        before, after: its arguments before and after those that name the instructions.
+    """
+
+    function: Callable[..., None]
+    table: ctypes.Array[Instruction]
+    scratch: Tensor
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def carry_out(self, first: object, count: int) -> None:
+        """Run `count` instructions from the one whose address is `first`."""
+        self.function(*self.before, first, count, *self.after)
 
 
 @dataclass
@@ -70,9 +94,7 @@ class NativeProgram:
     activations: tuple[int, int] = (1, 32)
     _in_block: list[Tensor] = field(default_factory=list)
     _free: list[Tensor] = field(default_factory=list)
-    _table: ctypes.Array[Instruction] | None = None
-    _scratch: Tensor | None = None
-    _sizes: tuple[int, int] = (0, 0)
+    _sealed: SealedProgram | None = None
 
     @property
     def rows(self) -> int:
@@ -81,7 +103,7 @@ class NativeProgram:
 
     def add(self, arguments: ctypes.Structure, *kept: object) -> None:
         """Append an instruction, and keep alive the objects it points to."""
-        assert self._table is None, "the program is sealed by its first run"
+        assert self._sealed is None, "the program is sealed by its first run"
         self.arguments.append(arguments)
         self.kept.extend(kept)
 
@@ -158,26 +180,14 @@ class NativeProgram:
 
     def run(self, begin: int = 0, count: int | None = None) -> None:
         """Run the instructions from `begin` on, by default all of them."""
-        if self._table is None:
-            self._seal()
-        table, scratch = self._table, self._scratch
-        assert table is not None, "sealed above"
-        assert scratch is not None, "sealed above"
+        sealed = self._sealed or self._seal()
         length = len(self.arguments) - begin if count is None else count
-        self._carry_out(ctypes.byref(table, begin * ctypes.sizeof(Instruction)), length, scratch)
+        sealed.carry_out(ctypes.byref(sealed.table, begin * ctypes.sizeof(Instruction)), length)
 
     def run_again(self, index: int, times: int) -> None:
         """Run one instruction `times` times, with a barrier after each, as in a program."""
-        if self._table is None:
-            self._seal()
-        table, scratch = self._table, self._scratch
-        assert table is not None, "sealed above"
-        assert scratch is not None, "sealed above"
-        self._carry_out((Instruction * times)(*[table[index]] * times), times, scratch)
-
-    def _carry_out(self, first: object, count: int, scratch: Tensor) -> None:
-        rows = self.counts.data_ptr(), self.sequences.data_ptr(), self.rows
-        open_library(self.library).graphcore_run(self.threads, *rows, first, count, scratch.data_ptr(), *self._sizes)
+        sealed = self._sealed or self._seal()
+        sealed.carry_out((Instruction * times)(*[sealed.table[index]] * times), times)
 
     @property
     def scratch_nbytes(self) -> int:
@@ -190,14 +200,17 @@ class NativeProgram:
         activations = open_library(self.library).graphcore_activations_nbytes(*self.activations)
         return row_nbytes + _aligned(activations) + ALIGNMENT, row_nbytes
 
-    def _seal(self) -> None:
-        self._table = (Instruction * len(self.arguments))(
+    def _seal(self) -> SealedProgram:
+        """Fix the instructions and allocate the scratch."""
+        table = (Instruction * len(self.arguments))(
             *(Instruction(item.KIND, ctypes.addressof(item)) for item in self.arguments)
         )
         memory = torch.zeros(self.scratch_nbytes, dtype=torch.uint8, device="cpu")
-        start = -memory.data_ptr() % ALIGNMENT
-        self._scratch = memory[start:]
-        self._sizes = self._thread_nbytes()
+        scratch = memory[-memory.data_ptr() % ALIGNMENT :]
+        before = self.threads, self.counts.data_ptr(), self.sequences.data_ptr(), self.rows
+        after = scratch.data_ptr(), *self._thread_nbytes()
+        self._sealed = SealedProgram(open_library(self.library).graphcore_run, table, scratch, before, after)
+        return self._sealed
 
 
 def norm(program: NativeProgram, kind: str, eps: float, weight: Tensor | None, bias: Tensor | None) -> Norm:

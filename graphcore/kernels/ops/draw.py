@@ -110,11 +110,6 @@ class Draw:
         """Whether `changed_logits` has to be applied before a kernel draws; kernels know the repetition penalty."""
         return self.counts is not None or self.bias is not None
 
-    @property
-    def takes_likeliest(self) -> bool:
-        """Whether the token is the argmax of all logits."""
-        return self.params.is_greedy and self.mask is None
-
 
 class _Params(ctypes.Structure):
     """The C++ struct of native/sampling_params.h."""
