@@ -22,6 +22,7 @@ from graphcore.errors import ConfigError
 from graphcore.tasks.registry import task_named
 from graphcore.tasks.report.output_files import write_json
 from graphcore.tasks.report.result_json import FILE_NAME, ProcessorWait, failed, minimal_record, neighbours_line
+from graphcore.tasks.report.secret_keys import hide_secrets, without_secrets
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.termination import undisturbed
 
@@ -40,6 +41,8 @@ def run_job(composed: DictConfig, folder: Path | None, has_chosen_model: bool = 
     """
     waits = ProcessorWait.look()
     record = first_record(composed)
+    if folder is not None:
+        hide_secrets(folder, plain_settings(composed))
     try:
         settings = to_settings(composed)
         check_source(settings.model.checkpoint)
@@ -52,7 +55,7 @@ def run_job(composed: DictConfig, folder: Path | None, has_chosen_model: bool = 
                 if task.needs_torch:
                     record["machine"].update(processor_names())  # imports torch, which takes a second or more
             done = task.run(Context(settings, console, folder, has_chosen_model), own)
-        record.update(settings=asdict(settings), **done)
+        record.update(settings=without_secrets(asdict(settings)), **done)
     except KeyboardInterrupt:
         record.update(status="interrupted")
     except BrokenPipeError:  # the reader of the output has left
@@ -85,11 +88,16 @@ def say_ending(record: Record, folder: Path | None) -> None:
 
 def first_record(composed: DictConfig) -> Record:
     """Return the result's first fields, from settings that are not checked yet and may be wrong."""
-    plain = OmegaConf.to_container(composed)
-    assert isinstance(plain, dict), "the root config is a mapping"
-    settings = {str(key): value for key, value in plain.items()}
+    settings = without_secrets(plain_settings(composed))
     task = settings.get("task")
     return minimal_record(task.get("name") if isinstance(task, dict) else None, settings)
+
+
+def plain_settings(composed: DictConfig) -> dict[str, Any]:
+    """Return composed settings as plain data."""
+    plain = OmegaConf.to_container(composed)
+    assert isinstance(plain, dict), "the root config is a mapping"
+    return {str(key): value for key, value in plain.items()}
 
 
 @contextmanager

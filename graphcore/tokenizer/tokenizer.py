@@ -170,6 +170,11 @@ class Tokenizer:
         return self._backend.to_str()
 
     @property
+    def template_source(self) -> str | None:
+        """The Jinja source that renders conversations with tools; None without a chat template."""
+        return self._parts.tool_template or self._parts.chat_template
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the checkpoint has a chat template."""
         return self._parts.chat_template is not None

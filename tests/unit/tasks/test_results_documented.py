@@ -1,7 +1,9 @@
 """docs/results.md has every field that is written, and no other."""
 
 import io
+import os
 import re
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 from chat_folder import TINY
 from task_runs import RunTask
+
+from graphcore.serving.served_model import ServedModel
 
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"
 COMMON = "Every task"
@@ -60,7 +64,19 @@ RUNS = {
     "perplexity": ["task.window=8"],
     "pack": ["quant=q8_0"],
     "models": ["task.remove=one.gguf", "task.confirmed=true"],
+    "serve": ["task.port=0", "task.max_sequences=1"],
 }
+
+
+def end_after_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server end when its model is loaded, as a signal does."""
+    load = ServedModel.load
+
+    async def load_and_end(served: ServedModel) -> None:
+        await load(served)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(ServedModel, "load", load_and_end)
 
 
 @pytest.mark.parametrize("task", RUNS)
@@ -73,6 +89,8 @@ def test_every_field_of_a_task_is_documented_and_every_documented_one_is_there(
     text.write_text("the sun rose, and the sea was still", encoding="utf-8")
     own = [f"task.text={text}"] if task == "perplexity" else []
     own += [f"task.output={tmp_path / 'packed.gguf'}"] if task == "pack" else []
+    if task == "serve":
+        end_after_loading(monkeypatch)
     if task == "models":
         own.append(f"cache_dir={tmp_path}")
         (tmp_path / "benchmarks").mkdir()

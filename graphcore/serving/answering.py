@@ -1,0 +1,281 @@
+"""Answers a ChatCall: prompt, mask and request of the engine, and the parts of the answer as its tokens come."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from graphcore.engine.engine import Engine
+from graphcore.engine.output import TokenEvent
+from graphcore.engine.request_handle import RequestHandle
+from graphcore.sampling_params import NEUTRAL
+from graphcore.serving.chat_call import (
+    Began,
+    ChatCall,
+    Content,
+    Ended,
+    Part,
+    Reasoning,
+    TokenRecord,
+    ToolCallBegin,
+    Used,
+)
+from graphcore.serving.openai_options import schema_size
+from graphcore.serving.request_errors import RequestError, request_error
+from graphcore.serving.served_model import ServedModel
+from graphcore.serving.tool_formats.answer_parser import AnswerParser
+from graphcore.serving.tool_formats.template_messages import template_messages
+from graphcore.serving.tool_formats.tool_checks import check_tools
+from graphcore.serving.tool_formats.tool_grammar import tool_grammar
+
+TAIL = 64  # tokens at the end of a prompt that a parser sees: enough for a prefilled thought
+LARGEST_SEED = 2**63
+REASONS: Mapping[str, str] = {
+    "end": "stop",
+    "stop": "stop",
+    "length": "length",
+    "context": "length",
+    "deadline": "interrupted",
+    "interrupted": "interrupted",
+}
+"""What clients are told, by `Generation.finish_reason`."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a server for one request; its settings have the same names."""
+
+    max_prompt_tokens: int | None
+    max_new_tokens: int | None
+
+    def check_prompt(self, tokens: int) -> None:
+        """Check the length of a prompt.
+
+        Raises:
+            RequestError: it is too long.
+        """
+        if self.max_prompt_tokens is not None and tokens > self.max_prompt_tokens:
+            raise RequestError(
+                f"the prompt has {tokens} tokens; this server takes {self.max_prompt_tokens}",
+                code="context_length_exceeded",
+            )
+
+    def new_tokens(self, wanted: int) -> int:
+        """Return the most tokens of an answer; -1 is as many as the context allows."""
+        if self.max_new_tokens is None:
+            return wanted
+        return self.max_new_tokens if wanted == -1 else min(wanted, self.max_new_tokens)
+
+
+def with_defaults(served: ServedModel, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters of a request: its own, else those that the server sets, and a fresh seed.
+
+    The temperature of neither is 1, as clients expect.
+    """
+    set_here = {name: getattr(served.sampling, name) for name in NEUTRAL if name != "seed"}
+    set_here = {name: value for name, value in set_here.items() if value != NEUTRAL[name]}
+    return {"temperature": 1.0, **set_here, "seed": secrets.randbelow(LARGEST_SEED), **sampling}
+
+
+def with_stop_tokens(served: ServedModel, engine: Engine, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sampling parameters with the tokens that end a family's answers besides the checkpoint's end tokens."""
+    names = served.tool_format.stop_token_names
+    spelt = [engine.tokenizer.encode(name, add_special_tokens=False) for name in names]
+    own = [ids[0] for ids in spelt if len(ids) == 1]
+    return {**sampling, "stop_token_ids": [*sampling.get("stop_token_ids", ()), *own]}
+
+
+def limits_of(served: ServedModel) -> Limits:
+    """Return the limits of a server."""
+    return Limits(served.settings.max_prompt_tokens, served.settings.max_new_tokens)
+
+
+def check_call(served: ServedModel, call: ChatCall) -> None:
+    """Check a call against the server's limits and the model's abilities.
+
+    Raises:
+        RequestError: it asks for too much.
+        ConfigError: its tools are none, or the model knows none.
+    """
+    settings = served.settings
+    if call.num_answers > settings.max_answers:
+        raise RequestError(f"n={call.num_answers}; this server gives at most {settings.max_answers}", field="n")
+    if len(call.tools) > settings.max_tools:
+        raise RequestError(f"tools has {len(call.tools)}; this server takes {settings.max_tools}", field="tools")
+    size = schema_size(call.grammar) + sum(schema_size(tool["function"]) for tool in call.tools)
+    if size > settings.max_grammar_chars:
+        raise RequestError(
+            f"schemas of {size} characters; this server takes {settings.max_grammar_chars} (task.max_grammar_chars)"
+        )
+    if call.tools:
+        check_tools(call.tools, served.tool_format)
+        if call.grammar and call.tool_choice == "required":
+            raise RequestError("an answer has a grammar, or must call a tool; give one of them", field="tool_choice")
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    """A request of the engine, and the end of its prompt's text."""
+
+    handle: RequestHandle
+    prompt_tokens: int
+    tail: str
+
+
+def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id: str) -> _Submitted:
+    """Encode a conversation and submit it; called in a thread, because long ones take time."""
+    check_call(served, call)
+    ids = prompt_ids(served, engine, call)
+    limits, settings = limits_of(served), served.settings
+    limits.check_prompt(len(ids))
+    known = served.tool_format
+    shows_special = known.knows_tools or known.knows_reasoning
+    handle = engine.submit(
+        ids,
+        limits.new_tokens(call.max_new_tokens),
+        stop=call.stop,
+        logprobs=call.wants_logprobs,
+        top_logprobs=call.num_top_logprobs,
+        n=call.num_answers,
+        deadline=settings.request_timeout,
+        mask=_mask(served, engine, call),
+        reuse_cache=not settings.exact,
+        skip_special_tokens=not shows_special,
+        request_id=request_id,
+        **with_stop_tokens(served, engine, with_defaults(served, call.sampling)),
+    )
+    tail = engine.tokenizer.decode(ids[-TAIL:], skip_special_tokens=False)
+    return _Submitted(handle, len(ids), tail)
+
+
+def prompt_ids(served: ServedModel, engine: Engine, call: ChatCall) -> list[int]:
+    """Return the token ids of a conversation."""
+    messages = template_messages(served.tool_format, call.messages)
+    tools = list(call.tools) if call.tool_choice != "none" else None
+    return engine.chat_ids(messages, tools or None, dict(call.options), continue_final_message=call.continues_last)
+
+
+def _mask(served: ServedModel, engine: Engine, call: ChatCall) -> Any:
+    """Return the mask of a call's grammar, or of its tools' calls; None for free text."""
+    if call.grammar:
+        return engine.grammar(**call.grammar)
+    if not call.tools:
+        return None
+    lark = tool_grammar(served.tool_format, call.tools, call.tool_choice, call.tool_name, call.has_parallel_tools)
+    return None if lark is None else engine.grammar(lark=lark)
+
+
+async def answer_chat(served: ServedModel, call: ChatCall, request_id: str) -> AsyncGenerator[Part, None]:
+    """Yield the parts of an answer; leaving the iteration cancels the request.
+
+    Raises:
+        RequestError: the call cannot be answered.
+    """
+    engine = served.engine
+    try:
+        asked = await asyncio.to_thread(submit_call, served, engine, call, request_id)
+        with cancelled_at_end(asked.handle):
+            yield Began(asked.prompt_tokens)
+            async for part in _parts(served, call, asked):
+                yield part
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise served.error_of(error) from error
+
+
+class cancelled_at_end:  # noqa: N801 - a block
+    """A block at whose end a request of the engine is cancelled, if it still runs."""
+
+    def __init__(self, handle: RequestHandle) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, *_: object) -> None:
+        """Cancel the request."""
+        self._handle.cancel()
+
+
+async def _parts(served: ServedModel, call: ChatCall, asked: _Submitted) -> AsyncGenerator[Part, None]:
+    answers = [_Answer(served, call, asked.tail, at) for at in range(call.num_answers)]
+    async for event in asked.handle:
+        for part in answers[event.row].parts(event):
+            yield part
+    generations = asked.handle.results(timeout=0)
+    for at, (answer, generation) in enumerate(zip(answers, generations, strict=True)):
+        stop_text = generation.stop_reason if isinstance(generation.stop_reason, str) else None
+        for part in answer.finish():
+            yield part
+        yield Ended(answer.reason(generation.finish_reason), stop_text, at)
+    new_tokens = sum(len(generation.token_ids) for generation in generations)
+    reasoning = sum(answer.reasoning_tokens for answer in answers)
+    yield Used(asked.prompt_tokens, asked.handle.cached, new_tokens, reasoning)
+
+
+class _Answer:
+    """The parts of one answer, from its tokens."""
+
+    def __init__(self, served: ServedModel, call: ChatCall, tail: str, choice: int) -> None:
+        known, self._choice = served.tool_format, choice
+        tools = call.tools if call.tool_choice != "none" else ()
+        parses = bool(tools) or known.knows_reasoning
+        self._parser = AnswerParser(known, tools, tail, choice) if parses or known.knows_tools else None
+        self._has_called = False
+        self.reasoning_tokens = 0
+
+    def parts(self, event: TokenEvent) -> Sequence[Part]:
+        """Return the parts that a token adds."""
+        found: list[Part] = []
+        if event.logprob is not None:
+            found.append(TokenRecord(event.token_id, event.logprob, event.top_logprobs, self._choice))
+        pieces = self._pushed(event.text)
+        self.reasoning_tokens += any(isinstance(piece, Reasoning) for piece in pieces)
+        return [*found, *pieces]
+
+    def finish(self) -> Sequence[Part]:
+        """Return the parts that the end adds."""
+        return self._noted(self._parser.finish()) if self._parser is not None else ()
+
+    def reason(self, finish_reason: str) -> str:
+        """Return why the answer ended, for clients."""
+        reason = REASONS[finish_reason]
+        return "tool_calls" if reason == "stop" and self._has_called else reason
+
+    def _pushed(self, text: str) -> Sequence[Part]:
+        if self._parser is not None:
+            return self._noted(self._parser.push(text)) if text else ()
+        return [Content(text, self._choice)] if text else ()
+
+    def _noted(self, parts: Sequence[Part]) -> Sequence[Part]:
+        self._has_called = self._has_called or any(isinstance(part, ToolCallBegin) for part in parts)
+        return parts
+
+
+async def count_prompt(served: ServedModel, call: ChatCall) -> int:
+    """Return the number of tokens of a conversation.
+
+    Raises:
+        RequestError: it cannot be encoded.
+    """
+    engine = served.engine
+    try:
+        return len(await asyncio.to_thread(prompt_ids, served, engine, call))
+    except BaseException as error:
+        raise request_error(error) from error
+
+
+async def begin(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[Part, None]:
+    """Return the same parts after the first was waited for, so that an error comes before any answer is sent."""
+    first = await anext(parts)
+
+    async def everything() -> AsyncGenerator[Part, None]:
+        async with aclosing(parts):
+            yield first
+            async for part in parts:
+                yield part
+
+    return everything()

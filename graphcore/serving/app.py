@@ -1,0 +1,397 @@
+"""The ASGI application: paths, and what every request goes through.
+
+CORS (if asked for) -> guard (key, Host, Origin, JSON) -> endpoint -> engine
+                                                              |
+                                   one line in the log, one count in the metrics
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from typing import Any
+
+from sse_starlette import EventSourceResponse
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from graphcore.engine.engine import Engine
+from graphcore.serving.answering import answer_chat, begin, count_prompt
+from graphcore.serving.anthropic_messages import (
+    anthropic_error,
+    messages_body,
+    messages_events,
+    read_count_tokens,
+    read_message_request,
+)
+from graphcore.serving.chat_call import Began, ChatCall, Ended, Part, Used
+from graphcore.serving.event_streams import CLIENT_LEFT, DONE, Event, event_of, event_response, until_end, until_left
+from graphcore.serving.fields import RequestFields, parse_request
+from graphcore.serving.guard import Guard
+from graphcore.serving.http_exchange import HttpExchange, new_id
+from graphcore.serving.metrics import ServingMetrics
+from graphcore.serving.openai_chat import ChatChunks, chat_body, read_chat
+from graphcore.serving.openai_completions import Completions, read_completion
+from graphcore.serving.openai_embeddings import embedding_body, read_embedding
+from graphcore.serving.openai_responses import read_responses, responses_body, responses_events
+from graphcore.serving.request_errors import RequestError, openai_error, request_error
+from graphcore.serving.served_model import ServedModel, ServingState
+from graphcore.serving.token_texts import TokenTexts
+
+LOG = logging.getLogger("graphcore.serving")
+Endpoint = Callable[[HttpExchange, dict[str, Any]], Awaitable[Response]]
+
+
+class Application:
+    """The endpoints of a server.
+
+    Args:
+        served: the model.
+        guard: what a request must have.
+        metrics: the counters.
+    """
+
+    def __init__(self, served: ServedModel, guard: Guard, metrics: ServingMetrics) -> None:
+        self._served, self._guard, self._metrics = served, guard, metrics
+        self._settings = served.settings
+
+    def routes(self) -> list[Route]:
+        """Return every path with its endpoint."""
+        posts: dict[str, Endpoint] = {
+            "/v1/chat/completions": self.chat,
+            "/v1/completions": self.completions,
+            "/v1/responses": self.responses,
+            "/v1/embeddings": self.embeddings,
+            "/v1/messages": self.messages,
+            "/v1/messages/count_tokens": self.count_tokens,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
+        gets: dict[str, Endpoint] = {
+            "/v1/models": self.models,
+            "/v1/models/{name:path}": self.model,
+            "/health": self.health,
+            "/ping": self.ping,
+            "/version": self.version,
+            "/metrics": self.metrics,
+            "/plan": self.plan,
+        }
+        return [
+            *(Route(path, partial(self._answer, one, True), methods=["POST"]) for path, one in posts.items()),
+            *(Route(path, partial(self._answer, one, False), methods=["GET"]) for path, one in gets.items()),
+        ]
+
+    async def _answer(self, endpoint: Endpoint, has_body: bool, request: Request) -> Response:
+        """Answer a request: check it, call its endpoint, and turn errors into bodies."""
+        exchange = HttpExchange(request)
+        try:
+            self._guard.check(request)
+            body = await self._guard.body(request) if has_body else {}
+            response = await endpoint(exchange, body)
+        except ClientDisconnect:
+            self._note(exchange, CLIENT_LEFT)
+            return Response(status_code=CLIENT_LEFT)
+        except Exception as error:  # noqa: BLE001 - it becomes the answer, and is logged
+            return self._error(exchange, request_error(error))
+        response.headers.update(exchange.headers)
+        if not isinstance(response, EventSourceResponse):
+            self._note(exchange, response.status_code)
+        return response
+
+    def _error(self, exchange: HttpExchange, error: RequestError) -> Response:
+        if error.status == 500:
+            LOG.error("request %s has failed", exchange.request_id, exc_info=error.__cause__ or error.__context__)
+        self._note(exchange, error.status, error.message)
+        return JSONResponse(error_body(exchange, error), error.status, {**exchange.headers, **error.headers})
+
+    def _note(self, exchange: HttpExchange, status: int, message: str = "") -> None:
+        exchange.note_end(self._metrics, status, message, as_json=self._settings.log == "json")
+
+    def _check_ignored(self, exchange: HttpExchange, unknown: list[str], model: str) -> None:
+        """Keep the names of unknown fields; with task.strict they are errors, as is another model's name."""
+        exchange.ignored = unknown
+        if not self._settings.strict:
+            return
+        if unknown:
+            raise RequestError(f"unknown field {unknown[0]!r} (task.strict=true)", field=unknown[0])
+        if model and model != self._served.name:
+            raise RequestError(
+                f"the model {model!r:.60} is not served; ask for {self._served.name!r}",
+                field="model",
+                status=404,
+                code="model_not_found",
+            )
+
+    # OpenAI
+
+    async def chat(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """POST /v1/chat/completions."""
+        request, call, unknown = read_chat(body)
+        self._check_ignored(exchange, unknown, request.model)
+        head = self._head("chatcmpl")
+        texts = TokenTexts(self._served.engine.prompts.known, request.return_tokens_as_token_ids)
+        parts = self._parts(exchange, call)
+        if not request.stream:
+            return JSONResponse(await until_left(exchange.request, chat_body(parts, head, texts, call)))
+        chunks = ChatChunks(head, texts, call.num_answers, request.stream_options)
+        events = _events_of(await until_left(exchange.request, begin(parts)), chunks.of)
+        return self._stream(exchange, events, {"data": DONE})
+
+    async def completions(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """POST /v1/completions."""
+        request, unknown = read_completion(body)
+        self._check_ignored(exchange, unknown, request.model)
+        completions = Completions(self._served, request, exchange.request_id, self._head("cmpl"))
+        await completions.submit()
+        if not request.stream:
+            with self._served.running():
+                found = await until_left(exchange.request, completions.body())
+            exchange.used = completions.used
+            return JSONResponse(found)
+        return self._stream(exchange, self._completion_events(exchange, completions), {"data": DONE})
+
+    async def _completion_events(self, exchange: HttpExchange, completions: Completions) -> AsyncGenerator[Event, None]:
+        async with aclosing(completions.chunks()) as chunks:
+            with self._served.running():
+                async for chunk in chunks:
+                    exchange.note_first(self._metrics)
+                    yield event_of(chunk)
+        exchange.used = completions.used
+
+    async def responses(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """POST /v1/responses."""
+        request, call, unknown = read_responses(body)
+        self._check_ignored(exchange, unknown, request.model)
+        texts = TokenTexts(self._served.engine.prompts.known)
+        request = request.model_copy(update={"model": self._served.name})
+        named = request, new_id("resp"), int(time.time()), texts
+        parts = self._parts(exchange, call)
+        if not request.stream:
+            return JSONResponse(await until_left(exchange.request, responses_body(parts, *named)))
+        parts = await until_left(exchange.request, begin(parts))
+        return self._stream(exchange, _named_events(responses_events(parts, *named)))
+
+    async def embeddings(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """POST /v1/embeddings."""
+        request, unknown = read_embedding(body)
+        self._check_ignored(exchange, unknown, request.model)
+        with self._served.running():
+            found = await until_left(exchange.request, embedding_body(self._served, request))
+        exchange.used = Used(found["usage"]["prompt_tokens"], 0, 0)
+        return JSONResponse(found)
+
+    async def models(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._model_body()]})
+
+    async def model(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """GET /v1/models/{name}."""
+        if exchange.request.path_params["name"] != self._served.name:
+            raise RequestError("there is no such model; GET /v1/models lists it", status=404, code="model_not_found")
+        return JSONResponse(self._model_body())
+
+    def _model_body(self) -> dict[str, Any]:
+        engine = self._served.loaded_engine
+        context = None if engine is None else engine.choices.context_length
+        return {
+            "id": self._served.name,
+            "object": "model",
+            "created": int(self._served.created),
+            "owned_by": "graphcore",
+            "max_model_len": context,
+        }
+
+    # Anthropic
+
+    async def messages(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """POST /v1/messages."""
+        request, call, unknown = read_message_request(body)
+        self._check_ignored(exchange, unknown, request.model)
+        named = request.model_copy(update={"model": self._served.name}), new_id("msg")
+        parts = self._parts(exchange, call)
+        if not request.stream:
+            return JSONResponse(await until_left(exchange.request, messages_body(parts, *named)))
+        parts = await until_left(exchange.request, begin(parts))
+        return self._stream(exchange, _named_events(messages_events(parts, *named)), ping_name="ping")
+
+    async def count_tokens(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """POST /v1/messages/count_tokens."""
+        call, unknown = read_count_tokens(body)
+        self._check_ignored(exchange, unknown, "")
+        return JSONResponse({"input_tokens": await count_prompt(self._served, call)})
+
+    # The server's own
+
+    async def tokenize(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """POST /tokenize: token ids of a text, or of messages in the chat template."""
+        request, unknown = parse_request(TokenizeRequest, body)
+        self._check_ignored(exchange, unknown, request.model)
+        engine = self._served.engine
+        if (request.prompt is None) == (request.messages is None):
+            raise RequestError("give one of prompt and messages", field="prompt")
+        if request.messages is not None:
+            _, call, _ = read_chat({"messages": request.messages})
+            ids = await asyncio.to_thread(engine.chat_ids, call.messages)
+        else:
+            ids = await asyncio.to_thread(
+                engine.prompts.text_ids, request.prompt or "", is_beginning=request.add_special_tokens
+            )
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": engine.choices.context_length})
+
+    async def detokenize(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """POST /detokenize: the text of token ids."""
+        request, unknown = parse_request(DetokenizeRequest, body)
+        self._check_ignored(exchange, unknown, request.model)
+        vocab = self._served.engine.config.vocab_size
+        if not all(0 <= token < vocab for token in request.tokens):
+            raise RequestError(f"tokens must be ids from 0 to {vocab - 1}", field="tokens")
+        text = self._served.engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
+        return JSONResponse({"prompt": text})
+
+    async def health(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """GET /health: 200 if requests are taken."""
+        state = self._served.state
+        return JSONResponse({"status": state.value}, 200 if state is ServingState.READY else 503)
+
+    async def ping(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """GET /ping: 200 while the server answers at all."""
+        return JSONResponse({"status": "alive"})
+
+    async def version(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """GET /version."""
+        import graphcore
+
+        return JSONResponse({"version": graphcore.__version__})
+
+    async def metrics(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """GET /metrics, in Prometheus's text format."""
+        text = await asyncio.to_thread(self._metrics.text)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def plan(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """GET /plan: what runs, and the bytes that the plan placed."""
+        engine = self._served.engine
+        return JSONResponse({"model": self._served.name, **plan_body(engine)})
+
+    # Shared
+
+    def _head(self, prefix: str) -> dict[str, Any]:
+        return {"id": new_id(prefix), "created": int(time.time()), "model": self._served.name}
+
+    async def _parts(self, exchange: HttpExchange, call: ChatCall) -> AsyncGenerator[Part, None]:
+        """Yield the parts of an answer, and note what the log says of them."""
+        async with aclosing(answer_chat(self._served, call, exchange.request_id)) as parts:
+            with self._served.running():
+                async for part in parts:
+                    if isinstance(part, Used):
+                        exchange.used = part
+                    elif isinstance(part, Ended):
+                        exchange.finish_reason = part.finish_reason
+                    elif not isinstance(part, Began):
+                        exchange.note_first(self._metrics)
+                    yield part
+
+    def _stream(
+        self,
+        exchange: HttpExchange,
+        events: AsyncGenerator[Event, None],
+        last: Event | None = None,
+        ping_name: str | None = None,
+    ) -> Response:
+        """Return a stream of events; an error after the first becomes an event."""
+
+        def error_event(error: RequestError) -> Event:
+            return event_of(error_body(exchange, error), None if last else "error")
+
+        whole = until_end(events, error_event, partial(self._note, exchange), last)
+        return event_response(whole, self._settings.ping, self._settings.send_timeout, ping_name)
+
+
+class TokenizeRequest(RequestFields):
+    """The fields of POST /tokenize."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    model: str = ""
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(RequestFields):
+    """The fields of POST /detokenize."""
+
+    tokens: list[int]
+    model: str = ""
+
+
+async def _events_of(
+    parts: AsyncGenerator[Part, None], chunks_of: Callable[[Part], Iterable[dict[str, Any]]]
+) -> AsyncGenerator[Event, None]:
+    async with aclosing(parts):
+        async for part in parts:
+            for chunk in chunks_of(part):
+                yield event_of(chunk)
+
+
+async def _named_events(events: AsyncIterator[tuple[str, dict[str, Any]]]) -> AsyncGenerator[Event, None]:
+    async for name, data in events:
+        yield event_of(data, name)
+
+
+def error_body(exchange: HttpExchange, error: RequestError) -> dict[str, Any]:
+    """Return the body of an error in the form of the interface that was asked."""
+    is_anthropic = exchange.request.url.path.startswith("/v1/messages")
+    return anthropic_error(error, exchange.request_id) if is_anthropic else openai_error(error)
+
+
+def plan_body(engine: Engine) -> dict[str, Any]:
+    """Return what runs, and the bytes that the plan placed."""
+    plan, choices = engine.plan, engine.choices
+    return {
+        "model_type": engine.config.model_type,
+        "device": str(choices.device),
+        "dtype": str(choices.dtype).removeprefix("torch."),
+        "graph": choices.graph,
+        "context_length": choices.context_length,
+        "max_sequences": engine.runner.sizes.batch_size,
+        "weight_bytes": plan.weight_nbytes,
+        "kv_bytes": plan.kv_nbytes,
+        "budget_bytes": plan.budget,
+        "is_streaming": plan.is_streaming,
+    }
+
+
+def new_app(served: ServedModel, guard: Guard, metrics: ServingMetrics, cors_origins: Iterable[str] = ()) -> Starlette:
+    """Return the ASGI application of a model, which begins to load it at startup.
+
+    Args:
+        cors_origins: origins of websites that may read answers; "*" for all.
+    """
+    application = Application(served, guard, metrics)
+    origins = list(cors_origins)
+    cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        loading = asyncio.create_task(served.load())
+        yield
+        loading.cancel()
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), "no other error has this handler"
+        found = RequestError(f"{request.method} {request.url.path}: {error.detail}", status=error.status_code)
+        exchange = HttpExchange(request)
+        return JSONResponse(error_body(exchange, found), error.status_code, exchange.headers)
+
+    return Starlette(
+        routes=application.routes(),
+        middleware=[cors] if origins else [],
+        exception_handlers={HTTPException: refused},
+        lifespan=lifespan,
+    )

@@ -1,0 +1,168 @@
+"""Guards every request: key, Host, Origin, content type, size and time of the body.
+
+A website in a browser of this machine cannot use the server: its Origin is refused, as is a Host that is none of the
+server's names, but resolves to this machine (DNS rebinding).
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from graphcore.serving.request_errors import RequestError
+from graphcore.serving.serve_settings import ServeSettings
+
+OPEN_PATHS = frozenset({"/health", "/ping"})  # what load balancers ask without a key
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+DEEPEST = 200  # levels of lists and objects in a body
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What a request must have to be read.
+
+    Attributes:
+        api_key: key that clients send; None for none.
+        hosts: names that `Host` may have; None for any.
+        origins: origins of websites that may ask, besides the server's own.
+        max_body_bytes: most bytes of a body.
+        receive_seconds: most seconds in which a body must arrive.
+    """
+
+    api_key: str | None
+    hosts: frozenset[str] | None
+    origins: frozenset[str]
+    max_body_bytes: int
+    receive_seconds: float
+
+    @classmethod
+    def of(cls, settings: ServeSettings) -> "Guard":
+        """Return the guard of a server with these settings."""
+        allowed = frozenset(name.lower() for name in settings.allowed_hosts)
+        names: frozenset[str] | None = allowed or None
+        if is_loopback(settings.host):
+            names = LOOPBACK_NAMES | {settings.host.lower()} | allowed
+        origins = frozenset(origin.rstrip("/") for origin in settings.cors_origins)
+        return cls(settings.api_key, names, origins, settings.max_body_bytes, settings.receive_timeout)
+
+    def check(self, request: Request) -> None:
+        """Check the head of a request.
+
+        Raises:
+            RequestError: it may not ask, or its body is no JSON.
+        """
+        host = request.headers.get("host", "")
+        if self.hosts is not None and host_name(host) not in self.hosts:
+            raise RequestError(
+                "this server does not answer under that Host; add the name to task.allowed_hosts", status=403
+            )
+        origin = request.headers.get("origin")
+        if origin is not None and not self._is_own(origin, host) and not self.origins & {origin.rstrip("/"), "*"}:
+            raise RequestError("websites may not ask this server; add the origin to task.cors_origins", status=403)
+        if request.url.path not in OPEN_PATHS:
+            self._check_key(request)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
+            raise RequestError("the body must be JSON: send Content-Type: application/json", status=415)
+
+    def _check_key(self, request: Request) -> None:
+        if self.api_key is None:
+            return
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        given = request.headers.get("x-api-key", "") or bearer
+        if not hmac.compare_digest(given.encode(), self.api_key.encode()):
+            raise RequestError(
+                "wrong or missing key; send it as Authorization: Bearer KEY or x-api-key: KEY",
+                status=401,
+                code="invalid_api_key",
+            )
+
+    @staticmethod
+    def _is_own(origin: str, host: str) -> bool:
+        """Return whether an Origin is the server's own page."""
+        return urlsplit(origin).netloc.lower() == host.lower()
+
+    async def body(self, request: Request) -> dict[str, Any]:
+        """Return the JSON object of a request's body.
+
+        Raises:
+            RequestError: it is too large, too slow, or no JSON object.
+        """
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self.max_body_bytes:
+            raise self._too_large()
+        received = bytearray()
+        try:
+            async with asyncio.timeout(self.receive_seconds):
+                async for piece in request.stream():
+                    received += piece
+                    if len(received) > self.max_body_bytes:
+                        raise self._too_large()
+        except TimeoutError:
+            raise RequestError("the body took too long to arrive", status=408) from None
+        return json_object(bytes(received))
+
+    def _too_large(self) -> RequestError:
+        return RequestError(f"the body is larger than {self.max_body_bytes} bytes (task.max_body_bytes)", status=413)
+
+
+def json_object(text: bytes) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        RequestError: it is none, or lists and objects are nested too deeply.
+    """
+    try:
+        found = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+    except ValueError as error:
+        raise RequestError(f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise RequestError("the body must be a JSON object")
+    if depth_of(found) > DEEPEST:
+        raise RequestError("the body is nested too deeply")
+    return found
+
+
+def depth_of(value: object) -> int:
+    """Return how deeply lists and objects are nested."""
+    depth, level = 0, [value]
+    while level:
+        inner: list[object] = []
+        for one in level:
+            if isinstance(one, Mapping):
+                inner.extend(one.values())
+            elif isinstance(one, list):
+                inner.extend(one)
+        depth, level = depth + 1, inner
+        if depth > DEEPEST:
+            break
+    return depth
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a server that listens on this address can be reached from this machine alone."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_name(host: str) -> str:
+    """Return the name of a Host header, without its port."""
+    name = urlsplit(f"//{host}").hostname if host else ""
+    return (name or "").lower()

@@ -1,0 +1,100 @@
+"""One request and its answer, as the log, the metrics and the headers of the answer have them."""
+
+import json
+import logging
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from graphcore.serving.chat_call import Used
+from graphcore.serving.metrics import ServingMetrics
+
+LOG = logging.getLogger("graphcore.serving")
+QUIET = ("/health", "/ping", "/metrics")  # paths that are asked all the time, and only logged if they fail
+LONGEST_ID = 128  # characters of an X-Request-ID that is kept
+
+
+@dataclass
+class HttpExchange:
+    """One request and its answer.
+
+    Attributes:
+        request: the request.
+        request_id: the client's X-Request-ID, or a new one.
+        began: time.perf_counter() at its arrival.
+        ignored: names of fields that had no effect.
+        used: tokens of the answer, when it has ended.
+        finish_reason: why the answer ended.
+        first_seconds: seconds to the first piece of the answer.
+    """
+
+    request: Request
+    request_id: str = ""
+    began: float = field(default_factory=time.perf_counter)
+    ignored: list[str] = field(default_factory=list)
+    used: Used | None = None
+    finish_reason: str | None = None
+    first_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        """Keep the client's id, or make one."""
+        given = self.request.headers.get("x-request-id", "")[:LONGEST_ID]
+        self.request_id = given if given.isprintable() and given.isascii() and given else new_id("req")
+
+    @property
+    def endpoint(self) -> str:
+        """The path's pattern, so that metrics have few values."""
+        return getattr(self.request.scope.get("route"), "path", "unknown")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
+        names = ", ".join(name.encode("ascii", "backslashreplace").decode() for name in self.ignored)
+        printable = "".join(letter if letter.isprintable() else "?" for letter in names)
+        return {"X-Request-ID": self.request_id, **({"X-Ignored-Fields": printable} if printable else {})}
+
+    def note_first(self, metrics: ServingMetrics) -> None:
+        """Note the time of the first piece of the answer."""
+        if self.first_seconds is None:
+            self.first_seconds = time.perf_counter() - self.began
+            metrics.note_first(self.first_seconds)
+
+    def note_end(self, metrics: ServingMetrics, status: int, message: str = "", as_json: bool = False) -> None:
+        """Count the request, and write its line into the log.
+
+        Args:
+            status: HTTP status of the answer.
+            message: its error.
+            as_json: whether the line is a JSON object.
+        """
+        metrics.note_request(self.endpoint, status, time.perf_counter() - self.began)
+        if self.used is not None:
+            metrics.note_tokens(self.used.prompt_tokens, self.used.cached_tokens, self.used.new_tokens)
+        facts = {name: value for name, value in self._facts(status, message).items() if value not in (None, [], "")}
+        level = logging.DEBUG if self.endpoint in QUIET and status < 400 else logging.INFO
+        line = json.dumps(facts) if as_json else " ".join(f"{name}={value}" for name, value in facts.items())
+        LOG.log(level, "%s", line)
+
+    def _facts(self, status: int, message: str) -> dict[str, Any]:
+        used, first = self.used, self.first_seconds
+        return {
+            "request_id": self.request_id,
+            "path": self.endpoint,
+            "status": status,
+            "seconds": round(time.perf_counter() - self.began, 3),
+            "first_seconds": None if first is None else round(first, 3),
+            "prompt_tokens": None if used is None else used.prompt_tokens,
+            "cached_tokens": None if used is None else used.cached_tokens,
+            "new_tokens": None if used is None else used.new_tokens,
+            "finish_reason": self.finish_reason,
+            "ignored_fields": ",".join(map(repr, self.ignored)),
+            "error": message and repr(message),
+        }
+
+
+def new_id(prefix: str) -> str:
+    """Return a new id, such as "req-0123456789abcdef01234567"."""
+    return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,0 +1,211 @@
+"""Runs the application under uvicorn: connections that send too slowly are cut, and signals drain the server.
+
+SIGTERM, SIGINT   no new requests, /health says 503, running answers finish within task.grace, then exit
+a second signal   running answers are cut
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from graphcore.engine.engine import Engine
+from graphcore.errors import ConfigError
+from graphcore.sampling_params import SamplingParams
+from graphcore.serving.app import new_app
+from graphcore.serving.guard import Guard
+from graphcore.serving.metrics import ServingMetrics
+from graphcore.serving.serve_settings import ServeSettings
+from graphcore.serving.served_model import ServedModel
+
+LOG = logging.getLogger("graphcore.serving")
+KEEP_ALIVE = 65  # seconds that an idle connection stays open: longer than a proxy's 60
+STEP = 0.05  # seconds between two looks at whether all answers have ended
+LARGEST_HEAD = 64 * 1024  # bytes of a request's head
+
+
+class PatientlessProtocol(H11Protocol):
+    """uvicorn's HTTP protocol with a time limit for the head of a request, which it lacks.
+
+    Attributes:
+        head_seconds: seconds from the first byte of a connection, or from the end of an answer, to a whole head.
+    """
+
+    head_seconds = 10.0
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first head."""
+        super().connection_made(transport)
+        self._start()
+
+    def data_received(self, data: bytes) -> None:
+        """Read bytes; the first after an answer begin the wait for another head, and a whole head ends it."""
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._start()
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the wait."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def _start(self) -> None:
+        self._stop()
+        self._timer = self.loop.call_later(self.head_seconds, self._cut)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cut(self) -> None:
+        """Close a connection whose head has not come."""
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.abort()
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server; a signal lets running answers end before it closes.
+
+    Args:
+        served: the model.
+        grace: seconds for running answers after the first signal.
+    """
+
+    def __init__(self, config: uvicorn.Config, served: ServedModel, grace: float) -> None:
+        super().__init__(config)
+        self._served, self._grace = served, grace
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.on_start: Callable[[], None] = lambda: None
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Listen, and say so."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started:
+            self.on_start()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, and close at the second."""
+        if self._loop is None or self._draining is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._loop.call_soon_threadsafe(self.drain)
+
+    def drain(self) -> None:
+        """Take no more requests, and close when the running ones have ended, or after the grace."""
+        if self._draining is None:
+            LOG.info("ending: %d answers have %.0f s to finish", self._served.num_running, self._grace)
+            self._served.drain()
+            self._draining = asyncio.create_task(self._close_when_idle())
+
+    async def _close_when_idle(self) -> None:
+        end = asyncio.get_running_loop().time() + self._grace
+        while self._served.num_running and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(STEP)
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals inside the block; unlike uvicorn's, do not raise them again afterwards."""
+        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve_model(
+    name: str,
+    settings: ServeSettings,
+    sampling: SamplingParams,
+    load: Callable[[], Engine],
+    on_start: Callable[[int], None],
+) -> ServedModel:
+    """Serve a model until a signal ends it, or its engine has failed twice.
+
+    Args:
+        name: name of the model for clients.
+        settings: keys of the task.
+        sampling: sampling parameters of requests that give none.
+        load: function that loads the engine; it is called in a thread while the server listens already.
+        on_start: function that is called with the port when the server listens.
+
+    Returns:
+        The model, after the last answer.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+        Exception: the engine cannot be loaded, or has failed twice.
+    """
+    served, server = new_served(name, settings, sampling, load)
+    listener = bound_socket(settings.host, settings.port)
+    server.on_start = lambda: on_start(listener.getsockname()[1])
+    server.run([listener])
+    if served.failure is not None:
+        raise served.failure
+    return served
+
+
+def new_served(
+    name: str, settings: ServeSettings, sampling: SamplingParams, load: Callable[[], Engine]
+) -> tuple[ServedModel, DrainingServer]:
+    """Return a model and the server that answers for it; arguments as for `serve_model`."""
+    served = ServedModel(name, settings, sampling, load)
+    app = new_app(served, Guard.of(settings), ServingMetrics(served, settings.metric_aliases), settings.cors_origins)
+    server = new_server(app, served)
+    served.on_failure = server.drain
+    return served, server
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a socket with an address, on which a server can listen.
+
+    Raises:
+        ConfigError: the address is none of this machine's, or another program has the port.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; set task.host or task.port") from None
+    return listener
+
+
+def new_server(app: ASGIApp, served: ServedModel) -> DrainingServer:
+    """Return a server for an application, with the limits of its settings."""
+    settings = served.settings
+    protocol = type("Protocol", (PatientlessProtocol,), {"head_seconds": settings.receive_timeout})
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        limit_concurrency=settings.max_connections,
+        h11_max_incomplete_event_size=LARGEST_HEAD,
+        timeout_graceful_shutdown=1,
+    )
+    return DrainingServer(config, served, settings.grace)

@@ -1,0 +1,282 @@
+"""POST /v1/completions: texts or token ids are continued; `echo` also gives their own log probabilities."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+from pydantic import Field, Strict
+
+from graphcore.engine.engine import Engine
+from graphcore.engine.output import Generation, TokenEvent, TokenLogprob
+from graphcore.engine.request_handle import RequestHandle
+from graphcore.serving.answering import REASONS, cancelled_at_end, limits_of, with_defaults
+from graphcore.serving.chat_call import Used
+from graphcore.serving.fields import parse_request, refuse_unless
+from graphcore.serving.openai_chat import FINISH_REASONS, usage_body
+from graphcore.serving.openai_options import (
+    SamplingFields,
+    StreamOptions,
+    grammar_of,
+    sampling_of_fields,
+    stops_of_field,
+)
+from graphcore.serving.request_errors import RequestError
+from graphcore.serving.served_model import ServedModel
+from graphcore.serving.token_texts import TokenTexts
+
+DEFAULT_TOKENS = 16  # as in OpenAI's interface
+MOST_PROMPTS = 256
+NEUTRAL_FIELDS: Mapping[str, Sequence[object]] = {"suffix": ("",), "best_of": (1,), "use_beam_search": (False,)}
+TokenId = Annotated[int, Strict()]  # else true would be 1
+Prompts = str | list[TokenId] | list[str] | list[list[TokenId]]
+
+
+class CompletionRequest(SamplingFields):
+    """The fields of a request; those of NEUTRAL_FIELDS are known, too."""
+
+    prompt: Prompts
+    model: str = ""
+    max_tokens: int = Field(DEFAULT_TOKENS, ge=0)
+    n: int = Field(1, ge=1)
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=20)
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    add_special_tokens: bool = True
+    response_format: dict[str, Any] | None = None
+    user: str | None = None
+    suffix: Any = None
+    best_of: Any = None
+    use_beam_search: Any = None
+
+
+def read_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[str]]:
+    """Return a request, and the names of fields that are ignored.
+
+    Raises:
+        RequestError: a field is wrong or cannot be taken; the error names it.
+    """
+    request, unknown = parse_request(CompletionRequest, body)
+    refuse_unless(request, NEUTRAL_FIELDS)
+    if not request.prompt:
+        raise RequestError("prompt is empty; give at least one character or token", field="prompt")
+    if request.max_tokens == 0 and not request.echo:
+        raise RequestError("max_tokens=0 is only possible with echo=true", field="max_tokens")
+    if len(prompts_of_field(request.prompt)) > MOST_PROMPTS:
+        raise RequestError(f"prompt has {len(request.prompt)} prompts; {MOST_PROMPTS} are the most", field="prompt")
+    return request, unknown
+
+
+def prompts_of_field(prompt: Prompts) -> list[str | list[int]]:
+    """Return each prompt of a request."""
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)
+
+
+class Completions:
+    """The answers of one request.
+
+    Args:
+        served: the model.
+        request: the request.
+        request_id: its id.
+        head: fields of every body: id, created, model.
+    """
+
+    def __init__(
+        self, served: ServedModel, request: CompletionRequest, request_id: str, head: Mapping[str, Any]
+    ) -> None:
+        self._served, self._request, self._id = served, request, request_id
+        self._head = {**head, "object": "text_completion"}
+        self._engine = served.engine
+        self._texts = TokenTexts(self._engine.prompts.known, request.return_tokens_as_token_ids)
+        self._prompts = list[list[int]]()
+        self._handles = list[RequestHandle]()
+
+    async def submit(self) -> None:
+        """Submit a request of the engine for each prompt.
+
+        Raises:
+            RequestError: one of them is refused; all are then cancelled.
+        """
+        try:
+            await asyncio.to_thread(self._submit)
+        except BaseException as error:
+            self.cancel()
+            raise self._served.error_of(error) from error
+
+    def cancel(self) -> None:
+        """End all that still runs."""
+        for handle in self._handles:
+            handle.cancel()
+
+    def _submit(self) -> None:
+        request, engine = self._request, self._engine
+        if request.n > self._served.settings.max_answers:
+            raise RequestError(f"n={request.n}; the most are {self._served.settings.max_answers}", field="n")
+        limits, grammar = limits_of(self._served), grammar_of(request, request.response_format)
+        sampling = with_defaults(self._served, sampling_of_fields(request))
+        for number, prompt in enumerate(prompts_of_field(request.prompt)):
+            ids = self._ids(engine, prompt)
+            limits.check_prompt(len(ids))
+            self._prompts.append(ids)
+            handle = engine.submit(
+                ids,
+                limits.new_tokens(max(request.max_tokens, 1)),
+                stop=stops_of_field(request.stop),
+                logprobs=request.logprobs is not None,
+                top_logprobs=request.logprobs or 0,
+                prompt_logprobs=request.logprobs if request.echo else None,
+                ignore_eos=request.ignore_eos,
+                n=request.n,
+                deadline=self._served.settings.request_timeout,
+                mask=engine.grammar(**grammar) if grammar else None,
+                request_id=f"{self._id}-{number}" if number else self._id,
+                **sampling,
+            )
+            self._handles.append(handle)
+
+    def _ids(self, engine: Engine, prompt: str | list[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if not self._request.add_special_tokens:
+            return engine.prompts.text_ids(prompt, is_beginning=False)
+        return engine.prompts.prompt_ids(prompt)
+
+    async def body(self) -> dict[str, Any]:
+        """Return the body of the whole answer.
+
+        Raises:
+            RequestError: a request of the engine has failed.
+        """
+        with ExitStack() as stack:
+            for handle in self._handles:
+                stack.enter_context(cancelled_at_end(handle))
+            try:
+                for handle in self._handles:
+                    await handle
+            except Exception as error:
+                raise self._served.error_of(error) from error
+        choices = [
+            self._choice(generation, at, row)
+            for at, handle in enumerate(self._handles)
+            for row, generation in enumerate(handle.results(timeout=0))
+        ]
+        return {**self._head, "choices": choices, "usage": usage_body(self.used)}
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the chunks of a streamed answer, in the order in which tokens come."""
+        queue: asyncio.Queue[tuple[int, TokenEvent] | BaseException | None] = asyncio.Queue()
+        readers = [asyncio.create_task(self._read(at, queue)) for at in range(len(self._handles))]
+        try:
+            for at, ids in enumerate(self._prompts):
+                if self._request.echo:
+                    for row in range(self._request.n):
+                        yield self._chunk(at, row, self._text(ids), None)
+            left = len(readers)
+            while left:
+                found = await queue.get()
+                if found is None:
+                    left -= 1
+                elif isinstance(found, BaseException):
+                    raise self._served.error_of(found)
+                else:
+                    yield self._event_chunk(*found)
+            if self._request.stream_options.include_usage:
+                yield {**self._head, "choices": [], "usage": usage_body(self.used)}
+        finally:
+            self.cancel()
+            for reader in readers:
+                reader.cancel()
+
+    async def _read(self, at: int, queue: "asyncio.Queue[tuple[int, TokenEvent] | BaseException | None]") -> None:
+        try:
+            async for event in self._handles[at]:
+                queue.put_nowait((at, event))
+        except Exception as error:  # noqa: BLE001 - raised by the reader of the queue
+            queue.put_nowait(error)
+        else:
+            queue.put_nowait(None)
+
+    def _event_chunk(self, at: int, event: TokenEvent) -> dict[str, Any]:
+        logprobs = None
+        if event.logprob is not None:
+            logprobs = self._logprobs([(event.token_id, event.logprob, event.top_logprobs)])
+        hides = self._request.max_tokens == 0
+        return self._chunk(at, event.row, "" if hides else event.text, _reason(event.finish_reason), logprobs)
+
+    def _chunk(
+        self, at: int, row: int, text: str, reason: str | None, logprobs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        index = at * self._request.n + row
+        return {
+            **self._head,
+            "choices": [{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}],
+        }
+
+    def _choice(self, generation: Generation, at: int, row: int) -> dict[str, Any]:
+        request, records = self._request, list[tuple[int, float | None, Sequence[TokenLogprob]]]()
+        text = generation.text if request.max_tokens else ""
+        if request.echo:
+            text = self._text(self._prompts[at]) + text
+            records += [(one.token_id, one.logprob, one.top) for one in generation.prompt_logprobs or ()]
+        if request.logprobs is not None and request.max_tokens:
+            pairs = zip(generation.token_ids, generation.logprobs or (), generation.top_logprobs or (), strict=False)
+            records += list(pairs) if generation.top_logprobs else _plain(generation)
+        found = None if request.logprobs is None else self._logprobs(records)
+        reason = _reason(generation.finish_reason) if request.max_tokens else "length"
+        return {
+            "index": at * request.n + row,
+            "text": text,
+            "logprobs": found,
+            "finish_reason": reason,
+            "stop_reason": generation.stop_reason,
+        }
+
+    def _logprobs(self, records: Sequence[tuple[int, float | None, Sequence[TokenLogprob]]]) -> dict[str, Any]:
+        """Return log probabilities as completions have them: lists with an entry for each token."""
+        texts = [self._texts.text(token_id) for token_id, _, _ in records]
+        offsets = _offsets(texts)
+        tops = [
+            {self._texts.text(one.token_id): one.logprob for one in top} if value is not None else None
+            for _, value, top in records
+        ]
+        return {
+            "tokens": texts,
+            "token_logprobs": [value for _, value, _ in records],
+            "top_logprobs": tops if self._request.logprobs else None,
+            "text_offset": offsets,
+        }
+
+    def _text(self, ids: Sequence[int]) -> str:
+        known = self._engine.prompts.known
+        return "" if known is None else known.decode(ids)
+
+    @property
+    def used(self) -> Used:
+        """The tokens of all answers, which have ended."""
+        new = sum(len(one.token_ids) for handle in self._handles for one in handle.results(timeout=0))
+        cached = sum(handle.cached for handle in self._handles)
+        return Used(sum(map(len, self._prompts)), cached, new if self._request.max_tokens else 0)
+
+
+def _reason(finish_reason: str | None) -> str | None:
+    if finish_reason is None:
+        return None
+    reason = REASONS[finish_reason]
+    return FINISH_REASONS.get(reason, reason)
+
+
+def _plain(generation: Generation) -> list[tuple[int, float | None, Sequence[TokenLogprob]]]:
+    return [(token, value, ()) for token, value in zip(generation.token_ids, generation.logprobs or (), strict=True)]
+
+
+def _offsets(texts: Sequence[str]) -> list[int]:
+    at, found = 0, list[int]()
+    for text in texts:
+        found.append(at)
+        at += len(text)
+    return found

@@ -1,0 +1,71 @@
+"""POST /v1/embeddings: embeddings as numbers, or as base64 of little-endian float32, as OpenAI's client asks."""
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from graphcore.serving.answering import limits_of
+from graphcore.serving.fields import RequestFields, parse_request
+from graphcore.serving.openai_completions import MOST_PROMPTS, Prompts, prompts_of_field
+from graphcore.serving.request_errors import RequestError
+from graphcore.serving.served_model import ServedModel
+
+
+class EmbeddingRequest(RequestFields):
+    """The fields of a request."""
+
+    input: Prompts
+    model: str = ""
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    pooling: Literal["mean", "last"] = "mean"
+    normalize: bool = True
+    user: str | None = None
+
+
+def read_embedding(body: Mapping[str, Any]) -> tuple[EmbeddingRequest, list[str]]:
+    """Return a request, and the names of fields that are ignored.
+
+    Raises:
+        RequestError: a field is wrong or cannot be taken; the error names it.
+    """
+    request, unknown = parse_request(EmbeddingRequest, body)
+    if not all(prompts_of_field(request.input)) or not request.input:
+        raise RequestError("input is empty; give at least one character or token", field="input")
+    if len(prompts_of_field(request.input)) > MOST_PROMPTS:
+        raise RequestError(f"input has {len(request.input)} prompts; {MOST_PROMPTS} are the most", field="input")
+    return request, unknown
+
+
+async def embedding_body(served: ServedModel, request: EmbeddingRequest) -> dict[str, Any]:
+    """Return the body of an answer.
+
+    Raises:
+        RequestError: a prompt is refused, or the model has other dimensions than asked for.
+    """
+    engine = served.engine
+    size = engine.config.hidden_size
+    if request.dimensions not in (None, size):
+        raise RequestError(f"dimensions={request.dimensions}; this model has {size} and no fewer", field="dimensions")
+    try:
+        prompts = [engine.prompts.prompt_ids(prompt) for prompt in prompts_of_field(request.input)]
+        for ids in prompts:
+            limits_of(served).check_prompt(len(ids))
+        found = await asyncio.to_thread(engine.embed, prompts, request.pooling, request.normalize)
+    except Exception as error:
+        raise served.error_of(error) from error
+    rows = found.numpy().astype("<f4")
+    data = [
+        {"object": "embedding", "index": at, "embedding": _encoded(row, request.encoding_format)}
+        for at, row in enumerate(rows)
+    ]
+    tokens = sum(map(len, prompts))
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": served.name, "usage": usage}
+
+
+def _encoded(row: np.ndarray, encoding: str) -> list[float] | str:
+    return row.tolist() if encoding == "float" else base64.b64encode(row.tobytes()).decode()

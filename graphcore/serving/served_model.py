@@ -1,0 +1,163 @@
+"""The model that a server serves: loading, ready, failed and rebuilt once, or draining before the end."""
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+
+from graphcore.engine.engine import Engine
+from graphcore.sampling_params import SamplingParams
+from graphcore.serving.request_errors import RequestError, request_error
+from graphcore.serving.serve_settings import ServeSettings
+from graphcore.serving.tool_formats.families import tool_format_of
+from graphcore.serving.tool_formats.tool_format import ToolFormat
+
+LOG = logging.getLogger("graphcore.serving")
+
+
+class ServingState(Enum):
+    """What a server can do at present; the value is what /health says."""
+
+    LOADING = "loading"
+    READY = "ready"
+    REBUILDING = "rebuilding"
+    FAILED = "failed"
+    DRAINING = "draining"
+
+
+class ServedModel:
+    """The engine of a server.
+
+    Args:
+        name: name of the model for clients.
+        settings: keys of the task.
+        sampling: sampling parameters of requests that give none.
+        load: function that loads the engine; it is called in a thread.
+
+    Attributes:
+        state: what the server can do at present.
+        created: time.time() of the start.
+        num_running: requests that are being answered.
+        num_answered: requests that were answered.
+        failure: error that ends the server: the engine could not be loaded, or has failed twice.
+        on_failure: function that ends the server after a failure.
+    """
+
+    def __init__(
+        self, name: str, settings: ServeSettings, sampling: SamplingParams, load: Callable[[], Engine]
+    ) -> None:
+        self.name, self.settings, self.sampling, self._load = name, settings, sampling, load
+        self._engine: Engine | None = None
+        self._format: ToolFormat | None = None
+        self._was_rebuilt = False
+        self._rebuilding: asyncio.Task[None] | None = None  # kept, because the loop does not keep tasks
+        self.state = ServingState.LOADING
+        self.created = time.time()
+        self.num_running = self.num_answered = 0
+        self.failure: BaseException | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+
+    async def load(self) -> None:
+        """Load the engine in a thread that does not keep the process from ending; an error ends the server."""
+        loop, loaded = asyncio.get_running_loop(), asyncio.Event()
+
+        def work() -> None:
+            try:
+                self._engine = self._loaded()
+            except BaseException as error:  # noqa: BLE001 - raised by the command that serves
+                self.failure = error
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(loaded.set)
+
+        threading.Thread(target=work, name="graphcore-load", daemon=True).start()
+        await loaded.wait()
+        if self.failure is not None:
+            self._fail(self.failure)
+        elif self.state is ServingState.LOADING:
+            self.state = ServingState.READY
+
+    def _fail(self, error: BaseException) -> None:
+        self.state, self.failure = ServingState.FAILED, error
+        self.on_failure()
+
+    def _loaded(self) -> Engine:
+        engine = self._load()
+        tokenizer = engine.prompts.known
+        self._format = tool_format_of(
+            None if tokenizer is None else tokenizer.template_source, engine.config.model_type
+        )
+        if tokenizer is not None and engine.loaded.end_ids:
+            engine.prepare_grammars()
+        gc.collect()
+        gc.freeze()  # else the first full collection stops everything for 0.1 s
+        return engine
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, if it can answer.
+
+        Raises:
+            RequestError: it is loading, has failed, or the server is ending.
+        """
+        if self._engine is None or self.state is not ServingState.READY:
+            raise RequestError(f"the server is {self.state.value}; ask again later", status=503, code="not_ready")
+        return self._engine
+
+    @property
+    def loaded_engine(self) -> Engine | None:
+        """The engine in any state; None before it is loaded."""
+        return self._engine
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes calls of tools and thinking; known once it is loaded."""
+        assert self._format is not None, "the model is loaded"
+        return self._format
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count a request that is being answered inside the block."""
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+            self.num_answered += 1
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        if self.state is not ServingState.FAILED:
+            self.state = ServingState.DRAINING
+
+    def error_of(self, error: BaseException) -> RequestError:
+        """Return the error of a failed request; if no other can run, rebuild the engine, once, or end the server."""
+        engine = self._engine
+        failure = None if engine is None else engine.failure
+        if failure is not None and self.state is ServingState.READY:
+            if self._was_rebuilt:
+                LOG.error("the engine has failed again, and the server ends: %s", failure)
+                self._fail(failure)
+            else:
+                LOG.error("the engine has failed, and is loaded again: %s", failure)
+                self.state, self._was_rebuilt = ServingState.REBUILDING, True
+                self._rebuilding = asyncio.create_task(self._rebuild())
+        return request_error(error, is_usable=failure is None)
+
+    async def _rebuild(self) -> None:
+        assert self._engine is not None, "it has failed"
+        try:
+            await asyncio.to_thread(self._engine.rebuild)
+        except Exception as error:  # noqa: BLE001 - raised by the command that serves
+            self._fail(error)
+            return
+        if self.state is ServingState.REBUILDING:
+            self.state = ServingState.READY
+
+    def close(self) -> None:
+        """Free the engine."""
+        if self._engine is not None:
+            self._engine.close()

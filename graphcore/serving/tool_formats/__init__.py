@@ -1,0 +1,1 @@
+"""Tool calls and thinking in the syntax of each model family: parsing, grammars, messages and checks."""

@@ -1,0 +1,35 @@
+"""Grammar rules for the messages of gpt-oss."""
+
+from collections.abc import Iterable
+
+from graphcore.serving.tool_formats.lark_rules import TEXT, choice_of, quoted_literal
+
+_JSON_MARK = '(" json" | " " <|constrain|> "json")?'
+_NEXT = '<|end|> <|start|> "assistant"'
+
+
+def channel_call(name: str, arguments: str) -> str:
+    """Return the element for a call; the function's name stands in the role or in the channel.
+
+    Args:
+        arguments: element for the arguments.
+    """
+    recipient = f" to=functions.{name}"
+    in_role = f'{quoted_literal(recipient)} <|channel|> "commentary"'
+    in_channel = f"<|channel|> {quoted_literal('commentary' + recipient)}"
+    return f"({in_role} | {in_channel}) {_JSON_MARK} <|message|> {arguments}"
+
+
+def channel_answer(calls: Iterable[str], must_call: bool, is_reasoning_open: bool) -> str:
+    """Return the body of the rule for an answer: thoughts, then a final text or a call.
+
+    Args:
+        calls: elements for the calls.
+        must_call: whether the answer may not be a text.
+        is_reasoning_open: whether it begins within thoughts.
+    """
+    before = '"analysis"' if must_call else '("analysis" | "commentary")'
+    messages = f"(<|channel|> {before} <|message|> {TEXT} {_NEXT})*"
+    final = [] if must_call else [f'<|channel|> "final" <|message|> {TEXT}']
+    first = f"{TEXT} {_NEXT} " if is_reasoning_open else ""
+    return f"{first}{messages} {choice_of([*final, *calls])}"

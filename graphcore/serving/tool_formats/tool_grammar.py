@@ -1,0 +1,173 @@
+"""Grammars under which a model's calls are valid: a known function, arguments under its JSON schema.
+
+    auto:                        thoughts? text (<tool_call> a valid call </tool_call>)*
+    required, or one by name:    thoughts? (<tool_call> a valid call </tool_call>)+
+
+The markup is that of the families' tables, which the parsers read, too.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graphcore.errors import ConfigError
+from graphcore.serving.tool_formats.argument_rules import GemmaRules, TagRules
+from graphcore.serving.tool_formats.channel_rules import channel_answer, channel_call
+from graphcore.serving.tool_formats.lark_rules import (
+    TEXT,
+    LarkRules,
+    choice_of,
+    escaped,
+    inline_json,
+    markup,
+    quoted_literal,
+)
+from graphcore.serving.tool_formats.prompt_state import is_reasoning_closed, is_reasoning_open
+from graphcore.serving.tool_formats.tool_format import CallSyntax, ToolFormat
+
+_SPACE = r"\s{0,8}"
+_ANY_OBJECT = {"type": "object"}
+_CALL_KEYS = "name|type|id|arguments|parameters"
+
+
+def tool_grammar(
+    format: ToolFormat,
+    tools: Sequence[Mapping[str, Any]],
+    tool_choice: str,
+    tool_name: str | None,
+    has_parallel_tools: bool,
+    prompt_tail: str = "",
+) -> str | None:
+    """Return a Lark grammar, as llguidance reads it, for an answer that may or must call tools.
+
+    With "auto" only tools with `strict` have their arguments under their schema; the others have any object. With
+    "required" or a name every tool has, unless llguidance does not know its schema. In tags and in Gemma's syntax, a
+    string has no bounds but those of `enum` and `const`.
+
+    Args:
+        tools: functions as in `ChatCall.tools`, which `check_tools` has accepted.
+        tool_choice: "auto", "none" or "required".
+        tool_name: the one function that must be called; None if any may be. With "required".
+        has_parallel_tools: whether the answer may have several calls; it may not, either, if the family cannot.
+        prompt_tail: end of the prompt's text, from the header of the model's turn on.
+
+    Returns:
+        The grammar; None if the answer is free: no tools, "none", or "auto" without a strict tool, so that an answer
+        costs no masks where nobody asked for more than the model's own calls.
+
+    Raises:
+        ConfigError: no tool has the name, or the schema of a strict tool is one that llguidance does not know.
+    """
+    must_call = tool_choice == "required" or tool_name is not None
+    is_strict = any(tool["function"].get("strict") for tool in tools)
+    if not tools or not format.knows_tools or tool_choice == "none" or not (must_call or is_strict):
+        return None
+    if tool_name is not None and tool_name not in (tool["function"]["name"] for tool in tools):
+        raise ConfigError(f"tool_choice: no tool is named '{tool_name:.70}'")
+    schemas = {
+        tool["function"]["name"]: _schema(tool["function"], index, must_call)
+        for index, tool in enumerate(tools)
+        if tool_name in (None, tool["function"]["name"])
+    }
+    answer = _AnswerRules(format, prompt_tail, must_call, has_parallel_tools and format.is_parallel)
+    return answer.whole(schemas)
+
+
+def _schema(function: Mapping[str, Any], index: int, must_call: bool) -> dict[str, Any] | None:
+    """Return the schema of a function's arguments; None if they may be any object."""
+    from llguidance import LLMatcher
+
+    is_strict = bool(function.get("strict"))
+    if not (is_strict or must_call):
+        return None
+    schema = {**_ANY_OBJECT, **(function.get("parameters") or {})}
+    problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+    if problem and is_strict:
+        raise ConfigError(
+            f"tools[{index}].function.parameters: {' '.join(problem.split()):.300}; or leave out 'strict'"
+        )
+    return None if problem else schema
+
+
+class _AnswerRules:
+    def __init__(self, known: ToolFormat, prompt_tail: str, must_call: bool, is_parallel: bool) -> None:
+        self._format = known
+        self._rules = LarkRules()
+        self._must_call = must_call
+        self._is_parallel = is_parallel
+        self._is_reasoning_open = is_reasoning_open(known, prompt_tail)
+        self._may_reason = known.knows_reasoning and not is_reasoning_closed(known, prompt_tail)
+
+    def whole(self, schemas: Mapping[str, dict[str, Any] | None]) -> str:
+        """Return the grammar of answers that may call functions with these schemas."""
+        if self._format.syntax is CallSyntax.CHANNELS:
+            calls = [channel_call(name, inline_json(schema or _ANY_OBJECT)) for name, schema in schemas.items()]
+            return self._rules.whole(channel_answer(calls, self._must_call, self._is_reasoning_open))
+        call = self._rules.add(choice_of(self._calls(schemas)))
+        if self._is_reasoning_open:
+            return self._rules.whole(f"{self._thoughts_end()} {self._said(call, TEXT)}")
+        if not self._may_reason:
+            return self._rules.whole(self._said(call, TEXT))
+        return self._rules.whole(
+            f"{self._thoughts()} {self._said(call, TEXT)} | {self._said(call, self._no_thoughts())}"
+        )
+
+    def _calls(self, schemas: Mapping[str, dict[str, Any] | None]) -> list[str]:
+        """Return the elements for a call of each function, without the tags around it."""
+        if self._format.syntax is CallSyntax.XML:
+            tags = TagRules(self._rules)
+            return [f'"\\n" {tags.call(name, schema)}' for name, schema in schemas.items()]
+        if self._format.syntax is CallSyntax.GEMMA:
+            gemma = GemmaRules(self._rules)
+            return [gemma.call(name, schema) for name, schema in schemas.items()]
+        return [self._json_call(name, schema) for name, schema in schemas.items()]
+
+    def _json_call(self, name: str, schema: dict[str, Any] | None) -> str:
+        """Return the element for a call in JSON; some models write its type first."""
+        kind = rf'("type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE})?'
+        key = rf'"name"{_SPACE}:{_SPACE}"{escaped(name)}"{_SPACE},{_SPACE}"{self._format.arguments_key}"'
+        head = self._rules.add_terminal(rf"/{_SPACE}\{{{_SPACE}{kind}{key}{_SPACE}:{_SPACE}/")
+        tail = self._rules.add_terminal(rf"/{_SPACE}\}}{_SPACE}/" if self._format.call_close else rf"/{_SPACE}\}}/")
+        return f"{head} {inline_json(schema or _ANY_OBJECT)} {tail}"
+
+    def _said(self, call: str, text: str) -> str:
+        """Return the element for what follows thoughts."""
+        if self._format.begins_bare:
+            tagged = f"{self._tag(self._format.call_open)}? {call}"
+            return tagged if self._must_call else choice_of([self._no_object(text), tagged])
+        first = self._tag(self._format.call_open)
+        closed = f"{call} {self._tag(self._format.call_close)}"
+        space = self._rules.add_terminal(r"/\s{1,8}/")
+        more = f" ({space}? {first} {closed})*" if self._is_parallel else ""
+        if self._must_call:
+            return f"({space}? {first} {closed}{more})"
+        is_token = self._format.has_tag_tokens
+        opened = f"{text} {first}" if is_token else self._rules.up_to(self._format.call_open, text)
+        return choice_of([text, f"{opened} {closed}{more}"])
+
+    def _tag(self, text: str) -> str:
+        return markup(text) if self._format.has_tag_tokens else quoted_literal(text)
+
+    def _thoughts_end(self) -> str:
+        """Return the element for thoughts that are open already."""
+        close = self._format.reasoning_close
+        return f"{TEXT} {markup(close)}" if self._format.has_reasoning_tokens else self._rules.up_to(close)
+
+    def _thoughts(self) -> str:
+        """Return the element for thoughts from their opening tag on."""
+        opened = self._format.reasoning_open
+        if self._format.has_reasoning_tokens:
+            return f"{markup(opened)} {self._thoughts_end()}"
+        return self._rules.up_to(
+            self._format.reasoning_close, self._rules.add_terminal(rf"/(?s:\s*{escaped(opened)}.*)/")
+        )
+
+    def _no_thoughts(self) -> str:
+        """Return the name of a terminal for text that does not begin with thoughts."""
+        opened = self._format.reasoning_open
+        if self._format.has_reasoning_tokens:
+            return TEXT
+        return self._rules.add_terminal(rf"/(?s:.*)/ & ~/(?s:\s*{escaped(opened)}.*)/")
+
+    def _no_object(self, text: str) -> str:
+        """Return the name of a terminal for text that does not begin like a call in JSON."""
+        return self._rules.add_terminal(rf'{text} & ~/(?s:\s*\{{\s*"({_CALL_KEYS})".*)/')
