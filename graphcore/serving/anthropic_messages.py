@@ -115,7 +115,7 @@ class OutputConfig(RequestFields):
 class CountTokensRequest(RequestFields):
     """The fields of a request to count the tokens of a prompt."""
 
-    model: str
+    model: str = ""
     messages: list[dict[str, Any]] = Field(min_length=1)
     system: Any = None
     tools: list[AnthropicTool] = Field(default_factory=list)

@@ -3,7 +3,9 @@
 import base64
 import json
 import math
+import re
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from tiny_models import TinyModel, add_tokenizer
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams
 
+ROOT = Path(__file__).parents[2]
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -410,3 +413,20 @@ def test_an_unknown_path_is_404_and_another_method_405(running: Running) -> None
         assert http.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
         assert http.get("/v1/chat/completions").status_code == 405
         assert isinstance(http.get("/health"), httpx.Response)
+
+
+def curl_lines() -> list[str]:
+    """Return the commands of docs/serving.md and README.md that ask a server."""
+    pages = [ROOT / "docs" / "serving.md", ROOT / "README.md"]
+    blocks = [block for page in pages for block in re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), re.DOTALL)]
+    lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    return [line for line in lines if line.startswith("curl ")]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("line", curl_lines())
+def test_documented_curl_lines_work_as_printed(running: Running, line: str) -> None:
+    command = line.replace("http://127.0.0.1:8000", running.url).replace("curl ", "curl -sS --fail-with-body ", 1)
+    found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "error" not in found.stdout.partition('"content"')[0]

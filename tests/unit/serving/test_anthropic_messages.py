@@ -407,7 +407,6 @@ USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"model": None}, "model"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),

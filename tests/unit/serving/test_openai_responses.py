@@ -423,7 +423,6 @@ def test_a_format_is_a_grammar(asked: dict[str, Any], grammar: dict[str, Any]) -
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"moderation": {"model": "m"}}, "moderation"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
-        ({"model": None}, "model"),
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": 5}, "input"),

@@ -1,0 +1,117 @@
+"""task=serve as people start it: addresses, keys, signals, and what a run leaves behind."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+from chat_folder import TINY
+from command_process import Piped, graphcore
+
+from graphcore.serving.serve_settings import ServeSettings
+from graphcore.tasks.commands.serve import KEY_VARIABLE, check_serving
+from graphcore.tasks.report.secret_keys import HIDDEN, hide_secrets, secrets_in, without_secrets
+
+LLAMA = ("graph=eager", "device=cpu", f"model.checkpoint={TINY / 'llama3'}", "task=serve", "task.port=0")
+SECONDS = 60
+
+
+def address_of(process: Piped) -> str:
+    """Return the address that a server says it listens on, when it is ready."""
+    for line in process.stderr:
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        if found:
+            break
+    else:
+        raise AssertionError("the server has said no address")
+    with httpx.Client(base_url=found[0], timeout=SECONDS) as http:
+        while http.get("/health").status_code != 200:
+            pass
+    return found[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_server_with_status_0_and_no_key_is_left_behind(number: int, tmp_path: Path) -> None:
+    process = Piped(*LLAMA, "task.api_key=open-sesame", "hydra.run.dir=run", cwd=tmp_path)
+    url = address_of(process)
+    headers = {"x-api-key": "open-sesame"}
+    body = {"prompt": [1, 2, 3], "max_tokens": 3}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=SECONDS)
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    assert httpx.post(f"{url}/v1/completions", json=body, timeout=SECONDS).status_code == 401
+    process.send_signal(number)
+    said = process.read_errors()
+    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (process.returncode, record["status"], record["num_requests"]) == (0, "ok", 1)
+    assert "path=/v1/completions status=200" in said
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) >= 4
+    assert not [file for file in files if b"sesame" in file.read_bytes()]
+    assert "sesame" not in said
+
+
+def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    process = Piped(*LLAMA, "outputs=false", cwd=tmp_path)
+    url = address_of(process)
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=SECONDS)
+    assert (answer.status_code, "tokenizer" in answer.json()["error"]["message"]) == (400, True)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 0
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    process = Piped(*LLAMA, "outputs=false", cwd=tmp_path)
+    port = address_of(process).rpartition(":")[2]
+    second = graphcore(*LLAMA, f"task.port={port}", "outputs=false", cwd=tmp_path)
+    assert second.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in second.stderr
+    assert "Traceback" not in second.stderr
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("task.host=0.0.0.0", "lets other machines in"),
+        ("task.log=xml", "text, json"),
+        ("task.port=70000", "at most 65535"),
+        ("task.max_sequences=0", "max_sequences=0"),
+        ("task.grace=-1", "at least 0"),
+        ("system=Hi", "no effect"),
+        ("batch_size=3", "contradict"),
+        ("task.metric_aliases=sglang", "vllm"),
+    ],
+)
+def test_settings_that_cannot_be_served_are_refused(setting: str, message: str, tmp_path: Path) -> None:
+    found = graphcore(*LLAMA, setting, "outputs=false", cwd=tmp_path)
+    assert found.returncode in (1, 2)
+    assert message in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_a_key_opens_another_address(serve_keys: ServeSettings) -> None:
+    serve_keys.host, serve_keys.api_key = "0.0.0.0", "key"
+    assert check_serving(serve_keys) is serve_keys
+    assert KEY_VARIABLE == "GRAPHCORE_API_KEY"
+
+
+@pytest.fixture
+def serve_keys() -> ServeSettings:
+    from served_engine import serve_settings
+
+    return serve_settings()
+
+
+def test_secrets_are_found_and_hidden_at_any_depth(tmp_path: Path) -> None:
+    settings = {"task": {"api_key": "s3cret", "port": 1, "other": {"api_key": None}}, "seed": 0}
+    assert secrets_in(settings) == ["s3cret"]
+    hidden = without_secrets(settings)
+    assert hidden == {"task": {"api_key": HIDDEN, "port": 1, "other": {"api_key": None}}, "seed": 0}
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- task.api_key=s3cret\n- seed=0\n")
+    hide_secrets(tmp_path, settings)
+    assert (tmp_path / ".hydra" / "overrides.yaml").read_text() == f"- task.api_key={HIDDEN}\n- seed=0\n"
