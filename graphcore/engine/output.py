@@ -209,6 +209,15 @@ class OutputStream:
                 raise self._error
             return None
 
+    def read_ready(self, at: int) -> list[TokenEvent]:
+        """Return the events from number `at` on without waiting; none after the last one. Errors are those of `read`."""
+        self._refuse_forked()
+        with self._lock:
+            events = self._events[at:]
+            if not events and self._error is not None:
+                raise self._error
+            return events
+
     def is_ready(self, at: int) -> bool:
         """Return whether reading event number `at` would not wait."""
         return at < len(self._events) or self.has_ended

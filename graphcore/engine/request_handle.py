@@ -82,14 +82,26 @@ class RequestHandle:
             at += 1
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        async for events in self.arrivals():
+            for event in events:
+                yield event
+
+    async def arrivals(self, interval: float = 0.0) -> AsyncIterator[list[TokenEvent]]:
+        """Yield the tokens that have come since the last time, at least one each time. Errors are those of `result`.
+
+        Args:
+            interval: least seconds between two times, so that many fast answers cost less of a processor; 0 for none.
+        """
         at = 0
         while True:
             await self._until(partial(self._output.is_ready, at))
-            event = self._output.read(at)
-            if event is None:
+            events = self._output.read_ready(at)
+            if not events:
                 return
-            yield event
-            at += 1
+            yield events
+            at += len(events)
+            if interval and not self.has_ended:
+                await asyncio.sleep(interval)
 
     def __await__(self) -> Generator[Any, None, Generation]:
         yield from self._until(lambda: self._output.has_ended).__await__()

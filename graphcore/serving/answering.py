@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graphcore.engine.engine import Engine
@@ -19,6 +19,7 @@ from graphcore.serving.chat_call import (
     Part,
     Reasoning,
     TokenRecord,
+    ToolCallArguments,
     ToolCallBegin,
     Used,
 )
@@ -202,8 +203,8 @@ class cancelled_at_end:  # noqa: N801 - a block
 
 async def _parts(served: ServedModel, call: ChatCall, asked: _Submitted) -> AsyncGenerator[Part, None]:
     answers = [_Answer(served, call, asked.tail, at) for at in range(call.num_answers)]
-    async for event in asked.handle:
-        for part in answers[event.row].parts(event):
+    async for events in asked.handle.arrivals(served.settings.stream_interval):
+        for part in joined_parts([part for event in events for part in answers[event.row].parts(event)]):
             yield part
     generations = asked.handle.results(timeout=0)
     for at, (answer, generation) in enumerate(zip(answers, generations, strict=True)):
@@ -214,6 +215,29 @@ async def _parts(served: ServedModel, call: ChatCall, asked: _Submitted) -> Asyn
     new_tokens = sum(len(generation.token_ids) for generation in generations)
     reasoning = sum(answer.reasoning_tokens for answer in answers)
     yield Used(asked.prompt_tokens, asked.handle.cached, new_tokens, reasoning)
+
+
+def joined_parts(parts: Sequence[Part]) -> list[Part]:
+    """Return parts with neighbouring texts of one kind and answer in one; log probabilities come before all texts."""
+    found: list[Part] = [part for part in parts if isinstance(part, TokenRecord)]
+    texts = [part for part in parts if not isinstance(part, TokenRecord)]
+    for part in sorted(texts, key=lambda part: getattr(part, "choice", 0)):
+        last = found[-1] if found else None
+        both = _in_one(last, part)
+        if both is None:
+            found.append(part)
+        else:
+            found[-1] = both
+    return found
+
+
+def _in_one(first: Part | None, second: Part) -> Part | None:
+    """Return two texts in one part; None if they are of different kinds, answers or calls."""
+    if isinstance(first, Content | Reasoning | ToolCallArguments) and type(first) is type(second):
+        assert isinstance(second, Content | Reasoning | ToolCallArguments), "it is of the same type"
+        whole = replace(first, text=first.text + second.text)
+        return whole if replace(second, text=whole.text) == whole else None
+    return None
 
 
 class _Answer:

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import groupby
+from operator import attrgetter
 from typing import Annotated, Any
 
 from pydantic import Field, Strict
@@ -169,7 +171,7 @@ class Completions:
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks of a streamed answer, in the order in which tokens come."""
-        queue: asyncio.Queue[tuple[int, TokenEvent] | BaseException | None] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[int, Sequence[TokenEvent]] | BaseException | None] = asyncio.Queue()
         readers = [asyncio.create_task(self._read(at, queue)) for at in range(len(self._handles))]
         try:
             for at, ids in enumerate(self._prompts):
@@ -184,7 +186,8 @@ class Completions:
                 elif isinstance(found, BaseException):
                     raise self._served.error_of(found)
                 else:
-                    yield self._event_chunk(*found)
+                    for chunk in self._event_chunks(*found):
+                        yield chunk
             if self._request.stream_options.include_usage:
                 yield {**self._head, "choices": [], "usage": usage_body(self.used)}
         finally:
@@ -192,21 +195,27 @@ class Completions:
             for reader in readers:
                 reader.cancel()
 
-    async def _read(self, at: int, queue: "asyncio.Queue[tuple[int, TokenEvent] | BaseException | None]") -> None:
+    async def _read(
+        self, at: int, queue: "asyncio.Queue[tuple[int, Sequence[TokenEvent]] | BaseException | None]"
+    ) -> None:
         try:
-            async for event in self._handles[at]:
-                queue.put_nowait((at, event))
+            async for events in self._handles[at].arrivals(self._served.settings.stream_interval):
+                queue.put_nowait((at, events))
         except Exception as error:  # noqa: BLE001 - raised by the reader of the queue
             queue.put_nowait(error)
         else:
             queue.put_nowait(None)
 
-    def _event_chunk(self, at: int, event: TokenEvent) -> dict[str, Any]:
-        logprobs = None
-        if event.logprob is not None:
-            logprobs = self._logprobs([(event.token_id, event.logprob, event.top_logprobs)])
-        hides = self._request.max_tokens == 0
-        return self._chunk(at, event.row, "" if hides else event.text, _reason(event.finish_reason), logprobs)
+    def _event_chunks(self, at: int, events: Sequence[TokenEvent]) -> list[dict[str, Any]]:
+        """Return a chunk for each answer that has new tokens."""
+        chunks = []
+        for row, own in groupby(sorted(events, key=attrgetter("row")), attrgetter("row")):
+            tokens = list(own)
+            text = "".join(event.text for event in tokens) if self._request.max_tokens else ""
+            records = [(event.token_id, event.logprob, event.top_logprobs) for event in tokens]
+            logprobs = None if self._request.logprobs is None else self._logprobs(records)
+            chunks.append(self._chunk(at, row, text, _reason(tokens[-1].finish_reason), logprobs))
+        return chunks
 
     def _chunk(
         self, at: int, row: int, text: str, reason: str | None, logprobs: dict[str, Any] | None = None

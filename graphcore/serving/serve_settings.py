@@ -25,6 +25,7 @@ class ServeSettings:
     receive_timeout: float = MISSING
     send_timeout: float = MISSING
     ping: float = MISSING
+    stream_interval: float = MISSING
     max_body_bytes: int = MISSING
     max_prompt_tokens: int | None = MISSING
     max_new_tokens: int | None = MISSING

@@ -24,6 +24,7 @@ LEAST = {
     "receive_timeout": 0.1,
     "send_timeout": 0.1,
     "ping": 0.1,
+    "stream_interval": 0,
     "max_body_bytes": 1024,
     "max_answers": 1,
     "max_tools": 0,
