@@ -210,7 +210,7 @@ class OutputStream:
             return None
 
     def read_ready(self, at: int) -> list[TokenEvent]:
-        """Return the events from number `at` on without waiting; none after the last one. Errors are those of `read`."""
+        """Return the events from number `at` on, without waiting; none after the last. Errors are those of `read`."""
         self._refuse_forked()
         with self._lock:
             events = self._events[at:]

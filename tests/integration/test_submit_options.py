@@ -710,3 +710,16 @@ def test_one_grammar_serves_many_requests(engine: Engine) -> None:
 def test_hostile_values_are_refused_as_settings(engine: Engine, asked: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         engine.submit(PROMPT, 4, **asked)
+
+
+def test_tokens_that_come_together_can_be_read_together(engine: Engine) -> None:
+    async def lists(interval: float) -> list[list[TokenEvent]]:
+        handle = engine.submit([1, 2, 3], 60, n=2, temperature=1.0, ignore_eos=True)
+        return [events async for events in handle.arrivals(interval)]
+
+    each = [event for event in engine.submit([1, 2, 3], 60, n=2, temperature=1.0, ignore_eos=True)]
+    for interval in (0.0, 0.03):
+        found = asyncio.run(lists(interval))
+        assert [event for events in found for event in events] == each
+        assert all(found)
+    assert len(found) < len(each) / 2  # a step of this model takes about a millisecond
