@@ -26,7 +26,7 @@ from transformers import LogitsProcessorList, MinNewTokensLengthLogitsProcessor,
 from transformers.generation.logits_process import SequenceBiasLogitsProcessor
 
 from graphcore import Engine
-from graphcore.engine.output import Generation
+from graphcore.engine.output import Generation, TokenEvent
 from graphcore.engine.sequence_state import SequenceState
 from graphcore.errors import BusyError, CheckpointError, ConfigError
 
@@ -717,7 +717,7 @@ def test_tokens_that_come_together_can_be_read_together(engine: Engine) -> None:
         handle = engine.submit([1, 2, 3], 60, n=2, temperature=1.0, ignore_eos=True)
         return [events async for events in handle.arrivals(interval)]
 
-    each = [event for event in engine.submit([1, 2, 3], 60, n=2, temperature=1.0, ignore_eos=True)]
+    each = list(engine.submit([1, 2, 3], 60, n=2, temperature=1.0, ignore_eos=True))
     for interval in (0.0, 0.03):
         found = asyncio.run(lists(interval))
         assert [event for events in found for event in events] == each
