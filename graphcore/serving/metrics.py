@@ -9,9 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from graphcore.engine.engine import Engine
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import GraphcoreError
 from graphcore.serving.served_model import ServedModel, ServingState
-from graphcore.streaming.timeline import total, union
+from graphcore.streaming.timeline import minus, total, union
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 ALIASES: Mapping[str, Mapping[str, str]] = {
@@ -144,28 +145,27 @@ class _EngineCollector(Collector):
         with self._lock:
             now = time.perf_counter()
             events = engine.loaded.weight_stream.timeline.since(self._since)
-            seconds = now - self._since
             self._since = now
-            copies = [event for event in events if event.lane == "copy"]
-            moved = sum(event.nbytes for event in copies)
-            copying = total(union((event.begin, event.end) for event in copies))
+            busy = union((event.begin, event.end) for event in events if event.lane == "copy")
+            stalls = union((event.begin, event.end) for event in events if event.lane == "stall")
+            moved, copying = sum(event.nbytes for event in events if event.lane == "copy"), total(busy)
             self._moved += moved
             self._copying += copying
-            self._waiting += total(union((event.begin, event.end) for event in events if event.lane == "stall"))
+            self._waiting += total(stalls)
             rate = moved / copying / 1e9 if copying else 0.0
+            overlap = total(minus(busy, stalls)) / copying if copying else 0.0
             return [
                 counter("graphcore_streamed_bytes", "bytes of weights that were moved", self._moved),
                 counter("graphcore_streaming_seconds", "seconds in which weights moved", self._copying),
                 counter("graphcore_stall_seconds", "seconds in which steps waited for weights", self._waiting),
                 gauge("graphcore_link_gigabytes_per_second", "rate of weights since the last scrape", rate),
-                gauge("graphcore_scrape_seconds", "seconds since the last scrape", seconds),
+                gauge("graphcore_streaming_overlap", "share of that time in which no step waited", overlap),
             ]
 
 
 def usage_of(engine: Engine) -> float:
     """Return the share of the KV cache's pages that requests or the prefix cache hold."""
-    statuses = getattr(engine.runner, "pages", None)
-    tables = [] if statuses is None else statuses.tables
+    tables = engine.runner.pages.tables if isinstance(engine.runner, ProgramRunner) else []
     pages = sum(table.num_pages for table in tables)
     return 1 - sum(table.num_free for table in tables) / pages if pages else 0.0
 

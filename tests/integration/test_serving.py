@@ -430,3 +430,19 @@ def test_documented_curl_lines_work_as_printed(running: Running, line: str) -> N
     found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=SECONDS, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "error" not in found.stdout.partition('"content"')[0]
+
+
+def test_metrics_of_streamed_weights_grow(folder: Path) -> None:
+    sizes = [*SIZES, "streaming.memory_budget=17MiB"]
+    with (
+        Engine.load(folder, dtype="fp32", device="cpu", streaming="on", overrides=sizes) as engine,
+        running_server(lambda: engine) as own,
+        own.client() as http,
+    ):
+        moved = []
+        for _ in range(2):
+            assert http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 8}).status_code == 200
+            lines = http.get("/metrics").text.splitlines()
+            moved += [float(line.split()[1]) for line in lines if line.startswith("graphcore_streamed_bytes_total")]
+        assert 0 < moved[0] < moved[1]
+        assert engine.plan.is_streaming
