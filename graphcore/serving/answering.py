@@ -27,6 +27,7 @@ from graphcore.serving.openai_options import schema_size
 from graphcore.serving.request_errors import RequestError, request_error
 from graphcore.serving.served_model import ServedModel
 from graphcore.serving.tool_formats.answer_parser import AnswerParser
+from graphcore.serving.tool_formats.prompt_state import is_reasoning_open
 from graphcore.serving.tool_formats.template_messages import template_messages
 from graphcore.serving.tool_formats.tool_checks import check_tools
 from graphcore.serving.tool_formats.tool_grammar import tool_grammar
@@ -131,6 +132,7 @@ def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id:
     ids = prompt_ids(served, engine, call)
     limits, settings = limits_of(served), served.settings
     limits.check_prompt(len(ids))
+    tail = engine.tokenizer.decode(ids[-TAIL:], skip_special_tokens=False)
     known = served.tool_format
     shows_special = known.knows_tools or known.knows_reasoning
     handle = engine.submit(
@@ -141,30 +143,40 @@ def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id:
         top_logprobs=call.num_top_logprobs,
         n=call.num_answers,
         deadline=settings.request_timeout,
-        mask=_mask(served, engine, call),
+        mask=_mask(served, engine, call, tail),
         reuse_cache=not settings.exact,
         skip_special_tokens=not shows_special,
         request_id=request_id,
         **with_stop_tokens(served, engine, with_defaults(served, call.sampling)),
     )
-    tail = engine.tokenizer.decode(ids[-TAIL:], skip_special_tokens=False)
     return _Submitted(handle, len(ids), tail)
 
 
 def prompt_ids(served: ServedModel, engine: Engine, call: ChatCall) -> list[int]:
-    """Return the token ids of a conversation."""
+    """Return the token ids of a conversation; the interfaces give the same ids for the same one."""
     messages = template_messages(served.tool_format, call.messages)
-    tools = list(call.tools) if call.tool_choice != "none" else None
+    shown = call.tools if call.tool_choice != "none" else ()
+    tools = [{**tool, "function": _described(tool["function"])} for tool in shown]
     return engine.chat_ids(messages, tools or None, dict(call.options), continue_final_message=call.continues_last)
 
 
-def _mask(served: ServedModel, engine: Engine, call: ChatCall) -> Any:
-    """Return the mask of a call's grammar, or of its tools' calls; None for free text."""
+def _described(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a function as the template shows it: `strict` is for the server alone."""
+    return {name: value for name, value in function.items() if name != "strict"}
+
+
+def _mask(served: ServedModel, engine: Engine, call: ChatCall, tail: str) -> Any:
+    """Return the mask of a call's grammar, or of its tools' calls; None for free text.
+
+    A grammar binds what follows the thoughts that a prompt has opened, and not the thoughts.
+    """
+    known = served.tool_format
     if call.grammar:
-        return engine.grammar(**call.grammar)
+        after = known.reasoning_close if is_reasoning_open(known, tail) else ""
+        return engine.grammar(**call.grammar, after=after)
     if not call.tools:
         return None
-    lark = tool_grammar(served.tool_format, call.tools, call.tool_choice, call.tool_name, call.has_parallel_tools)
+    lark = tool_grammar(known, call.tools, call.tool_choice, call.tool_name, call.has_parallel_tools, tail)
     return None if lark is None else engine.grammar(lark=lark)
 
 

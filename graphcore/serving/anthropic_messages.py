@@ -54,6 +54,9 @@ BILLING = "x-anthropic-billing-header:"
 It differs in each request, so that with it no request would find its prompt in the cache.
 """
 
+NO_THREADS = "thread_unsupported_request"
+"""Code of the error for a conversation that the server should keep; by it, clients send the whole one again."""
+
 SIGNATURE = "unsigned"  # of thoughts; clients send thoughts back only if they have one, and none is checked here
 
 STOP_REASONS: Mapping[str, str] = {
@@ -124,6 +127,7 @@ class CountTokensRequest(RequestFields):
     output_config: OutputConfig = OutputConfig()
     cache_control: Any = None
     speed: Any = None
+    thread: Any = None
     user_profile_id: Any = None
     workspace_id: Any = None
 
@@ -182,6 +186,12 @@ def _unused(request: CountTokensRequest) -> list[str]:
 
 def _prompt_fields(request: CountTokensRequest) -> dict[str, Any]:
     """Return the fields of a ChatCall that make the prompt."""
+    if request.thread is not None:
+        raise RequestError(
+            "thread is not supported, because nothing is stored; leave it out, and send all messages",
+            field="thread",
+            code=NO_THREADS,
+        )
     choice, name = _tool_choice(request)
     messages, continues_last = _ending(anthropic_turns(request))
     return {
@@ -487,7 +497,8 @@ def message_usage(used: Used) -> dict[str, Any]:
 def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
     """Return the body of an error, which is also the data of the event "error", as Anthropic's interface has it."""
     kind = ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    details = {"details": {"error_code": NO_THREADS, "unsupported": ["thread"]}} if error.code == NO_THREADS else {}
+    return {"type": "error", "error": {"type": kind, "message": error.message, **details}, "request_id": request_id}
 
 
 async def messages_events(

@@ -114,14 +114,20 @@ class Application:
     def _note(self, exchange: HttpExchange, status: int, message: str = "") -> None:
         exchange.note_end(self._metrics, status, message, as_json=self._settings.log == "json")
 
-    def _check_ignored(self, exchange: HttpExchange, unknown: list[str], model: str) -> None:
-        """Keep the names of unknown fields; with task.strict they are errors, as is another model's name."""
+    def _check_ignored(self, exchange: HttpExchange, unknown: list[str], model: str | None = None) -> None:
+        """Keep the names of unknown fields; with task.strict they are errors, as is another model's name, or none.
+
+        Args:
+            model: the model that is asked for; None if the endpoint needs none.
+        """
         exchange.ignored = unknown
         if not self._settings.strict:
             return
         if unknown:
             raise RequestError(f"unknown field {unknown[0]!r} (task.strict=true)", field=unknown[0])
-        if model and model != self._served.name:
+        if model == "":
+            raise RequestError("model is missing (task.strict=true)", field="model")
+        if model is not None and model != self._served.name:
             raise RequestError(
                 f"the model {model!r:.60} is not served; ask for {self._served.name!r}",
                 field="model",
@@ -171,7 +177,7 @@ class Application:
         self._check_ignored(exchange, unknown, request.model)
         texts = TokenTexts(self._served.engine.prompts.known)
         request = request.model_copy(update={"model": self._served.name})
-        named = request, new_id("resp"), int(time.time()), texts
+        named = request, new_id("resp", "_"), int(time.time()), texts
         parts = self._parts(exchange, call)
         if not request.stream:
             return JSONResponse(await until_left(exchange.request, responses_body(parts, *named)))
@@ -214,7 +220,7 @@ class Application:
         """POST /v1/messages."""
         request, call, unknown = read_message_request(body)
         self._check_ignored(exchange, unknown, request.model)
-        named = request.model_copy(update={"model": self._served.name}), new_id("msg")
+        named = request.model_copy(update={"model": self._served.name}), new_id("msg", "_")
         parts = self._parts(exchange, call)
         if not request.stream:
             return JSONResponse(await until_left(exchange.request, messages_body(parts, *named)))
@@ -224,7 +230,7 @@ class Application:
     async def count_tokens(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """POST /v1/messages/count_tokens."""
         call, unknown = read_count_tokens(body)
-        self._check_ignored(exchange, unknown, "")
+        self._check_ignored(exchange, unknown)
         return JSONResponse({"input_tokens": await count_prompt(self._served, call)})
 
     # The server's own
@@ -232,7 +238,7 @@ class Application:
     async def tokenize(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """POST /tokenize: token ids of a text, or of messages in the chat template."""
         request, unknown = parse_request(TokenizeRequest, body)
-        self._check_ignored(exchange, unknown, request.model)
+        self._check_ignored(exchange, unknown, request.model or None)
         engine = self._served.engine
         if (request.prompt is None) == (request.messages is None):
             raise RequestError("give one of prompt and messages", field="prompt")
@@ -248,7 +254,7 @@ class Application:
     async def detokenize(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """POST /detokenize: the text of token ids."""
         request, unknown = parse_request(DetokenizeRequest, body)
-        self._check_ignored(exchange, unknown, request.model)
+        self._check_ignored(exchange, unknown, request.model or None)
         vocab = self._served.engine.config.vocab_size
         if not all(0 <= token < vocab for token in request.tokens):
             raise RequestError(f"tokens must be ids from 0 to {vocab - 1}", field="tokens")

@@ -95,6 +95,6 @@ class HttpExchange:
         }
 
 
-def new_id(prefix: str) -> str:
+def new_id(prefix: str, separator: str = "-") -> str:
     """Return a new id, such as "req-0123456789abcdef01234567"."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    return f"{prefix}{separator}{secrets.token_hex(12)}"

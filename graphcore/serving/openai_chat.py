@@ -278,6 +278,7 @@ class _Choice:
             "role": "assistant",
             "content": content or (None if self.calls else ""),
             "refusal": None,
+            "annotations": [],
         }
         if reasoning:
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}

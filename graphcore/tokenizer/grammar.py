@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from graphcore.errors import ConfigError
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 FORMS = ("json_schema", "regex", "lark", "gbnf", "choice")
 
@@ -44,7 +44,53 @@ class GrammarTokens:
 
         if not self.end_ids:
             raise ConfigError("a grammar ends with an end token, and the checkpoint names none (eos_token_id)")
-        return LLTokenizer(self.tokenizer.serialized(), n_vocab=self.vocab, eos_token=sorted(self.end_ids))
+        ends = sorted(self.end_ids)
+        known = LLTokenizer(self.tokenizer.serialized(), n_vocab=self.vocab, eos_token=ends)
+        if not any(map(known.is_special_token, self.tokenizer.tag_ids)):
+            return known
+        return LLTokenizer(cast("TokenizerWrapper", TaggedTokens(self, known)), n_vocab=self.vocab, eos_token=ends)
+
+    def element(self, text: str) -> str:
+        """Return a text as an element of a Lark grammar: a special token by its id, else a string."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        is_special = len(ids) == 1 and ids[0] in self.tokenizer.special_ids
+        return f"<[{ids[0]}]>" if is_special else json.dumps(text)
+
+
+class TaggedTokens:
+    """A tokenizer as llguidance takes it, in which tags such as <tool_call> are text.
+
+    llguidance itself takes each added token between angle brackets for a special one: no text of a grammar would allow
+    it, though the tokenizer encodes that text as this token.
+
+    Args:
+        tokens: the tokens.
+        known: the same tokenizer as llguidance reads it.
+
+    Attributes:
+        eos_token_id: a token that ends an answer.
+        bos_token_id: None; no grammar needs it.
+        tokens: bytes of each token.
+        special_token_ids: tokens that no text allows.
+        is_tokenizer_wrapper: True, by which llguidance knows such an object.
+    """
+
+    def __init__(self, tokens: GrammarTokens, known: "LLTokenizer") -> None:
+        self._tokenizer = tokens.tokenizer
+        tags = tokens.tokenizer.tag_ids
+        self.eos_token_id, self.bos_token_id = min(tokens.end_ids), None
+        self.tokens = [known.decode_bytes([token_id]) for token_id in range(known.vocab_size)]
+        self.special_token_ids = [
+            token_id
+            for token_id in range(known.vocab_size)
+            if known.is_special_token(token_id) and token_id not in tags
+        ]
+        self.is_tokenizer_wrapper = True
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Return the ids of a text."""
+        decoded = text.decode() if isinstance(text, bytes) else text
+        return self._tokenizer.encode(decoded, add_special_tokens=False)
 
 
 @dataclass
@@ -54,11 +100,14 @@ class GrammarMask:
     Attributes:
         form: one of FORMS.
         grammar: a JSON schema as a mapping or a text, a grammar as a text, or a sequence of texts to choose from.
+        after: text up to whose first occurrence an answer is free; the grammar begins after it. Empty if it begins at
+            once.
     """
 
     tokens: GrammarTokens
     form: str
     grammar: Any
+    after: str = ""
     _matcher: "LLMatcher | None" = field(default=None, repr=False)
     _compiled: "list[LLMatcher]" = field(
         default_factory=list, repr=False
@@ -75,11 +124,19 @@ class GrammarMask:
             from llguidance import LLMatcher
 
             if not self._compiled:
-                compiled = LLMatcher(self.tokens.known, llguidance_source(self.form, self.grammar))
+                compiled = LLMatcher(self.tokens.known, self._source())
                 self._check(compiled)
                 self._compiled.append(compiled)
             self._matcher = self._compiled[0].deep_copy()
         return self._matcher
+
+    def _source(self) -> str:
+        source = llguidance_source(self.form, self.grammar)
+        if not self.after:
+            return source
+        is_json = self.form in ("json_schema", "regex")
+        whole = json.loads(source)["grammars"][0] if is_json else {"lark_grammar": source}
+        return behind(whole, self.tokens.element(self.after))
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take tokens of the answer.
@@ -105,7 +162,7 @@ class GrammarMask:
     def copy(self) -> "GrammarMask":
         """Return a mask in the same state."""
         state = None if self._matcher is None else self._matcher.deep_copy()
-        return GrammarMask(self.tokens, self.form, self.grammar, state, self._compiled)
+        return GrammarMask(self.tokens, self.form, self.grammar, self.after, state, self._compiled)
 
     def _check(self, matcher: "LLMatcher") -> None:
         if matcher.is_error():
@@ -142,8 +199,26 @@ def llguidance_source(form: str, grammar: Any) -> str:
         raise ConfigError(f"gbnf: {error}") from error
 
 
-def grammar_mask(tokens: GrammarTokens, given: Mapping[str, Any]) -> GrammarMask:
+def behind(grammar: Mapping[str, Any], element: str) -> str:
+    """Return a grammar, as llguidance takes it, for any text up to an element, white space, and then a grammar.
+
+    Args:
+        grammar: the grammar, an entry of llguidance's "grammars".
+        element: element of a Lark grammar that the text ends with.
+    """
+    # a lazy rule ends with its first match, but cannot have a token, after which no text follows in TEXT anyway
+    lazy = "" if element.startswith("<") else "[lazy]"
+    first = (
+        f"start: before SPACE? @answer\nbefore{lazy}: TEXT {element}\nTEXT: /(?s:.*)/\nSPACE: /[ \\t\\r\\n]{{1,8}}/\n"
+    )
+    return json.dumps({"grammars": [{"lark_grammar": first}, {**grammar, "name": "answer"}]})
+
+
+def grammar_mask(tokens: GrammarTokens, given: Mapping[str, Any], after: str = "") -> GrammarMask:
     """Return the mask of the one grammar in `given`, by its form.
+
+    Args:
+        after: text up to whose first occurrence an answer is free.
 
     Raises:
         ConfigError: there is none or more than one.
@@ -152,4 +227,4 @@ def grammar_mask(tokens: GrammarTokens, given: Mapping[str, Any]) -> GrammarMask
     if len(forms) != 1:
         found = " and ".join(forms) or "none"
         raise ConfigError(f"grammar takes one of {', '.join(FORMS)}; found {found}")
-    return GrammarMask(tokens, forms[0], given[forms[0]])
+    return GrammarMask(tokens, forms[0], given[forms[0]], after)

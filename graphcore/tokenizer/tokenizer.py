@@ -17,6 +17,7 @@ from graphcore.tokenizer.marked_messages import TemplateWords, texts_in
 from graphcore.tokenizer.tokenizer_json import WithoutPanics
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
+_TAG = re.compile(r"<[^<>|]+>")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -72,10 +73,13 @@ class Tokenizer:
         self._backend = parts.backend
         self._without_panics = WithoutPanics(parts.source)
         self._kinds: dict[int, PieceKind] = {}
-        self.special_ids = frozenset(
-            token_id for token_id, token in parts.backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = parts.backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """The ids that `decode` leaves out by default."""
+        self.tag_ids = frozenset(
+            token_id for token_id, token in added.items() if not token.special and _TAG.fullmatch(token.content)
+        )
+        """The ids of tags that are text, such as <tool_call> and </think> of Qwen's tokenizers."""
         templates = "\n".join(filter(None, (parts.chat_template, parts.tool_template)))
         self._controls = ControlTokens(parts.backend, parts.eos_ids, templates)
 

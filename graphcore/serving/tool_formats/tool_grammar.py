@@ -24,7 +24,7 @@ from graphcore.serving.tool_formats.lark_rules import (
 from graphcore.serving.tool_formats.prompt_state import is_reasoning_closed, is_reasoning_open
 from graphcore.serving.tool_formats.tool_format import CallSyntax, ToolFormat
 
-_SPACE = r"\s{0,8}"
+_SPACE = r"[ \t\r\n]{0,8}"  # of JSON; \s would have spaces of other scripts, too
 _ANY_OBJECT = {"type": "object"}
 _CALL_KEYS = "name|type|id|arguments|parameters"
 
@@ -136,7 +136,7 @@ class _AnswerRules:
             return tagged if self._must_call else choice_of([self._no_object(text), tagged])
         first = self._tag(self._format.call_open)
         closed = f"{call} {self._tag(self._format.call_close)}"
-        space = self._rules.add_terminal(r"/\s{1,8}/")
+        space = self._rules.add_terminal(r"/[ \t\r\n]{1,8}/")
         more = f" ({space}? {first} {closed})*" if self._is_parallel else ""
         if self._must_call:
             return f"({space}? {first} {closed}{more})"
