@@ -118,7 +118,7 @@ class GemmaRules:
             self._rules.define("anything_member", f'({key} | {text}) ":" anything')
             self._rules.define("anything_object", '"{" (anything_member ("," anything_member)*)? "}"')
             array = '"[" (anything ("," anything)*)? "]"'
-            self._rules.define("anything", f"{text} | {scalar} | {array} | anything_object")
+            self._rules.define("anything", f'{text} | {scalar} | "None" | {array} | anything_object')
         return self._anything
 
 

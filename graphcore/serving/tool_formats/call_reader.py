@@ -12,8 +12,8 @@ class CallReader(ABC):
 
     Attributes:
         is_complete: whether the call's arguments are whole, so that only its closing tag may be left.
-        is_done: whether the call has ended; `taken` then holds what came in place of its closing tag.
-        is_broken: whether the text is no call, or no longer.
+        is_done: whether the call has ended.
+        is_broken: whether the text is no call, or no longer: what follows a complete call is not its closing tag.
         taken: pieces of text that were read since the last part was written. Of a broken call they are the answer's.
 
     Args:
@@ -66,7 +66,7 @@ class CallReader(ABC):
                 if any(expected.startswith(longer) for expected in texts):
                     begun = longer
                 elif begun or not text[at].isspace():
-                    self.is_done, self.is_broken = self.is_complete, not self.is_complete
+                    self._break()
                     return at
                 at += 1
             return at

@@ -44,6 +44,7 @@ class ChannelText:
         self._waiting = ""
         self._write: Callable[[str], None] = writer.content
         self._separator = ""  # before the next text of the message
+        self._space: list[str] = []  # white space between messages
         self._kinds: list[Callable[[str], None]] = []  # of messages with text so far
         self._reader: ArgumentsReader | None = None
         self._step: Callable[[str, int], int] = self._take_header
@@ -98,14 +99,19 @@ class ChannelText:
         self._step = self._take_message
 
     def _take_between(self, text: str, at: int) -> int:
-        """Take text outside of messages; it is content, but for white space."""
+        """Take text outside of messages; it is content, unless it is only white space."""
         found, literal = self._in_message.search(text, at)
         if not literal:
             found -= self._in_message.held(text, at)
         after = min(found, len(text) - len(text[at:].lstrip()))
+        self._space.append(text[at:after])
         if after < found:
             self._open(self._writer.content)
-            return at
+            self._put("".join(self._space))
+            self._space.clear()
+            return after
+        if literal:
+            self._space.clear()
         return self._after_text(found, literal)
 
     def _take_message(self, text: str, at: int) -> int:

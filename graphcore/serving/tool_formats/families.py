@@ -10,8 +10,12 @@ from graphcore.serving.tool_formats.tool_format import CallSyntax, ToolFormat
 
 _CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 
+_LLAMA3_TURN = "<|start_header_id|>assistant<|end_header_id|>"
+_TURNS = ("<|im_start|>assistant", _LLAMA3_TURN, "<\uff5cAssistant\uff5c>")  # the last is DeepSeek's
+
 PLAIN = ToolFormat(
     name="plain",
+    turn_starts=_TURNS,
     controls=(*_CHATML, "<|end_of_text|>", "<|eot_id|>", "<end_of_turn>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
 )
 
@@ -20,7 +24,7 @@ HERMES = ToolFormat(  # Qwen 2.5 and 3, and all others that write JSON between t
     syntax=CallSyntax.JSON,
     call_open="<tool_call>",
     call_close="</tool_call>",
-    turn_start="<|im_start|>assistant\n",
+    turn_starts=_TURNS,
     controls=(*_CHATML, "<|end_of_text|>", "<|eot_id|>"),
     is_parallel=True,
 )
@@ -34,7 +38,7 @@ LLAMA3 = ToolFormat(
     has_tag_tokens=True,
     begins_bare=True,
     arguments_key="parameters",
-    turn_start="<|start_header_id|>assistant<|end_header_id|>\n\n",
+    turn_starts=(_LLAMA3_TURN,),
     controls=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
     stop_token_names=("<|eom_id|>",),
 )
@@ -48,7 +52,7 @@ GEMMA4 = ToolFormat(
     reasoning_open="<|channel>thought\n",
     reasoning_close="<channel|>",
     has_reasoning_tokens=True,
-    turn_start="<|turn>model\n",
+    turn_starts=("<|turn>model\n", "<tool_response|>"),
     controls=("<turn|>", "<|tool_response>", "<eos>"),
     is_parallel=True,
     stop_token_names=("<|tool_response>",),
@@ -62,7 +66,7 @@ GPT_OSS = ToolFormat(
     reasoning_open="<|channel|>analysis<|message|>",
     reasoning_close="<|end|>",
     has_reasoning_tokens=True,
-    turn_start="<|start|>assistant",
+    turn_starts=("<|start|>assistant",),
     controls=("<|end|>", "<|return|>", "<|call|>"),
     joins_content_to_thoughts=True,
     stop_token_names=("<|call|>", "<|return|>"),
@@ -86,7 +90,8 @@ def tool_format_of(chat_template: str | None, model_type: str) -> ToolFormat:
     if "<|channel|>" in template and "<|message|>" in template:
         return GPT_OSS
     if "<|tool_call>" in template or (model_type.startswith("gemma4") and "tool" in template):
-        return GEMMA4
+        is_first = "tool_responses" in template and "tool_call_id" not in template  # as published at the release
+        return replace(GEMMA4, embeds_results=is_first)
     return _with_thoughts(_tagged_format(template), template)
 
 
@@ -95,7 +100,7 @@ def _tagged_format(template: str) -> ToolFormat:
         return QWEN_XML
     if "<tool_call>" in template and _JSON_KEYS.search(template):
         return HERMES
-    if "<|start_header_id|>" in template and "tools" in template and '"parameters": ' in template:
+    if "<|start_header_id|>" in template and '"parameters": ' in template:
         return LLAMA3
     return PLAIN
 

@@ -40,7 +40,7 @@ class GemmaCallReader(CallReader):
         self._body: list[str] = []
         self._tail = ""  # end of the body so far, if it may begin a quote
         self._is_quoted = False
-        self._levels = 1
+        self._open = ["}"]  # the closing bracket of each that is open
 
     def _begin(self, text: str, at: int) -> int:
         self._expect(self._called, "call:")
@@ -67,9 +67,10 @@ class GemmaCallReader(CallReader):
         while match := _MARK.search(window, start):
             start = match.end()
             self._count(match[0])
-            if not self._levels or self._levels > _MOST_LEVELS:
+            if not self._open:
                 self._body.append(window[begun : match.start()])
                 self._write()
+            if self.is_broken or not self._open:
                 return len(text) - (len(window) - start)
         kept = next((size for size in range(len(QUOTE) - 1, 0, -1) if window.endswith(QUOTE[:size], start)), 0)
         self._body.append(window[begun : len(window) - kept])
@@ -79,11 +80,17 @@ class GemmaCallReader(CallReader):
     def _count(self, mark: str) -> None:
         if mark == QUOTE:
             self._is_quoted = not self._is_quoted
-        elif not self._is_quoted:
-            self._levels += 1 if mark in "{[" else -1
+        elif self._is_quoted:
+            pass
+        elif mark in "{[" and len(self._open) < _MOST_LEVELS:
+            self._open.append("}" if mark == "{" else "]")
+        elif mark == self._open[-1]:
+            self._open.pop()
+        else:
+            self._break()
 
     def _write(self) -> None:
-        arguments = None if self._levels else gemma_arguments("".join(self._body), self._schemas[self._name])
+        arguments = gemma_arguments("".join(self._body), self._schemas[self._name])
         if arguments is None:
             self._break()
             return
@@ -130,16 +137,20 @@ class _Arguments:
             return self._array(resolved(schema, self._root).get("items", _ANYTHING))
         match = _BARE.match(self._text, self._at)
         assert match is not None, "a run of no characters matches, too"
-        self._at, bare = match.end(), match[0].strip()
-        if types == {"string"}:
-            return json_string(bare)
-        found = json_of(bare, types) if types else json_string(bare)
-        if not found.startswith('"'):
+        self._at = match.end()
+        return self._bare(match[0].strip(), types)
+
+    def _bare(self, word: str, types: frozenset[str]) -> str:
+        """Return the JSON of a value without quotes: a number, true or the like, or a text that the schema allows."""
+        if not word:
+            raise _SyntaxError
+        found = json_of(word, types)
+        if not found.startswith('"') or types == {"string"}:
             return found
-        word = _WORDS.get(bare, bare)
-        if is_json(word):
-            return word
-        if "string" not in types or not bare:
+        known = _WORDS.get(word, word)
+        if is_json(known):
+            return known
+        if "string" not in types:
             raise _SyntaxError
         return found
 

@@ -51,7 +51,7 @@ class JsonCallReader(CallReader):
 
     def _opened(self, bracket: str) -> None:
         if bracket == "[":
-            self._is_list, self._takes_list = True, False
+            self._is_list = True
             self._expect(self._opened, "{")
         else:
             self.is_complete = False

@@ -40,14 +40,13 @@ class TaggedText:
         self._reader: CallReader | None = None
         self._is_after_call = False
         self._waiting = ""
-        calls = [known.call_open] if schemas else []
-        self._in_content = LiteralSearch([known.reasoning_open, *calls, *known.controls])
+        self._in_content = LiteralSearch([known.reasoning_open, known.call_open, *known.controls])
         self._in_thoughts = LiteralSearch([known.reasoning_close, *known.controls])
         self._controls = LiteralSearch(known.controls)
         self._step: Step = self._take_content
         if is_reasoning_open(known, prompt_tail):
             self._step = self._take_thoughts
-        elif known.begins_bare and schemas and is_at_start(known, prompt_tail):
+        elif known.begins_bare and is_at_start(known, prompt_tail):
             self._step = self._take_start
 
     def push(self, text: str) -> None:

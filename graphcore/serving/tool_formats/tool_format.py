@@ -34,10 +34,11 @@ class ToolFormat:
         reasoning_open, reasoning_close: text before and after thoughts; empty if the family has none.
         has_reasoning_tokens: whether these begin and end with special tokens of the vocabulary. Otherwise they are text
             that an answer may also speak about, and open thoughts only at its beginning.
-        turn_start: end of the header of the model's turn, by which the prompt's last turn is found.
+        turn_starts: headers of the model's turn, by one of which the prompt's last turn is found.
         controls: special tokens without content; they are left out of answers.
         is_parallel: whether one answer may have several calls.
         joins_content_to_thoughts: whether the template raises for a turn with a call, thoughts and text.
+        embeds_results: whether the template reads results as `tool_responses` of the turn with their calls.
         stop_token_names: tokens that end an answer in addition to the checkpoint's own end tokens.
     """
 
@@ -51,10 +52,11 @@ class ToolFormat:
     reasoning_open: str = ""
     reasoning_close: str = ""
     has_reasoning_tokens: bool = False
-    turn_start: str = ""
+    turn_starts: tuple[str, ...] = ()
     controls: tuple[str, ...] = ()
     is_parallel: bool = False
     joins_content_to_thoughts: bool = False
+    embeds_results: bool = False
     stop_token_names: tuple[str, ...] = ()
 
     @property

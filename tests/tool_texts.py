@@ -1,0 +1,193 @@
+"""Answers with calls as the families' chat templates render them, and a tokenizer that knows their special tokens."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import tokenizers
+from chats import TEMPLATES, call
+from golden_vocab import golden_tokenizer
+
+from graphcore.serving.chat_call import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from graphcore.serving.tool_formats.answer_parser import AnswerParser
+from graphcore.serving.tool_formats.families import tool_format_of
+from graphcore.serving.tool_formats.template_messages import template_messages
+from graphcore.serving.tool_formats.tool_format import ToolFormat
+from graphcore.tokenizer.chat_template import ChatTemplate
+
+LLAMA3 = r"""{%- if tools %}
+    {{- '<|start_header_id|>system<|end_header_id|>\n\nEnvironment: ipython\n\n' }}
+    {{- 'Respond with {"name": function name, "parameters": dictionary of argument name and its value}.\n\n' }}
+    {%- for t in tools %}{{- t | tojson(indent=4) }}{{- "\n\n" }}{%- endfor %}{{- "<|eot_id|>" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim }}
+        {{- '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}{{- raise_exception("One call at once!") }}{%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' -}}
+        {{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}{{- tool_call.arguments | tojson }}
+        {{- "}" }}{{- "<|eom_id|>" }}
+    {%- else %}
+        {{- "<|start_header_id|>ipython<|end_header_id|>\n\n" }}{{- message.content | tojson }}{{- "<|eot_id|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
+
+GPT_OSS = r"""{%- set last = namespace(name=none) %}
+{%- if tools %}
+    {{- "<|start|>developer<|message|># Tools\n\nnamespace functions {\n" }}
+    {%- for tool in tools %}{{- "type " + tool.function.name + " = () => any;\n" }}{%- endfor %}
+    {{- "} // namespace functions<|end|>" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' and 'tool_calls' in message %}
+        {%- set tool_call = message.tool_calls[0] %}
+        {%- if tool_call.function %}{%- set tool_call = tool_call.function %}{%- endif %}
+        {%- if message.content and message.thinking %}{{- raise_exception("Not both content and thinking!") }}
+        {%- elif message.content or message.thinking %}
+            {{- "<|start|>assistant<|channel|>analysis<|message|>" + (message.content or message.thinking) }}
+            {{- "<|end|>" }}
+        {%- endif %}
+        {{- "<|start|>assistant to=" }}{{- "functions." + tool_call.name + "<|channel|>commentary json<|message|>" }}
+        {{- tool_call.arguments|tojson }}{{- "<|call|>" }}
+        {%- set last.name = tool_call.name %}
+    {%- elif message.role == 'assistant' %}
+        {%- if message.thinking %}
+            {{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+        {%- endif %}
+        {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|return|>" }}
+    {%- elif message.role == 'tool' %}
+        {%- if last.name is none %}{{- raise_exception("A result without a call!") }}{%- endif %}
+        {{- "<|start|>functions." + last.name + " to=assistant<|channel|>commentary<|message|>" }}
+        {{- message.content|tojson + "<|end|>" }}
+    {%- else %}{{- "<|start|>" + message.role + "<|message|>" + message.content + "<|end|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|start|>assistant" }}{%- endif %}"""
+
+THINK = r"""{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' }}
+    {%- if message.reasoning_content %}{{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}{%- endif %}
+    {{- message.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{%- endif %}"""
+
+SOURCES = {**TEMPLATES, "llama3": LLAMA3, "gpt_oss": GPT_OSS}
+PARALLEL = ("qwen3", "qwen3_5", "gemma4")
+STREAMED = ("qwen3", "llama3", "gpt_oss")
+ENDS = ("<|im_end|>\n", "<turn|>\n", "<|tool_response>", "<|eot_id|>", "<|eom_id|>", "<|return|>", "<|call|>")
+SPECIAL = (
+    *("<|python_tag|>", "<|eom_id|>", "<|eot_id|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>"),
+    *("<channel|>", "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"),
+)
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "count": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "items": {"type": "array", "items": {}},
+        "limits": {"type": "object"},
+        "none": {"type": "null"},
+        "share": {"type": "number"},
+    },
+    "required": ["city"],
+}
+SEARCH = {"type": "function", "function": {"name": "search_2", "description": "Looks.", "parameters": PARAMETERS}}
+CLOCK = {"type": "function", "function": {"name": "clock.now-utc", "description": "", "parameters": {"type": "object"}}}
+TOOLS = [SEARCH, CLOCK]
+ASKED = {"role": "user", "content": "Do it, with <think> and <tool_call>."}
+
+
+@cache
+def chat_template(name: str) -> ChatTemplate:
+    return ChatTemplate(SOURCES[name], name)
+
+
+def format_named(name: str) -> ToolFormat:
+    return tool_format_of(SOURCES[name], "")
+
+
+def rendered(name: str, answer: dict[str, Any]) -> tuple[str, str]:
+    """Return the prompt and the answer's text as the template writes them, the answer with its end token."""
+    known, options = format_named(name), {"enable_thinking": True, "bos_token": ""}
+    template = chat_template(name)
+    prompt = template.render(template_messages(known, [ASKED]), options, True, TOOLS)
+    whole = template.render(template_messages(known, [ASKED, answer]), options, False, TOOLS)
+    if not whole.startswith(prompt):  # the prompt opens thoughts, and the answer has none
+        prompt = prompt.removesuffix("<think>\n")
+    assert whole.startswith(prompt)
+    return prompt, whole[len(prompt) :]
+
+
+def turn(*calls: tuple[str, dict[str, Any]], content: str = "", thoughts: str = "") -> dict[str, Any]:
+    """Return an assistant's turn."""
+    made = [call(function, arguments, f"c{number}") for number, (function, arguments) in enumerate(calls)]
+    said = {"role": "assistant", "content": content, "tool_calls": made}
+    return {**said, "reasoning_content": thoughts} if thoughts else said
+
+
+@dataclass
+class Parsed:
+    """An answer put together from its parts."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[tuple[str, Any]]:
+        """The calls with their arguments as values."""
+        return [(name, json.loads(arguments)) for name, arguments in self.calls]
+
+    def add(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            match part:
+                case Reasoning(text=text):
+                    self.reasoning += text
+                case Content(text=text):
+                    self.content += text
+                case ToolCallBegin(index=index, call_id=call_id, name=name):
+                    assert index == len(self.calls)
+                    self.calls.append((name, ""))
+                    self.ids.append(call_id)
+                case ToolCallArguments(index=index, text=text):
+                    assert index == len(self.calls) - 1
+                    self.calls[index] = (self.calls[index][0], self.calls[index][1] + text)
+                case _:
+                    raise AssertionError(f"no part of an answer: {part}")
+
+
+def pieces(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def parsed(
+    known: ToolFormat, texts: Sequence[str], prompt: str = "", tools: Sequence[dict[str, Any]] = tuple(TOOLS)
+) -> Parsed:
+    """Return an answer that is parsed from pieces of its text."""
+    parser, found = AnswerParser(known, tools, prompt), Parsed()
+    for text in texts:
+        found.add(parser.push(text))
+    found.add(parser.finish())
+    return found
+
+
+@cache
+def tokenizer_text() -> str:
+    """Return the tokenizer.json of a cut-down SmolLM2 vocabulary with every family's special tokens."""
+    known = json.loads(golden_tokenizer("smollm").serialized())
+    first = 1 + max([*known["model"]["vocab"].values(), *(token["id"] for token in known["added_tokens"])])
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    known["added_tokens"] += [{"id": first + at, "content": name, **flags} for at, name in enumerate(SPECIAL)]
+    return json.dumps(known)
+
+
+@cache
+def tokenizer() -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(tokenizer_text())

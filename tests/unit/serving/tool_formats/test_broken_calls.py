@@ -1,0 +1,246 @@
+"""Text that is no call becomes content, without an exception and without a lost character, in linear time."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tool_texts import SOURCES, STREAMED, format_named, parsed, pieces, rendered, turn
+
+from graphcore.serving.tool_formats.families import GEMMA4, GPT_OSS, HERMES, LLAMA3, QWEN_XML
+from graphcore.serving.tool_formats.tool_format import ToolFormat
+
+CALL = '{"name": "search_2", "arguments": {"city": "x"}}'
+XML = "<function=search_2>\n<parameter=city>\nx\n</parameter>\n"
+BROKEN = [
+    (HERMES, "Tags like <tool_call> open one."),
+    (HERMES, "<tool_call>"),
+    (HERMES, "<tool_call>\n{"),
+    (HERMES, "<tool_call>[]</tool_call>"),
+    (HERMES, "<tool_call>\n{}\n</tool_call>"),
+    (HERMES, '<tool_call>\n{"name": "nobody", "arguments": {}}\n</tool_call>'),
+    (HERMES, '<tool_call>\n{"name": 5, "arguments": {}}\n</tool_call>'),
+    (HERMES, '<tool_call>\n{"name": "search_2", "arguments": [1]}\n</tool_call>'),
+    (HERMES, '<tool_call>\n{"name": "search_2", "arguments": "{x}"}\n</tool_call>'),
+    (HERMES, '<tool_call>\n{"name": "search_2", "why": 1}\n</tool_call>'),
+    (HERMES, '<tool_call>\n{"name": "search_2" "arguments": {}}\n</tool_call>'),
+    (HERMES, '<tool_call>\n{"arguments": {"city": 01}, "name": "search_2"}\n</tool_call>'),
+    (HERMES, '<tool_call>\n{"name": "search_2", "arg'),
+    (QWEN_XML, "<tool_call>\n<function=nobody>\n</function>\n</tool_call>"),
+    (QWEN_XML, "<tool_call>\n<function=search_2\n</function>\n</tool_call>"),
+    (QWEN_XML, f"<tool_call>\n{XML}or so</function>\n</tool_call>"),
+    (QWEN_XML, f"<tool_call>\n{XML}</tool_call>"),
+    (QWEN_XML, f"<tool_call>\n{XML[:-16]} and no end"),
+    (LLAMA3, '{"answer": {"name": "search_2", "parameters": {}}}'),
+    (LLAMA3, '{"name": "nobody", "parameters": {}}'),
+    (LLAMA3, 'So: {"name": "search_2", "parameters": {}}'),
+    (LLAMA3, "<|python_tag|>search_2(city='x')"),
+    (GEMMA4, "<|tool_call>call:nobody{}<tool_call|>"),
+    (GEMMA4, "<|tool_call>call:search_2{city}<tool_call|>"),
+    (GEMMA4, "<|tool_call>call:search_2{city:}<tool_call|>"),
+    (GEMMA4, '<|tool_call>call:search_2{city:<|"|>x<|"|>]<tool_call|>'),
+    (GEMMA4, '<|tool_call>call:search_2{count:<|"|>x'),
+    (GEMMA4, "<|tool_call>call:search_2" + "{a:" * 150),
+    (GPT_OSS, "<|channel|>commentary to=python<|message|>print(1)"),
+    (GPT_OSS, "<|channel|>commentary to=functions.nobody<|message|>{}"),
+    (GPT_OSS, "<|channel|>commentary to=functions.search_2 <|constrain|>json<|message|>[]"),
+    (GPT_OSS, "<|channel|>commentary to=functions.sear"),
+]
+LIMIT = 2.0  # seconds for 200,000 characters
+LONG = [
+    *(
+        " ",
+        "<",
+        "x",
+        "\\",
+        '"',
+        "[",
+        "{",
+        "9",
+        "</parameter>",
+        " </parameter>\n",
+        "<tool_call>",
+        "<tool_call>{",
+        "</think>",
+    ),
+    *(
+        "<think>",
+        "<tool_call><function=search_2><parameter=city>",
+        "<|tool_call>call:search_2{",
+        "<|channel|>",
+        "<|call|>",
+    ),
+    *(
+        "<|im_end|>",
+        "<|start|>assistant",
+        '{"name": "search_2", "parameters": {',
+        '<|"|>',
+        "<|tool_call>call:search_2{[[",
+    ),
+]
+OPENED = {
+    "qwen3": ["", '<tool_call>{"name": "search_2", "arguments": {"city": "'],
+    "qwen3_5": ["", "<tool_call><function=search_2><parameter=city>"],
+    "gemma4": ["", '<|tool_call>call:search_2{city:<|"|>', "<|tool_call>call:search_2{items:["],
+    "llama3": ["", '{"parameters": {"city": '],
+    "gpt_oss": ["", "<|channel|>commentary to=functions.search_2<|message|>{"],
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
+@pytest.mark.parametrize(("known", "text"), BROKEN, ids=lambda found: getattr(found, "name", found))
+def test_a_broken_call_is_content(known: ToolFormat, text: str, size: int) -> None:
+    for before in ["", "Look:\n\n"] if known is not LLAMA3 and known is not GPT_OSS else [""]:
+        found = parsed(known, pieces(before + text, size))
+        assert found.calls == []
+        assert found.content == before + text
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
+@pytest.mark.parametrize(
+    ("text", "arguments", "content"),
+    [
+        ('{"name": "search_2", "arguments": {"a": tru}}\n</tool_call>', '{"a": tru', "}}\n</tool_call>"),
+        (CALL[:-1] + ", 5}</tool_call>", '{"city": "x"}', ", 5}</tool_call>"),
+        (CALL[:-1] + ', "arguments": {}}', '{"city": "x"}', ', "arguments": {}}'),
+        (CALL + "\n\nBye </tool", '{"city": "x"}', "\n\nBye </tool"),
+        (CALL[:-4], '{"city": "', ""),
+        (CALL + "\n</tool", '{"city": "x"}', ""),
+        (CALL, '{"city": "x"}', ""),
+    ],
+)
+def test_what_follows_arguments_that_break_is_content(text: str, arguments: str, content: str, size: int) -> None:
+    found = parsed(HERMES, pieces("<tool_call>\n" + text, size))
+    assert found.calls == [("search_2", arguments)]
+    assert found.content == content
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('{"arguments": {"city": "x"}, "name": "search_2"}', '{"city": "x"}'),
+        ('{"name": "search_2", "parameters": {"city": "x"}}', '{"city": "x"}'),
+        ('{"name": "search_2", "arguments": "{\\"city\\": \\"x\\"}"}', '{"city": "x"}'),
+        ('{"name": "search_2", "arguments": null}', "{}"),
+        ('{"name": "search_2"}', "{}"),
+        ('{"type": "function", "id": 5, "name": "search_2", "arguments": {}}', "{}"),
+        ('[{"name": "search_2", "arguments": {}}]', "{}"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_other_forms_of_a_call_in_json_are_calls(text: str, arguments: str, size: int) -> None:
+    found = parsed(HERMES, pieces(f"<tool_call>{text}</tool_call>", size))
+    assert (found.calls, found.content) == ([("search_2", arguments)], "")
+
+
+def test_a_list_of_calls_is_parallel_calls() -> None:
+    found = parsed(HERMES, pieces(f"<tool_call>[{CALL}, {CALL}]</tool_call>\n<tool_call>{CALL}</tool_call>", 3))
+    assert found.values == [("search_2", {"city": "x"})] * 3
+    assert found.content == ""
+
+
+def test_a_second_call_is_content_where_a_family_makes_one() -> None:
+    found = parsed(LLAMA3, [f"<|python_tag|>{CALL}<|python_tag|>{CALL}"])
+    assert found.calls == [("search_2", '{"city": "x"}')]
+    assert found.content == "<|python_tag|>" + CALL
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_without_tools_every_call_is_content(name: str) -> None:
+    prompt, text = rendered(name, turn(("search_2", {"city": "x"})))
+    for size in (1, 10_000):
+        found = parsed(format_named(name), pieces(text, size), prompt, tools=())
+        assert found.calls == []
+        assert "search_2" in found.content
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_an_answer_may_be_cut_off_anywhere(name: str) -> None:
+    """No character is lost: what is cut off is a call's arguments so far, or content."""
+    prompt, text = rendered(name, turn(("search_2", {"city": "x y", "count": 12})))
+    for end in range(len(text)):
+        found = parsed(format_named(name), pieces(text[:end], 1), prompt)
+        whole = parsed(format_named(name), [text[:end]], prompt)
+        assert (found.calls, found.content) == (whole.calls, whole.content)
+        if name not in STREAMED and not found.calls:
+            assert found.content.rstrip() == text[:end].rstrip()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@given(data=st.data())
+def test_any_text_is_parsed_alike_however_it_is_cut(name: str, data: st.DataObject) -> None:
+    known = format_named(name)
+    words = [*LONG, *known.controls, known.call_open, known.call_close, known.reasoning_open, known.reasoning_close]
+    words += [
+        CALL,
+        "}",
+        ",",
+        ":",
+        "]",
+        "<function=search_2>",
+        "</function>",
+        "<parameter=city>",
+        "call:search_2{",
+        "\n",
+    ]
+    words += ["<|message|>", "<|channel|>analysis", "<|channel|>commentary to=functions.search_2", "city:", "null"]
+    text = "".join(data.draw(st.lists(st.sampled_from([word for word in words if word]), max_size=12)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
+    cut = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    one, other, third = (parsed(known, texts) for texts in (cut, [text], list(text)))
+    for found in (one, third):
+        assert (found.calls, found.content, found.reasoning) == (other.calls, other.content, other.reasoning)
+
+
+@pytest.mark.parametrize("word", LONG)
+@pytest.mark.parametrize("name", OPENED)
+def test_a_long_text_takes_time_in_proportion(name: str, word: str) -> None:
+    known = format_named(name)
+    for opened in OPENED[name]:
+        text = opened + word * (200_000 // len(word))
+        started = time.process_time()
+        parsed(known, [text])
+        assert time.process_time() - started < LIMIT
+
+
+@pytest.mark.parametrize("word", [" ", "<", "</parameter> ", "<tool_call>", '<|"|>'])
+@pytest.mark.parametrize("name", OPENED)
+def test_a_long_text_in_single_characters_takes_time_in_proportion(name: str, word: str) -> None:
+    text = OPENED[name][-1] + word * (50_000 // len(word))
+    started = time.process_time()
+    parsed(format_named(name), list(text))
+    assert time.process_time() - started < LIMIT
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
+def test_white_space_around_calls_is_left_out_but_not_between_texts(size: int) -> None:
+    text = f"Look:\n\n<tool_call>\n{CALL}\n</tool_call>\n\n<tool_call>{CALL}</tool_call>\n Done.\n"
+    found = parsed(HERMES, pieces(text, size))
+    assert found.values == [("search_2", {"city": "x"})] * 2
+    assert found.content == "Look:\n Done.\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
+@pytest.mark.parametrize(
+    ("known", "text", "arguments", "content"),
+    [
+        (HERMES, '<tool_call>{"name": "search_2", "arguments": {"city": "x<|im_end|>', '{"city": "x', ""),
+        (HERMES, '<tool_call>{"name": "search_2"<|im_end|>', None, '<tool_call>{"name": "search_2"'),
+        (QWEN_XML, f"<tool_call>\n{XML[:-13]}<|im_end|>", None, f"<tool_call>\n{XML[:-13]}"),
+        (GEMMA4, '<|tool_call>call:search_2{city:<|"|>x<turn|>', None, '<|tool_call>call:search_2{city:<|"|>x'),
+        (GPT_OSS, '<|channel|>commentary to=functions.search_2<|message|>{"city": "x<|call|>', '{"city": "x', ""),
+    ],
+    ids=lambda found: getattr(found, "name", found),
+)
+def test_an_end_token_within_a_call_is_no_part_of_it(
+    known: ToolFormat, text: str, arguments: str | None, content: str, size: int
+) -> None:
+    found = parsed(known, pieces(text, size))
+    assert found.calls == ([] if arguments is None else [("search_2", arguments)])
+    assert found.content == content
+
+
+def test_an_object_that_continues_a_text_is_no_call() -> None:
+    header, call = "<|start_header_id|>assistant<|end_header_id|>\n\n", '{"name": "search_2", "parameters": {}}'
+    assert parsed(LLAMA3, [call], header).calls == [("search_2", "{}")]
+    assert parsed(LLAMA3, [call], header + "So: ").content == call

@@ -1,0 +1,53 @@
+"""The family of a checkpoint is told by its chat template."""
+
+import pytest
+from chats import TEMPLATES
+from tool_texts import GPT_OSS, LLAMA3, SOURCES, THINK
+
+from graphcore.serving.tool_formats.families import FAMILIES, tool_format_of
+from graphcore.serving.tool_formats.tool_format import CallSyntax
+from graphcore.tokenizer.chat_template import CHATML
+
+NAMES = {"qwen3": "hermes", "qwen3_5": "qwen_xml", "gemma4": "gemma4", "llama3": "llama3", "gpt_oss": "gpt_oss"}
+GLM = (
+    "{% if tools %}<tool_call>{function-name}\n<arg_key>{k}</arg_key>{{ tc.arguments }}</tool_call>{% endif %}</think>"
+)
+LLAMA_3_0 = "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}"
+GEMMA3 = "{{ '<start_of_turn>' + role + '\n' + m.content | trim + '<end_of_turn>\n' }}"
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_each_familys_template_is_known(name: str) -> None:
+    assert tool_format_of(SOURCES[name], "").name == NAMES[name]
+
+
+@pytest.mark.parametrize("template", [None, "", CHATML, LLAMA_3_0, GEMMA3, GLM, THINK, "{{ messages }} {{ tools }}"])
+def test_a_template_without_a_known_markup_has_no_tools(template: str | None) -> None:
+    found = tool_format_of(template, "qwen3")
+    assert found.name == "plain"
+    assert not found.knows_tools
+    assert found.knows_reasoning == (template in (GLM, THINK))
+
+
+def test_thoughts_are_known_where_the_template_speaks_of_them() -> None:
+    assert tool_format_of(TEMPLATES["qwen3"], "").knows_reasoning
+    assert not tool_format_of(TEMPLATES["qwen3"].replace("think>", "b>"), "").knows_reasoning
+    assert not tool_format_of(LLAMA3, "").knows_reasoning
+    assert tool_format_of(LLAMA3 + "{# </think> #}", "").knows_reasoning
+    assert tool_format_of(GPT_OSS, "").knows_reasoning
+
+
+def test_a_fine_tuned_model_keeps_to_its_template() -> None:
+    assert tool_format_of(TEMPLATES["qwen3"], "llama").name == "hermes"
+    assert tool_format_of(CHATML, "gemma4").name == "plain"
+    assert tool_format_of("{% for tool in tools %}{{ tool }}{% endfor %}", "gemma4_text").name == "gemma4"
+
+
+def test_what_families_can_is_in_their_tables() -> None:
+    known = {family.name: family for family in FAMILIES}
+    assert {name for name, family in known.items() if family.is_parallel} == {"hermes", "qwen_xml", "gemma4"}
+    assert {name for name, family in known.items() if family.streams_arguments} == {"hermes", "llama3", "gpt_oss"}
+    assert known["llama3"].stop_token_names == ("<|eom_id|>",)
+    assert "<|call|>" in known["gpt_oss"].stop_token_names
+    assert known["plain"].syntax is None
+    assert known["qwen_xml"].syntax is CallSyntax.XML

@@ -1,0 +1,257 @@
+"""Grammars for calls: what templates render is allowed, what is no valid call is not; by llguidance itself."""
+
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+from test_rendered_calls import HARD, arguments, can_be_written
+from tool_texts import (
+    CLOCK,
+    PARALLEL,
+    PARAMETERS,
+    SEARCH,
+    SOURCES,
+    TOOLS,
+    format_named,
+    parsed,
+    rendered,
+    tokenizer,
+    tokenizer_text,
+    turn,
+)
+
+from graphcore.errors import ConfigError
+from graphcore.serving.tool_formats.families import PLAIN
+from graphcore.serving.tool_formats.tool_grammar import tool_grammar
+
+ENDS = ("<|im_end|>\n", "<turn|>\n", "<|tool_response>", "<|eom_id|>", "<|return|>", "<|call|>")
+
+
+def strict(tool: dict[str, Any]) -> dict[str, Any]:
+    changed = deepcopy(tool)
+    changed["function"]["strict"] = True
+    return changed
+
+
+STRICT = [strict(SEARCH), strict(CLOCK)]
+
+
+@cache
+def llguidance_tokens() -> LLTokenizer:
+    return LLTokenizer(tokenizer_text(), eos_token=[0])
+
+
+def refused_at(grammar: str | None, text: str) -> str | None:
+    """Return the text up to the first token that a grammar does not allow; None if it allows the whole answer."""
+    assert grammar is not None
+    matcher = LLMatcher(llguidance_tokens(), LLMatcher.grammar_from_lark(grammar))
+    assert not matcher.is_error(), matcher.get_error()
+    ids = encoded(text)
+    taken = matcher.try_consume_tokens(ids)
+    return None if taken == len(ids) and matcher.is_accepting() else decoded(ids[:taken])
+
+
+def encoded(text: str) -> list[int]:
+    return tokenizer().encode(text, add_special_tokens=False).ids
+
+
+def decoded(ids: list[int]) -> str:
+    return tokenizer().decode(ids, skip_special_tokens=False)
+
+
+def answer_of(name: str, said: dict[str, Any]) -> tuple[str, str]:
+    """Return the prompt and the answer without its end token."""
+    prompt, text = rendered(name, said)
+    for end in ENDS:
+        text = text.removesuffix(end)
+    return prompt, text
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_rendered_call_is_allowed(name: str, choice: str) -> None:
+    hard = {**HARD, "city": HARD["city"].replace("<|im_start|>", "")}  # would be a special token in this test
+    for said in [turn(("search_2", {**hard, "limits": {}})), turn(("search_2", hard)), turn(("clock.now-utc", {}))]:
+        if name == "qwen3_5" and "</parameter>" in str(said):
+            continue  # a value in tags ends at the tag
+        prompt, text = answer_of(name, said)
+        assert refused_at(tool_grammar(format_named(name), STRICT, choice, None, True, prompt), text) is None
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_any_rendered_arguments_are_allowed(name: str, data: st.DataObject) -> None:
+    found = data.draw(arguments.filter(lambda given: can_be_written(name, given)))
+    assume(name != "qwen3_5" or "</parameter>" not in str(found))
+    found = {key: found[key] for key in PARAMETERS["properties"] if key in found}  # a grammar has one order
+    prompt, text = answer_of(name, turn(("search_2", found)))
+    assume(decoded(encoded(text)) == text)  # the vocabulary lacks some bytes
+    assume("\x7f" not in text)  # llguidance wants it escaped in JSON
+    grammar = tool_grammar(format_named(name), STRICT, "required", "search_2", False, prompt)
+    assert refused_at(grammar, text) is None
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "llama3"])
+def test_thoughts_and_text_before_a_call_are_allowed_under_auto(name: str) -> None:
+    content = (
+        "" if name in ("gpt_oss", "gemma4") else "Let me look."
+    )  # Gemma's template writes the text behind the call
+    said = turn(("search_2", {"city": "x"}), content=content, thoughts="One <tool_call> in thoughts.")
+    prompt, text = answer_of(name, said)
+    assert refused_at(tool_grammar(format_named(name), STRICT, "auto", None, True, prompt), text) is None
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "llama3"])
+def test_thoughts_are_allowed_where_a_call_is_required(name: str) -> None:
+    prompt, text = answer_of(name, turn(("search_2", {"city": "x"}), thoughts="One <tool_call> in thoughts."))
+    assert refused_at(tool_grammar(format_named(name), STRICT, "required", None, True, prompt), text) is None
+
+
+def free_answer(name: str, text: str) -> str:
+    return f"<|channel|>final<|message|>{text}" if name == "gpt_oss" else text
+
+
+def header(name: str) -> str:
+    """Return the end of a prompt in which nothing is thought yet."""
+    return format_named(name).turn_starts[0] + ("\n" if name.startswith("qwen") else "")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_free_text_is_allowed_under_auto_alone(name: str) -> None:
+    text = free_answer(name, 'Hello <world> {"a": 1}\n')
+    assert refused_at(tool_grammar(format_named(name), STRICT, "auto", None, True, header(name)), text) is None
+    required = tool_grammar(format_named(name), STRICT, "required", None, True, header(name))
+    assert refused_at(required, text) is not None
+    assert refused_at(required, "") == ""
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(
+    ("broken", "instead"),
+    [
+        ("search_2", "nobody"),
+        ("12", "1.5"),
+        ("12", "x"),
+        ("Town", None),
+        ("city", "town"),
+    ],
+)
+def test_a_call_that_is_not_valid_is_not_allowed(name: str, broken: str, instead: str | None) -> None:
+    prompt, text = answer_of(name, turn(("search_2", {"city": "Town", "count": 12})))
+    changed = text[: text.index(broken)] if instead is None else text.replace(broken, instead)
+    assert changed != text
+    for choice in ("auto", "required"):
+        grammar = tool_grammar(format_named(name), STRICT, choice, None, True, prompt)
+        assert refused_at(grammar, text) is None
+        assert refused_at(grammar, changed) is not None
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_required_parameter_cannot_be_left_out(name: str) -> None:
+    prompt, text = answer_of(name, turn(("search_2", {"count": 12})))
+    assert refused_at(tool_grammar(format_named(name), STRICT, "auto", None, True, prompt), text) is not None
+    assert refused_at(tool_grammar(format_named(name), [SEARCH], "required", None, True, prompt), text) is not None
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_only_the_named_function_can_be_called(name: str) -> None:
+    prompt, text = answer_of(name, turn(("clock.now-utc", {})))
+    assert refused_at(tool_grammar(format_named(name), TOOLS, "required", "clock.now-utc", True, prompt), text) is None
+    assert refused_at(tool_grammar(format_named(name), TOOLS, "required", "search_2", True, prompt), text) is not None
+    with pytest.raises(ConfigError, match="tool_choice: no tool is named 'other'"):
+        tool_grammar(format_named(name), TOOLS, "required", "other", True)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("name", PARALLEL)
+def test_several_calls_are_allowed_where_they_are_asked_for(name: str, choice: str) -> None:
+    prompt, text = answer_of(
+        name, turn(("search_2", {"city": "a"}), ("clock.now-utc", {}), ("search_2", {"city": "b"}))
+    )
+    assert refused_at(tool_grammar(format_named(name), STRICT, choice, None, True, prompt), text) is None
+    assert refused_at(tool_grammar(format_named(name), STRICT, choice, None, False, prompt), text) is not None
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_tool_that_is_not_strict_may_have_any_arguments_under_auto(name: str) -> None:
+    prompt, text = answer_of(name, turn(("clock.now-utc", {"at": "x", "deep": {"k": [1, None, True]}})))
+    open_clock = {"type": "function", "function": {"name": "clock.now-utc"}}
+    assert (
+        refused_at(tool_grammar(format_named(name), [strict(SEARCH), open_clock], "auto", None, True, prompt), text)
+        is None
+    )
+
+
+def test_texts_of_an_enum_are_kept_to_in_every_syntax() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"unit": {"$ref": "#/$defs/Unit"}, "list": {"type": "array", "items": {"$ref": "#/$defs/Unit"}}},
+        "required": ["unit"],
+        "$defs": {"Unit": {"type": "string", "enum": ["C", "F"]}},
+    }
+    tool = {"type": "function", "function": {"name": "search_2", "parameters": schema, "strict": True}}
+    for name in SOURCES:
+        known = format_named(name)
+        for unit, is_allowed in (("C", True), ("K", False)):
+            for given_arguments in ({"unit": unit}, {"unit": "F", "list": ["F", unit]}):
+                prompt, text = answer_of(name, turn(("search_2", given_arguments)))
+                if name == "gemma4" and "list" in given_arguments:
+                    text = (
+                        f'<|tool_call>call:search_2{{list:[<|"|>F<|"|>,<|"|>{unit}<|"|>],unit:<|"|>F<|"|>}}<tool_call|>'
+                    )
+                grammar = tool_grammar(known, [tool], "required", None, True, prompt)
+                assert (refused_at(grammar, text) is None) == is_allowed, (name, text)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_an_answer_under_a_grammar_is_parsed_as_a_call(name: str) -> None:
+    """llguidance writes the answer: the tokens that it forces, else the first that it allows of a fixed order."""
+    schema = {"type": "object", "properties": {"a": {"enum": ["x"]}, "b": {"const": 5}}, "required": ["a", "b"]}
+    schema["additionalProperties"] = False
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    grammar = tool_grammar(format_named(name), [tool], "required", "f", False, header(name) + closed_thoughts(name))
+    assert grammar is not None
+    matcher = LLMatcher(llguidance_tokens(), LLMatcher.grammar_from_lark(grammar))
+    ids: list[int] = []
+    while not matcher.is_stopped() and not matcher.is_accepting() and len(ids) < 200:
+        allowed = [at for at, bit in enumerate(bits_of(matcher)) if bit and at not in (0,)]
+        printable = [at for at in allowed if not llguidance_tokens().decode_str([at]).isspace()]
+        ids.append(min(printable or allowed, key=lambda at: len(llguidance_tokens().decode_str([at]))))
+        assert matcher.consume_token(ids[-1])
+    text = decoded(ids)
+    assert parsed(format_named(name), [text], tools=[tool]).values == [("f", {"a": "x", "b": 5})], text
+
+
+def closed_thoughts(name: str) -> str:
+    return {"qwen3_5": "<think>\n\n</think>\n\n", "qwen3": "<think>\n\n</think>\n\n"}.get(name, "")
+
+
+def bits_of(matcher: LLMatcher) -> list[int]:
+    return [byte >> bit & 1 for byte in matcher.compute_bitmask() for bit in range(8)][: llguidance_tokens().vocab_size]
+
+
+def test_an_answer_is_free_where_nothing_is_asked_for() -> None:
+    known = format_named("qwen3")
+    assert tool_grammar(known, TOOLS, "auto", None, True) is None
+    assert tool_grammar(known, STRICT, "none", None, True) is None
+    assert tool_grammar(known, [], "required", None, True) is None
+    assert tool_grammar(PLAIN, STRICT, "required", None, True) is None
+
+
+def test_a_schema_that_cannot_be_kept_to_is_refused_if_it_is_strict() -> None:
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {"type": "object", "properties": {"a": {"type": "nothing"}}},
+        },
+    }
+    with pytest.raises(ConfigError, match=r"tools\[1\]\.function\.parameters: "):
+        tool_grammar(format_named("qwen3"), [CLOCK, strict(tool)], "auto", None, True)
+    prompt, text = answer_of("qwen3", turn(("f", {"a": "anything"})))
+    assert refused_at(tool_grammar(format_named("qwen3"), [tool], "required", None, True, prompt), text) is None
