@@ -257,9 +257,11 @@ class _Answer:
 
     def __init__(self, served: ServedModel, call: ChatCall, tail: str, choice: int) -> None:
         known, self._choice = served.tool_format, choice
+        if not call.has_parallel_tools:  # a second call is content
+            known = replace(known, is_parallel=False)
         tools = call.tools if call.tool_choice != "none" else ()
-        parses = bool(tools) or known.knows_reasoning
-        self._parser = AnswerParser(known, tools, tail, choice) if parses or known.knows_tools else None
+        has_markup = known.knows_tools or known.knows_reasoning
+        self._parser = AnswerParser(known, tools, tail, choice) if has_markup else None
         self._has_called = False
         self.reasoning_tokens = 0
 

@@ -228,7 +228,8 @@ def test_an_answer_under_a_grammar_is_parsed_as_a_call(name: str) -> None:
 
 
 def closed_thoughts(name: str) -> str:
-    return {"qwen3_5": "<think>\n\n</think>\n\n", "qwen3": "<think>\n\n</think>\n\n"}.get(name, "")
+    thoughts = "<think>\n\n</think>\n\n"
+    return {"qwen3_5": thoughts, "qwen3": thoughts, "gemma4": "<|channel>thought\n<channel|>"}.get(name, "")
 
 
 def bits_of(matcher: LLMatcher) -> list[int]:
@@ -255,3 +256,25 @@ def test_a_schema_that_cannot_be_kept_to_is_refused_if_it_is_strict() -> None:
         tool_grammar(format_named("qwen3"), [CLOCK, strict(tool)], "auto", None, True)
     prompt, text = answer_of("qwen3", turn(("f", {"a": "anything"})))
     assert refused_at(tool_grammar(format_named("qwen3"), [tool], "required", None, True, prompt), text) is None
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_function_without_parameters_is_called_without_arguments(name: str) -> None:
+    none = {"type": "object", "properties": {}, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "clock.now-utc", "parameters": none, "strict": True}}
+    for given_arguments, is_allowed in (({}, True), ({"at": "x"}, False)):
+        prompt, text = answer_of(name, turn(("clock.now-utc", given_arguments)))
+        grammar = tool_grammar(format_named(name), [tool], "auto", None, True, prompt)
+        assert (refused_at(grammar, text) is None) == is_allowed
+
+
+def test_thoughts_that_the_prompt_opened_come_first() -> None:
+    prompts = {"gpt_oss": "<|channel|>analysis<|message|>", "qwen3_5": "<think>\n", "gemma4": "<|channel>thought\n"}
+    for name, opened in prompts.items():
+        _, text = answer_of(name, turn(("search_2", {"city": "x"}), thoughts="So."))
+        rest = text[text.index("So.") :]
+        prompt = header(name) + opened
+        for choice in ("auto", "required"):
+            assert refused_at(tool_grammar(format_named(name), STRICT, choice, None, True, prompt), rest) is None
+            closed = tool_grammar(format_named(name), STRICT, choice, None, True, header(name) + closed_thoughts(name))
+            assert choice == "auto" or refused_at(closed, rest) == ""
