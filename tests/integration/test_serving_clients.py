@@ -47,7 +47,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def running(engine: Engine) -> Iterator[Running]:
-    with running_server(lambda: engine, sampling=SamplingParams(logit_bias=BRIEF)) as running:
+    with running_server(lambda: engine, stream_interval=0, sampling=SamplingParams(logit_bias=BRIEF)) as running:
         yield running
 
 

@@ -72,7 +72,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Engine]:
 def running(load: Callable[[bool], Engine]) -> Iterator[Running]:
     with (
         load(False) as engine,
-        running_server(lambda: engine, sampling=SamplingParams(logit_bias=BRIEF)) as running,
+        running_server(lambda: engine, stream_interval=0, sampling=SamplingParams(logit_bias=BRIEF)) as running,
     ):
         yield running
 
@@ -81,7 +81,10 @@ def running(load: Callable[[bool], Engine]) -> Iterator[Running]:
 def thinking(load: Callable[[bool], Engine]) -> Iterator[Running]:
     """A server of a model whose answers begin with thoughts, which it soon ends."""
     bias = {**BRIEF, TOKEN_IDS["<|im_end|>"]: 0.5, TOKEN_IDS["</think>"]: 3.5}
-    with load(True) as engine, running_server(lambda: engine, sampling=SamplingParams(logit_bias=bias)) as running:
+    with (
+        load(True) as engine,
+        running_server(lambda: engine, stream_interval=0, sampling=SamplingParams(logit_bias=bias)) as running,
+    ):
         yield running
 
 
