@@ -4,7 +4,9 @@ What they give is compared with the engine's own answers, and their helpers with
 """
 
 import asyncio
+import secrets
 from collections.abc import Iterator
+from itertools import count
 from typing import Any, Literal
 
 import anthropic
@@ -49,6 +51,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def running(engine: Engine) -> Iterator[Running]:
     with running_server(lambda: engine, stream_interval=0, sampling=SamplingParams(logit_bias=BRIEF)) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give requests without a seed the seeds 1, 2, ...: Anthropic's interface has none."""
+    numbers = count(1)
+    monkeypatch.setattr(secrets, "randbelow", lambda _: next(numbers))
 
 
 @pytest.fixture(scope="module")

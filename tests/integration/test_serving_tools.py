@@ -4,7 +4,9 @@ The model's template is of Qwen's kind (calling_folder.py). Grammars make it cal
 """
 
 import json
+import secrets
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any, Literal
 
 import anthropic
@@ -86,6 +88,13 @@ def thinking(load: Callable[[bool], Engine]) -> Iterator[Running]:
         running_server(lambda: engine, stream_interval=0, sampling=SamplingParams(logit_bias=bias)) as running,
     ):
         yield running
+
+
+@pytest.fixture(autouse=True)
+def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give requests without a seed the seeds 58, 59, ...: Anthropic's interface has none."""
+    numbers = count(58)
+    monkeypatch.setattr(secrets, "randbelow", lambda _: next(numbers))
 
 
 def openai_client(running: Running) -> openai.OpenAI:
