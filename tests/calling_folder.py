@@ -18,11 +18,15 @@ TOKEN_IDS = {name: at for at, name in enumerate(CONTROLS + TAGS)}
 
 BYTES = pre_tokenizers.ByteLevel.alphabet()
 VOCAB = len(TOKEN_IDS) + len(BYTES)
-WHITE_SPACE = tuple(len(TOKEN_IDS) + sorted(BYTES).index(character) for character in "\u0109\u010a\u010d\u0120")
-"""Ids of tab, line feed, carriage return and space, which a random model would write between all parts of JSON."""
+BYTE_IDS = {character: len(TOKEN_IDS) + at for at, character in enumerate(sorted(BYTES))}
+"""Ids of bytes, as byte-level tokenizers write them: of a letter its own, of a space U+0120."""
 
-BRIEF = {**dict.fromkeys(WHITE_SPACE, -4.0), TOKEN_IDS["<|im_end|>"]: 1.5}
-"""A `logit_bias` for short answers."""
+BRIEF = {
+    **dict.fromkeys([BYTE_IDS[character] for character in "\u0109\u010a\u010d\u0120"], -4.0),  # white space of JSON
+    BYTE_IDS['"']: 2.0,
+    TOKEN_IDS["<|im_end|>"]: 1.5,
+}
+"""A `logit_bias` for short texts and answers, and for little white space in JSON."""
 
 TOOLS = (
     "{%- if tools %}<|im_start|>system\nTools:\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n"
@@ -54,9 +58,7 @@ def save_calling_folder(folder: Path, thinks: bool = False) -> Path:
     model = BUILDERS["llama3"](vocab_size=VOCAB, max_position_embeddings=8192)
     randomise(model, seed=0)
     model.save_pretrained(folder)
-    characters = sorted(BYTES)
-    vocab = {**TOKEN_IDS, **{character: len(TOKEN_IDS) + at for at, character in enumerate(characters)}}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab={**TOKEN_IDS, **BYTE_IDS}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in CONTROLS])

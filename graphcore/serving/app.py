@@ -99,15 +99,15 @@ class Application:
             self._note(exchange, CLIENT_LEFT)
             return Response(status_code=CLIENT_LEFT)
         except Exception as error:  # noqa: BLE001 - it becomes the answer, and is logged
-            return self._error(exchange, request_error(error))
+            return self._error(exchange, request_error(error), error)
         response.headers.update(exchange.headers)
         if not isinstance(response, EventSourceResponse):
             self._note(exchange, response.status_code)
         return response
 
-    def _error(self, exchange: HttpExchange, error: RequestError) -> Response:
+    def _error(self, exchange: HttpExchange, error: RequestError, raised: Exception) -> Response:
         if error.status == 500:
-            LOG.error("request %s has failed", exchange.request_id, exc_info=error.__cause__ or error.__context__)
+            LOG.error("request %s has failed", exchange.request_id, exc_info=raised)
         self._note(exchange, error.status, error.message)
         return JSONResponse(error_body(exchange, error), error.status, {**exchange.headers, **error.headers})
 

@@ -66,7 +66,9 @@ def request_error(error: BaseException, is_usable: bool = True) -> RequestError:
         return RequestError("the model cannot answer at present; ask again later", status=503, code="not_ready")
     if isinstance(error, GraphcoreError):
         status = 400 if isinstance(error, ConfigError) or type(error).__name__ == "TokenizerError" else 500
-        return RequestError(without_paths(str(error)), status=status)
+        message = without_paths(str(error)).removeprefix("sampling.")
+        field = message.split()[0] if str(error).startswith("sampling.") else None
+        return RequestError(message, field, status)
     return RequestError("the request has failed inside the server; its log says why", status=500)
 
 

@@ -1,6 +1,7 @@
 """/v1/messages: what Anthropic's client sends is read, and what is sent back is what its client and specs expect."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from anthropic import Anthropic, APIStatusError
 from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from llm_comply.schema import SpecLoader
 from pydantic import TypeAdapter
+from starlette.responses import JSONResponse
 
 from graphcore.serving.anthropic_messages import (
     SIGNATURE,
@@ -21,7 +23,7 @@ from graphcore.serving.anthropic_messages import (
     read_count_tokens,
     read_message_request,
 )
-from graphcore.serving.chat_call import ChatCall, Content, Part, Reasoning
+from graphcore.serving.chat_call import ChatCall, Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from graphcore.serving.request_errors import RequestError
 from tests.scripted_answers import (
     ANSWERS,
@@ -38,6 +40,7 @@ from tests.scripted_answers import (
 )
 
 SPEC = SpecLoader(str(Path(llm_comply.__file__).parent / "specs" / "anthropic.json"))
+MOST = sys.float_info.max
 EVENT = TypeAdapter(RawMessageStreamEvent)
 WEATHER = {
     "name": "get_weather",
@@ -153,6 +156,27 @@ def test_a_message_has_all_that_was_answered() -> None:
         {"type": "tool_use", "id": "call_2", "name": "get_time", "input": {}, "caller": {"type": "direct"}},
     ]
     assert body_of(ANSWERS["nothing"])["content"] == [{"type": "text", "text": "", "citations": None}]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"a": 1e999, "b": [-1e999, 12.5, true]}', {"a": MOST, "b": [-MOST, 12.5, True]}),
+        ('{"a": 1' + "0" * 400 + "}", {"a": MOST}),
+        ('{"a": 1' + "0" * 5000 + "}", {}),
+        (r'{"a": "\ud800", "b": "\udc00x", "c": "\ud83d\ude00"}', {"a": "\ufffd", "b": "\ufffdx", "c": "\U0001f600"}),
+        (r'{"a": "\\ud800"}', {"a": r"\ud800"}),
+        ('{"a": ' + "[" * 20_000, {}),
+        ('{"a": [1, {"b": "te', {"a": [1, {}]}),
+        ('{"a" 1}', {}),
+        ("[1]", {}),
+        ("", {}),
+    ],
+)
+def test_arguments_can_be_sent_whatever_the_model_writes(text: str, found: dict[str, Any]) -> None:
+    parts: list[Part] = [ToolCallBegin(0, "call_1", "get_weather"), ToolCallArguments(0, text)]
+    sent = JSONResponse(finished(messages_body(streamed(answer(parts)), read_message_request(QUESTION)[0], "msg_1")))
+    assert json.loads(sent.body)["content"][0]["input"] == found
 
 
 def test_thoughts_can_be_left_out() -> None:
