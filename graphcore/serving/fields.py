@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from graphcore.serving.request_errors import RequestError
 
 MOST_NAMES = 20  # names of unknown fields that are reported
+LONGEST_NAME = 60  # characters of such a name that are reported: they go into a header
 
 
 class RequestFields(BaseModel):
@@ -30,7 +31,7 @@ def parse_request(model: type[RequestFieldsT], body: Mapping[str, Any]) -> tuple
         request = model.model_validate(given)
     except ValidationError as error:
         raise _first_error(error) from None
-    return request, [str(name) for name in request.model_extra or ()][:MOST_NAMES]
+    return request, [str(name)[:LONGEST_NAME] for name in request.model_extra or ()][:MOST_NAMES]
 
 
 def refuse_unless(request: BaseModel, neutral: Mapping[str, Sequence[object]]) -> None:
