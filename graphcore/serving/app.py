@@ -80,6 +80,7 @@ class Application:
             "/health": self.health,
             "/ping": self.ping,
             "/version": self.version,
+            "/tokenizer_info": self.tokenizer_info,
             "/metrics": self.metrics,
             "/plan": self.plan,
         }
@@ -260,6 +261,13 @@ class Application:
             raise RequestError(f"tokens must be ids from 0 to {vocab - 1}", field="tokens")
         text = self._served.engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
         return JSONResponse({"prompt": text})
+
+    async def tokenizer_info(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """GET /tokenizer_info: what lm-eval's `tokenizer_backend=remote` asks, as vLLM has it."""
+        tokenizer = self._served.engine.tokenizer
+        spelt = {"bos_token": tokenizer.bos_token_id, "eos_token": next(iter(tokenizer.eos_token_ids), None)}
+        tokens = {name: None if one is None else tokenizer.id_to_piece(one) for name, one in spelt.items()}
+        return JSONResponse({**tokens, "pad_token": None, "chat_template": tokenizer.template_source})
 
     async def health(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """GET /health: 200 if requests are taken."""

@@ -355,6 +355,8 @@ def test_texts_and_conversations_are_tokenized(running: Running, engine: Engine)
         assert http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": "Hello"}
         assert http.post("/tokenize", json={"messages": ASKED}).json()["tokens"] == engine.chat_ids(ASKED)
         assert http.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
+        named = {"bos_token": None, "eos_token": "<|end|>", "pad_token": None, "chat_template": TEMPLATE}
+        assert http.get("/tokenizer_info").json() == named
         plan = http.get("/plan").json()
         assert plan["weight_bytes"] == engine.plan.weight_nbytes
         assert http.get("/version").json()["version"]

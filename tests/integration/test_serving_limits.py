@@ -42,7 +42,7 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 def test_every_path_but_two_needs_the_key(engine: Engine) -> None:
     with running_server(lambda: engine, api_key="open sesame") as running, running.client() as http:
-        paths = ["/v1/models", "/metrics", "/plan", "/version", "/v1/models/tiny"]
+        paths = ["/v1/models", "/metrics", "/plan", "/version", "/v1/models/tiny", "/tokenizer_info"]
         posts = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages"]
         posts += ["/v1/messages/count_tokens", "/tokenize", "/detokenize"]
         assert {http.get(path).status_code for path in paths} == {401}
