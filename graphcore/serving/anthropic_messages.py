@@ -368,12 +368,12 @@ class MessageBlock:
         """Return the whole block. Arguments that were cut short are read as far as they go."""
         text = "".join(self._texts)
         if "input" in self.start:
-            return {**self.start, "input": arguments_of(text)}
+            return {**self.start, "input": sendable_arguments(text)}
         signature = {"signature": SIGNATURE} if "signature" in self.start else {}
         return {**self.start, self._field: text, **signature}
 
 
-def arguments_of(text: str) -> dict[str, Any]:
+def sendable_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a call as an object that can be sent as JSON.
 
     Arguments that were cut short are read as far as they go. Numbers beyond the range of floats become its ends, and

@@ -20,7 +20,7 @@ from graphcore.sampling_params import SamplingParams
 POSTS = ("/chat/completions", "/completions", "/embeddings", "/responses")
 OPERATIONS = [*(("POST", path) for path in POSTS), ("GET", "/models"), ("GET", "/models/{model}")]
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
-FEW, MANY = 12, 250  # cases of an operation and a mode that have a body; MANY are 2,000 in all
+FEW, MANY = 8, 250  # cases of an operation and a mode that have a body; MANY are 2,000 in all
 SIZES = ["batching.max_sequences=4", "context_length=1024"]
 
 
