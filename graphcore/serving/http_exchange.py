@@ -15,6 +15,7 @@ from graphcore.serving.metrics import ServingMetrics
 
 LOG = logging.getLogger("graphcore.serving")
 QUIET = ("/health", "/ping", "/metrics")  # paths that are asked all the time, and only logged if they fail
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # others are quoted, since a header may not end with a space
 LONGEST_ID = 128  # characters of an X-Request-ID that is kept
 _ID = re.compile(r"[!-~]+")  # without spaces, which would look like further fields in the log
 
@@ -54,9 +55,8 @@ class HttpExchange:
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer."""
-        names = ", ".join(name.encode("ascii", "backslashreplace").decode() for name in self.ignored)
-        printable = "".join(letter if letter.isprintable() else "?" for letter in names)
-        return {"X-Request-ID": self.request_id, **({"X-Ignored-Fields": printable} if printable else {})}
+        names = ", ".join(name if _PLAIN_NAME.fullmatch(name) else json.dumps(name) for name in self.ignored)
+        return {"X-Request-ID": self.request_id, **({"X-Ignored-Fields": names} if names else {})}
 
     def note_first(self, metrics: ServingMetrics) -> None:
         """Note the time of the first piece of the answer."""

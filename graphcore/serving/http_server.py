@@ -181,7 +181,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         ConfigError: the address is none of this machine's, or another program has the port.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # of others, asyncio delays small pieces
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

@@ -330,6 +330,9 @@ def test_unknown_fields_are_named_and_refused_if_asked(running: Running, engine:
         response = http.post("/v1/chat/completions", json=body)
         assert response.status_code == 200
         assert response.headers["x-ignored-fields"] == "zebra"
+        names = {"": 1, " \u00fc,\n": 2, "x" * 9000: 3}
+        response = http.post("/v1/chat/completions", json={"messages": ASKED, "max_tokens": 2, **names})
+        assert response.headers["x-ignored-fields"] == '"", " \\u00fc,\\n", ' + "x" * 60
         assert response.json()["model"] == "tiny"
     with running_server(lambda: engine, strict=True) as strict, strict.client() as http:
         response = http.post("/v1/chat/completions", json=body)
