@@ -33,7 +33,7 @@ from graphcore.serving.anthropic_messages import (
 )
 from graphcore.serving.chat_call import Began, ChatCall, Ended, Part, Used
 from graphcore.serving.event_streams import CLIENT_LEFT, DONE, Event, event_of, event_response, until_end, until_left
-from graphcore.serving.fields import RequestFields, parse_request
+from graphcore.serving.fields import ListOf, RequestFields, parse_request
 from graphcore.serving.guard import Guard
 from graphcore.serving.http_exchange import HttpExchange, new_id
 from graphcore.serving.metrics import ServingMetrics
@@ -103,6 +103,21 @@ class Application:
         response.headers.update(exchange.headers)
         if not isinstance(response, EventSourceResponse):
             self._note(exchange, response.status_code)
+        return response
+
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        """Answer a request for an unknown path, or with a method that its path has not."""
+        assert isinstance(error, HTTPException), "no other error has this handler"
+        exchange = HttpExchange(request)
+        path = request.scope["path"]
+        found = RequestError(f"{request.method} {path:.100}: {error.detail}", status=error.status_code)
+        try:
+            self._guard.check_sender(request)
+        except RequestError as refusal:
+            found = refusal
+        response = self._error(exchange, found, error)
+        if found.status == error.status_code:
+            response.headers.update(error.headers or {})  # Allow, for a method
         return response
 
     def _error(self, exchange: HttpExchange, error: RequestError, raised: Exception) -> Response:
@@ -324,7 +339,7 @@ class TokenizeRequest(RequestFields):
     """The fields of POST /tokenize."""
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: ListOf[dict[str, Any]] | None = None
     model: str = ""
     add_special_tokens: bool = True
 
@@ -332,7 +347,7 @@ class TokenizeRequest(RequestFields):
 class DetokenizeRequest(RequestFields):
     """The fields of POST /detokenize."""
 
-    tokens: list[int]
+    tokens: ListOf[int]
     model: str = ""
 
 
@@ -352,7 +367,7 @@ async def _named_events(events: AsyncIterator[tuple[str, dict[str, Any]]]) -> As
 
 def error_body(exchange: HttpExchange, error: RequestError) -> dict[str, Any]:
     """Return the body of an error in the form of the interface that was asked."""
-    is_anthropic = exchange.request.url.path.startswith("/v1/messages")
+    is_anthropic = exchange.request.scope["path"].startswith("/v1/messages")
     return anthropic_error(error, exchange.request_id) if is_anthropic else openai_error(error)
 
 
@@ -389,15 +404,11 @@ def new_app(served: ServedModel, guard: Guard, metrics: ServingMetrics, cors_ori
         yield
         loading.cancel()
 
-    async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException), "no other error has this handler"
-        found = RequestError(f"{request.method} {request.url.path}: {error.detail}", status=error.status_code)
-        exchange = HttpExchange(request)
-        return JSONResponse(error_body(exchange, found), error.status_code, exchange.headers)
-
-    return Starlette(
+    app = Starlette(
         routes=application.routes(),
         middleware=[cors] if origins else [],
-        exception_handlers={HTTPException: refused},
+        exception_handlers={HTTPException: application.refuse},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # a redirection would repeat the Host header, whatever it is
+    return app

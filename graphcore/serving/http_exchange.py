@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from graphcore.serving.metrics import ServingMetrics
 LOG = logging.getLogger("graphcore.serving")
 QUIET = ("/health", "/ping", "/metrics")  # paths that are asked all the time, and only logged if they fail
 LONGEST_ID = 128  # characters of an X-Request-ID that is kept
+_ID = re.compile(r"[!-~]+")  # without spaces, which would look like further fields in the log
 
 
 @dataclass
@@ -42,7 +44,7 @@ class HttpExchange:
     def __post_init__(self) -> None:
         """Keep the client's id, or make one."""
         given = self.request.headers.get("x-request-id", "")[:LONGEST_ID]
-        self.request_id = given if given.isprintable() and given.isascii() and given else new_id("req")
+        self.request_id = given if _ID.fullmatch(given) else new_id("req")
 
     @property
     def endpoint(self) -> str:

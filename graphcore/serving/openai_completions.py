@@ -7,31 +7,53 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Annotated, Any
 
-from pydantic import Field, Strict
+from pydantic import BeforeValidator, Field, Strict
 
 from graphcore.engine.engine import Engine
 from graphcore.engine.output import Generation, TokenEvent, TokenLogprob
 from graphcore.engine.request_handle import RequestHandle
-from graphcore.serving.answering import REASONS, cancelled_at_end, limits_of, with_defaults
+from graphcore.serving.answering import (
+    REASONS,
+    Limits,
+    cancelled_at_end,
+    compiled_grammar,
+    limits_of,
+    with_defaults,
+)
 from graphcore.serving.chat_call import Used
-from graphcore.serving.fields import parse_request, refuse_unless
+from graphcore.serving.fields import ListOf, parse_request, refuse_unless
 from graphcore.serving.openai_chat import FINISH_REASONS, usage_body
 from graphcore.serving.openai_options import (
     SamplingFields,
     StreamOptions,
+    check_grammar_size,
     grammar_of,
     sampling_of_fields,
+    schema_size,
     stops_of_field,
 )
 from graphcore.serving.request_errors import RequestError
 from graphcore.serving.served_model import ServedModel
 from graphcore.serving.token_texts import TokenTexts
+from graphcore.tokenizer.grammar import GrammarMask
 
 DEFAULT_TOKENS = 16  # as in OpenAI's interface
 MOST_PROMPTS = 256
 NEUTRAL_FIELDS: Mapping[str, Sequence[object]] = {"suffix": ("",), "best_of": (1,), "use_beam_search": (False,)}
 TokenId = Annotated[int, Strict()]  # else true would be 1
-Prompts = str | list[TokenId] | list[str] | list[list[TokenId]]
+
+
+def _few_prompts(value: object) -> object:
+    """Return the value of a field of prompts, before each is looked at."""
+    if isinstance(value, list) and len(value) > MOST_PROMPTS and not isinstance(value[0], int):
+        raise ValueError(f"{len(value)} prompts; {MOST_PROMPTS} are the most")
+    return value
+
+
+Prompts = Annotated[
+    str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]],
+    BeforeValidator(_few_prompts),
+]
 
 
 class CompletionRequest(SamplingFields):
@@ -43,7 +65,7 @@ class CompletionRequest(SamplingFields):
     n: int = Field(1, ge=1)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     add_special_tokens: bool = True
@@ -66,8 +88,6 @@ def read_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[st
         raise RequestError("prompt is empty; give at least one character or token", field="prompt")
     if request.max_tokens == 0 and not request.echo:
         raise RequestError("max_tokens=0 is only possible with echo=true", field="max_tokens")
-    if len(prompts_of_field(request.prompt)) > MOST_PROMPTS:
-        raise RequestError(f"prompt has {len(request.prompt)} prompts; {MOST_PROMPTS} are the most", field="prompt")
     return request, unknown
 
 
@@ -119,11 +139,10 @@ class Completions:
         request, engine = self._request, self._engine
         if request.n > self._served.settings.max_answers:
             raise RequestError(f"n={request.n}; the most are {self._served.settings.max_answers}", field="n")
-        limits, grammar = limits_of(self._served), grammar_of(request, request.response_format)
+        limits, mask = limits_of(self._served), self._mask()
         sampling = with_defaults(self._served, sampling_of_fields(request))
         for number, prompt in enumerate(prompts_of_field(request.prompt)):
-            ids = self._ids(engine, prompt)
-            limits.check_prompt(len(ids))
+            ids = self._ids(engine, prompt, limits)
             self._prompts.append(ids)
             handle = engine.submit(
                 ids,
@@ -135,18 +154,27 @@ class Completions:
                 ignore_eos=request.ignore_eos,
                 n=request.n,
                 deadline=self._served.settings.request_timeout,
-                mask=engine.grammar(**grammar) if grammar else None,
+                mask=mask,
                 request_id=f"{self._id}-{number}" if number else self._id,
-                **sampling,
+                **{**sampling, "seed": sampling["seed"] + number * request.n},  # as if all were answers to one prompt
             )
             self._handles.append(handle)
 
-    def _ids(self, engine: Engine, prompt: str | list[int]) -> list[int]:
+    def _mask(self) -> GrammarMask | None:
+        """Return the mask that all answers get copies of."""
+        grammar = grammar_of(self._request, self._request.response_format)
+        check_grammar_size(schema_size(grammar), self._served.settings.max_grammar_chars)
+        return compiled_grammar(self._engine, grammar) if grammar else None
+
+    def _ids(self, engine: Engine, prompt: str | list[int], limits: Limits) -> list[int]:
         if not isinstance(prompt, str):
-            return prompt
-        if not self._request.add_special_tokens:
-            return engine.prompts.text_ids(prompt, is_beginning=False)
-        return engine.prompts.prompt_ids(prompt)
+            ids = prompt
+        else:
+            limits.check_text(len(prompt))
+            is_whole = self._request.add_special_tokens
+            ids = engine.prompts.prompt_ids(prompt) if is_whole else engine.prompts.text_ids(prompt, is_beginning=False)
+        limits.check_prompt(len(ids))
+        return ids
 
     async def body(self) -> dict[str, Any]:
         """Return the body of the whole answer.
