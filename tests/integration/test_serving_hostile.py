@@ -195,11 +195,13 @@ def test_a_client_that_leaves_ends_all_its_requests(running: Running, path: str,
 
 def test_embeddings_that_do_not_fit_in_the_queue_are_429(folder: Path) -> None:
     sizes = ["batching.max_sequences=1", "batching.max_waiting=3", "context_length=512"]
-    with Engine.load(folder, dtype="fp32", device="cpu", overrides=sizes) as engine:
-        with running_server(lambda: engine) as running, running.client() as http:
-            response = http.post("/v1/embeddings", json={"input": ["a"] * 4})
-            assert (response.status_code, response.headers["retry-after"]) == (429, "1")
-            assert http.post("/v1/embeddings", json={"input": ["a"] * 3}).status_code == 200
+    with (
+        Engine.load(folder, dtype="fp32", device="cpu", overrides=sizes) as engine,
+        running_server(lambda: engine) as running,running.client() as http
+    ):
+        response = http.post("/v1/embeddings", json={"input": ["a"] * 4})
+        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+        assert http.post("/v1/embeddings", json={"input": ["a"] * 3}).status_code == 200
 
 
 def test_equal_prompts_of_one_request_have_answers_of_their_own(running: Running) -> None:
