@@ -197,8 +197,7 @@ def test_embeddings_that_do_not_fit_in_the_queue_are_429(folder: Path) -> None:
     sizes = ["batching.max_sequences=1", "batching.max_waiting=3", "context_length=512"]
     with (
         Engine.load(folder, dtype="fp32", device="cpu", overrides=sizes) as engine,
-        running_server(lambda: engine) as running,
-        running.client() as http,
+        running_server(lambda: engine) as running,running.client() as http
     ):
         response = http.post("/v1/embeddings", json={"input": ["a"] * 4})
         assert (response.status_code, response.headers["retry-after"]) == (429, "1")

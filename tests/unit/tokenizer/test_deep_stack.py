@@ -33,6 +33,8 @@ from graphcore.tokenizer.grammar import GrammarMask, GrammarTokens
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 class Letters:
+    tag_ids = ()
+
     def serialized(self):
         letters = pre_tokenizers.ByteLevel.alphabet()
         vocab = {letter: at for at, letter in enumerate(sorted(letters))}
