@@ -54,7 +54,7 @@ class Limits:
     Attributes:
         max_prompt_tokens: most tokens of a prompt, those that the context has included.
         max_new_tokens: most tokens of an answer; None for as many as the context allows.
-        longest_token: most characters that a token spells.
+        longest_token: most characters that a token spells; 0 without a tokenizer.
     """
 
     max_prompt_tokens: int
@@ -68,7 +68,7 @@ class Limits:
             RequestError: the text is too long whatever its tokens are.
         """
         most = self.max_prompt_tokens * self.longest_token
-        if characters > most:
+        if self.longest_token and characters > most:
             raise RequestError(
                 f"the maximum context length is {self.max_prompt_tokens} tokens here; the prompt has {characters} "
                 f"characters, and so many tokens have at most {most}",

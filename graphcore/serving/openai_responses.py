@@ -104,7 +104,7 @@ class ResponseTool(RequestFields):
 class ResponsesRequest(SamplingFields):
     """The fields of a request."""
 
-    model: str
+    model: str = ""
     input: Annotated[ListOf[dict[str, Any]], BeforeValidator(_items_of)] = Field(min_length=1)
     instructions: str | None = None
     tools: ListOf[ResponseTool] = Field(default_factory=list)

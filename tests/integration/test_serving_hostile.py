@@ -103,7 +103,7 @@ def test_a_request_id_that_would_confuse_the_log_is_replaced(running: Running, g
 def test_names_of_ignored_fields_are_cut(running: Running) -> None:
     with running.client() as http:
         response = http.post("/v1/completions", json={**SHORT, "x" * 100_000: 1, "a\nb": 2})
-    assert response.headers["x-ignored-fields"] == f"{'x' * 60}, a?b"
+    assert response.headers["x-ignored-fields"] == f"{'x' * 60}, {json.dumps('a\\nb')}"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,8 @@ def test_embeddings_that_do_not_fit_in_the_queue_are_429(folder: Path) -> None:
     sizes = ["batching.max_sequences=1", "batching.max_waiting=3", "context_length=512"]
     with (
         Engine.load(folder, dtype="fp32", device="cpu", overrides=sizes) as engine,
-        running_server(lambda: engine) as running,running.client() as http
+        running_server(lambda: engine) as running,
+        running.client() as http,
     ):
         response = http.post("/v1/embeddings", json={"input": ["a"] * 4})
         assert (response.status_code, response.headers["retry-after"]) == (429, "1")

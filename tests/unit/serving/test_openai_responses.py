@@ -451,7 +451,6 @@ def test_a_format_is_a_grammar(asked: dict[str, Any], grammar: dict[str, Any]) -
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"top_logprobs": 21}, "top_logprobs"),
-        ({"model": None}, "model"),
         ({"metadata": {"a": 1}}, "metadata.a"),
     ],
     ids=str,
