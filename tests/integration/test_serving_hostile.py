@@ -103,7 +103,7 @@ def test_a_request_id_that_would_confuse_the_log_is_replaced(running: Running, g
 def test_names_of_ignored_fields_are_cut(running: Running) -> None:
     with running.client() as http:
         response = http.post("/v1/completions", json={**SHORT, "x" * 100_000: 1, "a\nb": 2})
-    assert response.headers["x-ignored-fields"] == f"{'x' * 60}, {json.dumps('a\\nb')}"
+    assert response.headers["x-ignored-fields"] == "x" * 60 + ', "a\\nb"'
 
 
 @pytest.mark.parametrize(
