@@ -303,7 +303,10 @@ def test_messages_are_tokenized_as_a_chat_encodes_them(running: Running) -> None
     assert found["count"] == len(found["tokens"]) == asked["usage"]["prompt_tokens"] == counted["input_tokens"]
 
 
-def test_lines_of_the_log_are_json_if_asked_whatever_a_client_sends(running: Running) -> None:
+def test_lines_of_the_log_are_json_if_asked_whatever_a_client_sends(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="graphcore.serving")
     lines: list[str] = []
     handler = logging.Handler()
     handler.setFormatter(JsonLines())
