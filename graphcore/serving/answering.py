@@ -156,7 +156,7 @@ def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id:
     ids = prompt_ids(served, engine, call)
     limits.check_prompt(len(ids))
     tail = engine.tokenizer.decode(ids[-TAIL:], skip_special_tokens=False)
-    known = served.tool_format
+    known, sampling = served.tool_format, with_defaults(served, call.sampling)
     shows_special = known.knows_tools or known.knows_reasoning
     handle = engine.submit(
         ids,
@@ -169,8 +169,9 @@ def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id:
         mask=call_mask(served, engine, call, tail),
         reuse_cache=not settings.exact,
         skip_special_tokens=not shows_special,
+        ignore_eos=call.ignores_end,
         request_id=request_id,
-        **with_stop_tokens(served, engine, with_defaults(served, call.sampling)),
+        **(sampling if call.ignores_end else with_stop_tokens(served, engine, sampling)),
     )
     return _Submitted(handle, len(ids), tail)
 
@@ -237,9 +238,7 @@ async def answer_chat(served: ServedModel, call: ChatCall, request_id: str) -> A
             yield Began(asked.prompt_tokens)
             async for part in _parts(served, call, asked):
                 yield part
-    except (asyncio.CancelledError, GeneratorExit):
-        raise
-    except BaseException as error:
+    except Exception as error:
         raise served.error_of(error) from error
 
 
@@ -265,7 +264,7 @@ async def _parts(served: ServedModel, call: ChatCall, asked: _Submitted) -> Asyn
     generations = asked.handle.results(timeout=0)
     for at, (answer, generation) in enumerate(zip(answers, generations, strict=True)):
         stop_text = generation.stop_reason if isinstance(generation.stop_reason, str) else None
-        for part in answer.finish():
+        for part in answer.finish(generation.text):
             yield part
         yield Ended(answer.reason(generation.finish_reason), stop_text, at)
     new_tokens = sum(len(generation.token_ids) for generation in generations)
@@ -307,7 +306,7 @@ class _Answer:
         has_markup = known.knows_tools or known.knows_reasoning
         self._parser = AnswerParser(known, tools, tail, choice) if has_markup else None
         self._has_called = False
-        self.reasoning_tokens = 0
+        self._num_characters = self.reasoning_tokens = 0
 
     def parts(self, event: TokenEvent) -> Sequence[Part]:
         """Return the parts that a token adds."""
@@ -318,9 +317,14 @@ class _Answer:
         self.reasoning_tokens += any(isinstance(piece, Reasoning) for piece in pieces)
         return [*found, *pieces]
 
-    def finish(self) -> Sequence[Part]:
-        """Return the parts that the end adds."""
-        return self._noted(self._parser.finish()) if self._parser is not None else ()
+    def finish(self, text: str) -> Sequence[Part]:
+        """Return the parts that the end adds.
+
+        Args:
+            text: the whole answer; where a time limit has ended it, its last characters come without a token.
+        """
+        rest = self._pushed(text[self._num_characters :])
+        return [*rest, *self._noted(self._parser.finish())] if self._parser is not None else rest
 
     def reason(self, finish_reason: str) -> str:
         """Return why the answer ended, for clients."""
@@ -328,6 +332,7 @@ class _Answer:
         return "tool_calls" if reason == "stop" and self._has_called else reason
 
     def _pushed(self, text: str) -> Sequence[Part]:
+        self._num_characters += len(text)
         if self._parser is not None:
             return self._noted(self._parser.push(text)) if text else ()
         return [Content(text, self._choice)] if text else ()
@@ -346,7 +351,7 @@ async def count_prompt(served: ServedModel, call: ChatCall) -> int:
     engine = served.engine
     try:
         return len(await asyncio.to_thread(prompt_ids, served, engine, call))
-    except BaseException as error:
+    except Exception as error:
         raise request_error(error) from error
 
 

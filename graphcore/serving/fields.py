@@ -1,6 +1,6 @@
 """Fields of requests: read by pydantic, with errors that name the field; those that nobody knows are reported."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
@@ -59,7 +59,16 @@ def parse_request(model: type[RequestFieldsT], body: Mapping[str, Any]) -> tuple
         request = model.model_validate(body)
     except ValidationError as error:
         raise _first_error(error, body) from None
-    return request, [name[:LONGEST_NAME] for name in islice(request.model_extra or (), MOST_NAMES)]
+    return request, [name[:LONGEST_NAME] for name in islice(_unknown(request), MOST_NAMES)]
+
+
+def _unknown(request: BaseModel) -> Iterator[str]:
+    """Yield the names of unknown fields, and of those of objects in known ones, such as "reasoning.speed"."""
+    yield from request.model_extra or ()
+    for field in request.model_fields_set:
+        value = getattr(request, field)
+        if isinstance(value, RequestFields):
+            yield from (f"{field}.{name}" for name in value.model_extra or ())
 
 
 def refuse_unless(request: BaseModel, neutral: Mapping[str, Sequence[object]]) -> None:

@@ -120,6 +120,7 @@ def read_chat(body: Mapping[str, Any]) -> tuple[ChatRequest, ChatCall, list[str]
         num_top_logprobs=request.top_logprobs,
         options=template_options(request),
         continues_last=request.continue_final_message,
+        ignores_end=request.ignore_eos,
     )
     return request, call, unknown
 

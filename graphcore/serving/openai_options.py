@@ -24,7 +24,6 @@ class StreamOptions(RequestFields):
 
     include_usage: bool = False
     include_obfuscation: bool = False
-    continuous_usage_stats: bool = False
 
 
 class SamplingFields(RequestFields):

@@ -157,6 +157,7 @@ def read_responses(body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatCall,
         wants_logprobs=request.top_logprobs > 0 or LOGPROBS in request.include,
         num_top_logprobs=request.top_logprobs,
         options=_thinking_options(request.reasoning.effort),
+        ignores_end=request.ignore_eos,
     )
     return request, call, unknown
 

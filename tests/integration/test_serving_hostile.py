@@ -1,6 +1,7 @@
 """A server and requests that are made to mislead it: heads, bodies, sizes, and clients that leave at any time."""
 
 import json
+import logging
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from served_engine import SECONDS, Running, running_server
 from tiny_models import TinyModel, add_tokenizer
 
 from graphcore import Engine
+from graphcore.serving.event_streams import event_of
+from graphcore.serving.http_exchange import JsonLines
 
 SHORT = {"prompt": "abc", "max_tokens": 2}
 TEMPLATE = "{% for message in messages %}{{ message.role }}:{{ message.content }}<|end|>{% endfor %}assistant:"
@@ -247,3 +250,83 @@ def test_a_prompt_that_no_context_holds_is_refused_before_it_is_encoded(
         ):
             response = http.post(path, json=body)
             assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_that_a_time_limit_ends_has_a_reason_and_all_text(engine: Engine, path: str) -> None:
+    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 500, "ignore_eos": True}
+    with running_server(lambda: engine, request_timeout=0.2) as running, running.client() as http:
+        text = http.post(path, json={**body, "stream": True}).text
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
+    choices = [json.loads(line)["choices"][0] for line in lines]
+    assert choices[-1]["finish_reason"] == "length"
+    assert [one["finish_reason"] for one in choices[:-1]] == [None] * (len(choices) - 1)
+
+
+def test_end_tokens_are_ignored_in_chats_too(running: Running) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "logit_bias": {"0": 100}}
+    with running.client() as http:
+        answers = [
+            http.post("/v1/chat/completions", json={**body, "ignore_eos": ignores}).json() for ignores in (False, True)
+        ]
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [1, 9]
+
+
+def test_offsets_of_a_streamed_completion_go_on(running: Running) -> None:
+    body = {"prompt": ["a", "b"], "max_tokens": 6, "logprobs": 1, "seed": 1, "ignore_eos": True}
+    with running.client() as http:
+        whole = http.post("/v1/completions", json=body).json()["choices"]
+        with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
+        refused = http.post("/v1/completions", json={**body, "stream": True, "echo": True})
+    found: dict[int, list[int]] = {0: [], 1: []}
+    for line in lines:
+        (choice,) = json.loads(line)["choices"]
+        found[choice["index"]] += choice["logprobs"]["text_offset"]
+    assert [found[0], found[1]] == [choice["logprobs"]["text_offset"] for choice in whole]
+    assert refused.status_code == 400
+
+
+def test_unknown_fields_inside_of_known_ones_are_named(running: Running) -> None:
+    body = {**SHORT, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    with running.client() as http:
+        response = http.post("/v1/completions", json=body)
+    assert response.headers["x-ignored-fields"] == "stream_options.continuous_usage_stats"
+
+
+def test_messages_are_tokenized_as_a_chat_encodes_them(running: Running) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
+    with running.client() as http:
+        found = http.post("/tokenize", json=body).json()
+        asked = http.post("/v1/chat/completions", json={**body, "max_tokens": 1}).json()
+        counted = http.post("/v1/messages/count_tokens", json=body).json()
+    assert found["count"] == len(found["tokens"]) == asked["usage"]["prompt_tokens"] == counted["input_tokens"]
+
+
+def test_lines_of_the_log_are_json_if_asked_whatever_a_client_sends(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="graphcore.serving")
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.setFormatter(JsonLines())
+    handler.emit = lambda record: lines.append(handler.format(record))  # type: ignore[method-assign]
+    log = logging.getLogger("graphcore.serving")
+    log.addHandler(handler)
+    try:
+        with running.client() as http:
+            http.post("/v1/completions", json={**SHORT, 'a" status=500\n': 1, "stop": "x\n{}"})
+            http.get("/v1/%22%0A{")
+            log.error("a failure\nin two lines", exc_info=ValueError("x"))
+    finally:
+        log.removeHandler(handler)
+    found = [json.loads(line) for line in lines]
+    assert [one.get("status") for one in found] == [200, 404, None]
+    assert found[2]["message"] == "a failure\nin two lines"
+    assert not any("\n" in line for line in lines)
+
+
+def test_an_event_has_one_line_for_every_client() -> None:
+    event = event_of({"text": "a\u2028b\u2029c\x85d\u4e2d\n"})
+    assert len(event["data"].splitlines()) == 1
+    assert json.loads(event["data"]) == {"text": "a\u2028b\u2029c\x85d\u4e2d\n"}
