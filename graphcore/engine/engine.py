@@ -282,6 +282,24 @@ class Engine:
             torch.stack(found) if found else torch.empty(0, self.config.hidden_size, dtype=torch.float32, device="cpu")
         )
 
+    def submit_embeddings(self, prompts: Prompt | Sequence[Prompt], pooling: str = "mean") -> list[RequestHandle]:
+        """Put prompts into the engine's queue and return at once; `RequestHandle.embedding` waits for an embedding.
+
+        Args:
+            prompts, pooling: as for `embed`.
+
+        Returns:
+            A handle for each prompt, in order.
+
+        Raises:
+            ConfigError, TokenizerError: the reasons that `embed` lists.
+            BusyError: the queue has no room for all of them, or the call is inside `on_progress` or a mask.
+        """
+        requests = self._requests.embeddings(prompts, pooling)
+        handles = [RequestHandle([request], self) for request in requests]
+        self._queue.submit(requests, "submit_embeddings", waits=False)
+        return handles
+
     def _run(self, name: str, requests: Sequence[Request]) -> list[Generation]:
         """Run requests, each with an output of its own, and return their answers; an error cancels all of them."""
         handles = [RequestHandle([request], self) for request in requests]

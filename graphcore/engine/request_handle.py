@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequen
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from graphcore.engine.output import Generation, Readers, TokenEvent, wake
 from graphcore.engine.request import Request
+from graphcore.errors import ConfigError
 
 
 class RequestHandle:
@@ -66,6 +69,26 @@ class RequestHandle:
         """Return all answers, in order, waiting until they have ended; errors are those of `result`."""
         self._output.wait_to_end(timeout)
         return [request.generation() for request in self._requests]
+
+    def embedding(self, normalize: bool = True, timeout: float | None = None) -> Tensor:
+        """Return the embedding of a request of `Engine.submit_embeddings`, waiting until its prompt has run.
+
+        Args:
+            normalize: True scales it to length 1.
+            timeout: most seconds to wait; None waits for ever.
+
+        Returns:
+            [D] float32 on the CPU.
+
+        Raises:
+            ConfigError: the request was cancelled, or is none for an embedding.
+            TimeoutError, BusyError, GraphcoreError: as for `result`.
+        """
+        self._output.wait_to_end(timeout)
+        request = self._requests[0]
+        if request.pooled is None or request.finish_reason == "interrupted":
+            raise ConfigError("this request has no embedding: it was cancelled, or was not made by submit_embeddings")
+        return request.pooled.embedding(normalize)
 
     def call_at_end(self, callback: Callable[[], None]) -> None:
         """Call a function without arguments when all answers have ended, from the engine's thread, or now."""

@@ -23,7 +23,7 @@ from graphcore.serving.chat_call import (
     ToolCallBegin,
     Used,
 )
-from graphcore.serving.openai_options import schema_size
+from graphcore.serving.openai_options import check_grammar_size, schema_size
 from graphcore.serving.request_errors import RequestError, request_error
 from graphcore.serving.served_model import ServedModel
 from graphcore.serving.tool_formats.answer_parser import AnswerParser
@@ -31,6 +31,8 @@ from graphcore.serving.tool_formats.prompt_state import is_reasoning_open
 from graphcore.serving.tool_formats.template_messages import template_messages
 from graphcore.serving.tool_formats.tool_checks import check_tools
 from graphcore.serving.tool_formats.tool_grammar import tool_grammar
+from graphcore.tokenizer.deep_stack import run_in_deep_stack
+from graphcore.tokenizer.grammar import GrammarMask
 
 TAIL = 64  # tokens at the end of a prompt that a parser sees: enough for a prefilled thought
 LARGEST_SEED = 2**63
@@ -47,10 +49,31 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a server for one request; its settings have the same names."""
+    """The limits of a server for one request.
 
-    max_prompt_tokens: int | None
+    Attributes:
+        max_prompt_tokens: most tokens of a prompt, those that the context has included.
+        max_new_tokens: most tokens of an answer; None for as many as the context allows.
+        longest_token: most characters that a token spells; 0 without a tokenizer.
+    """
+
+    max_prompt_tokens: int
     max_new_tokens: int | None
+    longest_token: int
+
+    def check_text(self, characters: int) -> None:
+        """Check the length of a prompt's text before it is encoded, which takes a second for each megabyte.
+
+        Raises:
+            RequestError: the text is too long whatever its tokens are.
+        """
+        most = self.max_prompt_tokens * self.longest_token
+        if self.longest_token and characters > most:
+            raise RequestError(
+                f"the maximum context length is {self.max_prompt_tokens} tokens here; the prompt has {characters} "
+                f"characters, and so many tokens have at most {most}",
+                code="context_length_exceeded",
+            )
 
     def check_prompt(self, tokens: int) -> None:
         """Check the length of a prompt.
@@ -58,9 +81,9 @@ class Limits:
         Raises:
             RequestError: it is too long.
         """
-        if self.max_prompt_tokens is not None and tokens > self.max_prompt_tokens:
+        if tokens > self.max_prompt_tokens:
             raise RequestError(
-                f"the prompt has {tokens} tokens; this server takes {self.max_prompt_tokens}",
+                f"the maximum context length is {self.max_prompt_tokens} tokens here; the prompt has {tokens}",
                 code="context_length_exceeded",
             )
 
@@ -90,8 +113,10 @@ def with_stop_tokens(served: ServedModel, engine: Engine, sampling: Mapping[str,
 
 
 def limits_of(served: ServedModel) -> Limits:
-    """Return the limits of a server."""
-    return Limits(served.settings.max_prompt_tokens, served.settings.max_new_tokens)
+    """Return the limits of a server whose model is loaded."""
+    context, set_here = served.engine.choices.context_length, served.settings.max_prompt_tokens
+    most = context if set_here is None else min(context, set_here)
+    return Limits(most, served.settings.max_new_tokens, served.longest_token)
 
 
 def check_call(served: ServedModel, call: ChatCall) -> None:
@@ -107,10 +132,7 @@ def check_call(served: ServedModel, call: ChatCall) -> None:
     if len(call.tools) > settings.max_tools:
         raise RequestError(f"tools has {len(call.tools)}; this server takes {settings.max_tools}", field="tools")
     size = schema_size(call.grammar) + sum(schema_size(tool["function"]) for tool in call.tools)
-    if size > settings.max_grammar_chars:
-        raise RequestError(
-            f"schemas of {size} characters; this server takes {settings.max_grammar_chars} (task.max_grammar_chars)"
-        )
+    check_grammar_size(size, settings.max_grammar_chars)
     if call.tools:
         check_tools(call.tools, served.tool_format)
         if call.grammar and call.tool_choice == "required":
@@ -129,11 +151,12 @@ class _Submitted:
 def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id: str) -> _Submitted:
     """Encode a conversation and submit it; called in a thread, because long ones take time."""
     check_call(served, call)
-    ids = prompt_ids(served, engine, call)
     limits, settings = limits_of(served), served.settings
+    limits.check_text(sum(len(message["content"]) for message in call.messages))
+    ids = prompt_ids(served, engine, call)
     limits.check_prompt(len(ids))
     tail = engine.tokenizer.decode(ids[-TAIL:], skip_special_tokens=False)
-    known = served.tool_format
+    known, sampling = served.tool_format, with_defaults(served, call.sampling)
     shows_special = known.knows_tools or known.knows_reasoning
     handle = engine.submit(
         ids,
@@ -143,11 +166,12 @@ def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id:
         top_logprobs=call.num_top_logprobs,
         n=call.num_answers,
         deadline=settings.request_timeout,
-        mask=_mask(served, engine, call, tail),
+        mask=call_mask(served, engine, call, tail),
         reuse_cache=not settings.exact,
         skip_special_tokens=not shows_special,
+        ignore_eos=call.ignores_end,
         request_id=request_id,
-        **with_stop_tokens(served, engine, with_defaults(served, call.sampling)),
+        **(sampling if call.ignores_end else with_stop_tokens(served, engine, sampling)),
     )
     return _Submitted(handle, len(ids), tail)
 
@@ -165,19 +189,40 @@ def _described(function: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in function.items() if name != "strict"}
 
 
-def _mask(served: ServedModel, engine: Engine, call: ChatCall, tail: str) -> Any:
+def call_mask(served: ServedModel, engine: Engine, call: ChatCall, tail: str) -> GrammarMask | None:
     """Return the mask of a call's grammar, or of its tools' calls; None for free text.
 
     A grammar binds what follows the thoughts that a prompt has opened, and not the thoughts.
+
+    Args:
+        tail: text of the prompt's end.
+
+    Raises:
+        ConfigError: the grammar is invalid.
     """
     known = served.tool_format
     if call.grammar:
-        after = known.reasoning_close if is_reasoning_open(known, tail) else ""
-        return engine.grammar(**call.grammar, after=after)
+        return compiled_grammar(engine, call.grammar, known.reasoning_close if is_reasoning_open(known, tail) else "")
     if not call.tools:
         return None
-    lark = tool_grammar(known, call.tools, call.tool_choice, call.tool_name, call.has_parallel_tools, tail)
-    return None if lark is None else engine.grammar(lark=lark)
+    wished = call.tool_choice, call.tool_name, call.has_parallel_tools, tail
+    size = sum(schema_size(tool["function"]) for tool in call.tools)
+    lark = run_in_deep_stack(lambda: tool_grammar(known, call.tools, *wished), size)
+    return None if lark is None else compiled_grammar(engine, {"lark": lark})
+
+
+def compiled_grammar(engine: Engine, grammar: Mapping[str, Any], after: str = "") -> GrammarMask:
+    """Return a mask whose grammar is compiled before its request waits, so that an error comes before any answer.
+
+    Args:
+        after: text up to whose first occurrence an answer is free.
+
+    Raises:
+        ConfigError: the grammar is invalid, or exceeds llguidance's limits.
+    """
+    mask = engine.grammar(**grammar, after=after)
+    mask.prepare()
+    return mask
 
 
 async def answer_chat(served: ServedModel, call: ChatCall, request_id: str) -> AsyncGenerator[Part, None]:
@@ -193,9 +238,7 @@ async def answer_chat(served: ServedModel, call: ChatCall, request_id: str) -> A
             yield Began(asked.prompt_tokens)
             async for part in _parts(served, call, asked):
                 yield part
-    except (asyncio.CancelledError, GeneratorExit):
-        raise
-    except BaseException as error:
+    except Exception as error:
         raise served.error_of(error) from error
 
 
@@ -221,7 +264,7 @@ async def _parts(served: ServedModel, call: ChatCall, asked: _Submitted) -> Asyn
     generations = asked.handle.results(timeout=0)
     for at, (answer, generation) in enumerate(zip(answers, generations, strict=True)):
         stop_text = generation.stop_reason if isinstance(generation.stop_reason, str) else None
-        for part in answer.finish():
+        for part in answer.finish(generation.text):
             yield part
         yield Ended(answer.reason(generation.finish_reason), stop_text, at)
     new_tokens = sum(len(generation.token_ids) for generation in generations)
@@ -263,7 +306,7 @@ class _Answer:
         has_markup = known.knows_tools or known.knows_reasoning
         self._parser = AnswerParser(known, tools, tail, choice) if has_markup else None
         self._has_called = False
-        self.reasoning_tokens = 0
+        self._num_characters = self.reasoning_tokens = 0
 
     def parts(self, event: TokenEvent) -> Sequence[Part]:
         """Return the parts that a token adds."""
@@ -274,9 +317,14 @@ class _Answer:
         self.reasoning_tokens += any(isinstance(piece, Reasoning) for piece in pieces)
         return [*found, *pieces]
 
-    def finish(self) -> Sequence[Part]:
-        """Return the parts that the end adds."""
-        return self._noted(self._parser.finish()) if self._parser is not None else ()
+    def finish(self, text: str) -> Sequence[Part]:
+        """Return the parts that the end adds.
+
+        Args:
+            text: the whole answer; where a time limit has ended it, its last characters come without a token.
+        """
+        rest = self._pushed(text[self._num_characters :])
+        return [*rest, *self._noted(self._parser.finish())] if self._parser is not None else rest
 
     def reason(self, finish_reason: str) -> str:
         """Return why the answer ended, for clients."""
@@ -284,6 +332,7 @@ class _Answer:
         return "tool_calls" if reason == "stop" and self._has_called else reason
 
     def _pushed(self, text: str) -> Sequence[Part]:
+        self._num_characters += len(text)
         if self._parser is not None:
             return self._noted(self._parser.push(text)) if text else ()
         return [Content(text, self._choice)] if text else ()
@@ -302,7 +351,7 @@ async def count_prompt(served: ServedModel, call: ChatCall) -> int:
     engine = served.engine
     try:
         return len(await asyncio.to_thread(prompt_ids, served, engine, call))
-    except BaseException as error:
+    except Exception as error:
         raise request_error(error) from error
 
 

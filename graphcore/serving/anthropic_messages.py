@@ -34,8 +34,9 @@ from graphcore.serving.chat_call import (
     ToolCallBegin,
     Used,
 )
-from graphcore.serving.fields import RequestFields, parse_request, refuse_unless
+from graphcore.serving.fields import ListOf, RequestFields, parse_request, refuse_unless
 from graphcore.serving.message_turns import joined_turns
+from graphcore.serving.openai_options import stops_of_field
 from graphcore.serving.request_errors import RequestError
 
 _ESCAPE = re.compile(
@@ -127,9 +128,9 @@ class CountTokensRequest(RequestFields):
     """The fields of a request to count the tokens of a prompt."""
 
     model: str = ""
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: ListOf[dict[str, Any]] = Field(min_length=1)
     system: Any = None
-    tools: list[AnthropicTool] = Field(default_factory=list)
+    tools: ListOf[AnthropicTool] = Field(default_factory=list)
     tool_choice: AnthropicToolChoice = AnthropicToolChoice(type="auto")
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig = OutputConfig()
@@ -144,7 +145,7 @@ class MessagesRequest(CountTokensRequest):
     """The fields of a request for an answer."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] = Field(default_factory=list)
+    stop_sequences: ListOf[str] = Field(default_factory=list)
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -164,14 +165,12 @@ def read_message_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, Chat
     """
     request, unknown = parse_request(MessagesRequest, body)
     refuse_unless(request, NEUTRAL_MESSAGE_FIELDS)
-    if not all(request.stop_sequences):
-        raise RequestError("stop_sequences has an empty text, which would end every answer", field="stop_sequences")
     sampling = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     call = ChatCall(
         **_prompt_fields(request),
         grammar=_output_grammar(request.output_config),
         max_new_tokens=request.max_tokens,
-        stop=request.stop_sequences,
+        stop=stops_of_field(request.stop_sequences, "stop_sequences"),
         sampling={name: value for name, value in sampling.items() if value is not None},
     )
     return request, call, [*unknown, *_unused(request)]
@@ -368,12 +367,12 @@ class MessageBlock:
         """Return the whole block. Arguments that were cut short are read as far as they go."""
         text = "".join(self._texts)
         if "input" in self.start:
-            return {**self.start, "input": sendable_arguments(text)}
+            return {**self.start, "input": mapping_of_arguments(text)}
         signature = {"signature": SIGNATURE} if "signature" in self.start else {}
         return {**self.start, self._field: text, **signature}
 
 
-def sendable_arguments(text: str) -> dict[str, Any]:
+def mapping_of_arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a call as an object that can be sent as JSON.
 
     Arguments that were cut short are read as far as they go. Numbers beyond the range of floats become its ends, and

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from graphcore.engine.engine import Engine
-from graphcore.serving.answering import answer_chat, begin, count_prompt
+from graphcore.serving.answering import answer_chat, begin, count_prompt, prompt_ids
 from graphcore.serving.anthropic_messages import (
     anthropic_error,
     messages_body,
@@ -31,9 +32,9 @@ from graphcore.serving.anthropic_messages import (
     read_count_tokens,
     read_message_request,
 )
-from graphcore.serving.chat_call import Began, ChatCall, Ended, Part, Used
+from graphcore.serving.chat_call import ChatCall, Part, Used
 from graphcore.serving.event_streams import CLIENT_LEFT, DONE, Event, event_of, event_response, until_end, until_left
-from graphcore.serving.fields import RequestFields, parse_request
+from graphcore.serving.fields import ListOf, RequestFields, parse_request
 from graphcore.serving.guard import Guard
 from graphcore.serving.http_exchange import HttpExchange, new_id
 from graphcore.serving.metrics import ServingMetrics
@@ -46,6 +47,7 @@ from graphcore.serving.served_model import ServedModel, ServingState
 from graphcore.serving.token_texts import TokenTexts
 
 LOG = logging.getLogger("graphcore.serving")
+NUM_THREADS = 32  # of those that encode prompts and compile grammars: a slow one must not keep others waiting
 Endpoint = Callable[[HttpExchange, dict[str, Any]], Awaitable[Response]]
 
 
@@ -106,6 +108,21 @@ class Application:
             self._note(exchange, response.status_code)
         return response
 
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        """Answer a request for an unknown path, or with a method that its path has not."""
+        assert isinstance(error, HTTPException), "no other error has this handler"
+        exchange = HttpExchange(request)
+        path = request.scope["path"]
+        found = RequestError(f"{request.method} {path:.100}: {error.detail}", status=error.status_code)
+        try:
+            self._guard.check_sender(request)
+        except RequestError as refusal:
+            found = refusal
+        response = self._error(exchange, found, error)
+        if found.status == error.status_code:
+            response.headers.update(error.headers or {})  # Allow, for a method
+        return response
+
     def _error(self, exchange: HttpExchange, error: RequestError, raised: Exception) -> Response:
         if error.status == 500:
             LOG.error("request %s has failed", exchange.request_id, exc_info=raised)
@@ -113,7 +130,7 @@ class Application:
         return JSONResponse(error_body(exchange, error), error.status, {**exchange.headers, **error.headers})
 
     def _note(self, exchange: HttpExchange, status: int, message: str = "") -> None:
-        exchange.note_end(self._metrics, status, message, as_json=self._settings.log == "json")
+        exchange.note_end(self._metrics, status, message)
 
     def _check_ignored(self, exchange: HttpExchange, unknown: list[str], model: str | None = None) -> None:
         """Keep the names of unknown fields; with task.strict they are errors, as is another model's name, or none.
@@ -156,21 +173,25 @@ class Application:
         request, unknown = read_completion(body)
         self._check_ignored(exchange, unknown, request.model)
         completions = Completions(self._served, request, exchange.request_id, self._head("cmpl"))
-        await completions.submit()
-        if not request.stream:
-            with self._served.running():
-                found = await until_left(exchange.request, completions.body())
-            exchange.used = completions.used
-            return JSONResponse(found)
-        return self._stream(exchange, self._completion_events(exchange, completions), {"data": DONE})
+        if request.stream:
+            events = self._completion_events(exchange, completions)
+            await until_left(exchange.request, anext(events))
+            return self._stream(exchange, events, {"data": DONE})
+        with self._served.running():
+            found = await until_left(exchange.request, completions.body())
+        exchange.used, exchange.finish_reason = completions.used, completions.finish_reason
+        return JSONResponse(found)
 
     async def _completion_events(self, exchange: HttpExchange, completions: Completions) -> AsyncGenerator[Event, None]:
-        async with aclosing(completions.chunks()) as chunks:
-            with self._served.running():
+        """Yield an event that is not sent when the requests are submitted, and then those of the answers."""
+        with self._served.running():
+            await completions.submit()
+            yield {}
+            async with aclosing(completions.chunks()) as chunks:
                 async for chunk in chunks:
                     exchange.note_first(self._metrics)
                     yield event_of(chunk)
-        exchange.used = completions.used
+        exchange.used, exchange.finish_reason = completions.used, completions.finish_reason
 
     async def responses(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """POST /v1/responses."""
@@ -244,8 +265,8 @@ class Application:
         if (request.prompt is None) == (request.messages is None):
             raise RequestError("give one of prompt and messages", field="prompt")
         if request.messages is not None:
-            _, call, _ = read_chat({"messages": request.messages})
-            ids = await asyncio.to_thread(engine.chat_ids, call.messages)
+            _, call, exchange.ignored = read_chat({**body, "add_special_tokens": None})
+            ids = await asyncio.to_thread(prompt_ids, self._served, engine, call)
         else:
             ids = await asyncio.to_thread(
                 engine.prompts.text_ids, request.prompt or "", is_beginning=request.add_special_tokens
@@ -259,7 +280,8 @@ class Application:
         vocab = self._served.engine.config.vocab_size
         if not all(0 <= token < vocab for token in request.tokens):
             raise RequestError(f"tokens must be ids from 0 to {vocab - 1}", field="tokens")
-        text = self._served.engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
+        decode = partial(self._served.engine.tokenizer.decode, skip_special_tokens=False)
+        text = await asyncio.to_thread(decode, request.tokens)
         return JSONResponse({"prompt": text})
 
     async def tokenizer_info(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
@@ -303,14 +325,13 @@ class Application:
         """Yield the parts of an answer, and note what the log says of them."""
         async with aclosing(answer_chat(self._served, call, exchange.request_id)) as parts:
             with self._served.running():
-                async for part in parts:
-                    if isinstance(part, Used):
-                        exchange.used = part
-                    elif isinstance(part, Ended):
-                        exchange.finish_reason = part.finish_reason
-                    elif not isinstance(part, Began):
-                        exchange.note_first(self._metrics)
-                    yield part
+                try:
+                    async for part in parts:
+                        exchange.note_part(part, self._metrics)
+                        yield part
+                except RequestError as error:
+                    exchange.error = error  # some interfaces make an event of it
+                    raise
 
     def _stream(
         self,
@@ -332,7 +353,7 @@ class TokenizeRequest(RequestFields):
     """The fields of POST /tokenize."""
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: ListOf[dict[str, Any]] | None = None
     model: str = ""
     add_special_tokens: bool = True
 
@@ -340,7 +361,7 @@ class TokenizeRequest(RequestFields):
 class DetokenizeRequest(RequestFields):
     """The fields of POST /detokenize."""
 
-    tokens: list[int]
+    tokens: ListOf[int]
     model: str = ""
 
 
@@ -360,7 +381,7 @@ async def _named_events(events: AsyncIterator[tuple[str, dict[str, Any]]]) -> As
 
 def error_body(exchange: HttpExchange, error: RequestError) -> dict[str, Any]:
     """Return the body of an error in the form of the interface that was asked."""
-    is_anthropic = exchange.request.url.path.startswith("/v1/messages")
+    is_anthropic = exchange.request.scope["path"].startswith("/v1/messages")
     return anthropic_error(error, exchange.request_id) if is_anthropic else openai_error(error)
 
 
@@ -393,19 +414,17 @@ def new_app(served: ServedModel, guard: Guard, metrics: ServingMetrics, cors_ori
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        threads = ThreadPoolExecutor(NUM_THREADS, "graphcore-requests")
+        asyncio.get_running_loop().set_default_executor(threads)
         loading = asyncio.create_task(served.load())
         yield
         loading.cancel()
 
-    async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException), "no other error has this handler"
-        found = RequestError(f"{request.method} {request.url.path}: {error.detail}", status=error.status_code)
-        exchange = HttpExchange(request)
-        return JSONResponse(error_body(exchange, found), error.status_code, exchange.headers)
-
-    return Starlette(
+    app = Starlette(
         routes=application.routes(),
         middleware=[cors] if origins else [],
-        exception_handlers={HTTPException: refused},
+        exception_handlers={HTTPException: application.refuse},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # a redirection would repeat the Host header, whatever it is
+    return app

@@ -33,6 +33,7 @@ class ChatCall:
         wants_logprobs: whether the log probability of each token is asked for.
         num_top_logprobs: likeliest tokens that are asked for at each token's place.
         options: variables that the chat template reads.
+        ignores_end: whether tokens that end an answer are ignored, for measurements.
         continues_last: whether the answer continues the text of the last message, the assistant's.
     """
 
@@ -50,6 +51,7 @@ class ChatCall:
     num_top_logprobs: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     continues_last: bool = False
+    ignores_end: bool = False
 
 
 @dataclass(frozen=True)

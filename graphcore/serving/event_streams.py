@@ -14,6 +14,9 @@ from graphcore.serving.request_errors import RequestError
 
 CLIENT_LEFT = 499  # status in the log and the metrics of a request whose client left; nobody reads it
 DONE = "[DONE]"
+LINE_ENDS = {ord(letter): f"\\u{ord(letter):04x}" for letter in "\x85\u2028\u2029"}
+"""Characters of which some clients, such as httpx's `iter_lines`, take each for the end of a line."""
+
 Event = dict[str, str]
 Answer = TypeVar("Answer")
 
@@ -21,6 +24,8 @@ Answer = TypeVar("Answer")
 def event_of(data: Mapping[str, Any], name: str | None = None) -> Event:
     """Return a server-sent event with JSON as its data."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    if not text.isascii():
+        text = text.translate(LINE_ENDS)
     return {"data": text} if name is None else {"event": name, "data": text}
 
 

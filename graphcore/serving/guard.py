@@ -8,10 +8,11 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
@@ -21,6 +22,8 @@ from graphcore.serving.serve_settings import ServeSettings
 OPEN_PATHS = frozenset({"/health", "/ping"})  # what load balancers ask without a key
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 DEEPEST = 200  # levels of lists and objects in a body
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,21 @@ class Guard:
         return cls(settings.api_key, names, origins, settings.max_body_bytes, settings.receive_timeout)
 
     def check(self, request: Request) -> None:
-        """Check the head of a request.
+        """Check the head of a request for one of the server's endpoints.
 
         Raises:
             RequestError: it may not ask, or its body is no JSON.
+        """
+        self.check_sender(request)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
+            raise RequestError("the body must be JSON: send Content-Type: application/json", status=415)
+
+    def check_sender(self, request: Request) -> None:
+        """Check whether the sender of a request may ask anything, by Host, Origin and key.
+
+        Raises:
+            RequestError: the sender may not.
         """
         host = request.headers.get("host", "")
         if self.hosts is not None and host_name(host) not in self.hosts:
@@ -65,19 +79,17 @@ class Guard:
         origin = request.headers.get("origin")
         if origin is not None and not self._is_own(origin, host) and not self.origins & {origin.rstrip("/"), "*"}:
             raise RequestError("websites may not ask this server; add the origin to task.cors_origins", status=403)
-        if request.url.path not in OPEN_PATHS:
+        if request.scope["path"] not in OPEN_PATHS:  # request.url is made from the Host header, too
             self._check_key(request)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
-            raise RequestError("the body must be JSON: send Content-Type: application/json", status=415)
 
     def _check_key(self, request: Request) -> None:
         if self.api_key is None:
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
-        given = request.headers.get("x-api-key", "") or bearer
-        if not hmac.compare_digest(given.encode(), self.api_key.encode()):
+        given = [request.headers.get("x-api-key", ""), bearer]
+        # The bytes of headers are decoded as latin-1, whatever they are.
+        if not any(hmac.compare_digest(one.encode("latin-1"), self.api_key.encode()) for one in given):
             raise RequestError(
                 "wrong or missing key; send it as Authorization: Bearer KEY or x-api-key: KEY",
                 status=401,
@@ -87,7 +99,8 @@ class Guard:
     @staticmethod
     def _is_own(origin: str, host: str) -> bool:
         """Return whether an Origin is the server's own page."""
-        return urlsplit(origin).netloc.lower() == host.lower()
+        scheme, _, name = origin.lower().partition("://")
+        return scheme in ("http", "https") and bool(name) and name == host.lower()
 
     async def body(self, request: Request) -> dict[str, Any]:
         """Return the JSON object of a request's body.
@@ -113,16 +126,22 @@ class Guard:
         return RequestError(f"the body is larger than {self.max_body_bytes} bytes (task.max_body_bytes)", status=413)
 
 
-def json_object(text: bytes) -> dict[str, Any]:
-    """Return a JSON object.
+def json_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object that a body is, in UTF-8.
 
     Raises:
-        RequestError: it is none, or lists and objects are nested too deeply.
+        RequestError: it is none, lists and objects are nested too deeply, or it has a number or a text that an answer
+            could not repeat: beyond float64, or with half a surrogate pair.
     """
     try:
-        found = json.loads(text, parse_constant=_refuse_constant)
+        text = body.decode("utf-8-sig")
+        found = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        if _SURROGATE.search(text):
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise RequestError("the body has a text with half a surrogate pair (\\ud800 to \\udfff)") from None
     except ValueError as error:
         raise RequestError(f"the body is no JSON: {error}") from None
     if not isinstance(found, dict):
@@ -152,6 +171,13 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text:.20} is too large a number")
+    return value
+
+
 def is_loopback(host: str) -> bool:
     """Return whether a server that listens on this address can be reached from this machine alone."""
     if host.lower() == "localhost":
@@ -163,6 +189,6 @@ def is_loopback(host: str) -> bool:
 
 
 def host_name(host: str) -> str:
-    """Return the name of a Host header, without its port."""
-    name = urlsplit(f"//{host}").hostname if host else ""
-    return (name or "").lower()
+    """Return the name of a Host header, without its port; empty if the header is none."""
+    found = _HOST.fullmatch(host.lower())
+    return (found[1] or found[2]) if found else ""

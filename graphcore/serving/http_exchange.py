@@ -10,13 +10,15 @@ from typing import Any
 
 from starlette.requests import Request
 
-from graphcore.serving.chat_call import Used
+from graphcore.serving.chat_call import Began, Ended, Part, Used
 from graphcore.serving.metrics import ServingMetrics
+from graphcore.serving.request_errors import RequestError
 
 LOG = logging.getLogger("graphcore.serving")
 QUIET = ("/health", "/ping", "/metrics")  # paths that are asked all the time, and only logged if they fail
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # others are quoted, since a header may not end with a space
 LONGEST_ID = 128  # characters of an X-Request-ID that is kept
+_ID = re.compile(r"[!-~]+")  # without spaces, which would look like further fields in the log
 
 
 @dataclass
@@ -31,6 +33,7 @@ class HttpExchange:
         used: tokens of the answer, when it has ended.
         finish_reason: why the answer ended.
         first_seconds: seconds to the first piece of the answer.
+        error: error that has ended a streamed answer.
     """
 
     request: Request
@@ -40,11 +43,12 @@ class HttpExchange:
     used: Used | None = None
     finish_reason: str | None = None
     first_seconds: float | None = None
+    error: RequestError | None = None
 
     def __post_init__(self) -> None:
         """Keep the client's id, or make one."""
         given = self.request.headers.get("x-request-id", "")[:LONGEST_ID]
-        self.request_id = given if given.isprintable() and given.isascii() and given else new_id("req")
+        self.request_id = given if _ID.fullmatch(given) else new_id("req")
 
     @property
     def endpoint(self) -> str:
@@ -57,27 +61,37 @@ class HttpExchange:
         names = ", ".join(name if _PLAIN_NAME.fullmatch(name) else json.dumps(name) for name in self.ignored)
         return {"X-Request-ID": self.request_id, **({"X-Ignored-Fields": names} if names else {})}
 
+    def note_part(self, part: Part, metrics: ServingMetrics) -> None:
+        """Note what the log and the metrics have of a part of the answer."""
+        if isinstance(part, Used):
+            self.used = part
+        elif isinstance(part, Ended):
+            self.finish_reason = part.finish_reason
+        elif not isinstance(part, Began):
+            self.note_first(metrics)
+
     def note_first(self, metrics: ServingMetrics) -> None:
         """Note the time of the first piece of the answer."""
         if self.first_seconds is None:
             self.first_seconds = time.perf_counter() - self.began
             metrics.note_first(self.first_seconds)
 
-    def note_end(self, metrics: ServingMetrics, status: int, message: str = "", as_json: bool = False) -> None:
-        """Count the request, and write its line into the log.
+    def note_end(self, metrics: ServingMetrics, status: int, message: str = "") -> None:
+        """Count the request, and write its line into the log, as text and, in `record.facts`, as a mapping.
 
         Args:
-            status: HTTP status of the answer.
+            status: HTTP status of the answer; that of an error in a stream replaces the 200 that was sent.
             message: its error.
-            as_json: whether the line is a JSON object.
         """
+        if self.error is not None and status == 200:
+            status, message = self.error.status, self.error.message
         metrics.note_request(self.endpoint, status, time.perf_counter() - self.began)
         if self.used is not None:
             metrics.note_tokens(self.used.prompt_tokens, self.used.cached_tokens, self.used.new_tokens)
         facts = {name: value for name, value in self._facts(status, message).items() if value not in (None, [], "")}
         level = logging.DEBUG if self.endpoint in QUIET and status < 400 else logging.INFO
-        line = json.dumps(facts) if as_json else " ".join(f"{name}={value}" for name, value in facts.items())
-        LOG.log(level, "%s", line)
+        line = " ".join(f"{name}={value}" for name, value in facts.items())
+        LOG.log(level, "%s", line, extra={"facts": facts})
 
     def _facts(self, status: int, message: str) -> dict[str, Any]:
         used, first = self.used, self.first_seconds
@@ -94,6 +108,16 @@ class HttpExchange:
             "ignored_fields": ",".join(map(repr, self.ignored)),
             "error": message and repr(message),
         }
+
+
+class JsonLines(logging.Formatter):
+    """Formats each record as a JSON object on one line: the facts of a request, or a message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        facts = getattr(record, "facts", None) or {"level": record.levelname, "message": record.getMessage()}
+        trace = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
+        return json.dumps({"time": round(record.created, 3), **facts, **trace})
 
 
 def new_id(prefix: str, separator: str = "-") -> str:

@@ -17,7 +17,7 @@ from graphcore.serving.chat_call import (
     ToolCallBegin,
     Used,
 )
-from graphcore.serving.fields import RequestFields, parse_request, refuse_unless
+from graphcore.serving.fields import ListOf, RequestFields, parse_request, refuse_unless
 from graphcore.serving.openai_messages import chat_messages
 from graphcore.serving.openai_options import (
     SamplingFields,
@@ -57,17 +57,17 @@ class ToolFields(RequestFields):
 class ChatRequest(SamplingFields):
     """The fields of a request; those of NEUTRAL_FIELDS are known, too."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: ListOf[dict[str, Any]] = Field(min_length=1)
     model: str = ""
     n: int = Field(1, ge=1)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    tools: list[ToolFields] = Field(default_factory=list)
+    tools: ListOf[ToolFields] = Field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     response_format: dict[str, Any] | None = None
@@ -120,6 +120,7 @@ def read_chat(body: Mapping[str, Any]) -> tuple[ChatRequest, ChatCall, list[str]
         num_top_logprobs=request.top_logprobs,
         options=template_options(request),
         continues_last=request.continue_final_message,
+        ignores_end=request.ignore_eos,
     )
     return request, call, unknown
 

@@ -1,37 +1,61 @@
 """POST /v1/completions: texts or token ids are continued; `echo` also gives their own log probabilities."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import accumulate, groupby
 from operator import attrgetter
 from typing import Annotated, Any
 
-from pydantic import Field, Strict
+from pydantic import BeforeValidator, Field, Strict
 
 from graphcore.engine.engine import Engine
 from graphcore.engine.output import Generation, TokenEvent, TokenLogprob
 from graphcore.engine.request_handle import RequestHandle
-from graphcore.serving.answering import REASONS, cancelled_at_end, limits_of, with_defaults
+from graphcore.serving.answering import (
+    REASONS,
+    Limits,
+    cancelled_at_end,
+    compiled_grammar,
+    limits_of,
+    with_defaults,
+)
 from graphcore.serving.chat_call import Used
-from graphcore.serving.fields import parse_request, refuse_unless
+from graphcore.serving.fields import ListOf, parse_request, refuse_unless
 from graphcore.serving.openai_chat import FINISH_REASONS, usage_body
 from graphcore.serving.openai_options import (
     SamplingFields,
     StreamOptions,
+    check_grammar_size,
     grammar_of,
     sampling_of_fields,
+    schema_size,
     stops_of_field,
 )
 from graphcore.serving.request_errors import RequestError
 from graphcore.serving.served_model import ServedModel
 from graphcore.serving.token_texts import TokenTexts
+from graphcore.tokenizer.grammar import GrammarMask
 
 DEFAULT_TOKENS = 16  # as in OpenAI's interface
 MOST_PROMPTS = 256
 NEUTRAL_FIELDS: Mapping[str, Sequence[object]] = {"suffix": ("",), "best_of": (1,), "use_beam_search": (False,)}
 TokenId = Annotated[int, Strict()]  # else true would be 1
-Prompts = str | list[TokenId] | list[str] | list[list[TokenId]]
+
+
+def _few_prompts(value: object) -> object:
+    """Return the value of a field of prompts, before each is looked at."""
+    if isinstance(value, list) and len(value) > MOST_PROMPTS and not isinstance(value[0], int):
+        raise ValueError(f"{len(value)} prompts; {MOST_PROMPTS} are the most")
+    return value
+
+
+Prompts = Annotated[
+    str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]],
+    BeforeValidator(_few_prompts),
+]
 
 
 class CompletionRequest(SamplingFields):
@@ -43,7 +67,7 @@ class CompletionRequest(SamplingFields):
     n: int = Field(1, ge=1)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     add_special_tokens: bool = True
@@ -64,10 +88,10 @@ def read_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[st
     refuse_unless(request, NEUTRAL_FIELDS)
     if not request.prompt:
         raise RequestError("prompt is empty; give at least one character or token", field="prompt")
+    if request.stream and request.echo and request.logprobs is not None:
+        raise RequestError("echo with logprobs cannot be streamed; leave out stream", field="stream")
     if request.max_tokens == 0 and not request.echo:
         raise RequestError("max_tokens=0 is only possible with echo=true", field="max_tokens")
-    if len(prompts_of_field(request.prompt)) > MOST_PROMPTS:
-        raise RequestError(f"prompt has {len(request.prompt)} prompts; {MOST_PROMPTS} are the most", field="prompt")
     return request, unknown
 
 
@@ -76,6 +100,21 @@ def prompts_of_field(prompt: Prompts) -> list[str | list[int]]:
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         return [prompt]
     return list(prompt)
+
+
+@dataclass
+class _Sent:
+    """What a stream has sent of an answer.
+
+    Attributes:
+        num_characters: characters of the answer's text.
+        offset: characters of the tokens that had log probabilities.
+        has_ended: True if a token has ended it.
+    """
+
+    num_characters: int = 0
+    offset: int = 0
+    has_ended: bool = False
 
 
 class Completions:
@@ -97,6 +136,8 @@ class Completions:
         self._texts = TokenTexts(self._engine.prompts.known, request.return_tokens_as_token_ids)
         self._prompts = list[list[int]]()
         self._handles = list[RequestHandle]()
+        self._is_cancelled = False
+        self._sent: dict[tuple[int, int], _Sent] = defaultdict(_Sent)  # by prompt and answer
 
     async def submit(self) -> None:
         """Submit a request of the engine for each prompt.
@@ -108,10 +149,13 @@ class Completions:
             await asyncio.to_thread(self._submit)
         except BaseException as error:
             self.cancel()
-            raise self._served.error_of(error) from error
+            if isinstance(error, Exception):
+                raise self._served.error_of(error) from error
+            raise
 
     def cancel(self) -> None:
-        """End all that still runs."""
+        """End all that still runs, and submit no more."""
+        self._is_cancelled = True
         for handle in self._handles:
             handle.cancel()
 
@@ -119,11 +163,12 @@ class Completions:
         request, engine = self._request, self._engine
         if request.n > self._served.settings.max_answers:
             raise RequestError(f"n={request.n}; the most are {self._served.settings.max_answers}", field="n")
-        limits, grammar = limits_of(self._served), grammar_of(request, request.response_format)
+        limits, mask = limits_of(self._served), self._mask()
         sampling = with_defaults(self._served, sampling_of_fields(request))
         for number, prompt in enumerate(prompts_of_field(request.prompt)):
-            ids = self._ids(engine, prompt)
-            limits.check_prompt(len(ids))
+            if self._is_cancelled:
+                return
+            ids = self._ids(engine, prompt, limits)
             self._prompts.append(ids)
             handle = engine.submit(
                 ids,
@@ -135,25 +180,35 @@ class Completions:
                 ignore_eos=request.ignore_eos,
                 n=request.n,
                 deadline=self._served.settings.request_timeout,
-                mask=engine.grammar(**grammar) if grammar else None,
+                mask=mask,
                 request_id=f"{self._id}-{number}" if number else self._id,
-                **sampling,
+                **{**sampling, "seed": sampling["seed"] + number * request.n},  # as if all were answers to one prompt
             )
             self._handles.append(handle)
 
-    def _ids(self, engine: Engine, prompt: str | list[int]) -> list[int]:
+    def _mask(self) -> GrammarMask | None:
+        """Return the mask that all answers get copies of."""
+        grammar = grammar_of(self._request, self._request.response_format)
+        check_grammar_size(schema_size(grammar), self._served.settings.max_grammar_chars)
+        return compiled_grammar(self._engine, grammar) if grammar else None
+
+    def _ids(self, engine: Engine, prompt: str | list[int], limits: Limits) -> list[int]:
         if not isinstance(prompt, str):
-            return prompt
-        if not self._request.add_special_tokens:
-            return engine.prompts.text_ids(prompt, is_beginning=False)
-        return engine.prompts.prompt_ids(prompt)
+            ids = prompt
+        else:
+            limits.check_text(len(prompt))
+            is_whole = self._request.add_special_tokens
+            ids = engine.prompts.prompt_ids(prompt) if is_whole else engine.prompts.text_ids(prompt, is_beginning=False)
+        limits.check_prompt(len(ids))
+        return ids
 
     async def body(self) -> dict[str, Any]:
-        """Return the body of the whole answer.
+        """Submit the requests, and return the body of the whole answer.
 
         Raises:
-            RequestError: a request of the engine has failed.
+            RequestError: a request of the engine is refused or has failed.
         """
+        await self.submit()
         with ExitStack() as stack:
             for handle in self._handles:
                 stack.enter_context(cancelled_at_end(handle))
@@ -170,24 +225,22 @@ class Completions:
         return {**self._head, "choices": choices, "usage": usage_body(self.used)}
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks of a streamed answer, in the order in which tokens come."""
-        queue: asyncio.Queue[tuple[int, Sequence[TokenEvent]] | BaseException | None] = asyncio.Queue()
+        """Yield the chunks of a streamed answer, which was submitted, in the order in which tokens come."""
+        queue: asyncio.Queue[tuple[int, Sequence[TokenEvent]] | BaseException] = asyncio.Queue()
         readers = [asyncio.create_task(self._read(at, queue)) for at in range(len(self._handles))]
         try:
             for at, ids in enumerate(self._prompts):
-                if self._request.echo:
-                    for row in range(self._request.n):
+                for row in range(self._request.n):
+                    if self._request.echo:
                         yield self._chunk(at, row, self._text(ids), None)
             left = len(readers)
             while left:
                 found = await queue.get()
-                if found is None:
-                    left -= 1
-                elif isinstance(found, BaseException):
+                if isinstance(found, BaseException):
                     raise self._served.error_of(found)
-                else:
-                    for chunk in self._event_chunks(*found):
-                        yield chunk
+                left -= not found[1]
+                for chunk in self._event_chunks(*found) if found[1] else self._last_chunks(found[0]):
+                    yield chunk
             if self._request.stream_options.include_usage:
                 yield {**self._head, "choices": [], "usage": usage_body(self.used)}
         finally:
@@ -195,27 +248,39 @@ class Completions:
             for reader in readers:
                 reader.cancel()
 
-    async def _read(
-        self, at: int, queue: "asyncio.Queue[tuple[int, Sequence[TokenEvent]] | BaseException | None]"
-    ) -> None:
+    async def _read(self, at: int, queue: "asyncio.Queue[tuple[int, Sequence[TokenEvent]] | BaseException]") -> None:
+        """Put the tokens of a prompt's answers into a queue, and none at their end."""
         try:
             async for events in self._handles[at].arrivals(self._served.settings.stream_interval):
                 queue.put_nowait((at, events))
         except Exception as error:  # noqa: BLE001 - raised by the reader of the queue
             queue.put_nowait(error)
         else:
-            queue.put_nowait(None)
+            queue.put_nowait((at, ()))
 
     def _event_chunks(self, at: int, events: Sequence[TokenEvent]) -> list[dict[str, Any]]:
         """Return a chunk for each answer that has new tokens."""
         chunks = []
         for row, own in groupby(sorted(events, key=attrgetter("row")), attrgetter("row")):
-            tokens = list(own)
-            text = "".join(event.text for event in tokens) if self._request.max_tokens else ""
+            tokens, sent = list(own), self._sent[at, row]
+            text, reason = "".join(event.text for event in tokens), tokens[-1].finish_reason
+            sent.num_characters += len(text)
+            sent.has_ended = reason is not None
             records = [(event.token_id, event.logprob, event.top_logprobs) for event in tokens]
-            logprobs = None if self._request.logprobs is None else self._logprobs(records)
-            chunks.append(self._chunk(at, row, text, _reason(tokens[-1].finish_reason), logprobs))
+            logprobs = None if self._request.logprobs is None else self._logprobs(records, sent.offset)
+            sent.offset += sum(map(len, logprobs["tokens"])) if logprobs else 0
+            chunks.append(self._chunk(at, row, text if self._request.max_tokens else "", _reason(reason), logprobs))
         return chunks
+
+    def _last_chunks(self, at: int) -> list[dict[str, Any]]:
+        """Return a chunk for each answer that a time limit has ended, which no token says."""
+        return [
+            self._chunk(
+                at, row, generation.text[self._sent[at, row].num_characters :], _reason(generation.finish_reason)
+            )
+            for row, generation in enumerate(self._handles[at].results(timeout=0))
+            if not self._sent[at, row].has_ended
+        ]
 
     def _chunk(
         self, at: int, row: int, text: str, reason: str | None, logprobs: dict[str, Any] | None = None
@@ -245,10 +310,15 @@ class Completions:
             "stop_reason": generation.stop_reason,
         }
 
-    def _logprobs(self, records: Sequence[tuple[int, float | None, Sequence[TokenLogprob]]]) -> dict[str, Any]:
-        """Return log probabilities as completions have them: lists with an entry for each token."""
+    def _logprobs(
+        self, records: Sequence[tuple[int, float | None, Sequence[TokenLogprob]]], begin: int = 0
+    ) -> dict[str, Any]:
+        """Return log probabilities as completions have them: lists with an entry for each token.
+
+        Args:
+            begin: characters of the tokens before these.
+        """
         texts = [self._texts.text(token_id) for token_id, _, _ in records]
-        offsets = _offsets(texts)
         tops = [
             {self._texts.text(one.token_id): one.logprob for one in top} if value is not None else None
             for _, value, top in records
@@ -257,12 +327,17 @@ class Completions:
             "tokens": texts,
             "token_logprobs": [value for _, value, _ in records],
             "top_logprobs": tops if self._request.logprobs else None,
-            "text_offset": offsets,
+            "text_offset": list(accumulate(map(len, texts[:-1]), initial=begin)) if texts else [],
         }
 
     def _text(self, ids: Sequence[int]) -> str:
         known = self._engine.prompts.known
         return "" if known is None else known.decode(ids)
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the first answer has ended, for the log."""
+        return self._handles[0].results(timeout=0)[0].finish_reason
 
     @property
     def used(self) -> Used:
@@ -281,11 +356,3 @@ def _reason(finish_reason: str | None) -> str | None:
 
 def _plain(generation: Generation) -> list[tuple[int, float | None, Sequence[TokenLogprob]]]:
     return [(token, value, ()) for token, value in zip(generation.token_ids, generation.logprobs or (), strict=True)]
-
-
-def _offsets(texts: Sequence[str]) -> list[int]:
-    at, found = 0, list[int]()
-    for text in texts:
-        found.append(at)
-        at += len(text)
-    return found

@@ -3,13 +3,16 @@
 import asyncio
 import base64
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import numpy as np
 
-from graphcore.serving.answering import limits_of
+from graphcore.engine.engine import Engine
+from graphcore.engine.request_handle import RequestHandle
+from graphcore.serving.answering import cancelled_at_end, limits_of
 from graphcore.serving.fields import RequestFields, parse_request
-from graphcore.serving.openai_completions import MOST_PROMPTS, Prompts, prompts_of_field
+from graphcore.serving.openai_completions import Prompts, prompts_of_field
 from graphcore.serving.request_errors import RequestError
 from graphcore.serving.served_model import ServedModel
 
@@ -33,10 +36,8 @@ def read_embedding(body: Mapping[str, Any]) -> tuple[EmbeddingRequest, list[str]
         RequestError: a field is wrong or cannot be taken; the error names it.
     """
     request, unknown = parse_request(EmbeddingRequest, body)
-    if not all(prompts_of_field(request.input)) or not request.input:
+    if not request.input or not all(prompts_of_field(request.input)):
         raise RequestError("input is empty; give at least one character or token", field="input")
-    if len(prompts_of_field(request.input)) > MOST_PROMPTS:
-        raise RequestError(f"input has {len(request.input)} prompts; {MOST_PROMPTS} are the most", field="input")
     return request, unknown
 
 
@@ -51,20 +52,32 @@ async def embedding_body(served: ServedModel, request: EmbeddingRequest) -> dict
     if request.dimensions not in (None, size):
         raise RequestError(f"dimensions={request.dimensions}; this model has {size} and no fewer", field="dimensions")
     try:
-        prompts = [engine.prompts.prompt_ids(prompt) for prompt in prompts_of_field(request.input)]
-        for ids in prompts:
-            limits_of(served).check_prompt(len(ids))
-        found = await asyncio.to_thread(engine.embed, prompts, request.pooling, request.normalize)
+        handles, tokens = await asyncio.to_thread(_submit, served, engine, request)
+        with ExitStack() as stack:
+            for handle in handles:
+                stack.enter_context(cancelled_at_end(handle))
+            for handle in handles:
+                await handle
+            rows = [handle.embedding(request.normalize).numpy().astype("<f4") for handle in handles]
     except Exception as error:
         raise served.error_of(error) from error
-    rows = found.numpy().astype("<f4")
     data = [
         {"object": "embedding", "index": at, "embedding": _encoded(row, request.encoding_format)}
         for at, row in enumerate(rows)
     ]
-    tokens = sum(map(len, prompts))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": served.name, "usage": usage}
+
+
+def _submit(served: ServedModel, engine: Engine, request: EmbeddingRequest) -> tuple[list[RequestHandle], int]:
+    """Encode all prompts and submit them; return their handles, and the number of their tokens."""
+    limits, prompts = limits_of(served), list[list[int]]()
+    for prompt in prompts_of_field(request.input):
+        if isinstance(prompt, str):
+            limits.check_text(len(prompt))
+        prompts.append(engine.prompts.prompt_ids(prompt))
+        limits.check_prompt(len(prompts[-1]))
+    return engine.submit_embeddings(prompts, request.pooling), sum(map(len, prompts))
 
 
 def _encoded(row: np.ndarray, encoding: str) -> list[float] | str:

@@ -1,15 +1,20 @@
 """Fields that several of OpenAI's requests have: sampling, stop strings, grammars, options of streams."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from graphcore.serving.fields import RequestFields
+from graphcore.engine.arguments import MOST_BIASES
+from graphcore.serving.fields import ListOf, RequestFields, at_most
 from graphcore.serving.request_errors import RequestError
 
 MOST_STOPS = 16  # stop strings of a request; OpenAI takes 4
+MOST_STOP_TOKENS = 4096  # tokens that end an answer; each step looks at them
+MOST_RULES = 2000  # rules and terminals of a grammar; with 20,000, llguidance computes for minutes
+_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_][^:\n]*:|::=", re.MULTILINE)  # of Lark, and of GBNF
 GRAMMARS = {"regex": "regex", "guided_regex": "regex", "choice": "choice", "guided_choice": "choice"}
 """Fields that hold a grammar, by their names here and in vLLM, and the keyword of `Engine.grammar`."""
 
@@ -19,7 +24,6 @@ class StreamOptions(RequestFields):
 
     include_usage: bool = False
     include_obfuscation: bool = False
-    continuous_usage_stats: bool = False
 
 
 class SamplingFields(RequestFields):
@@ -33,15 +37,15 @@ class SamplingFields(RequestFields):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     min_tokens: int | None = Field(None, ge=0)
-    logit_bias: dict[str, float] | None = None
-    stop_token_ids: list[int] | None = None
+    logit_bias: Annotated[dict[str, float], at_most(MOST_BIASES)] | None = None
+    stop_token_ids: ListOf[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
     ignore_eos: bool = False
     seed: int | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: ListOf[str] | None = None
     grammar: str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: ListOf[str] | None = None
     guided_grammar: str | None = None
     guided_json: dict[str, Any] | str | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -70,17 +74,20 @@ def sampling_of_fields(request: SamplingFields) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def stops_of_field(stop: str | Sequence[str] | None) -> list[str]:
+def stops_of_field(stop: str | Sequence[str] | None, field: str = "stop") -> list[str]:
     """Return the stop strings of a request.
+
+    Args:
+        field: name of the field, for messages.
 
     Raises:
         RequestError: there are too many, or one is empty.
     """
     stops = [stop] if isinstance(stop, str) else list(stop or ())
     if len(stops) > MOST_STOPS:
-        raise RequestError(f"stop has {len(stops)} texts; {MOST_STOPS} are the most", field="stop")
+        raise RequestError(f"{field} has {len(stops)} texts; {MOST_STOPS} are the most", field=field)
     if not all(stops):
-        raise RequestError("stop has an empty text, which would end every answer at once", field="stop")
+        raise RequestError(f"{field} has an empty text, which would end every answer at once", field=field)
     return stops
 
 
@@ -96,8 +103,17 @@ def grammar_of(request: SamplingFields, response_format: Mapping[str, Any] | Non
             continue
         if found:
             raise RequestError(f"{name}: an answer can have one grammar, and another is given", field=name)
+        _check_rules(value, name)
         found = value
     return found
+
+
+def _check_rules(grammar: Mapping[str, Any], field: str) -> None:
+    """Check that a grammar in text has few rules."""
+    texts = [grammar[form] for form in ("lark", "gbnf") if isinstance(grammar.get(form), str)]
+    num_rules = sum(len(_RULE.findall(text)) for text in texts)
+    if num_rules > MOST_RULES:
+        raise RequestError(f"{field} has {num_rules} rules; {MOST_RULES} are the most", field=field)
 
 
 def _grammar_fields(
@@ -163,3 +179,13 @@ def format_grammar(response_format: Mapping[str, Any], field: str) -> dict[str, 
 def schema_size(grammar: Mapping[str, Any]) -> int:
     """Return the characters of a grammar, for a limit."""
     return sum(len(value if isinstance(value, str) else json.dumps(value)) for value in grammar.values())
+
+
+def check_grammar_size(size: int, most: int) -> None:
+    """Check the characters of all schemas and grammars of a request.
+
+    Raises:
+        RequestError: they are too many.
+    """
+    if size > most:
+        raise RequestError(f"schemas of {size} characters; this server takes {most} (task.max_grammar_chars)")

@@ -36,7 +36,7 @@ from graphcore.serving.chat_call import (
     ToolCallBegin,
     Used,
 )
-from graphcore.serving.fields import RequestFields, parse_request, refuse_unless
+from graphcore.serving.fields import ListOf, RequestFields, at_most, parse_request, refuse_unless
 from graphcore.serving.message_turns import joined_turns
 from graphcore.serving.openai_chat import tool_choice_of
 from graphcore.serving.openai_messages import parsed_arguments, text_of
@@ -63,6 +63,8 @@ NEUTRAL_RESPONSE_FIELDS: Mapping[str, Sequence[object]] = {
 
 ITEM_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Roles of messages that can be given, and what the server makes of them."""
+
+MOST_METADATA = 16  # entries of metadata, as in OpenAI's interface
 
 LOGPROBS = "message.output_text.logprobs"  # the value of `include` that asks for log probabilities
 
@@ -103,9 +105,9 @@ class ResponsesRequest(SamplingFields):
     """The fields of a request."""
 
     model: str = ""
-    input: Annotated[list[dict[str, Any]], BeforeValidator(_items_of)] = Field(min_length=1)
+    input: Annotated[ListOf[dict[str, Any]], BeforeValidator(_items_of)] = Field(min_length=1)
     instructions: str | None = None
-    tools: list[ResponseTool] = Field(default_factory=list)
+    tools: ListOf[ResponseTool] = Field(default_factory=list)
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions = TextOptions()
@@ -113,10 +115,10 @@ class ResponsesRequest(SamplingFields):
     max_output_tokens: int | None = Field(None, ge=1)
     max_tool_calls: int | None = None
     top_logprobs: int = Field(0, ge=0, le=20)
-    include: list[str] = Field(default_factory=list)
+    include: ListOf[str] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], at_most(MOST_METADATA)] = Field(default_factory=dict)
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -155,6 +157,7 @@ def read_responses(body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatCall,
         wants_logprobs=request.top_logprobs > 0 or LOGPROBS in request.include,
         num_top_logprobs=request.top_logprobs,
         options=_thinking_options(request.reasoning.effort),
+        ignores_end=request.ignore_eos,
     )
     return request, call, unknown
 

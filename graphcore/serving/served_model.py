@@ -43,6 +43,7 @@ class ServedModel:
         created: time.time() of the start.
         num_running: requests that are being answered.
         num_answered: requests that were answered.
+        longest_token: most characters that a token spells; 0 before the engine is loaded, or without a tokenizer.
         failure: error that ends the server: the engine could not be loaded, or has failed twice.
         on_failure: function that ends the server after a failure.
     """
@@ -57,7 +58,7 @@ class ServedModel:
         self._rebuilding: asyncio.Task[None] | None = None  # kept, because the loop does not keep tasks
         self.state = ServingState.LOADING
         self.created = time.time()
-        self.num_running = self.num_answered = 0
+        self.num_running = self.num_answered = self.longest_token = 0
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] = lambda: None
 
@@ -90,6 +91,8 @@ class ServedModel:
         self._format = tool_format_of(
             None if tokenizer is None else tokenizer.template_source, engine.config.model_type
         )
+        if tokenizer is not None:
+            self.longest_token = max(map(len, map(tokenizer.id_to_piece, range(engine.config.vocab_size))))
         if tokenizer is not None and engine.loaded.end_ids:
             engine.prepare_grammars()
         gc.collect()

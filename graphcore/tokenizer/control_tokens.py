@@ -18,6 +18,13 @@ import tokenizers
 from graphcore.errors import TokenizerError
 
 _MARKUP = re.compile(r"[<\[]\S*[>\]]")
+LONG = 20_000
+"""Characters from which a text is encoded as a batch of one, during which other Python threads run.
+
+The library holds Python's lock in `encode`, for a second in each megabyte. Shorter texts are not, because after a batch
+the library prints a warning if the process is forked.
+"""
+
 _GUARD = "\U0010fffd"  # put before a text that is not at the beginning of the input; merges with nothing
 
 
@@ -68,7 +75,12 @@ class ControlTokens:
     def parsed(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
         """Return the encoding of a text whose control tokens are parsed."""
         with self._lock:
+            return self._encoded(text, add_special_tokens)
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+        if len(text) <= LONG:
             return self._backend.encode(text, add_special_tokens=add_special_tokens)
+        return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def plain(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
         """Return the encoding of a text in which no control token is parsed.
@@ -104,7 +116,7 @@ class ControlTokens:
         with self._lock:
             self._backend.encode_special_tokens = True
             try:
-                encoding = self._backend.encode(text, add_special_tokens=False)
+                encoding = self._encoded(text, add_special_tokens=False)
             finally:
                 self._backend.encode_special_tokens = self._is_split
         left = self.found(text, encoding, self.of_template)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from graphcore.errors import ConfigError
+from graphcore.tokenizer.deep_stack import run_in_deep_stack
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -121,14 +122,25 @@ class GrammarMask:
             ConfigError: the grammar is invalid, or exceeds llguidance's limits.
         """
         if self._matcher is None:
-            from llguidance import LLMatcher
-
             if not self._compiled:
-                compiled = LLMatcher(self.tokens.known, self._source())
+                compiled = run_in_deep_stack(self._compile, len(str(self.grammar)))
                 self._check(compiled)
                 self._compiled.append(compiled)
             self._matcher = self._compiled[0].deep_copy()
         return self._matcher
+
+    def prepare(self) -> None:
+        """Compile the grammar now, instead of when its request waits.
+
+        Raises:
+            ConfigError: the grammar is invalid, or exceeds llguidance's limits.
+        """
+        _ = self.matcher
+
+    def _compile(self) -> "LLMatcher":
+        from llguidance import LLMatcher
+
+        return LLMatcher(self.tokens.known, self._source())
 
     def _source(self) -> str:
         source = llguidance_source(self.form, self.grammar)
@@ -179,7 +191,8 @@ def llguidance_source(form: str, grammar: Any) -> str:
     from llguidance import LLMatcher, gbnf_to_lark
 
     if form == "choice":
-        if isinstance(grammar, str) or not all(isinstance(text, str) for text in grammar) or not grammar:
+        is_list = isinstance(grammar, Sequence) and not isinstance(grammar, str)
+        if not is_list or not grammar or not all(isinstance(text, str) for text in grammar):
             raise ConfigError(f"choice={grammar!r:.40} must be a list of texts")
         # one terminal, an automaton: thousands of alternatives of a rule would exceed the parser's limits
         return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(json.dumps(text) for text in grammar))

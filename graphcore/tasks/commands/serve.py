@@ -120,9 +120,11 @@ def address_lines(settings: ServeSettings, name: str, port: int) -> list[str]:
 
 def log_requests(form: str) -> None:
     """Write the requests' lines to standard error."""
+    from graphcore.serving.http_exchange import JsonLines
+
     log = logging.getLogger("graphcore.serving")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s" if form == "json" else "%(asctime)s %(message)s"))
+    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(message)s"))
     log.handlers[:] = [handler]
     log.setLevel(logging.INFO)
     log.propagate = False
