@@ -1,12 +1,15 @@
 """task=chat over piped lines: the cache is reused, and the answers are those of a conversation run from scratch."""
 
 import io
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from task_runs import NEW
 
 from graphcore import Engine
+from graphcore.engine.request import Request
 from graphcore.engine.request_handle import RequestHandle
 from graphcore.tasks.chat import conversation
 
@@ -63,8 +66,8 @@ def test_only_what_an_answer_in_channels_says_goes_back_to_the_template(say, mon
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(say, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = RequestHandle.event
-    runs: list[int] = []
+    whole, take, cancel = RequestHandle.event, Request.take, RequestHandle.cancel
+    runs, is_cancelled = list[int](), threading.Event()
 
     def interrupted(self: RequestHandle, at: int):
         runs.append(at)
@@ -72,7 +75,18 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(say, monkeypatch: pytest.Monke
             raise KeyboardInterrupt
         return whole(self, at)
 
+    def taken(self: Request, *token: Any) -> None:
+        """Wait before the sixth token until the answer is cancelled: a fast machine would end it before."""
+        assert len(self.token_ids) < 5 or is_cancelled.wait(60), "Ctrl-C has not cancelled the answer"
+        take(self, *token)
+
+    def cancelled(self: RequestHandle) -> None:
+        cancel(self)
+        is_cancelled.set()
+
     monkeypatch.setattr(RequestHandle, "event", interrupted)
+    monkeypatch.setattr(Request, "take", taken)
+    monkeypatch.setattr(RequestHandle, "cancel", cancelled)
     run = say("one\ntwo\n")
     first, second = run.record["turns"]
     assert run.status == 0
