@@ -211,12 +211,12 @@ class Schedule(RuleBasedStateMachine):
         running = [one for one in self.queue.batching.running if not one.has_ended and not one.is_unwanted]
         oldest = running[0] if running and running[0].cache_row is not None else None
         before = (oldest.num_computed, len(oldest.token_ids)) if oldest else None
+        was_masked = oldest is None or oldest.mask is None or oldest.mask.future.done()  # it may be done too late, too
         passes = self.runner.num_passes
         has_worked = self.queue.step()
         if oldest is not None and not oldest.has_ended and self.runner.num_passes > passes:
             assert oldest.cache_row is not None
-            is_masked = oldest.mask is None or oldest.mask.future.done()
-            assert (oldest.num_computed, len(oldest.token_ids)) != before or not is_masked
+            assert (oldest.num_computed, len(oldest.token_ids)) != before or not was_masked
         return has_worked
 
     @invariant()
