@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: requests to ChatCall, and parts of the answer to chunks or one body."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -232,7 +233,7 @@ async def chat_body(
     parts: AsyncIterator[Part], head: Mapping[str, Any], texts: TokenTexts, call: ChatCall
 ) -> dict[str, Any]:
     """Return the body of a whole answer; arguments as for `ChatChunks`."""
-    choices = [_Choice() for _ in range(call.num_answers)]
+    choices: dict[int, _Choice] = defaultdict(_Choice)  # made as they come: only the parts know whether n is allowed
     usage: dict[str, Any] = {}
     async for part in parts:
         match part:
@@ -246,7 +247,7 @@ async def chat_body(
                 choices[part.choice].finish_reason = FINISH_REASONS.get(part.finish_reason, part.finish_reason)
             case _:
                 choices[part.choice].append(part)
-    bodies = [choice.body(at, call.wants_logprobs) for at, choice in enumerate(choices)]
+    bodies = [choices[at].body(at, call.wants_logprobs) for at in range(call.num_answers)]
     return {**head, "object": "chat.completion", "choices": bodies, "usage": usage}
 
 

@@ -198,9 +198,9 @@ def llguidance_source(form: str, grammar: Any) -> str:
         return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(json.dumps(text) for text in grammar))
     if form == "json_schema":
         try:
-            text = grammar if isinstance(grammar, str) else json.dumps(grammar)
+            text = json.dumps(json.loads(grammar) if isinstance(grammar, str) else grammar)
             return LLMatcher.grammar_from_json_schema(text)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"json_schema must be JSON: {error}") from error
     if not isinstance(grammar, str):
         raise ConfigError(f"{form}={grammar!r:.40} must be a text")
