@@ -234,26 +234,12 @@ async def answer_chat(served: ServedModel, call: ChatCall, request_id: str) -> A
     engine = served.engine
     try:
         asked = await asyncio.to_thread(submit_call, served, engine, call, request_id)
-        with cancelled_at_end(asked.handle):
+        with served.ended_after([asked.handle]):
             yield Began(asked.prompt_tokens)
             async for part in _parts(served, call, asked):
                 yield part
     except Exception as error:
         raise served.error_of(error) from error
-
-
-class cancelled_at_end:  # noqa: N801 - a block
-    """A block at whose end a request of the engine is cancelled, if it still runs."""
-
-    def __init__(self, handle: RequestHandle) -> None:
-        self._handle = handle
-
-    def __enter__(self) -> None:
-        """Begin the block."""
-
-    def __exit__(self, *_: object) -> None:
-        """Cancel the request."""
-        self._handle.cancel()
 
 
 async def _parts(served: ServedModel, call: ChatCall, asked: _Submitted) -> AsyncGenerator[Part, None]:

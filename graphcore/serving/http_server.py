@@ -1,6 +1,6 @@
 """Runs the application under uvicorn: connections that send too slowly are cut, and signals drain the server.
 
-SIGTERM, SIGINT   no new requests, /health says 503, running answers finish within task.grace, then exit
+SIGTERM, SIGINT   no new requests, /health says 503, running answers finish within task.grace or end as they are, exit
 a second signal   running answers are cut
 """
 
@@ -29,6 +29,7 @@ from graphcore.serving.served_model import ServedModel
 
 LOG = logging.getLogger("graphcore.serving")
 KEEP_ALIVE = 65  # seconds that an idle connection stays open: longer than a proxy's 60
+LAST_SECONDS = 1.0  # in which answers that are ended by the server's end are sent
 STEP = 0.05  # seconds between two looks at whether all answers have ended
 LARGEST_HEAD = 64 * 1024  # bytes of a request's head
 
@@ -115,9 +116,20 @@ class DrainingServer(uvicorn.Server):
 
     async def _close_when_idle(self) -> None:
         end = asyncio.get_running_loop().time() + self._grace
+        await self._wait_until_idle(end)
+        self._served.cancel_all()  # answers end as they are
+        await self._wait_until_idle(asyncio.get_running_loop().time() + LAST_SECONDS)
+        self.should_exit = True
+
+    async def _wait_until_idle(self, end: float) -> None:
         while self._served.num_running and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(STEP)
-        self.should_exit = True
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Close connections and end the application; uvicorn leaves the latter out at a second signal."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import attrgetter
@@ -17,7 +16,6 @@ from graphcore.engine.request_handle import RequestHandle
 from graphcore.serving.answering import (
     REASONS,
     Limits,
-    cancelled_at_end,
     compiled_grammar,
     limits_of,
     with_defaults,
@@ -209,9 +207,7 @@ class Completions:
             RequestError: a request of the engine is refused or has failed.
         """
         await self.submit()
-        with ExitStack() as stack:
-            for handle in self._handles:
-                stack.enter_context(cancelled_at_end(handle))
+        with self._served.ended_after(self._handles):
             try:
                 for handle in self._handles:
                     await handle
@@ -228,25 +224,25 @@ class Completions:
         """Yield the chunks of a streamed answer, which was submitted, in the order in which tokens come."""
         queue: asyncio.Queue[tuple[int, Sequence[TokenEvent]] | BaseException] = asyncio.Queue()
         readers = [asyncio.create_task(self._read(at, queue)) for at in range(len(self._handles))]
-        try:
-            for at, ids in enumerate(self._prompts):
-                for row in range(self._request.n):
-                    if self._request.echo:
-                        yield self._chunk(at, row, self._text(ids), None)
-            left = len(readers)
-            while left:
-                found = await queue.get()
-                if isinstance(found, BaseException):
-                    raise self._served.error_of(found)
-                left -= not found[1]
-                for chunk in self._event_chunks(*found) if found[1] else self._last_chunks(found[0]):
-                    yield chunk
-            if self._request.stream_options.include_usage:
-                yield {**self._head, "choices": [], "usage": usage_body(self.used)}
-        finally:
-            self.cancel()
-            for reader in readers:
-                reader.cancel()
+        with self._served.ended_after(self._handles):
+            try:
+                for at, ids in enumerate(self._prompts):
+                    for row in range(self._request.n):
+                        if self._request.echo:
+                            yield self._chunk(at, row, self._text(ids), None)
+                left = len(readers)
+                while left:
+                    found = await queue.get()
+                    if isinstance(found, BaseException):
+                        raise self._served.error_of(found)
+                    left -= not found[1]
+                    for chunk in self._event_chunks(*found) if found[1] else self._last_chunks(found[0]):
+                        yield chunk
+                if self._request.stream_options.include_usage:
+                    yield {**self._head, "choices": [], "usage": usage_body(self.used)}
+            finally:
+                for reader in readers:
+                    reader.cancel()
 
     async def _read(self, at: int, queue: "asyncio.Queue[tuple[int, Sequence[TokenEvent]] | BaseException]") -> None:
         """Put the tokens of a prompt's answers into a queue, and none at their end."""

@@ -3,18 +3,17 @@
 import asyncio
 import base64
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any, Literal
 
 import numpy as np
 
 from graphcore.engine.engine import Engine
 from graphcore.engine.request_handle import RequestHandle
-from graphcore.serving.answering import cancelled_at_end, limits_of
+from graphcore.serving.answering import limits_of
 from graphcore.serving.fields import RequestFields, parse_request
 from graphcore.serving.openai_completions import Prompts, prompts_of_field
 from graphcore.serving.request_errors import RequestError
-from graphcore.serving.served_model import ServedModel
+from graphcore.serving.served_model import ServedModel, ServingState
 
 
 class EmbeddingRequest(RequestFields):
@@ -53,13 +52,13 @@ async def embedding_body(served: ServedModel, request: EmbeddingRequest) -> dict
         raise RequestError(f"dimensions={request.dimensions}; this model has {size} and no fewer", field="dimensions")
     try:
         handles, tokens = await asyncio.to_thread(_submit, served, engine, request)
-        with ExitStack() as stack:
-            for handle in handles:
-                stack.enter_context(cancelled_at_end(handle))
+        with served.ended_after(handles):
             for handle in handles:
                 await handle
             rows = [handle.embedding(request.normalize).numpy().astype("<f4") for handle in handles]
     except Exception as error:
+        if served.state is ServingState.DRAINING:
+            raise RequestError("the server has ended before the embeddings", status=503, code="not_ready") from error
         raise served.error_of(error) from error
     data = [
         {"object": "embedding", "index": at, "embedding": _encoded(row, request.encoding_format)}

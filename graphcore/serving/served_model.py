@@ -5,11 +5,12 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 
 from graphcore.engine.engine import Engine
+from graphcore.engine.request_handle import RequestHandle
 from graphcore.sampling_params import SamplingParams
 from graphcore.serving.request_errors import RequestError, request_error
 from graphcore.serving.serve_settings import ServeSettings
@@ -61,6 +62,8 @@ class ServedModel:
         self.num_running = self.num_answered = self.longest_token = 0
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] = lambda: None
+        self._loading: threading.Thread | None = None
+        self._handles: set[RequestHandle] = set()
 
     async def load(self) -> None:
         """Load the engine in a thread that does not keep the process from ending; an error ends the server."""
@@ -74,7 +77,8 @@ class ServedModel:
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(loaded.set)
 
-        threading.Thread(target=work, name="graphcore-load", daemon=True).start()
+        self._loading = threading.Thread(target=work, name="graphcore-load", daemon=True)
+        self._loading.start()
         await loaded.wait()
         if self.failure is not None:
             self._fail(self.failure)
@@ -131,6 +135,22 @@ class ServedModel:
             self.num_running -= 1
             self.num_answered += 1
 
+    @contextmanager
+    def ended_after(self, handles: Sequence[RequestHandle]) -> Iterator[None]:
+        """Cancel requests of the engine after the block, or when the server ends before."""
+        self._handles.update(handles)
+        try:
+            yield
+        finally:
+            self._handles.difference_update(handles)
+            for handle in handles:
+                handle.cancel()
+
+    def cancel_all(self) -> None:
+        """End all answers that are being made, as they are."""
+        for handle in tuple(self._handles):
+            handle.cancel()
+
     def drain(self) -> None:
         """Take no more requests."""
         if self.state is not ServingState.FAILED:
@@ -161,6 +181,8 @@ class ServedModel:
             self.state = ServingState.READY
 
     def close(self) -> None:
-        """Free the engine."""
+        """Free the engine, after a load that is under way: threads of native code must not outlive the process."""
+        if self._loading is not None:
+            self._loading.join()
         if self._engine is not None:
             self._engine.close()

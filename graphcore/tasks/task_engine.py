@@ -8,6 +8,7 @@ from graphcore.engine.loading.runtime_config import describe_runtime, refuse_gra
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
+from graphcore.progress import Progress
 from graphcore.sampling_params import SamplingParams
 from graphcore.tasks.report.startup import cache_state
 from graphcore.tasks.task import Context
@@ -16,18 +17,19 @@ from graphcore.weights.plan import Plan
 DEFAULT_NEW_TOKENS = 128  # most tokens of an answer by default; in a chat the default is the rest of the context
 
 
-def load_engine(context: Context, check: Check = no_check) -> Engine:
+def load_engine(context: Context, check: Check = no_check, on_progress: Progress | None = None) -> Engine:
     """Load the engine that the settings ask for, printing progress.
 
     Args:
         check: function that may refuse the checkpoint before its weights are read.
+        on_progress: callback of the progress; None is the console's.
 
     Raises:
         GraphcoreError: a setting, the checkpoint or the machine does not allow it.
     """
     settings = context.settings
     refuse_graph(settings)  # before anything is downloaded
-    engine = Engine.from_settings(settings, context.console.progress, check)
+    engine = Engine.from_settings(settings, on_progress or context.console.progress, check)
     context.console.expect_groups(moved_nbytes(engine.plan))
     for note in (*engine.notes, *group_note(context, engine.config.model_type)):
         context.console.note(note)

@@ -3,12 +3,14 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from chat_folder import TINY
-from command_process import Piped, graphcore
+from command_process import ROOT, Piped, environment, graphcore
 
 from graphcore.serving.serve_settings import ServeSettings
 from graphcore.tasks.commands.serve import KEY_VARIABLE, check_serving
@@ -115,3 +117,16 @@ def test_secrets_are_found_and_hidden_at_any_depth(tmp_path: Path) -> None:
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- task.api_key=s3cret\n- seed=0\n")
     hide_secrets(tmp_path, settings)
     assert (tmp_path / ".hydra" / "overrides.yaml").read_text() == f"- task.api_key={HIDDEN}\n- seed=0\n"
+
+
+def test_a_signal_while_the_model_is_loaded_ends_the_server_with_status_0(tmp_path: Path) -> None:
+    """A program of its own, whose interpreter ends as it does for users, while threads of native code compute."""
+    settings = ("device=cpu", "model.checkpoint=random:", "task=serve", "task.port=0", "outputs=false")
+    command = [sys.executable, str(ROOT / "run.py"), *settings]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "http://" not in process.stderr.readline():
+            assert process.poll() is None, "the server has said no address"
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+    assert process.returncode == 0, said

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ def folder(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.Temp
     path = tmp_path_factory.mktemp("hostile") / "llama3"
     shutil.copytree(tiny_model("llama3").folder, path)
     add_tokenizer(path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE}))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0]}))
     return path
@@ -33,7 +36,7 @@ def folder(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Iterator[Engine]:
-    sizes = ["batching.max_sequences=2", "context_length=512"]
+    sizes = ["batching.max_sequences=2", "context_length=4096"]
     with Engine.load(folder, dtype="fp32", device="cpu", overrides=sizes) as engine:
         yield engine
 
@@ -190,7 +193,10 @@ def leaves(running: Running, path: str, body: dict[str, Any], is_there: Callable
         ("/v1/embeddings", {"input": ["x" * 500] * 200}),
         ("/v1/completions", {"prompt": ["x" * 100] * 200, "max_tokens": 300, "n": 3}),
         ("/v1/completions", {"prompt": ["x" * 100] * 200, "max_tokens": 300, "stream": True}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stream": True, "n": 16}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "stream": True, "n": 16, "ignore_eos": True},
+        ),
     ],
 )
 def test_a_client_that_leaves_ends_all_its_requests(running: Running, path: str, body: dict[str, Any]) -> None:
@@ -244,7 +250,7 @@ def test_a_prompt_that_no_context_holds_is_refused_before_it_is_encoded(
 
     monkeypatch.setattr(type(engine.tokenizer), "encode", encode)
     monkeypatch.setattr(type(engine.tokenizer), "encode_chat", encode)
-    text = "x" * (512 * running.served.longest_token + 1)
+    text = "x" * (4096 * running.served.longest_token + 1)
     with running.client() as http:
         for path, body in (
             ("/v1/completions", {"prompt": text}),
@@ -257,7 +263,7 @@ def test_a_prompt_that_no_context_holds_is_refused_before_it_is_encoded(
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_stream_that_a_time_limit_ends_has_a_reason_and_all_text(engine: Engine, path: str) -> None:
-    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 500, "ignore_eos": True}
+    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4000, "ignore_eos": True}
     with running_server(lambda: engine, request_timeout=0.2) as running, running.client() as http:
         text = http.post(path, json={**body, "stream": True}).text
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
@@ -333,3 +339,28 @@ def test_an_event_has_one_line_for_every_client() -> None:
     event = event_of({"text": "a\u2028b\u2029c\x85d\u4e2d\n"})
     assert len(event["data"].splitlines()) == 1
     assert json.loads(event["data"]) == {"text": "a\u2028b\u2029c\x85d\u4e2d\n"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_answers_end_as_they_are_after_the_grace(engine: Engine, path: str, stream: bool) -> None:
+    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4000, "ignore_eos": True}
+    with running_server(lambda: engine, grace=0) as running, running.client() as http:
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(http.post(path, json={**body, "stream": stream})))
+        thread.start()
+        running.wait_for(lambda: any(one.new_tokens > 3 for one in engine.status()))
+        running.server.handle_exit(15, None)
+        running.thread.join(SECONDS)
+        assert not running.thread.is_alive()
+        thread.join(SECONDS)
+    (response,) = found
+    assert response.status_code == 200
+    if stream:
+        *lines, last = [line for line in response.text.splitlines() if line.startswith("data:")]
+        assert last == "data: [DONE]"
+        assert json.loads(lines[-1].removeprefix("data:"))["choices"][0]["finish_reason"] == "length"
+    else:
+        assert response.json()["choices"][0]["finish_reason"] == "length"
+        assert 0 < response.json()["usage"]["completion_tokens"] < 4000
+    running.wait_for(lambda: running.num_requests() == 0, seconds=10)

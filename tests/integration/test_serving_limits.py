@@ -309,18 +309,6 @@ def test_running_answers_finish_and_no_others_begin_when_it_ends(engine: Engine)
     assert found[0].json()["usage"]["completion_tokens"] == 1500
 
 
-def test_answers_are_cut_after_the_grace(engine: Engine) -> None:
-    with running_server(lambda: engine, grace=0.2) as running:
-        connection = connect(running)
-        connection.sendall(request_of({**LONG, "stream": True}))
-        running.wait_for(lambda: running.num_requests() == 1)
-        running.server.handle_exit(15, None)
-        running.thread.join(SECONDS)
-        assert not running.thread.is_alive()
-        connection.close()
-    running.wait_for(lambda: running.num_requests() == 0, seconds=10)
-
-
 def fail_passes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the engine's next pass fail for good, as after a lost disk."""
 

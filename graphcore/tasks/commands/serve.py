@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from graphcore.tasks.task_engine import describe, load_engine, model_name, sampl
 KEY_VARIABLE = "GRAPHCORE_API_KEY"
 LOGS = ("text", "json")
 ALIASES = (None, "vllm", "llamacpp")
+STAGES_OF_REQUESTS = ("prefill", "generate")  # whose progress is no matter of the server's log
 LEAST = {
     "port": 0,
     "grace": 0,
@@ -47,10 +49,18 @@ def run(context: Context, task: ServeSettings) -> Record:
     name = settings.model_name or model_name(context.settings.model)
 
     loaded: Record = {}
+    is_over = threading.Event()
+
+    def progress(stage: str, group: int | None, done: int, total: int) -> None:
+        if stage in STAGES_OF_REQUESTS:
+            return
+        if is_over.is_set():
+            raise ConfigError("the server has ended while the model was loaded")
+        context.console.progress(stage, group, done, total)
 
     def load() -> Engine:
         began = time.perf_counter()
-        engine = load_engine(context)
+        engine = load_engine(context, on_progress=progress)
         loaded["load_seconds"] = time.perf_counter() - began
         loaded["compile"] = compile_record(engine.warm_up(engine.runner.sizes.batch_size))
         context.console.note(describe(engine, loaded["load_seconds"]))
@@ -65,6 +75,7 @@ def run(context: Context, task: ServeSettings) -> Record:
         ran = {} if served.loaded_engine is None else ran_record(served.loaded_engine)
         return {"model_name": name, "num_requests": served.num_answered, **ran, **loaded}
     finally:
+        is_over.set()
         served.close()
 
 
@@ -122,12 +133,13 @@ def log_requests(form: str) -> None:
     """Write the requests' lines to standard error."""
     from graphcore.serving.http_exchange import JsonLines
 
-    log = logging.getLogger("graphcore.serving")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(message)s"))
-    log.handlers[:] = [handler]
-    log.setLevel(logging.INFO)
-    log.propagate = False
+    for name, level in (("graphcore.serving", logging.INFO), ("uvicorn", logging.WARNING)):
+        log = logging.getLogger(name)
+        log.handlers[:] = [handler]
+        log.setLevel(level)
+        log.propagate = False
 
 
 TASK = Task("serve", ServeSettings, run)
