@@ -87,7 +87,11 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
             "instructions": "x",
             "max_output_tokens": 3,
             "tools": [{"type": "function", **FUNCTION}],
-            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "weather"}],
+            },
             "reasoning": {"effort": "low", "summary": "auto"},
             "text": {"format": {"type": "text"}, "verbosity": "low"},
             "include": ["message.output_text.logprobs"],
@@ -180,7 +184,9 @@ def mutated(body: dict[str, Any], draw: random.Random) -> dict[str, Any]:
             case 0 if chosen[-1] in holder or isinstance(holder, list):
                 del holder[chosen[-1]]
             case 1 if isinstance(holder, dict):
-                holder[draw.choice([*SAMPLING, "tools", "stream", "echo", "zebra", "\ud800"])] = deepcopy(draw.choice(VALUES))
+                holder[draw.choice([*SAMPLING, "tools", "stream", "echo", "zebra", "\ud800"])] = deepcopy(
+                    draw.choice(VALUES)
+                )
             case 2:
                 path, other = draw.choice(SEEDS)
                 holder[chosen[-1]] = deepcopy(draw.choice([path, *other.values()]))

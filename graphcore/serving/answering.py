@@ -152,7 +152,6 @@ def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id:
     """Encode a conversation and submit it; called in a thread, because long ones take time."""
     check_call(served, call)
     limits, settings = limits_of(served), served.settings
-    limits.check_text(sum(len(message["content"]) for message in call.messages))
     ids = prompt_ids(served, engine, call)
     limits.check_prompt(len(ids))
     tail = engine.tokenizer.decode(ids[-TAIL:], skip_special_tokens=False)
@@ -177,7 +176,12 @@ def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id:
 
 
 def prompt_ids(served: ServedModel, engine: Engine, call: ChatCall) -> list[int]:
-    """Return the token ids of a conversation; the interfaces give the same ids for the same one."""
+    """Return the token ids of a conversation; the interfaces give the same ids for the same one.
+
+    Raises:
+        RequestError: its text is too long for the context, whatever its tokens are.
+    """
+    limits_of(served).check_text(sum(len(message["content"]) for message in call.messages))
     messages = template_messages(served.tool_format, call.messages)
     shown = call.tools if call.tool_choice != "none" else ()
     tools = [{**tool, "function": _described(tool["function"])} for tool in shown]

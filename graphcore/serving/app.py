@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from graphcore.engine.engine import Engine
-from graphcore.serving.answering import answer_chat, begin, count_prompt, prompt_ids
+from graphcore.serving.answering import answer_chat, begin, count_prompt, limits_of, prompt_ids
 from graphcore.serving.anthropic_messages import (
     anthropic_error,
     messages_body,
@@ -268,6 +268,7 @@ class Application:
             _, call, exchange.ignored = read_chat({**body, "add_special_tokens": None})
             ids = await asyncio.to_thread(prompt_ids, self._served, engine, call)
         else:
+            limits_of(self._served).check_text(len(request.prompt or ""))
             ids = await asyncio.to_thread(
                 engine.prompts.text_ids, request.prompt or "", is_beginning=request.add_special_tokens
             )

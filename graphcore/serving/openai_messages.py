@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from graphcore.serving.guard import DEEPEST, depth_of
 from graphcore.serving.request_errors import RequestError
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -89,6 +90,6 @@ def parsed_arguments(arguments: object, where: str) -> dict[str, Any]:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
             arguments = None
-    if arguments is None or not isinstance(arguments, Mapping):
-        raise RequestError(f"{where} must be the text of a JSON object", field=where)
+    if not isinstance(arguments, Mapping) or depth_of(arguments) > DEEPEST:
+        raise RequestError(f"{where} must be the text of a JSON object, not nested too deeply", field=where)
     return dict(arguments)

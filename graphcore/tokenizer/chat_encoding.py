@@ -43,7 +43,8 @@ def encode_apart(
             raise TokenizerError(f"{source}: a message has the role or field '{structure}', which is a control token")
     marked = _rendered(render, marking)
     if marked is not None and marking.taken_back(marked) == text:
-        theirs = {spot.token for spot in spots if _is_theirs(spot, encoding.ids, marked, marking, controls)}
+        ids = encoding.ids  # a new list at each access
+        theirs = {spot.token for spot in spots if _is_theirs(spot, ids, marked, marking, controls)}
         return _ids_apart(text, encoding, spots, theirs, controls)
     if not _must_be_the_templates(encoding, spots, marked, marking, controls):
         spelt = controls.spelling(encoding.ids[spots[-1].token])
@@ -74,15 +75,15 @@ def _ids_apart(
     text: str, encoding: tokenizers.Encoding, spots: Sequence[Spot], theirs: set[int], controls: ControlTokens
 ) -> list[int]:
     """Return the ids; `theirs` are the positions of control tokens that come from messages."""
-    ids: list[int] = []
+    every, ids = encoding.ids, list[int]()
     own = [spot for spot in spots if spot.token not in theirs]
-    for before, after in pairwise([Spot(-1, 0, 0), *own, Spot(len(encoding.ids), len(text), len(text))]):
+    for before, after in pairwise([Spot(-1, 0, 0), *own, Spot(len(every), len(text), len(text))]):
         between = range(before.token + 1, after.token)
         if theirs.isdisjoint(between):
-            ids += encoding.ids[between.start : between.stop]
+            ids += every[between.start : between.stop]
         else:
             ids += controls.plain_section(text[before.end : after.start], is_first=before.token < 0)
-        ids += encoding.ids[after.token : after.token + 1]
+        ids += every[after.token : after.token + 1]
     return ids
 
 
@@ -94,14 +95,16 @@ def _must_be_the_templates(
     That holds if no message has a character that such a token consists of, or if the template writes the same tokens,
     in the same order, around messages that have none.
     """
-    found = [encoding.ids[spot.token] for spot in spots]
+    every = encoding.ids
+    found = [every[spot.token] for spot in spots]
     if all(marking.letters.isdisjoint(signs_of(spelling)) for spelling in controls.spellings(found)):
         return True
     if marked is None:
         return False
     without = controls.parsed(marked)
+    ids = without.ids
     written = [
-        without.ids[spot.token]
+        ids[spot.token]
         for spot in controls.found(marked, without, controls.of_template)
         if not marking.has_mark(marked[spot.start : spot.end])
     ]

@@ -132,12 +132,11 @@ class ControlTokens:
 
     def found(self, text: str, encoding: tokenizers.Encoding, ids: frozenset[int]) -> list[Spot]:
         """Return the positions of tokens with these ids in a text's encoding, except those of unknown words."""
-        spots = [
+        return [
             Spot(index, start, end)
             for index, (token_id, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True))
-            if token_id in ids
+            if token_id in ids and self._spells(text[start:end], token_id)
         ]
-        return [spot for spot in spots if self._spells(text[spot.start : spot.end], encoding.ids[spot.token])]
 
     def _spells(self, text: str, token_id: int) -> bool:
         """Return whether a text is the spelling of the added token that it became, but for white space around it.

@@ -256,9 +256,12 @@ def test_a_prompt_that_no_context_holds_is_refused_before_it_is_encoded(
             ("/v1/completions", {"prompt": text}),
             ("/v1/embeddings", {"input": text}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+            ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": text}]}),
+            ("/tokenize", {"prompt": text}),
         ):
             response = http.post(path, json=body)
-            assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+            assert response.status_code == 400
+            assert "context length" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -364,3 +367,22 @@ def test_answers_end_as_they_are_after_the_grace(engine: Engine, path: str, stre
         assert response.json()["choices"][0]["finish_reason"] == "length"
         assert 0 < response.json()["usage"]["completion_tokens"] < 4000
     running.wait_for(lambda: running.num_requests() == 0, seconds=10)
+
+
+def test_a_conversation_of_thousands_of_turns_is_encoded_in_little_time(running: Running) -> None:
+    """The time is about linear; that of a list of all tokens for each control token would be a minute."""
+    roles = ["user", "assistant"] * 5000
+    with running.client() as http:
+        response = http.post("/tokenize", json={"messages": [{"role": role, "content": "a"} for role in roles]})
+    assert response.status_code == 200
+    assert response.elapsed.total_seconds() < 15
+
+
+def test_arguments_of_calls_that_are_nested_too_deeply_are_refused(running: Running) -> None:
+    arguments = '{"a":' * 500 + "1" + "}" * 500
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "x"}]
+    items = [{"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments}]
+    with running.client() as http:
+        assert http.post("/v1/chat/completions", json={"messages": messages}).status_code == 400
+        assert http.post("/v1/responses", json={"input": items}).status_code == 400
