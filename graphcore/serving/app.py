@@ -410,7 +410,7 @@ def new_app(served: ServedModel, guard: Guard, metrics: ServingMetrics, cors_ori
         cors_origins: origins of websites that may read answers; "*" for all.
     """
     application = Application(served, guard, metrics)
-    origins = list(cors_origins)
+    origins = [origin.rstrip("/") for origin in cors_origins]
     cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
 
     @asynccontextmanager

@@ -35,14 +35,17 @@ LARGEST_HEAD = 64 * 1024  # bytes of a request's head
 
 
 class PatientlessProtocol(H11Protocol):
-    """uvicorn's HTTP protocol with a time limit for the head of a request, which it lacks.
+    """uvicorn's HTTP protocol with time limits for the head of a request and for a client that does not read.
 
     Attributes:
         head_seconds: seconds from the first byte of a connection, or from the end of an answer, to a whole head.
+        send_seconds: seconds that a client may take to read what is ready to be sent.
     """
 
     head_seconds = 10.0
+    send_seconds = 30.0
     _timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first head."""
@@ -57,9 +60,20 @@ class PatientlessProtocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop()
 
+    def pause_writing(self) -> None:
+        """Begin to wait for a client that does not read."""
+        super().pause_writing()
+        self._send_timer = self.loop.call_later(self.send_seconds, self._cut)
+
+    def resume_writing(self) -> None:
+        """End the wait for a client that has read."""
+        self._stop_sending()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the wait."""
+        """End all waits."""
         self._stop()
+        self._stop_sending()
         super().connection_lost(exc)
 
     def _start(self) -> None:
@@ -71,8 +85,13 @@ class PatientlessProtocol(H11Protocol):
             self._timer.cancel()
             self._timer = None
 
+    def _stop_sending(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
     def _cut(self) -> None:
-        """Close a connection whose head has not come."""
+        """Close a connection whose head has not come, or whose client does not read."""
         self._timer = None
         if not self.transport.is_closing():
             self.transport.abort()
@@ -206,7 +225,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
 def new_server(app: ASGIApp, served: ServedModel) -> DrainingServer:
     """Return a server for an application, with the limits of its settings."""
     settings = served.settings
-    protocol = type("Protocol", (PatientlessProtocol,), {"head_seconds": settings.receive_timeout})
+    limits = {"head_seconds": settings.receive_timeout, "send_seconds": settings.send_timeout}
+    protocol = type("Protocol", (PatientlessProtocol,), limits)
     config = uvicorn.Config(
         app,
         http=protocol,

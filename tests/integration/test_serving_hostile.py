@@ -386,3 +386,18 @@ def test_arguments_of_calls_that_are_nested_too_deeply_are_refused(running: Runn
     with running.client() as http:
         assert http.post("/v1/chat/completions", json={"messages": messages}).status_code == 400
         assert http.post("/v1/responses", json={"input": items}).status_code == 400
+
+
+def test_a_client_that_does_not_read_a_whole_answer_is_cut(engine: Engine) -> None:
+    with running_server(lambda: engine, send_timeout=0.5) as running:
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        text = json.dumps({"tokens": [0] * 200_000}).encode()
+        head = ["POST /detokenize HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+        sent = "\r\n".join([*head, f"Content-Length: {len(text)}", "", ""]).encode() + text
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(SECONDS)
+            connection.connect((host, int(port)))
+            connection.sendall(sent)
+            running.wait_for(lambda: len(running.server.server_state.connections) == 1)
+            running.wait_for(lambda: not running.server.server_state.connections, seconds=20)

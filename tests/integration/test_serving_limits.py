@@ -87,7 +87,7 @@ def test_websites_and_other_names_of_this_machine_are_refused(engine: Engine) ->
 
 def test_a_website_may_ask_if_it_is_named(engine: Engine) -> None:
     page = "http://localhost:3000"
-    with running_server(lambda: engine, cors_origins=[page]) as running, running.client(origin=page) as http:
+    with running_server(lambda: engine, cors_origins=[f"{page}/"]) as running, running.client(origin=page) as http:
         response = http.post("/v1/completions", json=SHORT)
         assert response.status_code == 200
         assert response.headers["access-control-allow-origin"] == page
