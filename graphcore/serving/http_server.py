@@ -6,6 +6,7 @@ a second signal   running answers are cut
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import threading
@@ -31,6 +32,8 @@ LOG = logging.getLogger("graphcore.serving")
 KEEP_ALIVE = 65  # seconds that an idle connection stays open: longer than a proxy's 60
 LAST_SECONDS = 1.0  # in which answers that are ended by the server's end are sent
 STEP = 0.05  # seconds between two looks at whether all answers have ended
+SPARE_CONNECTIONS = 50  # open beyond task.max_connections, so that their requests can be answered with status 503
+OTHER_FILES = 256  # that a process has open besides its connections
 LARGEST_HEAD = 64 * 1024  # bytes of a request's head
 
 
@@ -48,9 +51,12 @@ class PatientlessProtocol(H11Protocol):
     _send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first head."""
+        """Begin to wait for the first head; a connection beyond those that are told that there are too many is cut."""
         super().connection_made(transport)
-        self._start()
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency + SPARE_CONNECTIONS:
+            transport.abort()
+        else:
+            self._start()
 
     def data_received(self, data: bytes) -> None:
         """Read bytes; the first after an answer begin the wait for another head, and a whole head ends it."""
@@ -185,6 +191,7 @@ def serve_model(
         ConfigError: the address cannot be listened on.
         Exception: the engine cannot be loaded, or has failed twice.
     """
+    allow_files(settings.max_connections + SPARE_CONNECTIONS + OTHER_FILES)
     served, server = new_served(name, settings, sampling, load)
     listener = bound_socket(settings.host, settings.port)
     server.on_start = lambda: on_start(listener.getsockname()[1])
@@ -192,6 +199,19 @@ def serve_model(
     if served.failure is not None:
         raise served.failure
     return served
+
+
+def allow_files(count: int) -> None:
+    """Raise the process's limit of open files to a number, if it is lower.
+
+    Raises:
+        ConfigError: the machine allows no such limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        if hard != resource.RLIM_INFINITY and hard < count:
+            raise ConfigError(f"{count} open files are needed, and the limit is {hard}; set task.max_connections lower")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def new_served(

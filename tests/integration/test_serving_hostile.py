@@ -2,6 +2,7 @@
 
 import json
 import logging
+import resource
 import shutil
 import socket
 import threading
@@ -14,8 +15,10 @@ from served_engine import SECONDS, Running, running_server
 from tiny_models import TinyModel, add_tokenizer
 
 from graphcore import Engine
+from graphcore.errors import ConfigError
 from graphcore.serving.event_streams import event_of
 from graphcore.serving.http_exchange import JsonLines
+from graphcore.serving.http_server import SPARE_CONNECTIONS, allow_files
 
 SHORT = {"prompt": "abc", "max_tokens": 2}
 TEMPLATE = "{% for message in messages %}{{ message.role }}:{{ message.content }}<|end|>{% endfor %}assistant:"
@@ -401,3 +404,31 @@ def test_a_client_that_does_not_read_a_whole_answer_is_cut(engine: Engine) -> No
             connection.sendall(sent)
             running.wait_for(lambda: len(running.server.server_state.connections) == 1)
             running.wait_for(lambda: not running.server.server_state.connections, seconds=20)
+
+
+def test_connections_beyond_the_limit_are_cut_at_once(engine: Engine) -> None:
+    with running_server(lambda: engine, max_connections=10) as running, running.client() as http:
+        assert http.get("/ping").status_code == 200
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        idle = [socket.create_connection((host, int(port)), timeout=SECONDS) for _ in range(200)]
+        running.wait_for(lambda: len(running.server.server_state.connections) == 10 + SPARE_CONNECTIONS)
+        assert http.get("/ping").status_code == 503
+        for connection in idle:
+            connection.close()
+        running.wait_for(lambda: len(running.server.server_state.connections) < 5)
+        assert http.get("/ping").status_code == 200
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_the_machine_allows() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+        allow_files(before[0])
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+        allow_files(10)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+        if before[1] != resource.RLIM_INFINITY:
+            with pytest.raises(ConfigError, match="max_connections"):
+                allow_files(before[1] + 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
