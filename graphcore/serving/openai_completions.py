@@ -93,6 +93,17 @@ def read_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[st
     return request, unknown
 
 
+def check_room(engine: Engine, count: int, field: str) -> None:
+    """Check that the requests of a call fit in the queue at all; else it would be refused for ever as busy.
+
+    Raises:
+        RequestError: they do not; the error names the field.
+    """
+    most = engine.settings.batching.max_waiting
+    if count > most:
+        raise RequestError(f"{field} asks for {count} answers; {most} fit in the queue (batching.max_waiting)", field)
+
+
 def prompts_of_field(prompt: Prompts) -> list[str | list[int]]:
     """Return each prompt of a request."""
     if isinstance(prompt, str) or isinstance(prompt[0], int):
@@ -161,9 +172,11 @@ class Completions:
         request, engine = self._request, self._engine
         if request.n > self._served.settings.max_answers:
             raise RequestError(f"n={request.n}; the most are {self._served.settings.max_answers}", field="n")
+        prompts = prompts_of_field(request.prompt)
+        check_room(engine, len(prompts) * request.n, "prompt")
         limits, mask = limits_of(self._served), self._mask()
         sampling = with_defaults(self._served, sampling_of_fields(request))
-        for number, prompt in enumerate(prompts_of_field(request.prompt)):
+        for number, prompt in enumerate(prompts):
             if self._is_cancelled:
                 return
             ids = self._ids(engine, prompt, limits)

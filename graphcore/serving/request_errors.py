@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from graphcore.errors import BusyError, ConfigError, GraphcoreError
+from graphcore.errors import BusyError, ConfigError, GraphcoreError, TokenizerError
+from graphcore.sampling_params import NEUTRAL
 
 RETRY_AFTER = 1  # seconds after which a client may ask again while the queue is full
 TYPES: Mapping[int, str] = {
@@ -65,10 +66,10 @@ def request_error(error: BaseException, is_usable: bool = True) -> RequestError:
     if not is_usable:
         return RequestError("the model cannot answer at present; ask again later", status=503, code="not_ready")
     if isinstance(error, GraphcoreError):
-        status = 400 if isinstance(error, ConfigError) or type(error).__name__ == "TokenizerError" else 500
+        status = 400 if isinstance(error, ConfigError | TokenizerError) else 500  # templates refuse messages, too
         message = without_paths(str(error)).removeprefix("sampling.")
-        field = message.split()[0] if str(error).startswith("sampling.") else None
-        return RequestError(message, field, status)
+        first = re.match(r"\w*", message)
+        return RequestError(message, first[0] if first and first[0] in NEUTRAL else None, status)
     return RequestError("the request has failed inside the server; its log says why", status=500)
 
 

@@ -21,7 +21,10 @@ from graphcore.serving.http_exchange import JsonLines
 from graphcore.serving.http_server import SPARE_CONNECTIONS, allow_files
 
 SHORT = {"prompt": "abc", "max_tokens": 2}
-TEMPLATE = "{% for message in messages %}{{ message.role }}:{{ message.content }}<|end|>{% endfor %}assistant:"
+TEMPLATE = (
+    "{% if messages[0].content == 'refuse me' %}{{ raise_exception('refused!') }}{% endif %}"
+    "{% for message in messages %}{{ message.role }}:{{ message.content }}<|end|>{% endfor %}assistant:"
+)
 KEY = "open sésame"
 
 
@@ -152,6 +155,10 @@ def test_what_an_answer_could_not_repeat_is_refused(running: Running, text: str)
         ("/v1/completions", {**SHORT, "structured_outputs": {"choice": 5}}, None),
         ("/v1/completions", {**SHORT, "choice": ["x" * 300_000]}, None),
         ("/v1/completions", {**SHORT, "guided_json": "a"}, None),
+        ("/v1/completions", {**SHORT, "repetition_penalty": 1e-9}, "repetition_penalty"),
+        ("/v1/completions", {**SHORT, "logit_bias": {"99999": 1}}, "logit_bias"),
+        ("/v1/completions", {**SHORT, "logit_bias": {"x": 1}}, "logit_bias"),
+        ("/v1/completions", {**SHORT, "stop_token_ids": [99999]}, "stop_token_ids"),
         ("/v1/completions", {**SHORT, "n": 2**63}, "n"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 2**63}, "n"),
         ("/v1/responses", {"input": "hi", "metadata": {str(at): "x" for at in range(17)}}, "metadata"),
@@ -208,16 +215,22 @@ def test_a_client_that_leaves_ends_all_its_requests(running: Running, path: str,
     running.wait_for(lambda: running.served.num_running == 0, seconds=5)
 
 
-def test_embeddings_that_do_not_fit_in_the_queue_are_429(folder: Path) -> None:
-    sizes = ["batching.max_sequences=1", "batching.max_waiting=3", "context_length=512"]
+def test_what_does_not_fit_in_the_queue_now_is_429_and_what_never_fits_is_400(folder: Path) -> None:
+    sizes = ["batching.max_sequences=1", "batching.max_waiting=3", "context_length=4096"]
     with (
         Engine.load(folder, dtype="fp32", device="cpu", overrides=sizes) as engine,
         running_server(lambda: engine) as running,
         running.client() as http,
     ):
-        response = http.post("/v1/embeddings", json={"input": ["a"] * 4})
-        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
         assert http.post("/v1/embeddings", json={"input": ["a"] * 3}).status_code == 200
+        assert http.post("/v1/embeddings", json={"input": ["a"] * 4}).status_code == 400
+        assert http.post("/v1/completions", json={"prompt": ["a", "b"], "n": 2}).status_code == 400
+        handles = [engine.submit("abc", max_new_tokens=4000, ignore_eos=True) for _ in range(2)]
+        running.wait_for(lambda: running.num_decoding() == 1)
+        response = http.post("/v1/embeddings", json={"input": ["a"] * 3})
+        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+        for handle in handles:
+            handle.cancel()
 
 
 def test_equal_prompts_of_one_request_have_answers_of_their_own(running: Running) -> None:
@@ -432,3 +445,11 @@ def test_the_limit_of_open_files_is_raised_as_far_as_the_machine_allows() -> Non
                 allow_files(before[1] + 1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_messages_that_the_template_refuses_are_400(running: Running) -> None:
+    with running.client() as http:
+        for path in ("/v1/chat/completions", "/v1/messages/count_tokens", "/tokenize"):
+            response = http.post(path, json={"messages": [{"role": "user", "content": "refuse me"}]})
+            assert response.status_code == 400, response.text
+            assert "refused!" in response.json()["error"]["message"]
