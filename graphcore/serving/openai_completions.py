@@ -93,7 +93,7 @@ def read_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[st
     return request, unknown
 
 
-def check_room(engine: Engine, count: int, field: str) -> None:
+def check_queue_room(engine: Engine, count: int, field: str) -> None:
     """Check that the requests of a call fit in the queue at all; else it would be refused for ever as busy.
 
     Raises:
@@ -173,7 +173,7 @@ class Completions:
         if request.n > self._served.settings.max_answers:
             raise RequestError(f"n={request.n}; the most are {self._served.settings.max_answers}", field="n")
         prompts = prompts_of_field(request.prompt)
-        check_room(engine, len(prompts) * request.n, "prompt")
+        check_queue_room(engine, len(prompts) * request.n, "prompt")
         limits, mask = limits_of(self._served), self._mask()
         sampling = with_defaults(self._served, sampling_of_fields(request))
         for number, prompt in enumerate(prompts):

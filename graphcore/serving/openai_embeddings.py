@@ -11,7 +11,7 @@ from graphcore.engine.engine import Engine
 from graphcore.engine.request_handle import RequestHandle
 from graphcore.serving.answering import limits_of
 from graphcore.serving.fields import RequestFields, parse_request
-from graphcore.serving.openai_completions import Prompts, check_room, prompts_of_field
+from graphcore.serving.openai_completions import Prompts, check_queue_room, prompts_of_field
 from graphcore.serving.request_errors import RequestError
 from graphcore.serving.served_model import ServedModel, ServingState
 
@@ -71,7 +71,7 @@ async def embedding_body(served: ServedModel, request: EmbeddingRequest) -> dict
 def _submit(served: ServedModel, engine: Engine, request: EmbeddingRequest) -> tuple[list[RequestHandle], int]:
     """Encode all prompts and submit them; return their handles, and the number of their tokens."""
     limits, given, prompts = limits_of(served), prompts_of_field(request.input), list[list[int]]()
-    check_room(engine, len(given), "input")
+    check_queue_room(engine, len(given), "input")
     for prompt in given:
         if isinstance(prompt, str):
             limits.check_text(len(prompt))
