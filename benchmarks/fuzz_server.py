@@ -62,7 +62,7 @@ SAMPLING = {
     "n": 2,
     "stream_options": {"include_usage": True},
 }
-GRAMMARS = [
+GRAMMARS: list[dict[str, Any]] = [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
     {"regex": "[ab]+"},
     {"grammar": 'start: "a" | start "b"'},
@@ -70,8 +70,8 @@ GRAMMARS = [
     {"structured_outputs": {"choice": ["a", "b"]}},
     {"guided_json": SCHEMA},
 ]
-TOOLS = {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"}
-CHAT = {"messages": MESSAGES, "max_tokens": 3, "model": "x"}
+TOOLS: dict[str, Any] = {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"}
+CHAT: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 3, "model": "x"}
 SEEDS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {**CHAT, **SAMPLING, "logprobs": True, "top_logprobs": 2}),
     ("/v1/chat/completions", {**CHAT, **TOOLS, "reasoning_effort": "low", "parallel_tool_calls": True}),
