@@ -438,7 +438,7 @@ class Engine:
         lark: str | None = None,
         gbnf: str | None = None,
         choice: Sequence[str] | None = None,
-        after: str = "",
+        frame: str = "",
     ) -> GrammarMask:
         """Return a mask for `submit` that keeps an answer to a grammar, one of the arguments; by llguidance.
 
@@ -451,15 +451,15 @@ class Engine:
             lark: a Lark grammar, as llguidance has them.
             gbnf: a grammar of llama.cpp.
             choice: texts, one of which is the answer.
-            after: text, such as "</think>", up to whose first occurrence an answer is free; the grammar begins after
-                it. Empty if it begins at once.
+            frame: Lark grammar of the whole answer, in which `@answer` stands for the grammar, such as
+                `start: THOUGHTS? @answer`; empty if it is the whole.
 
         Raises:
             ConfigError: not exactly one grammar is given.
             TokenizerError: the checkpoint has no tokenizer.
         """
         given = {"json_schema": json_schema, "regex": regex, "lark": lark, "gbnf": gbnf, "choice": choice}
-        return grammar_mask(self._grammar_tokens, given, after)
+        return grammar_mask(self._grammar_tokens, given, frame)
 
     def prepare_grammars(self) -> None:
         """Read the vocabulary for `grammar` now instead of with the first grammar; a server calls it before it serves.

@@ -27,10 +27,9 @@ from graphcore.serving.openai_options import check_grammar_size, schema_size
 from graphcore.serving.request_errors import RequestError, request_error
 from graphcore.serving.served_model import ServedModel
 from graphcore.serving.tool_formats.answer_parser import AnswerParser
-from graphcore.serving.tool_formats.prompt_state import is_reasoning_open
 from graphcore.serving.tool_formats.template_messages import template_messages
 from graphcore.serving.tool_formats.tool_checks import check_tools
-from graphcore.serving.tool_formats.tool_grammar import tool_grammar
+from graphcore.serving.tool_formats.tool_grammar import answer_frame, tool_grammar
 from graphcore.tokenizer.deep_stack import run_in_deep_stack
 from graphcore.tokenizer.grammar import GrammarMask
 
@@ -196,7 +195,7 @@ def _described(function: Mapping[str, Any]) -> dict[str, Any]:
 def call_mask(served: ServedModel, engine: Engine, call: ChatCall, tail: str) -> GrammarMask | None:
     """Return the mask of a call's grammar, or of its tools' calls; None for free text.
 
-    A grammar binds what follows the thoughts that a prompt has opened, and not the thoughts.
+    A grammar binds what follows the model's thoughts, if it writes any, and not the thoughts.
 
     Args:
         tail: text of the prompt's end.
@@ -206,7 +205,7 @@ def call_mask(served: ServedModel, engine: Engine, call: ChatCall, tail: str) ->
     """
     known = served.tool_format
     if call.grammar:
-        return compiled_grammar(engine, call.grammar, known.reasoning_close if is_reasoning_open(known, tail) else "")
+        return compiled_grammar(engine, call.grammar, answer_frame(known, tail))
     if not call.tools:
         return None
     wished = call.tool_choice, call.tool_name, call.has_parallel_tools, tail
@@ -215,16 +214,16 @@ def call_mask(served: ServedModel, engine: Engine, call: ChatCall, tail: str) ->
     return None if lark is None else compiled_grammar(engine, {"lark": lark})
 
 
-def compiled_grammar(engine: Engine, grammar: Mapping[str, Any], after: str = "") -> GrammarMask:
+def compiled_grammar(engine: Engine, grammar: Mapping[str, Any], frame: str = "") -> GrammarMask:
     """Return a mask whose grammar is compiled before its request waits, so that an error comes before any answer.
 
     Args:
-        after: text up to whose first occurrence an answer is free.
+        frame: as for `Engine.grammar`.
 
     Raises:
         ConfigError: the grammar is invalid, or exceeds llguidance's limits.
     """
-    mask = engine.grammar(**grammar, after=after)
+    mask = engine.grammar(**grammar, frame=frame)
     mask.prepare()
     return mask
 

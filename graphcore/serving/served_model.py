@@ -92,10 +92,11 @@ class ServedModel:
     def _loaded(self) -> Engine:
         engine = self._load()
         tokenizer = engine.prompts.known
-        self._format = tool_format_of(
-            None if tokenizer is None else tokenizer.template_source, engine.config.model_type
-        )
-        if tokenizer is not None:
+        if tokenizer is None:
+            self._format = tool_format_of(None, engine.config.model_type)
+        else:
+            special = {tokenizer.id_to_piece(token_id) for token_id in tokenizer.special_ids}
+            self._format = tool_format_of(tokenizer.template_source, engine.config.model_type, special)
             self.longest_token = max(map(len, map(tokenizer.id_to_piece, range(engine.config.vocab_size))))
         if tokenizer is not None and engine.loaded.end_ids:
             engine.prepare_grammars()

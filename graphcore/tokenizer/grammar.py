@@ -51,12 +51,6 @@ class GrammarTokens:
             return known
         return LLTokenizer(cast("TokenizerWrapper", TaggedTokens(self, known)), n_vocab=self.vocab, eos_token=ends)
 
-    def element(self, text: str) -> str:
-        """Return a text as an element of a Lark grammar: a special token by its id, else a string."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
-        is_special = len(ids) == 1 and ids[0] in self.tokenizer.special_ids
-        return f"<[{ids[0]}]>" if is_special else json.dumps(text)
-
 
 class TaggedTokens:
     """A tokenizer as llguidance takes it, in which tags such as <tool_call> are text.
@@ -101,14 +95,13 @@ class GrammarMask:
     Attributes:
         form: one of FORMS.
         grammar: a JSON schema as a mapping or a text, a grammar as a text, or a sequence of texts to choose from.
-        after: text up to whose first occurrence an answer is free; the grammar begins after it. Empty if it begins at
-            once.
+        frame: Lark grammar of a whole answer, in which `@answer` stands for the grammar; empty if it is the whole.
     """
 
     tokens: GrammarTokens
     form: str
     grammar: Any
-    after: str = ""
+    frame: str = ""
     _matcher: "LLMatcher | None" = field(default=None, repr=False)
     _compiled: "list[LLMatcher]" = field(
         default_factory=list, repr=False
@@ -140,15 +133,20 @@ class GrammarMask:
     def _compile(self) -> "LLMatcher":
         from llguidance import LLMatcher
 
-        return LLMatcher(self.tokens.known, self._source())
+        return LLMatcher(self.tokens.known, self.source())
 
-    def _source(self) -> str:
+    def source(self) -> str:
+        """Return the grammar as llguidance takes it.
+
+        Raises:
+            ConfigError: the grammar is of the wrong type, or no JSON.
+        """
         source = llguidance_source(self.form, self.grammar)
-        if not self.after:
+        if not self.frame:
             return source
         is_json = self.form in ("json_schema", "regex")
-        whole = json.loads(source)["grammars"][0] if is_json else {"lark_grammar": source}
-        return behind(whole, self.tokens.element(self.after))
+        framed = json.loads(source)["grammars"][0] if is_json else {"lark_grammar": source}
+        return json.dumps({"grammars": [{"lark_grammar": self.frame}, {**framed, "name": "answer"}]})
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take tokens of the answer.
@@ -174,7 +172,7 @@ class GrammarMask:
     def copy(self) -> "GrammarMask":
         """Return a mask in the same state."""
         state = None if self._matcher is None else self._matcher.deep_copy()
-        return GrammarMask(self.tokens, self.form, self.grammar, self.after, state, self._compiled)
+        return GrammarMask(self.tokens, self.form, self.grammar, self.frame, state, self._compiled)
 
     def _check(self, matcher: "LLMatcher") -> None:
         if matcher.is_error():
@@ -212,26 +210,11 @@ def llguidance_source(form: str, grammar: Any) -> str:
         raise ConfigError(f"gbnf: {error}") from error
 
 
-def behind(grammar: Mapping[str, Any], element: str) -> str:
-    """Return a grammar, as llguidance takes it, for any text up to an element, white space, and then a grammar.
-
-    Args:
-        grammar: the grammar, an entry of llguidance's "grammars".
-        element: element of a Lark grammar that the text ends with.
-    """
-    # a lazy rule ends with its first match, but cannot have a token, after which no text follows in TEXT anyway
-    lazy = "" if element.startswith("<") else "[lazy]"
-    first = (
-        f"start: before SPACE? @answer\nbefore{lazy}: TEXT {element}\nTEXT: /(?s:.*)/\nSPACE: /[ \\t\\r\\n]{{1,8}}/\n"
-    )
-    return json.dumps({"grammars": [{"lark_grammar": first}, {**grammar, "name": "answer"}]})
-
-
-def grammar_mask(tokens: GrammarTokens, given: Mapping[str, Any], after: str = "") -> GrammarMask:
+def grammar_mask(tokens: GrammarTokens, given: Mapping[str, Any], frame: str = "") -> GrammarMask:
     """Return the mask of the one grammar in `given`, by its form.
 
     Args:
-        after: text up to whose first occurrence an answer is free.
+        frame: as in `GrammarMask`.
 
     Raises:
         ConfigError: there is none or more than one.
@@ -240,4 +223,4 @@ def grammar_mask(tokens: GrammarTokens, given: Mapping[str, Any], after: str = "
     if len(forms) != 1:
         found = " and ".join(forms) or "none"
         raise ConfigError(f"grammar takes one of {', '.join(FORMS)}; found {found}")
-    return GrammarMask(tokens, forms[0], given[forms[0]], after)
+    return GrammarMask(tokens, forms[0], given[forms[0]], frame)

@@ -20,16 +20,16 @@ def channel_call(name: str, arguments: str) -> str:
     return f"({in_role} | {in_channel}) {_JSON_MARK} <|message|> {arguments}"
 
 
-def channel_answer(calls: Iterable[str], must_call: bool, is_reasoning_open: bool) -> str:
+def channel_answer(calls: Iterable[str], text: str, is_reasoning_open: bool) -> str:
     """Return the body of the rule for an answer: thoughts, then a final text or a call.
 
     Args:
         calls: elements for the calls.
-        must_call: whether the answer may not be a text.
+        text: element for the final text; empty if the answer may not be a text.
         is_reasoning_open: whether it begins within thoughts.
     """
-    before = '"analysis"' if must_call else '("analysis" | "commentary")'
+    before = '("analysis" | "commentary")' if text else '"analysis"'
     messages = f"(<|channel|> {before} <|message|> {TEXT} {_NEXT})*"
-    final = [] if must_call else [f'<|channel|> "final" <|message|> {TEXT}']
+    final = [f'<|channel|> "final" {_JSON_MARK} <|message|> {text}'] if text else []
     first = f"{TEXT} {_NEXT} " if is_reasoning_open else ""
     return f"{first}{messages} {choice_of([*final, *calls])}"

@@ -4,6 +4,7 @@ Sources: the chat templates that Qwen, Meta, Google and OpenAI publish with thei
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 
 from graphcore.serving.tool_formats.tool_format import CallSyntax, ToolFormat
@@ -77,7 +78,9 @@ FAMILIES = (PLAIN, HERMES, QWEN_XML, LLAMA3, GEMMA4, GPT_OSS)
 _JSON_KEYS = re.compile(r'\\?"arguments\\?"')
 
 
-def tool_format_of(chat_template: str | None, model_type: str) -> ToolFormat:
+def tool_format_of(
+    chat_template: str | None, model_type: str, special_tokens: Collection[str] = frozenset()
+) -> ToolFormat:
     """Return the format in which a checkpoint writes calls and thoughts.
 
     The template decides, since a fine-tuned checkpoint keeps its architecture but not always its markup.
@@ -85,6 +88,7 @@ def tool_format_of(chat_template: str | None, model_type: str) -> ToolFormat:
     Args:
         chat_template: Jinja source; None if the checkpoint has none.
         model_type: architecture, such as "gemma4"; it decides only where a template knows tools but not their markup.
+        special_tokens: texts of the vocabulary's special tokens; in some checkpoints </think> is one of them.
     """
     template = chat_template or ""
     if "<|channel|>" in template and "<|message|>" in template:
@@ -92,7 +96,7 @@ def tool_format_of(chat_template: str | None, model_type: str) -> ToolFormat:
     if "<|tool_call>" in template or (model_type.startswith("gemma4") and "tool" in template):
         is_first = "tool_responses" in template and "tool_call_id" not in template  # as published at the release
         return replace(GEMMA4, embeds_results=is_first)
-    return _with_thoughts(_tagged_format(template), template)
+    return _with_thoughts(_tagged_format(template), template, special_tokens)
 
 
 def _tagged_format(template: str) -> ToolFormat:
@@ -105,7 +109,8 @@ def _tagged_format(template: str) -> ToolFormat:
     return PLAIN
 
 
-def _with_thoughts(known: ToolFormat, template: str) -> ToolFormat:
+def _with_thoughts(known: ToolFormat, template: str, special_tokens: Collection[str]) -> ToolFormat:
     if "</think>" not in template:
         return known
-    return replace(known, reasoning_open="<think>", reasoning_close="</think>")
+    are_tokens = {"<think>", "</think>"} <= set(special_tokens)
+    return replace(known, reasoning_open="<think>", reasoning_close="</think>", has_reasoning_tokens=are_tokens)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 TEXT = "TEXT"
 """Name of the terminal for any text without special tokens; `LarkRules` defines it."""
 
-_SPECIAL = re.compile(r"(<\|[^<>]+>|<[^<>|]+\|>)")
+_SPECIAL = re.compile(r"(<[^<>]+>)")
 _PLAIN_LETTER = re.compile(r"[a-zA-Z0-9_ ]")
 
 

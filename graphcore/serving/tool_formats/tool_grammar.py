@@ -21,7 +21,7 @@ from graphcore.serving.tool_formats.lark_rules import (
     markup,
     quoted_literal,
 )
-from graphcore.serving.tool_formats.prompt_state import is_reasoning_closed, is_reasoning_open
+from graphcore.serving.tool_formats.prompt_state import is_at_start, is_reasoning_closed, is_reasoning_open
 from graphcore.serving.tool_formats.tool_format import CallSyntax, ToolFormat
 
 _SPACE = r"[ \t\r\n]{0,8}"  # of JSON; \s would have spaces of other scripts, too
@@ -72,6 +72,21 @@ def tool_grammar(
     return answer.whole(schemas)
 
 
+def answer_frame(format: ToolFormat, prompt_tail: str) -> str:
+    """Return a Lark grammar for an answer whose text is `@answer`: what may or must come before the text.
+
+    Args:
+        prompt_tail: as for `tool_grammar`.
+
+    Returns:
+        The grammar; empty if the answer is the text.
+    """
+    may_reason = format.knows_reasoning and not is_reasoning_closed(format, prompt_tail)
+    if not may_reason or not (is_reasoning_open(format, prompt_tail) or is_at_start(format, prompt_tail)):
+        return ""
+    return _AnswerRules(format, prompt_tail, must_call=False, is_parallel=False).frame()
+
+
 def _schema(function: Mapping[str, Any], index: int, must_call: bool) -> dict[str, Any] | None:
     """Return the schema of a function's arguments; None if they may be any object."""
     from llguidance import LLMatcher
@@ -101,7 +116,7 @@ class _AnswerRules:
         """Return the grammar of answers that may call functions with these schemas."""
         if self._format.syntax is CallSyntax.CHANNELS:
             calls = [channel_call(name, inline_json(schema or _ANY_OBJECT)) for name, schema in schemas.items()]
-            return self._rules.whole(channel_answer(calls, self._must_call, self._is_reasoning_open))
+            return self._rules.whole(channel_answer(calls, "" if self._must_call else TEXT, self._is_reasoning_open))
         call = self._rules.add(choice_of(self._calls(schemas)))
         if self._is_reasoning_open:
             return self._rules.whole(f"{self._thoughts_end()} {self._said(call, TEXT)}")
@@ -110,6 +125,15 @@ class _AnswerRules:
         return self._rules.whole(
             f"{self._thoughts()} {self._said(call, TEXT)} | {self._said(call, self._no_thoughts())}"
         )
+
+    def frame(self) -> str:
+        """Return the grammar of answers whose text is `@answer`."""
+        if self._format.syntax is CallSyntax.CHANNELS:
+            return self._rules.whole(channel_answer([], "@answer", self._is_reasoning_open))
+        space = self._rules.add_terminal(r"/[ \t\r\n]{1,8}/")
+        if self._is_reasoning_open:
+            return self._rules.whole(f"{self._thoughts_end()} {space}? @answer")
+        return self._rules.whole(f"({self._thoughts()} {space}?)? @answer")
 
     def _calls(self, schemas: Mapping[str, dict[str, Any] | None]) -> list[str]:
         """Return the elements for a call of each function, without the tags around it."""

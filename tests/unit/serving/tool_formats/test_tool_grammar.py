@@ -1,10 +1,12 @@
 """Grammars for calls: what templates render is allowed, what is no valid call is not; by llguidance itself."""
 
+import json
 from copy import deepcopy
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
@@ -25,10 +27,11 @@ from tool_texts import (
 )
 
 from graphcore.errors import ConfigError
-from graphcore.serving.tool_formats.families import PLAIN
-from graphcore.serving.tool_formats.tool_grammar import tool_grammar
+from graphcore.serving.tool_formats.families import PLAIN, tool_format_of
+from graphcore.serving.tool_formats.tool_grammar import answer_frame, tool_grammar
+from graphcore.tokenizer.grammar import GrammarMask
 
-ENDS = ("<|im_end|>\n", "<turn|>\n", "<|tool_response>", "<|eom_id|>", "<|return|>", "<|call|>")
+ENDS = ("<|im_end|>\n", "<turn|>\n", "<|tool_response>", "<|eot_id|>", "<|eom_id|>", "<|return|>", "<|call|>")
 
 
 def strict(tool: dict[str, Any]) -> dict[str, Any]:
@@ -278,3 +281,51 @@ def test_thoughts_that_the_prompt_opened_come_first() -> None:
             assert refused_at(tool_grammar(format_named(name), STRICT, choice, None, True, prompt), rest) is None
             closed = tool_grammar(format_named(name), STRICT, choice, None, True, header(name) + closed_thoughts(name))
             assert choice == "auto" or refused_at(closed, rest) == ""
+
+
+def framed_at(name: str, prompt: str, text: str) -> str | None:
+    """Return the text up to the first token that a schema in a family's answer refuses; None if it allows the whole."""
+    frame = answer_frame(format_named(name), prompt)
+    mask = GrammarMask(cast("Any", None), "json_schema", {"type": "object", "required": ["city"]}, frame)
+    matcher = LLMatcher(llguidance_tokens(), mask.source())
+    assert not matcher.is_error(), matcher.get_error()
+    ids = encoded(text)
+    taken = matcher.try_consume_tokens(ids)
+    return None if taken == len(ids) and matcher.is_accepting() else decoded(ids[:taken])
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "llama3"])
+@pytest.mark.parametrize("thoughts", ["", 'One {"city": 1} or <tool_call>, and no answer yet.'])
+def test_a_schema_binds_what_follows_the_thoughts_of_a_family(name: str, thoughts: str) -> None:
+    prompt, good = answer_of(name, turn(content='{"city": "x"}', thoughts=thoughts))
+    if name == "gemma4" and thoughts:  # its template leaves out the thoughts of an answer without calls
+        good = f"<|channel>thought\n{thoughts}<channel|>{good}"
+    assert thoughts in good
+    assert framed_at(name, prompt, good) is None
+    refused = framed_at(name, prompt, good.replace('{"city": "x"}', "no object"))
+    assert refused is not None
+    assert thoughts in refused
+
+
+def test_a_schema_binds_at_once_where_thoughts_are_over_or_an_answer_goes_on() -> None:
+    for prompt in ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|im_start|>assistant\nI say"):
+        assert answer_frame(format_named("qwen3"), prompt) == ""
+    assert answer_frame(format_named("gpt_oss"), "<|start|>assistant<|channel|>final<|message|>I say") == ""
+    assert answer_frame(PLAIN, "<|im_start|>assistant\n") == ""
+
+
+def test_tags_of_thoughts_that_are_special_tokens_are_found_as_such() -> None:
+    known = tool_format_of(SOURCES["qwen3"], "", {"<think>", "</think>", "<|im_end|>"})
+    assert known.has_reasoning_tokens
+    with_tags = json.loads(tokenizer_text())
+    first = max(token["id"] for token in with_tags["added_tokens"])
+    flags = {**with_tags["added_tokens"][-1], "special": True}
+    with_tags["added_tokens"] += [{**flags, "id": first + 1, "content": "<think>"}]
+    with_tags["added_tokens"] += [{**flags, "id": first + 2, "content": "</think>"}]
+    text = json.dumps(with_tags)
+    mask = GrammarMask(cast("Any", None), "regex", "[0-9]+", answer_frame(known, "<|im_start|>assistant\n"))
+    matcher = LLMatcher(LLTokenizer(text, eos_token=[0]), mask.source())
+    ids = tokenizers.Tokenizer.from_str(text).encode("<think>2 or three</think>17", add_special_tokens=False).ids
+    assert (ids[0], first + 2 in ids) == (first + 1, True)
+    assert matcher.try_consume_tokens(ids) == len(ids)
+    assert matcher.is_accepting()
