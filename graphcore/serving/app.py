@@ -142,7 +142,7 @@ class Application:
         if not self._settings.strict:
             return
         if unknown:
-            raise RequestError(f"unknown field {unknown[0]!r} (task.strict=true)", field=unknown[0])
+            raise RequestError(f"{unknown[0]!r} is unknown, or cannot be given (task.strict=true)", field=unknown[0])
         if model == "":
             raise RequestError("model is missing (task.strict=true)", field="model")
         if model is not None and model != self._served.name:
