@@ -176,14 +176,14 @@ def read_message_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, Chat
     return request, call, [*unknown, *_unused(request)]
 
 
-def read_count_tokens(body: Mapping[str, Any]) -> tuple[ChatCall, list[str]]:
-    """Return the call whose prompt is to be counted, and the names of fields that are ignored.
+def read_count_tokens(body: Mapping[str, Any]) -> tuple[CountTokensRequest, ChatCall, list[str]]:
+    """Return a request, the call whose prompt is to be counted, and the names of fields that are ignored.
 
     Raises:
         RequestError: a field is wrong or cannot be taken; the error names it.
     """
     request, unknown = parse_request(CountTokensRequest, body)
-    return ChatCall(**_prompt_fields(request)), [*unknown, *_unused(request)]
+    return request, ChatCall(**_prompt_fields(request)), [*unknown, *_unused(request)]
 
 
 def _unused(request: CountTokensRequest) -> list[str]:

@@ -142,7 +142,7 @@ class Application:
         if not self._settings.strict:
             return
         if unknown:
-            raise RequestError(f"unknown field {unknown[0]!r} (task.strict=true)", field=unknown[0])
+            raise RequestError(f"{unknown[0]!r} is unknown, or cannot be given (task.strict=true)", field=unknown[0])
         if model == "":
             raise RequestError("model is missing (task.strict=true)", field="model")
         if model is not None and model != self._served.name:
@@ -197,7 +197,7 @@ class Application:
         """POST /v1/responses."""
         request, call, unknown = read_responses(body)
         self._check_ignored(exchange, unknown, request.model)
-        texts = TokenTexts(self._served.engine.prompts.known)
+        texts = TokenTexts(self._served.engine.prompts.known, request.return_tokens_as_token_ids)
         request = request.model_copy(update={"model": self._served.name})
         named = request, new_id("resp", "_"), int(time.time()), texts
         parts = self._parts(exchange, call)
@@ -251,8 +251,8 @@ class Application:
 
     async def count_tokens(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """POST /v1/messages/count_tokens."""
-        call, unknown = read_count_tokens(body)
-        self._check_ignored(exchange, unknown)
+        request, call, unknown = read_count_tokens(body)
+        self._check_ignored(exchange, unknown, request.model)
         return JSONResponse({"input_tokens": await count_prompt(self._served, call)})
 
     # The server's own
@@ -260,12 +260,14 @@ class Application:
     async def tokenize(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """POST /tokenize: token ids of a text, or of messages in the chat template."""
         request, unknown = parse_request(TokenizeRequest, body)
-        self._check_ignored(exchange, unknown, request.model or None)
         engine = self._served.engine
         if (request.prompt is None) == (request.messages is None):
             raise RequestError("give one of prompt and messages", field="prompt")
+        call = None
         if request.messages is not None:
-            _, call, exchange.ignored = read_chat({**body, "add_special_tokens": None})
+            _, call, unknown = read_chat({**body, "add_special_tokens": None})
+        self._check_ignored(exchange, unknown, request.model or None)
+        if call is not None:
             ids = await asyncio.to_thread(prompt_ids, self._served, engine, call)
         else:
             limits_of(self._served).check_text(len(request.prompt or ""))

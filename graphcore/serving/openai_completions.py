@@ -328,16 +328,20 @@ class Completions:
             begin: characters of the tokens before these.
         """
         texts = [self._texts.text(token_id) for token_id, _, _ in records]
-        tops = [
-            {self._texts.text(one.token_id): one.logprob for one in top} if value is not None else None
-            for _, value, top in records
-        ]
+        tops = [None if value is None else self._by_text(top) for _, value, top in records]
         return {
             "tokens": texts,
             "token_logprobs": [value for _, value, _ in records],
             "top_logprobs": tops if self._request.logprobs else None,
             "text_offset": list(accumulate(map(len, texts[:-1]), initial=begin)) if texts else [],
         }
+
+    def _by_text(self, top: Sequence[TokenLogprob]) -> dict[str, float]:
+        """Return log probabilities by text; of tokens with one text, such as parts of characters, the highest."""
+        found: dict[str, float] = {}
+        for one in top:
+            found.setdefault(self._texts.text(one.token_id), one.logprob)
+        return found
 
     def _text(self, ids: Sequence[int]) -> str:
         known = self._engine.prompts.known

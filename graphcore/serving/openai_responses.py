@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from graphcore.serving.chat_call import (
     Began,
@@ -36,7 +36,15 @@ from graphcore.serving.chat_call import (
     ToolCallBegin,
     Used,
 )
-from graphcore.serving.fields import ListOf, RequestFields, at_most, parse_request, refuse_unless
+from graphcore.serving.fields import (
+    LONGEST_NAME,
+    MOST_NAMES,
+    ListOf,
+    RequestFields,
+    at_most,
+    parse_request,
+    refuse_unless,
+)
 from graphcore.serving.message_turns import joined_turns
 from graphcore.serving.openai_chat import tool_choice_of
 from graphcore.serving.openai_messages import parsed_arguments, text_of
@@ -101,13 +109,30 @@ class ResponseTool(RequestFields):
     strict: bool | None = None
 
 
+class OtherTool(RequestFields):
+    """A tool of another kind, such as web_search; the request is answered without the tool."""
+
+    type: str
+
+
+def _kind_of_tool(value: object) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    return "another tool" if isinstance(kind, str) and kind != "function" else "a function"
+
+
+AnyTool = Annotated[
+    Annotated[ResponseTool, Tag("a function")] | Annotated[OtherTool, Tag("another tool")],
+    Discriminator(_kind_of_tool),
+]
+
+
 class ResponsesRequest(SamplingFields):
     """The fields of a request."""
 
     model: str = ""
     input: Annotated[ListOf[dict[str, Any]], BeforeValidator(_items_of)] = Field(min_length=1)
     instructions: str | None = None
-    tools: ListOf[ResponseTool] = Field(default_factory=list)
+    tools: ListOf[AnyTool] = Field(default_factory=list)
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions = TextOptions()
@@ -134,9 +159,14 @@ class ResponsesRequest(SamplingFields):
     prompt: Any = None
     truncation: Any = None
 
+    @property
+    def functions(self) -> list[ResponseTool]:
+        """The tools that the model may call."""
+        return [tool for tool in self.tools if isinstance(tool, ResponseTool)]
+
 
 def read_responses(body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatCall, list[str]]:
-    """Return a request, what is to be answered, and the names of fields that are ignored.
+    """Return a request, what is to be answered, and the names of fields, tools and values that are ignored.
 
     Raises:
         RequestError: a field is wrong or cannot be taken; the error names it.
@@ -159,7 +189,14 @@ def read_responses(body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatCall,
         options=_thinking_options(request.reasoning.effort),
         ignores_end=request.ignore_eos,
     )
-    return request, call, unknown
+    return request, call, [*unknown, *_left_out(request)]
+
+
+def _left_out(request: ResponsesRequest) -> list[str]:
+    """Return the names of tools and of values of `include` without which a request is answered."""
+    kinds = [f"tools.{tool.type}" for tool in request.tools if isinstance(tool, OtherTool)]
+    values = [f"include.{value}" for value in request.include if value != LOGPROBS]
+    return [name[:LONGEST_NAME] for name in list(dict.fromkeys([*kinds, *values]))[:MOST_NAMES]]
 
 
 def response_messages(request: ResponsesRequest) -> list[dict[str, Any]]:
@@ -242,22 +279,40 @@ def _chat_tool(tool: ResponseTool) -> dict[str, Any]:
 
 
 def _allowed_tools(request: ResponsesRequest) -> tuple[list[ResponseTool], Any]:
-    """Return the tools that may be called, and tool_choice without the form that chooses some of the tools."""
-    choice = request.tool_choice
-    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
-        return request.tools, choice
-    known = {tool.name: tool for tool in request.tools}
-    allowed = choice.get("tools")
-    names: list[Any] = (
-        [one.get("name") for one in allowed if isinstance(one, Mapping)] if isinstance(allowed, list) else []
-    )
-    missing = [name for name in names if not isinstance(name, str) or name not in known]
-    if missing or not names:
+    """Return the functions that may be called, and tool_choice without the form that chooses some of the tools."""
+    choice, functions = request.tool_choice, request.functions
+    if choice == "required" and request.tools and not functions:
+        kind = request.tools[0].type
         raise RequestError(
-            f"tool_choice.tools must name functions of tools; {(missing or [None])[0]!r:.40} is none",
+            f"tool_choice=required needs a function in tools; one of type {kind!r:.40} cannot be called here",
+            field="tool_choice",
+        )
+    if not isinstance(choice, Mapping) or choice.get("type") == "function":
+        return functions, choice
+    if choice.get("type") != "allowed_tools":
+        raise RequestError(
+            f"tool_choice.type={choice.get('type')!r:.40} must be function or allowed_tools: tools of other kinds "
+            "cannot be called here",
+            field="tool_choice",
+        )
+    known = {tool.name: tool for tool in functions}
+    allowed = choice.get("tools")
+    names = [_allowed_name(one, known) for one in allowed] if isinstance(allowed, list) else []
+    if not names:
+        raise RequestError("tool_choice.tools must name functions of tools", field="tool_choice.tools")
+    return [known[name] for name in dict.fromkeys(names)], choice.get("mode", "auto")
+
+
+def _allowed_name(tool: object, known: Mapping[str, ResponseTool]) -> str:
+    """Return the name of a function in tool_choice.tools."""
+    kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
+    name = tool.get("name") if isinstance(tool, Mapping) else None
+    if kind != "function" or not isinstance(name, str) or name not in known:
+        raise RequestError(
+            f"tool_choice.tools must name functions of tools; {kind!r:.40} {name!r:.60} is none",
             field="tool_choice.tools",
         )
-    return [known[name] for name in dict.fromkeys(names)], choice.get("mode", "auto")
+    return name
 
 
 def _text_grammar(request: ResponsesRequest) -> dict[str, Any]:
@@ -309,7 +364,7 @@ def response_head(request: ResponsesRequest, response_id: str, created: int) -> 
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": text | ({"verbosity": request.text.verbosity} if request.text.verbosity else {}),
         "tool_choice": request.tool_choice,
-        "tools": [tool.model_dump() for tool in request.tools],
+        "tools": [tool.model_dump() for tool in request.functions],
         "top_logprobs": request.top_logprobs,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": "disabled",

@@ -236,7 +236,23 @@ REPLAYS = [
                 },
                 {"type": "function_call_output", "call_id": "call_1", "output": "a.py"},
             ],
-            "tools": [{"type": "function", **TOOL["function"], "strict": False}],
+            "tools": [
+                {"type": "function", **TOOL["function"], "strict": False},
+                {"type": "local_shell"},
+                {"type": "web_search", "external_web_access": False},
+                {
+                    "type": "custom",
+                    "name": "apply_patch",
+                    "description": "Edit files.",
+                    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'},
+                },
+                {
+                    "type": "namespace",
+                    "name": "mcp__files__",
+                    "description": "Files.",
+                    "tools": [{"type": "function", **TOOL["function"], "strict": False}],
+                },
+            ],
             "tool_choice": "auto",
             "parallel_tool_calls": False,
             "reasoning": {"effort": "medium", "summary": "auto"},
@@ -249,7 +265,10 @@ REPLAYS = [
         },
         path="/v1/responses",
         headers={"originator": "codex_cli_rs", "session_id": "0199", "accept": "text/event-stream"},
-        ignored=("client_metadata",),
+        ignored=(
+            *("client_metadata", "include.reasoning.encrypted_content"),
+            *("tools.local_shell", "tools.web_search", "tools.custom", "tools.namespace"),
+        ),
     ),
     Replay(
         "claude-code-turn",
@@ -326,6 +345,18 @@ def test_a_request_of_a_client_is_answered(running: Running, replay: Replay) -> 
     else:
         (choice,) = response.json()["choices"]
         check_answer(replay, choice["message"]["content"], choice["message"].get("tool_calls"))
+
+
+def test_a_strict_server_refuses_tools_that_are_left_out_elsewhere(running: Running) -> None:
+    (turn,) = [replay.body for replay in REPLAYS if replay.client == "codex-turn"]
+    known = {name: value for name, value in turn.items() if name not in ("client_metadata", "include")}
+    with running_server(lambda: running.served.engine, strict=True) as strict, strict.client() as http:
+        refused = http.post("/v1/responses", json=known)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools.local_shell")
+        functions = {**known, "tools": turn["tools"][:1]}
+        refused = http.post("/v1/responses", json={**functions, "include": turn["include"]})
+        assert refused.json()["error"]["param"] == "include.reasoning.encrypted_content"
+        assert http.post("/v1/responses", json={**functions, "max_output_tokens": 4}).status_code == 200
 
 
 def events_of(text: str) -> list[Any]:

@@ -378,7 +378,7 @@ def test_a_request_to_count_tokens_has_the_prompt_of_the_same_message() -> None:
         "thinking": {"type": "disabled"},
     }
     body = body_sent_by(lambda client: client.messages.count_tokens(**asked), {"input_tokens": 5})
-    counted, ignored = read_count_tokens(body)
+    _, counted, ignored = read_count_tokens(body)
     answered = call_of(**asked)
     assert ignored == []
     for name in ("messages", "tools", "tool_choice", "tool_name", "options", "continues_last"):

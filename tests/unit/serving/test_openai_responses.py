@@ -342,7 +342,7 @@ def test_a_request_of_the_client_is_read() -> None:
         )
     )
     request, call, ignored = read_responses(body)
-    assert (request.model, request.stream, ignored) == ("m", False, [])
+    assert (request.model, request.stream, ignored) == ("m", False, ["include.reasoning.encrypted_content"])
     function = {name: WEATHER[name] for name in ("name", "description", "parameters", "strict")}
     assert call == ChatCall(
         messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}],
@@ -365,6 +365,43 @@ def test_what_is_left_out_or_null_has_no_effect() -> None:
     assert read_responses({**QUESTION, **empty})[1:] == (plain, [])
     nested = {"text": {"format": None, "verbosity": None}, "reasoning": {"effort": None, "summary": None}}
     assert read_responses({**QUESTION, **nested})[1] == plain
+
+
+SEARCH = {"type": "web_search", "search_context_size": "low"}
+PATCH = {"type": "custom", "name": "get_time", "format": {"type": "text"}}
+
+
+def test_tools_of_other_kinds_and_values_that_cannot_be_given_are_left_out_and_named() -> None:
+    values = ["file_search_call.results", "message.output_text.logprobs", "file_search_call.results"]
+    body = {**QUESTION, "tools": [SEARCH, PATCH, WEATHER, SEARCH], "include": values}
+    request, call, ignored = read_responses(body)
+    assert ignored == ["tools.web_search", "tools.custom", "include.file_search_call.results"]
+    assert call == call_of(tools=[WEATHER], include=["message.output_text.logprobs"])
+    assert [tool.name for tool in request.functions] == ["get_weather"]
+    named = body_of(answer(TEXT), tools=[SEARCH, PATCH, WEATHER])["tools"]
+    assert [tool["name"] for tool in named] == ["get_weather"]
+    assert read_responses({**QUESTION, "tools": [{"type": "x" * 99}]})[2] == ["tools." + "x" * 54]
+    assert len(read_responses({**QUESTION, "include": [str(at) for at in range(99)]})[2]) == 20
+
+
+@pytest.mark.parametrize(
+    ("choice", "name", "kind"),
+    [
+        ({"type": "web_search"}, "tool_choice", "web_search"),
+        ({"type": "custom", "name": "get_time"}, "tool_choice", "custom"),
+        ({"type": "allowed_tools", "tools": [WEATHER, {"type": "web_search"}]}, "tool_choice.tools", "web_search"),
+        ({"type": "allowed_tools", "tools": [{"type": "custom", "name": "get_time"}]}, "tool_choice.tools", "custom"),
+    ],
+    ids=str,
+)
+def test_a_tool_that_is_left_out_cannot_be_chosen(choice: object, name: str, kind: str) -> None:
+    with pytest.raises(RequestError, match=kind) as found:
+        call_of(tools=[SEARCH, PATCH, WEATHER, TIME], tool_choice=choice)
+    assert found.value.field == name
+    with pytest.raises(RequestError, match="web_search") as found:
+        call_of(tools=[SEARCH, PATCH], tool_choice="required")
+    assert found.value.field == "tool_choice"
+    assert call_of(tools=[SEARCH, PATCH]).tool_choice == "auto"
 
 
 def test_unknown_fields_are_named() -> None:
@@ -437,8 +474,9 @@ def test_a_format_is_a_grammar(asked: dict[str, Any], grammar: dict[str, Any]) -
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"tools": [{"type": "function"}]}, "tools.0.name"),
+        ({"tools": [{"name": "f"}]}, "tools.0.type"),
+        ({"tools": [{"type": 5}]}, "tools.0.type"),
+        ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools.1.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": 5}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
