@@ -19,6 +19,7 @@ from graphcore.errors import GraphError
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.cpu.library import find_runnable_library, prebuilt_library
 from graphcore.kernels.cpu.program import NativeProgram, seconds_late
+from graphcore.kernels.cpu.token_rows import TokenRows, runs_now
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.ops.attend import attend
@@ -79,6 +80,13 @@ class Backend:
             [B, T, H M] compute dtype.
         """
         return delta_heads(*parts)
+
+    def token_rows(self, _x: Tensor) -> TokenRows | None:
+        """Return the kernels for what lies between products, if an operation on `x` runs now on the CPU.
+
+        None without such kernels, and in traces and compilations, in which plain operations are fused.
+        """
+        return None
 
     def choose_packing(self, name: str, rows: int, columns: int) -> Packing | None:
         """Return the packing for a matrix in a stored format; None (dense) if a row is not a whole number of blocks.
@@ -151,6 +159,10 @@ class NativeBackend(Backend):
     def delta_heads(self, parts: DeltaParts) -> Tensor:
         """Run the heads in C++."""
         return super().delta_heads(parts._replace(library=self.library))
+
+    def token_rows(self, x: Tensor) -> TokenRows | None:
+        """Return the kernels if they can take `x` now."""
+        return TokenRows(self.library) if runs_now(x) else None
 
     def _packing(self, name: str, rows: int, columns: int) -> Packing:
         if FORMATS[name].kernel_number is None:

@@ -90,4 +90,5 @@ class Attention(nn.Module):
         if self.spec.rope is None:
             return normed
         assert rope is not None, "this attention rotates"
-        return rotate(normed, rope)
+        kernels = self.backend.token_rows(normed)
+        return rotate(normed, rope) if kernels is None else kernels.rotate(normed, rope)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from graphcore.kernels.backend import Backend, TorchBackend
 from graphcore.nn.attention import Attention
 from graphcore.nn.delta_net import DeltaNet
 from graphcore.nn.linear import Linear
@@ -68,6 +69,7 @@ class Block(nn.Module):
     def __init__(self, spec: BlockSpec, dtype: torch.dtype) -> None:
         super().__init__()
         self.spec, self.dtype = spec, dtype
+        self.backend: Backend = TorchBackend()
         self.sandwich = spec.sandwich
         int8_order = spec.int8_activations
         if isinstance(spec.attention, DeltaSpec):
@@ -164,7 +166,7 @@ class Block(nn.Module):
             attended = self.self_attn(normed, rope, span, k_cache, v_cache, table)
         if self.sandwich:
             attended = self.post_attention_layernorm(attended, RESIDUAL_DTYPE)
-        return x + attended  # type: ignore[no-any-return]  # Module.__call__
+        return self._sum(x, attended)
 
     def _mlp_norm(self, x: Tensor) -> Tensor:
         norm = self.pre_feedforward_layernorm if self.sandwich else self.post_attention_layernorm
@@ -174,7 +176,12 @@ class Block(nn.Module):
     def _add_mlp_output(self, x: Tensor, mlp_output: Tensor) -> Tensor:
         if self.sandwich:
             mlp_output = self.post_feedforward_layernorm(mlp_output, RESIDUAL_DTYPE)
-        return x + mlp_output
+        return self._sum(x, mlp_output)
+
+    def _sum(self, x: Tensor, added: Tensor) -> Tensor:
+        """Return the stream after a sublayer's output was added."""
+        kernels = self.backend.token_rows(x)
+        return x + added if kernels is None else kernels.add(x, added)
 
     def _finish(self, x: Tensor, per_layer: Tensor | None) -> Tensor:
         """Return the stream after Gemma 4's per-layer features and output factor, if the layer has them."""

@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from graphcore.kernels.backend import Backend, TorchBackend
 from graphcore.kernels.packing import GROUP_ROWS, Packing
+from graphcore.nn.attention import Attention
 from graphcore.nn.block import RESIDUAL_DTYPE, Block
+from graphcore.nn.delta_net import DeltaNet
 from graphcore.nn.linear import Linear
-from graphcore.nn.mlp import capped
-from graphcore.nn.norm import LayerNorm, RMSNorm, build_norm
+from graphcore.nn.mlp import MLP, capped
+from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm, build_norm
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec, PerLayerSpec
+from graphcore.nn.spec import AttentionSpec, ModelSpec, PerLayerSpec
 
 EXPERTS = ".experts."  # part of the names of the experts' weights
 SUM_SCALE = 2**-0.5  # factor of the two summands of per-layer features, which preserves the variance
@@ -183,7 +185,7 @@ class Decoder(nn.Module):
         return equal_parts(lm_head.outputs, max(1, most * lm_head.outputs // lm_head.weight.nbytes))
 
     def use_backend(self, backend: Backend) -> None:
-        """Set the backend of attention and delta rules, which is plain torch before this call.
+        """Set the backend of the blocks' modules, which is plain torch before this call.
 
         Float32 blocks with int8 activations stay with torch: they must equal the reference to the bit, and int8
         rounding would turn a difference in the last bit into a whole step of a code.
@@ -191,8 +193,9 @@ class Decoder(nn.Module):
         for block in self.layers:
             assert isinstance(block, Block), f"{type(block).__name__} is no block"
             is_reference = block.dtype is torch.float32 and block.spec.int8_activations is not None
-            mixer = block.linear_attn if isinstance(block.spec.attention, DeltaSpec) else block.self_attn
-            mixer.backend = TorchBackend() if is_reference else backend
+            for module in block.modules():
+                if isinstance(module, Block | Attention | DeltaNet | MLP | RMSNorm | UnitNorm):
+                    module.backend = TorchBackend() if is_reference else backend
 
     def rope_tables(self, positions: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return a [P, 2, E/2] float32 table for each of the spec's ropes."""

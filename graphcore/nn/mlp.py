@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.activations import ACTIVATIONS
+from graphcore.kernels.backend import Backend, TorchBackend
 from graphcore.kernels.ops.gating import FUNCTIONS
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import build_norm
@@ -43,6 +44,7 @@ class MLP(nn.Module):
     def __init__(self, spec: MLPSpec, dim: int, dtype: torch.dtype, int8_order: Int8Order | None = None) -> None:
         super().__init__()
         self.spec, self.dtype = spec, dtype
+        self.backend: Backend = TorchBackend()
         self.activation = ActivationModule(spec.activation)
         self.gate_proj = Linear(dim, spec.hidden, spec.bias, dtype, int8_order) if spec.gated else None
         self.up_proj = Linear(dim, spec.hidden, spec.bias, dtype, int8_order)
@@ -62,4 +64,9 @@ class MLP(nn.Module):
 
     def _hidden(self, gate: Tensor | None, up: Tensor) -> Tensor:
         """Return act(gate) * up, or act(up) without a gate: [B, T, F]."""
-        return self.activation(up) if gate is None else self.activation(gate) * up  # type: ignore[no-any-return]
+        if gate is None:
+            return self.activation(up)  # type: ignore[no-any-return]  # Module.__call__
+        kernels = self.backend.token_rows(gate)
+        if kernels is not None:
+            return kernels.gated(gate, up, self.activation.kind)
+        return self.activation(gate) * up  # type: ignore[no-any-return]  # Module.__call__

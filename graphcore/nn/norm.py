@@ -7,6 +7,7 @@ Gemma's (1 + w) would lose bits of w in bf16.
 import torch
 from torch import Tensor, nn
 
+from graphcore.kernels.backend import Backend, TorchBackend
 from graphcore.nn.spec import NormSpec
 
 
@@ -19,6 +20,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = spec.eps
         self.scale_in_float32 = spec.scale_in_float32
+        self.backend: Backend = TorchBackend()
         self.register_buffer("weight", torch.ones(dim, dtype=torch.float32))
 
     def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -32,6 +34,9 @@ class RMSNorm(nn.Module):
             [..., D].
         """
         dtype = dtype or x.dtype
+        kernels = self.backend.token_rows(x)
+        if kernels is not None:
+            return kernels.rms_norm(x, self.weight, self.eps, dtype, rounds_first=not self.scale_in_float32)
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         if self.scale_in_float32:
@@ -45,9 +50,13 @@ class UnitNorm(nn.Module):
     def __init__(self, eps: float) -> None:
         super().__init__()
         self.eps = eps
+        self.backend: Backend = TorchBackend()
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x` [..., D] in float32; returns [..., D] in its dtype."""
+        kernels = self.backend.token_rows(x)
+        if kernels is not None:
+            return kernels.rms_norm(x, None, self.eps, x.dtype)
         wide = x.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 

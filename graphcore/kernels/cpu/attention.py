@@ -46,9 +46,11 @@ def sliced_attend(
 
     The arguments after `counts` are the fields of `AttentionParameters`.
     """
-    out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    lengths = counts.tolist()
+    new = torch.empty_like if all(count == query.shape[1] for count in lengths) else torch.zeros_like
+    out = new(query, memory_format=torch.contiguous_format)
     scoring = AttentionParameters(*how, **named)
-    for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+    for row, (start, count) in enumerate(zip(starts.tolist(), lengths, strict=True)):
         if not count:
             continue
         place = k_cache, v_cache, table[row]

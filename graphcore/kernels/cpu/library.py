@@ -179,6 +179,7 @@ def open_library(path: str) -> ctypes.CDLL:
     pointer, number, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
     matrix = ctypes.POINTER(Matrix)
     signatures = {
+        "share_threads": (None, [pointer]),
         "seconds_late": (ctypes.c_double, [number]),
         "packed_nbytes": (size, [number, number, number]),
         "pack": (None, [number, number, number, number, pointer, size, pointer]),
@@ -189,6 +190,10 @@ def open_library(path: str) -> ctypes.CDLL:
         "draw": (None, [number, pointer, number, number, pointer]),
         "run": (None, [number, pointer, pointer, number, pointer, number, pointer, size, size]),
         "attend_chunk": (None, [number, pointer]),
+        "norm_rows": (None, [number, pointer]),
+        "rotate_rows": (None, [number, pointer]),
+        "gate_rows": (None, [number, pointer]),
+        "add_rows": (None, [number, pointer]),
         "experts": (None, [number, pointer]),
         "read": (ctypes.c_uint64, [number, pointer, size]),
         "attend_floats": (size, [number, number, number]),
@@ -199,4 +204,16 @@ def open_library(path: str) -> ctypes.CDLL:
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"graphcore_{name}")  # ctypes caches attributes, but not items
         function.restype, function.argtypes = result, arguments
+    library.graphcore_share_threads(_openmp_region())
     return library
+
+
+def _openmp_region() -> ctypes.c_void_p | None:
+    """Return the address of GOMP_parallel, by which GNU's OpenMP library starts its threads; None if torch has another.
+
+    torch loads its OpenMP library for all modules of the process.
+    """
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p)
+    except AttributeError:
+        return None

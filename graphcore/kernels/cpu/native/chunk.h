@@ -43,6 +43,14 @@ inline void narrow_row(const float* from, int count, int format, uint8_t* to) {
         format == F32 ? narrow(from[i], (float*)to + i) : format == BF16 ? narrow(from[i], (Bf16*)to + i) : narrow(from[i], (Fp16*)to + i);
 }
 
+inline float rounded_to(float value, int format) {
+    if (format == F32) return value;
+    Bf16 brief;
+    Fp16 half;
+    if (format == BF16) return narrow(value, &brief), widen_one(&brief);
+    return narrow(value, &half), widen_one(&half);
+}
+
 inline size_t format_nbytes(int format) { return format == F32 ? 4 : 2; }
 
 // The widened keys and values that a chunk sees, for all kv heads.

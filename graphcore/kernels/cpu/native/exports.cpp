@@ -4,6 +4,7 @@
 #include "delta.h"
 #include "experts.h"
 #include "draw.h"
+#include "token_rows.h"
 
 using namespace graphcore;
 
@@ -24,9 +25,25 @@ Team& team_of(int threads) {
     return *team;
 }
 
-void carry_out(int threads, Job& job, int64_t linger = 0) {
+// GOMP_parallel of the OpenMP library whose threads run torch's operations, or null.
+using ParallelRegion = void (*)(void (*)(void*), void*, unsigned, unsigned);
+std::atomic<ParallelRegion> region_of_torch{nullptr};
+
+// The decode loop's jobs: a step after another, without torch's operations in between.
+void carry_out_on_team(int threads, Job& job, int64_t linger = 0) {
     if (threads == 1) return Team(1).run(job, 0);  // no workers, so that any number of callers can run at once
     team_of(threads).run(job, linger);
+}
+
+// A job between operations of torch. It runs on the threads that torch's operations run on: two pools that take turns wait
+// for each other's threads to leave the cores.
+void carry_out(int threads, Job& job) {
+    const ParallelRegion region = region_of_torch.load(std::memory_order_relaxed);
+    if (threads == 1 || !region) return carry_out_on_team(threads, job);
+    for (int phase = 0; phase < job.phases(); phase++) {
+        SharedPhase shared{job, phase, job.deal(phase, threads), threads};
+        region([](void* all) { static_cast<SharedPhase*>(all)->take_part(); }, &shared, unsigned(threads), 0);
+    }
 }
 
 // A job of one phase.
@@ -47,6 +64,15 @@ template <class Body>
 void on_threads(int threads, int units, const Body& body) {
     Loop<Body> job(units, body);
     carry_out(threads, job);
+}
+
+// Calls body(unit, work) for all units; `work` is memory for `floats` numbers.
+template <class Body>
+void on_threads_with(int threads, int units, int floats, const Body& body) {
+    on_threads(threads, units, [&](Range mine) {
+        const std::unique_ptr<float[]> work(new float[floats]);
+        for (int unit = mine.begin; unit < mine.end; unit++) body(unit, work.get());
+    });
 }
 
 struct FreeDeleter {
@@ -166,6 +192,9 @@ class Step final : public Job {
 
 extern "C" {
 
+// Makes jobs between torch's operations run on torch's threads.
+void graphcore_share_threads(ParallelRegion region) { region_of_torch.store(region); }
+
 // Returns the seconds that callers slept in jobs of the team of that size because another thread was late.
 double graphcore_seconds_late(int threads) { return threads == 1 ? 0 : team_of(threads).seconds_late(); }
 
@@ -234,6 +263,23 @@ void graphcore_attend_chunk(int threads, const Chunk* chunk) {
     carry_out(threads, job);
 }
 
+// Norms, rotates, gates and adds the tokens of a chunk (token_rows.h).
+void graphcore_norm_rows(int threads, const NormRows* a) {
+    on_threads_with(threads, a->rows, a->columns, [&](int row, float* work) { norm_row(*a, row, work); });
+}
+
+void graphcore_rotate_rows(int threads, const RotateRows* a) {
+    on_threads_with(threads, a->tokens, a->head_dim, [&](int token, float* work) { rotate_token(*a, token, work); });
+}
+
+void graphcore_gate_rows(int threads, const GateRows* a) {
+    on_threads_with(threads, int((a->size + BLOCK - 1) / BLOCK), 2 * BLOCK, [&](int block, float* work) { gate_block(*a, block, work); });
+}
+
+void graphcore_add_rows(int threads, const AddRows* a) {
+    on_threads_with(threads, int((a->size + BLOCK - 1) / BLOCK), BLOCK, [&](int block, float* work) { add_block(*a, block, work); });
+}
+
 // Runs many tokens through the heads of a Gated DeltaNet layer; `joined` need not be set.
 void graphcore_delta_heads(int threads, const Delta* delta) {
     Delta a = *delta;
@@ -272,7 +318,7 @@ void graphcore_run(int threads, const int64_t* counts, const int64_t* sequences,
     const Rows rows(counts, sequences, num_rows);
     if (!rows.count) return;
     Step job(threads, rows, instructions, count, memory, thread_nbytes, row_nbytes);
-    carry_out(threads, job, BETWEEN_STEPS);
+    carry_out_on_team(threads, job, BETWEEN_STEPS);
 }
 
 // Returns the bytes of an instruction's activations in each thread's scratch, which follow the scratch's row.

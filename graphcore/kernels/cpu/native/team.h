@@ -119,6 +119,26 @@ class Job {
     ~Job() = default;
 };
 
+// A phase of a job whose threads come from elsewhere. Each of them takes portions until none is left.
+struct SharedPhase {
+    Job& job;
+    int phase;
+    Deal deal;
+    int threads;
+    std::atomic<int> arrived{0}, taken{0};
+
+    void take_part() {
+        const int thread = arrived++;
+        bool has_entered = false;
+        for (int owner = 0, before = 0, mine = taken++; owner < threads; before += deal.portions(owner, threads), owner++)
+            for (; mine - before < deal.portions(owner, threads); mine = taken++) {
+                if (!has_entered) job.enter(phase, thread);
+                has_entered = true;
+                job.carry_out(phase, deal.portion(owner, threads, mine - before), thread);
+            }
+    }
+};
+
 class Team {
   public:
     // Starts the workers; the caller of `run` is thread 0. The team is smaller if the system gives fewer threads.

@@ -1,0 +1,128 @@
+"""Norms, rotation and gated activations of many tokens in C++: what lies between the products of a prompt's chunk.
+
+In plain torch each of them is several operations over the whole chunk, which together took a third of the time of a
+prompt of 128 tokens. Numbers are rounded where the modules of nn/ round them.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graphcore.activations import Activation
+from graphcore.kernels.cpu.kernel_packing import DTYPE_NUMBERS
+from graphcore.kernels.cpu.library import open_library
+
+POINTER, INT = ctypes.c_void_p, ctypes.c_int32
+SHARED_ELEMENTS = 1 << 15  # from this many numbers on, threads share the work
+
+
+class NormRows(ctypes.Structure):
+    """The struct of native/token_rows.h."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("x", "weight", "y")),
+        *((name, INT) for name in ("rows", "columns", "format", "out_format", "rounds_first")),
+        ("eps", ctypes.c_float),
+    )
+
+
+class RotateRows(ctypes.Structure):
+    """The struct of native/token_rows.h."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("x", "rope", "y")),
+        *((name, INT) for name in ("tokens", "heads", "head_dim", "width", "format")),
+    )
+
+
+class GateRows(ctypes.Structure):
+    """The struct of native/token_rows.h."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("gate", "up", "y")),
+        ("size", ctypes.c_int64),
+        *((name, INT) for name in ("format", "activation")),
+    )
+
+
+class AddRows(ctypes.Structure):
+    """The struct of native/token_rows.h."""
+
+    _fields_ = (*((name, POINTER) for name in ("x", "added", "y")), ("size", ctypes.c_int64), ("format", INT))
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """The C++ kernels for rows of tokens on the CPU, in float32, fp16 and bf16.
+
+    Attributes:
+        library: path of the kernels' library.
+    """
+
+    library: str
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype, rounds_first: bool = False
+    ) -> Tensor:
+        """Return x / sqrt(mean(x^2) + eps) * weight.
+
+        Args:
+            x: [..., D].
+            weight: [D] float32; None for none.
+            dtype: dtype of the result.
+            rounds_first: True to round the normalised x and the weight to `dtype` before they are multiplied.
+
+        Returns:
+            [..., D].
+        """
+        x = x.contiguous()
+        y = torch.empty(x.shape, dtype=dtype, device="cpu")
+        columns = x.shape[-1]
+        pointers = x.data_ptr(), None if weight is None else weight.data_ptr(), y.data_ptr()
+        formats = DTYPE_NUMBERS[x.dtype], DTYPE_NUMBERS[dtype]
+        given = NormRows(*pointers, x.numel() // columns, columns, *formats, rounds_first, eps)
+        open_library(self.library).graphcore_norm_rows(_threads(x), ctypes.byref(given))
+        return y
+
+    def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
+        """Return heads [B, T, H, E], rotated as `nn.rope.rotate` does.
+
+        Args:
+            rope: [B, T, 2, R/2] float32, cosines and sines; the features from R on stay.
+        """
+        x, rope = x.contiguous(), rope.contiguous()
+        y = torch.empty_like(x)
+        heads, head_dim = x.shape[-2:]
+        sizes = x.numel() // (heads * head_dim), heads, head_dim, 2 * rope.shape[-1]
+        given = RotateRows(x.data_ptr(), rope.data_ptr(), y.data_ptr(), *sizes, DTYPE_NUMBERS[x.dtype])
+        open_library(self.library).graphcore_rotate_rows(_threads(x), ctypes.byref(given))
+        return y
+
+    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        """Return activation(gate) * up, of one shape and dtype; the activation is rounded to the dtype."""
+        gate, up = gate.contiguous(), up.contiguous()
+        y = torch.empty_like(gate)
+        pointers = gate.data_ptr(), up.data_ptr(), y.data_ptr()
+        given = GateRows(*pointers, gate.numel(), DTYPE_NUMBERS[gate.dtype], int(activation))
+        open_library(self.library).graphcore_gate_rows(_threads(gate), ctypes.byref(given))
+        return y
+
+    def add(self, x: Tensor, added: Tensor) -> Tensor:
+        """Return x + added, float32, for `x` in float32 and `added` of the same shape in any of the dtypes."""
+        x, added = x.contiguous(), added.contiguous()
+        y = torch.empty_like(x)
+        given = AddRows(x.data_ptr(), added.data_ptr(), y.data_ptr(), x.numel(), DTYPE_NUMBERS[added.dtype])
+        open_library(self.library).graphcore_add_rows(_threads(x), ctypes.byref(given))
+        return y
+
+
+def runs_now(x: Tensor) -> bool:
+    """Return whether an operation on `x` runs now on the CPU: `x` is no tensor of a trace or of a compilation."""
+    is_plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in DTYPE_NUMBERS
+    return is_plain and x.numel() > 0 and not torch.compiler.is_compiling()
+
+
+def _threads(x: Tensor) -> int:
+    return torch.get_num_threads() if x.numel() >= SHARED_ELEMENTS else 1
