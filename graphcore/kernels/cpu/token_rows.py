@@ -13,6 +13,7 @@ from torch import Tensor
 from graphcore.activations import Activation
 from graphcore.kernels.cpu.kernel_packing import DTYPE_NUMBERS
 from graphcore.kernels.cpu.library import open_library
+from graphcore.kernels.custom_ops import register_custom_op
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int32
 SHARED_ELEMENTS = 1 << 15  # from this many numbers on, threads share the work
@@ -53,6 +54,65 @@ class AddRows(ctypes.Structure):
     _fields_ = (*((name, POINTER) for name in ("x", "added", "y")), ("size", ctypes.c_int64), ("format", INT))
 
 
+def _norm_rows(
+    x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype, rounds_first: bool, library: str
+) -> Tensor:
+    x = x.contiguous()
+    y = torch.empty(x.shape, dtype=dtype, device="cpu")
+    columns = x.shape[-1]
+    pointers = x.data_ptr(), None if weight is None else weight.data_ptr(), y.data_ptr()
+    formats = DTYPE_NUMBERS[x.dtype], DTYPE_NUMBERS[dtype]
+    given = NormRows(*pointers, x.numel() // columns, columns, *formats, rounds_first, eps)
+    open_library(library).graphcore_norm_rows(_threads(x), ctypes.byref(given))
+    return y
+
+
+def _rotate_rows(x: Tensor, rope: Tensor, library: str) -> Tensor:
+    x, rope = x.contiguous(), rope.contiguous()
+    y = torch.empty_like(x)
+    heads, head_dim = x.shape[-2:]
+    sizes = x.numel() // (heads * head_dim), heads, head_dim, 2 * rope.shape[-1]
+    given = RotateRows(x.data_ptr(), rope.data_ptr(), y.data_ptr(), *sizes, DTYPE_NUMBERS[x.dtype])
+    open_library(library).graphcore_rotate_rows(_threads(x), ctypes.byref(given))
+    return y
+
+
+def _gate_rows(gate: Tensor, up: Tensor, activation: int, library: str) -> Tensor:
+    gate, up = gate.contiguous(), up.contiguous()
+    y = torch.empty_like(gate)
+    pointers = gate.data_ptr(), up.data_ptr(), y.data_ptr()
+    given = GateRows(*pointers, gate.numel(), DTYPE_NUMBERS[gate.dtype], activation)
+    open_library(library).graphcore_gate_rows(_threads(gate), ctypes.byref(given))
+    return y
+
+
+def _add_rows(x: Tensor, added: Tensor, library: str) -> Tensor:
+    x, added = x.contiguous(), added.contiguous()
+    y = torch.empty_like(x)
+    given = AddRows(x.data_ptr(), added.data_ptr(), y.data_ptr(), x.numel(), DTYPE_NUMBERS[added.dtype])
+    open_library(library).graphcore_add_rows(_threads(x), ctypes.byref(given))
+    return y
+
+
+def _threads(x: Tensor) -> int:
+    return torch.get_num_threads() if x.numel() >= SHARED_ELEMENTS else 1
+
+
+def _empty(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+norm_rows = register_custom_op(
+    "norm_rows",
+    _norm_rows,
+    lambda x, dtype: torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format),
+    dispatch_key="CPU",
+)
+rotate_rows = register_custom_op("rotate_rows", _rotate_rows, _empty, dispatch_key="CPU")
+gate_rows = register_custom_op("gate_rows", _gate_rows, lambda gate: _empty(gate), dispatch_key="CPU")
+add_rows = register_custom_op("add_rows", _add_rows, _empty, dispatch_key="CPU")
+
+
 @dataclass(frozen=True)
 class TokenRows:
     """The C++ kernels for rows of tokens on the CPU, in float32, fp16 and bf16.
@@ -77,14 +137,7 @@ class TokenRows:
         Returns:
             [..., D].
         """
-        x = x.contiguous()
-        y = torch.empty(x.shape, dtype=dtype, device="cpu")
-        columns = x.shape[-1]
-        pointers = x.data_ptr(), None if weight is None else weight.data_ptr(), y.data_ptr()
-        formats = DTYPE_NUMBERS[x.dtype], DTYPE_NUMBERS[dtype]
-        given = NormRows(*pointers, x.numel() // columns, columns, *formats, rounds_first, eps)
-        open_library(self.library).graphcore_norm_rows(_threads(x), ctypes.byref(given))
-        return y
+        return norm_rows(x, weight, eps, dtype, rounds_first, self.library)
 
     def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
         """Return heads [B, T, H, E], rotated as `nn.rope.rotate` does.
@@ -92,37 +145,18 @@ class TokenRows:
         Args:
             rope: [B, T, 2, R/2] float32, cosines and sines; the features from R on stay.
         """
-        x, rope = x.contiguous(), rope.contiguous()
-        y = torch.empty_like(x)
-        heads, head_dim = x.shape[-2:]
-        sizes = x.numel() // (heads * head_dim), heads, head_dim, 2 * rope.shape[-1]
-        given = RotateRows(x.data_ptr(), rope.data_ptr(), y.data_ptr(), *sizes, DTYPE_NUMBERS[x.dtype])
-        open_library(self.library).graphcore_rotate_rows(_threads(x), ctypes.byref(given))
-        return y
+        return rotate_rows(x, rope, self.library)
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         """Return activation(gate) * up, of one shape and dtype; the activation is rounded to the dtype."""
-        gate, up = gate.contiguous(), up.contiguous()
-        y = torch.empty_like(gate)
-        pointers = gate.data_ptr(), up.data_ptr(), y.data_ptr()
-        given = GateRows(*pointers, gate.numel(), DTYPE_NUMBERS[gate.dtype], int(activation))
-        open_library(self.library).graphcore_gate_rows(_threads(gate), ctypes.byref(given))
-        return y
+        return gate_rows(gate, up, int(activation), self.library)
 
     def add(self, x: Tensor, added: Tensor) -> Tensor:
         """Return x + added, float32, for `x` in float32 and `added` of the same shape in any of the dtypes."""
-        x, added = x.contiguous(), added.contiguous()
-        y = torch.empty_like(x)
-        given = AddRows(x.data_ptr(), added.data_ptr(), y.data_ptr(), x.numel(), DTYPE_NUMBERS[added.dtype])
-        open_library(self.library).graphcore_add_rows(_threads(x), ctypes.byref(given))
-        return y
+        return add_rows(x, added, self.library)
 
 
 def runs_now(x: Tensor) -> bool:
     """Return whether an operation on `x` runs now on the CPU: `x` is no tensor of a trace or of a compilation."""
     is_plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in DTYPE_NUMBERS
     return is_plain and x.numel() > 0 and not torch.compiler.is_compiling()
-
-
-def _threads(x: Tensor) -> int:
-    return torch.get_num_threads() if x.numel() >= SHARED_ELEMENTS else 1

@@ -66,21 +66,21 @@ void on_threads(int threads, int units, const Body& body) {
     carry_out(threads, job);
 }
 
-// Calls body(unit, work) for all units; `work` is memory for `floats` numbers.
-template <class Body>
-void on_threads_with(int threads, int units, int floats, const Body& body) {
-    on_threads(threads, units, [&](Range mine) {
-        const std::unique_ptr<float[]> work(new float[floats]);
-        for (int unit = mine.begin; unit < mine.end; unit++) body(unit, work.get());
-    });
-}
-
 struct FreeDeleter {
     void operator()(void* memory) const { std::free(memory); }
 };
 
 std::unique_ptr<void, FreeDeleter> scratch(size_t nbytes) {
     return std::unique_ptr<void, FreeDeleter>(std::malloc(nbytes));
+}
+
+// Calls body(unit, work) for all units; `work` is memory for `floats` numbers.
+template <class Body>
+void on_threads_with(int threads, int units, int floats, const Body& body) {
+    on_threads(threads, units, [&](Range mine) {
+        const auto work = scratch(size_t(floats) * 4);
+        for (int unit = mine.begin; unit < mine.end; unit++) body(unit, (float*)work.get());
+    });
 }
 
 template <class T>
