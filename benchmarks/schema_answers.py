@@ -2,7 +2,8 @@
 
 python benchmarks/schema_answers.py http://127.0.0.1:8000 --answers 200 --clients 8
 
-Prints how many answers are JSON of the schema, and tokens/s of both kinds. Exit status 1 if an answer is not.
+Prints how many answers are JSON of the schema, and tokens/s of both kinds. A free text has the length of the JSON with
+the same number, so that both kinds keep the server equally busy. Exit status 1 if an answer is not JSON of the schema.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -46,16 +48,22 @@ async def answer(client: httpx.AsyncClient, number: int, tokens: int | None) -> 
     return body["choices"][0]["message"]["content"], body["usage"]["completion_tokens"]
 
 
-async def measure(client: httpx.AsyncClient, numbers: range, clients: int, tokens: int | None) -> tuple[float, Any]:
-    """Return tokens/s of answers of one kind, and texts and tokens of all."""
+async def measure(
+    client: httpx.AsyncClient, lengths: Mapping[int, int | None], clients: int
+) -> tuple[float, list[tuple[str, int]]]:
+    """Return tokens/s of answers, and texts and tokens of all.
+
+    Args:
+        lengths: tokens of each answer's free text by its number; None for JSON.
+    """
     slots = asyncio.Semaphore(clients)
 
-    async def one(number: int) -> tuple[str, int]:
+    async def one(number: int, tokens: int | None) -> tuple[str, int]:
         async with slots:
             return await answer(client, number, tokens)
 
     began = time.perf_counter()
-    answers = await asyncio.gather(*map(one, numbers))
+    answers = await asyncio.gather(*(one(number, tokens) for number, tokens in lengths.items()))
     return sum(count for _, count in answers) / (time.perf_counter() - began), answers
 
 
@@ -74,15 +82,17 @@ async def compare(url: str, count: int, clients: int) -> bool:
     speeds: dict[str, list[float]] = {"json": [], "text": []}
     valid, each = 0, count // ROUNDS
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
-        await measure(client, range(clients), clients, None)
+        await measure(client, dict.fromkeys(range(clients)), clients)
         for turn in range(ROUNDS):
             numbers = range(turn * each, (turn + 1) * each)
-            speed, answers = await measure(client, numbers, clients, None)
+            speed, answers = await measure(client, dict.fromkeys(numbers), clients)
             speeds["json"].append(speed)
             valid += sum(is_valid(text) for text, _ in answers)
-            tokens = round(statistics.mean(count for _, count in answers))
-            speeds["text"].append((await measure(client, numbers, clients, tokens))[0])
-    print(f"{valid} of {each * ROUNDS} answers are of the schema; {tokens} tokens each")
+            lengths = [tokens for _, tokens in answers]
+            text_speed, _ = await measure(client, dict(zip(numbers, lengths, strict=True)), clients)
+            speeds["text"].append(text_speed)
+    mean = statistics.mean(lengths)
+    print(f"{valid} of {each * ROUNDS} answers are of the schema, the last ones with {mean:.0f} tokens each")
     for kind, found in speeds.items():
         print(f"{kind}: {statistics.median(found):.0f} tokens/s ({', '.join(f'{one:.0f}' for one in found)})")
     return valid == each * ROUNDS

@@ -17,8 +17,12 @@ from graphcore.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+    from llguidance._lib import JsonCompileOptions
 
 FORMS = ("json_schema", "regex", "lark", "gbnf", "choice")
+JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": "[ \\t\\r\\n]{0,40}"}
+"""Options of llguidance for JSON (`x-guidance` of a schema). White space between values is bounded: where it is always
+allowed, small models that once begin it go on until an answer's length ends."""
 
 
 @dataclass
@@ -197,7 +201,7 @@ def llguidance_source(form: str, grammar: Any) -> str:
     if form == "json_schema":
         try:
             text = json.dumps(json.loads(grammar) if isinstance(grammar, str) else grammar)
-            return LLMatcher.grammar_from_json_schema(text)
+            return LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"json_schema must be JSON: {error}") from error
     if not isinstance(grammar, str):

@@ -2,7 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from graphcore.tokenizer.grammar import JSON_OPTIONS
 
 TEXT = "TEXT"
 """Name of the terminal for any text without special tokens; `LarkRules` defines it."""
@@ -65,9 +67,9 @@ def escaped(text: str) -> str:
     return "".join(letter if _PLAIN_LETTER.match(letter) else f"\\x{{{ord(letter):x}}}" for letter in text)
 
 
-def inline_json(schema: object) -> str:
+def inline_json(schema: Mapping[str, object]) -> str:
     """Return the element for a value under a JSON schema."""
-    return "%json " + json.dumps(schema)
+    return "%json " + json.dumps({"x-guidance": JSON_OPTIONS, **schema})
 
 
 def choice_of(elements: Iterable[str]) -> str:
