@@ -87,7 +87,7 @@ class HashRunner:
         self.prompt_tokens, self.has_kinds = chunk, has_kinds
         self.policy: Policy = Resident()
         self.programs = self
-        self.finds_likeliest, self.most_together = True, 2
+        self.finds_likeliest, self.most_together, self.most_rows = True, 2, batch + 2
         self.after_program: Callable[[], None] = do_nothing  # called inside passes; it may raise
         self.num_passes = 0
         self._tables = {id(cache): table for table in self.pages.tables for cache in table.caches}

@@ -13,7 +13,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.gpu.capture import CapturedStep
 from graphcore.graph.gpu.sampling import SamplingRows, sampling_phase
 from graphcore.graph.program import Program
-from graphcore.kernels.cpu.program import rows_by_program, widths_of
+from graphcore.kernels.cpu.program import most_step_rows, rows_by_program, widths_of
 from graphcore.nn.spec import MoESpec
 from graphcore.sampling_params import SamplingParams
 
@@ -37,7 +37,8 @@ class Programs:
     """
 
     def __init__(self, builder: GraphBuilder, batch_size: int) -> None:
-        self._builder, self._batch_size, self._widths = builder, batch_size, widths_of(batch_size)
+        self._builder, self._batch_size = builder, batch_size
+        self._widths = widths_of(self.most_rows)
         self._of_width: dict[tuple[str, int, bool, int], Program] = {}
         self._of_row: dict[tuple[str, int], Program] = {}
 
@@ -112,6 +113,11 @@ class Programs:
         """Most consecutive tokens of one sequence in a step."""
         return self._builder.most_together if self._builder.uses_native_programs else 1
 
+    @property
+    def most_rows(self) -> int:
+        """Most tokens in a step, over all sequences."""
+        return most_step_rows(self._batch_size) if self._builder.uses_native_programs else self._batch_size
+
     def step(self, tokens: Mapping[int, tuple[Sequence[int], int]]) -> list[DecodeStep]:
         """Return the programs that run tokens of some rows of the caches, in one pass, with their inputs.
 
@@ -121,7 +127,7 @@ class Programs:
 
         Args:
             tokens: ids of consecutive tokens of each row, and the position of the first; one token, or up to
-                `most_together` if all rows have at most batch_size tokens.
+                `most_together` if all rows together have at most `most_rows`.
         """
         if self._builder.uses_native_programs:
             return self._native_step(tokens)

@@ -139,7 +139,7 @@ class ContinuousBatching(Batching):
         """
         tokens: dict[Request, list[int]] = {}
         chunks: list[tuple[Request, list[int]]] = []
-        left, spare = self._runner.prompt_tokens, self._runner.sizes.batch_size - len(self.running)
+        left, spare = self._runner.prompt_tokens, self._runner.programs.most_rows - len(self.running)
         for request in tuple(self.running):
             if request.has_ended or not self._admission.refresh(request):
                 continue

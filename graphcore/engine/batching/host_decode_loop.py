@@ -28,7 +28,7 @@ class HostDecodeLoop(DecodeLoop):
 
     def __init__(self, runner: ProgramRunner) -> None:
         self._programs, self._chooser = runner.programs, SequenceSampler(runner)
-        self.most_together = min(runner.programs.most_together, runner.sizes.batch_size)
+        self.most_together = min(runner.programs.most_together, runner.programs.most_rows)
         self._steps: list[DecodeStep] = []
         self._due: dict[int, Request] = {}  # by their rows of the caches
 

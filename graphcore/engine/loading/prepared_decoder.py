@@ -11,7 +11,7 @@ from graphcore.config.settings import Settings
 from graphcore.engine.loading.model_loader import PreparedModel
 from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
 from graphcore.kernels.backend import NativeBackend, TritonBackend
-from graphcore.kernels.cpu.program import widths_of
+from graphcore.kernels.cpu.program import most_step_rows, widths_of
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kvcache.sizes import cache_nbytes
 from graphcore.nn.decoder import Decoder, is_movable
@@ -76,9 +76,8 @@ class PreparedDecoder(PreparedModel):
         if runtime.graph != "captured" or runtime.device.type != "cpu" or not isinstance(backend, NativeBackend):
             return lambda context_length: 0
         fetches = is_streaming and bool(expert_linears(self.decoder))
-        sizes = ProgramSizes(
-            widths_of(runtime.batch_size), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches
-        )
+        widths = widths_of(most_step_rows(runtime.batch_size))
+        sizes = ProgramSizes(widths, runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches)
         return cache(lambda context_length: programs_nbytes(self.decoder, sizes, context_length))
 
     def read_nbytes(self, tier: Tier) -> int:

@@ -39,6 +39,14 @@ def rows_by_program(sequences: int) -> tuple[int, ...]:
     return tuple((sequences + other) // programs for other in reversed(range(programs)))
 
 
+def most_step_rows(sequences: int) -> int:
+    """Return the most rows of a step: one for each sequence; of several, at least as many as one program can have.
+
+    The rows beyond those of the sequences take tokens that masks force: a row costs less than a further step.
+    """
+    return sequences if sequences == 1 else max(sequences, MOST_ROWS)
+
+
 def widths_of(most: int) -> list[int]:
     """Return the sizes of programs, in rows, that can together run a step of any number of sequences up to `most`."""
     shares = [rows_by_program(sequences) for sequences in range(1, most + 1)]
