@@ -100,7 +100,6 @@ class ServedModel:
             self.longest_token = max(map(len, map(tokenizer.id_to_piece, range(engine.config.vocab_size))))
         if tokenizer is not None and engine.loaded.end_ids:
             engine.prepare_grammars()
-        gc.collect()
         gc.freeze()  # else the first full collection stops everything for 0.1 s
         return engine
 
