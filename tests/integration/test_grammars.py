@@ -5,7 +5,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 from tiny_models import TinyModel, add_tokenizer
 
 from graphcore import Engine
+from graphcore.engine.forward_pass import RowChunk
 from graphcore.errors import ConfigError
+from graphcore.graph.program import Program
 from graphcore.tokenizer.grammar import FORMS
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "json_schemas.json").read_text("utf-8"))
@@ -93,6 +95,36 @@ def test_an_invalid_grammar_ends_its_request_alone(engine: Engine, grammar: dict
     with pytest.raises(ConfigError, match=said):
         engine.submit("x", 5, mask=engine.grammar(**grammar)).result(SECONDS)
     assert len(other.result(SECONDS).token_ids) == 20
+
+
+def test_json_has_white_space_that_ends(engine: Engine) -> None:
+    """A random model that likes spaces most would write nothing else, if as many were allowed as it likes."""
+    (space,) = engine.tokenizer.encode(" ", add_special_tokens=False)
+    schema = {"properties": {"a": {"const": 1}}, "required": ["a"], "type": "object", "additionalProperties": False}
+    answer = engine.submit("x", 400, mask=engine.grammar(json_schema=schema), logit_bias={space: 100.0}).result(SECONDS)
+    assert answer.finish_reason == "end"
+    assert max(map(len, re.findall(r"\s+", answer.text))) == 40
+    assert json.loads(answer.text) == {"a": 1}
+
+
+def test_forced_tokens_take_the_spare_rows_of_a_step_of_all_sequences(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight sequences have sixteen rows, so that forty forced tokens of each need twenty steps and not forty."""
+    passes, run = list[int](), engine.runner.forward_pass
+
+    def counted(decodes: Sequence[Program], chunks: Sequence[RowChunk], *given: Any, **named: Any) -> Any:
+        passes.append(len(decodes))
+        return run(decodes, chunks, *given, **named)
+
+    monkeypatch.setattr(engine.runner, "forward_pass", counted)
+    text = "".join(chr(ord("a") + at % 26) for at in range(40))
+    with engine.holding_back():
+        handles = [engine.submit("x", 100, mask=engine.grammar(regex=text)) for _ in range(8)]
+    answers = [handle.result(SECONDS) for handle in handles]
+    assert {answer.text for answer in answers} == {text}
+    tokens = len(answers[0].token_ids)
+    assert sum(map(bool, passes)) < 0.8 * tokens, (sum(map(bool, passes)), tokens)
 
 
 def test_one_grammar_is_given(engine: Engine) -> None:
