@@ -82,9 +82,9 @@ class Backend:
         return delta_heads(*parts)
 
     def token_rows(self, _x: Tensor) -> TokenRows | None:
-        """Return the kernels for what lies between products, if an operation on `x` runs now on the CPU.
+        """Return fused kernels for norms, rotary embeddings, gates and residual sums of the tokens in `x`.
 
-        None without such kernels, and in traces and compilations, in which plain operations are fused.
+        None without such kernels, and where torch.fx or torch.compile traces `x`: the compiler fuses plain operations.
         """
         return None
 
@@ -161,7 +161,7 @@ class NativeBackend(Backend):
         return super().delta_heads(parts._replace(library=self.library))
 
     def token_rows(self, x: Tensor) -> TokenRows | None:
-        """Return the kernels if they can take `x` now."""
+        """Return the kernels if `x` is a CPU tensor in eager mode."""
         return TokenRows(self.library) if runs_now(x) else None
 
     def _packing(self, name: str, rows: int, columns: int) -> Packing:

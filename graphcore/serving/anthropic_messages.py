@@ -158,7 +158,7 @@ class MessagesRequest(CountTokensRequest):
 
 
 def read_message_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, ChatCall, list[str]]:
-    """Return a request, what is to be answered, and the names of fields that are ignored.
+    """Parse a body; return the request, the neutral call, and the names of the fields that are ignored.
 
     Raises:
         RequestError: a field is wrong or cannot be taken; the error names it.

@@ -37,7 +37,7 @@ OTHER_FILES = 256  # that a process has open besides its connections
 LARGEST_HEAD = 64 * 1024  # bytes of a request's head
 
 
-class PatientlessProtocol(H11Protocol):
+class TimeoutProtocol(H11Protocol):
     """uvicorn's HTTP protocol with time limits for the head of a request and for a client that does not read.
 
     Attributes:
@@ -51,7 +51,7 @@ class PatientlessProtocol(H11Protocol):
     _send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first head; a connection beyond those that are told that there are too many is cut."""
+        """Start the timeout of the first request's head; abort a connection beyond the limit and SPARE_CONNECTIONS."""
         super().connection_made(transport)
         if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency + SPARE_CONNECTIONS:
             transport.abort()
@@ -59,7 +59,7 @@ class PatientlessProtocol(H11Protocol):
             self._start()
 
     def data_received(self, data: bytes) -> None:
-        """Read bytes; the first after an answer begin the wait for another head, and a whole head ends it."""
+        """Read bytes; the first after an answer start the timeout of the next head, and a whole head stops it."""
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
             self._start()
         super().data_received(data)
@@ -67,17 +67,17 @@ class PatientlessProtocol(H11Protocol):
             self._stop()
 
     def pause_writing(self) -> None:
-        """Begin to wait for a client that does not read."""
+        """Start the send timeout: the send buffer is full, because the client does not read."""
         super().pause_writing()
         self._send_timer = self.loop.call_later(self.send_seconds, self._cut)
 
     def resume_writing(self) -> None:
-        """End the wait for a client that has read."""
+        """Stop the send timeout: the client has read."""
         self._stop_sending()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End all waits."""
+        """Stop all timeouts."""
         self._stop()
         self._stop_sending()
         super().connection_lost(exc)
@@ -97,7 +97,7 @@ class PatientlessProtocol(H11Protocol):
             self._send_timer = None
 
     def _cut(self) -> None:
-        """Close a connection whose head has not come, or whose client does not read."""
+        """Abort the connection after a timeout."""
         self._timer = None
         if not self.transport.is_closing():
             self.transport.abort()
@@ -151,7 +151,7 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(STEP)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Close connections and end the application; uvicorn leaves the latter out at a second signal."""
+        """Close connections and run the application's shutdown, which uvicorn skips after a second signal."""
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
@@ -246,7 +246,7 @@ def new_server(app: ASGIApp, served: ServedModel) -> DrainingServer:
     """Return a server for an application, with the limits of its settings."""
     settings = served.settings
     limits = {"head_seconds": settings.receive_timeout, "send_seconds": settings.send_timeout}
-    protocol = type("Protocol", (PatientlessProtocol,), limits)
+    protocol = type("Protocol", (TimeoutProtocol,), limits)
     config = uvicorn.Config(
         app,
         http=protocol,

@@ -166,7 +166,7 @@ class ResponsesRequest(SamplingFields):
 
 
 def read_responses(body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatCall, list[str]]:
-    """Return a request, what is to be answered, and the names of fields, tools and values that are ignored.
+    """Parse a body; return the request, the neutral call, and the names of ignored fields, tools and values.
 
     Raises:
         RequestError: a field is wrong or cannot be taken; the error names it.
@@ -193,7 +193,7 @@ def read_responses(body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatCall,
 
 
 def _left_out(request: ResponsesRequest) -> list[str]:
-    """Return the names of tools and of values of `include` without which a request is answered."""
+    """Return the names of the tools and of the values of `include` that are not supported, and are ignored."""
     kinds = [f"tools.{tool.type}" for tool in request.tools if isinstance(tool, OtherTool)]
     values = [f"include.{value}" for value in request.include if value != LOGPROBS]
     return [name[:LONGEST_NAME] for name in list(dict.fromkeys([*kinds, *values]))[:MOST_NAMES]]

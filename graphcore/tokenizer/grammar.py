@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 FORMS = ("json_schema", "regex", "lark", "gbnf", "choice")
 JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": "[ \\t\\r\\n]{0,40}"}
-"""Options of llguidance for JSON (`x-guidance` of a schema). White space between values is bounded: where it is always
-allowed, small models that once begin it go on until an answer's length ends."""
+"""llguidance's options for JSON schemas (`x-guidance`). White space between tokens of JSON is limited to 40 characters:
+without a limit small models write white space until they reach the length limit."""
 
 
 @dataclass
@@ -140,7 +140,7 @@ class GrammarMask:
         return LLMatcher(self.tokens.known, self.source())
 
     def source(self) -> str:
-        """Return the grammar as llguidance takes it.
+        """Return the grammar in llguidance's JSON format.
 
         Raises:
             ConfigError: the grammar is of the wrong type, or no JSON.

@@ -40,9 +40,9 @@ def rows_by_program(sequences: int) -> tuple[int, ...]:
 
 
 def most_step_rows(sequences: int) -> int:
-    """Return the most rows of a step: one for each sequence; of several, at least as many as one program can have.
+    """Return the most tokens of a decode step: one for each sequence, and at least MOST_ROWS for several sequences.
 
-    The rows beyond those of the sequences take tokens that masks force: a row costs less than a further step.
+    Rows without a sequence of their own take tokens that a mask forces, because a row costs less than another step.
     """
     return sequences if sequences == 1 else max(sequences, MOST_ROWS)
 

@@ -140,7 +140,7 @@ class TokenRows:
         return norm_rows(x, weight, eps, dtype, rounds_first, self.library)
 
     def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
-        """Return heads [B, T, H, E], rotated as `nn.rope.rotate` does.
+        """Apply rotary position embeddings to heads [B, T, H, E], as `nn.rope.rotate` does.
 
         Args:
             rope: [B, T, 2, R/2] float32, cosines and sines; the features from R on stay.
@@ -157,6 +157,6 @@ class TokenRows:
 
 
 def runs_now(x: Tensor) -> bool:
-    """Return whether an operation on `x` runs now on the CPU: `x` is no tensor of a trace or of a compilation."""
+    """Return whether `x` is a CPU tensor in eager mode, not one that torch.fx or torch.compile traces."""
     is_plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in DTYPE_NUMBERS
     return is_plain and x.numel() > 0 and not torch.compiler.is_compiling()

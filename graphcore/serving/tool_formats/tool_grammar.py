@@ -73,13 +73,13 @@ def tool_grammar(
 
 
 def answer_frame(format: ToolFormat, prompt_tail: str) -> str:
-    """Return a Lark grammar for an answer whose text is `@answer`: what may or must come before the text.
+    """Return a Lark grammar of a whole answer, thoughts included, in which `@answer` stands for its content.
 
     Args:
         prompt_tail: as for `tool_grammar`.
 
     Returns:
-        The grammar; empty if the answer is the text.
+        The grammar; empty if nothing can come before the content.
     """
     may_reason = format.knows_reasoning and not is_reasoning_closed(format, prompt_tail)
     if not may_reason or not (is_reasoning_open(format, prompt_tail) or is_at_start(format, prompt_tail)):
@@ -127,7 +127,7 @@ class _AnswerRules:
         )
 
     def frame(self) -> str:
-        """Return the grammar of answers whose text is `@answer`."""
+        """Return the grammar of a whole answer, thoughts included, in which `@answer` stands for its content."""
         if self._format.syntax is CallSyntax.CHANNELS:
             return self._rules.whole(channel_answer([], "@answer", self._is_reasoning_open))
         space = self._rules.add_terminal(r"/[ \t\r\n]{1,8}/")
