@@ -42,6 +42,7 @@ from graphcore.serving.openai_chat import ChatChunks, chat_body, read_chat
 from graphcore.serving.openai_completions import Completions, read_completion
 from graphcore.serving.openai_embeddings import embedding_body, read_embedding
 from graphcore.serving.openai_responses import read_responses, responses_body, responses_events
+from graphcore.serving.page_files import HEADERS, PREFIX, page_files
 from graphcore.serving.request_errors import RequestError, openai_error, request_error
 from graphcore.serving.served_model import ServedModel, ServingState
 from graphcore.serving.token_texts import TokenTexts
@@ -63,6 +64,7 @@ class Application:
     def __init__(self, served: ServedModel, guard: Guard, metrics: ServingMetrics) -> None:
         self._served, self._guard, self._metrics = served, guard, metrics
         self._settings = served.settings
+        self._page = page_files()
 
     def routes(self) -> list[Route]:
         """Return every path with its endpoint."""
@@ -77,6 +79,8 @@ class Application:
             "/detokenize": self.detokenize,
         }
         gets: dict[str, Endpoint] = {
+            "/": self.page,
+            PREFIX + "{name:path}": self.page,
             "/v1/models": self.models,
             "/v1/models/{name:path}": self.model,
             "/health": self.health,
@@ -293,6 +297,16 @@ class Application:
         spelt = {"bos_token": tokenizer.bos_token_id, "eos_token": next(iter(tokenizer.eos_token_ids), None)}
         tokens = {name: None if one is None else tokenizer.id_to_piece(one) for name, one in spelt.items()}
         return JSONResponse({**tokens, "pad_token": None, "chat_template": tokenizer.template_source})
+
+    async def page(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """GET / and /page/{name}: the page and its files, which are open; what it asks for needs the key."""
+        file = self._page.get(exchange.request.scope["path"])
+        if file is None:
+            raise RequestError("the page has no such file", status=404)
+        headers = {**HEADERS, "ETag": file.etag}
+        if exchange.request.headers.get("if-none-match") == file.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(file.content, headers=headers, media_type=file.media_type)
 
     async def health(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """GET /health: 200 if requests are taken."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from graphcore.serving.page_files import is_page_path
 from graphcore.serving.request_errors import RequestError
 from graphcore.serving.serve_settings import ServeSettings
 
@@ -79,7 +80,8 @@ class Guard:
         origin = request.headers.get("origin")
         if origin is not None and not self._is_own(origin, host) and not self.origins & {origin.rstrip("/"), "*"}:
             raise RequestError("websites may not ask this server; add the origin to task.cors_origins", status=403)
-        if request.scope["path"] not in OPEN_PATHS:  # request.url is made from the Host header, too
+        path = request.scope["path"]  # request.url is made from the Host header, too
+        if path not in OPEN_PATHS and not is_page_path(path):
             self._check_key(request)
 
     def _check_key(self, request: Request) -> None:
