@@ -32,8 +32,8 @@ from graphcore.engine.masks import Mask
 from graphcore.engine.model_runner import ModelRunner, StaticRunner
 from graphcore.engine.output import Generation
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.queue import RequestQueue
-from graphcore.engine.request import Request, RequestStatus
+from graphcore.engine.queue import Answer, RequestQueue
+from graphcore.engine.request import Request, RequestStatus, TokenTotals
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.request_handle import RequestHandle, TokenStream
 from graphcore.engine.saved_caches import SavedCaches
@@ -66,11 +66,13 @@ class Engine:
         notes: Sequence[str], lines about what graphcore chose or what may surprise.
         prompts: PromptEncoder, encoder of texts and messages to token ids.
         loaded: LoadedModel, the model with its weights and what moves them; for measurements and inspection.
+        totals: TokenTotals, running totals of requests and tokens.
     """
 
     def __init__(self, loaded: LoadedModel, on_progress: Progress = ignore_progress) -> None:
         self._on_progress = on_progress
         self._rebuilding = threading.RLock()
+        self.totals = TokenTotals()
         self._use(loaded)
 
     def _use(self, loaded: LoadedModel) -> None:
@@ -81,7 +83,7 @@ class Engine:
         self.prompts = loaded.prompts
         self._queue = self._new_queue()
         sizes = loaded_runner(loaded).sizes
-        self._requests = RequestBuilder(loaded, self.prompts, sizes, self._queue.mask_threads)
+        self._requests = RequestBuilder(loaded, self.prompts, sizes, self._queue.mask_threads, self.totals)
 
     @classmethod
     def load(
@@ -329,6 +331,15 @@ class Engine:
         stream = TokenStream(RequestHandle(requests, self))
         self._queue.submit(requests, "stream", waits=False)
         return stream
+
+    def between_passes(self, work: Callable[[], Answer]) -> Answer:
+        """Run a function between two passes, when its turn comes, and return its result; for measurements.
+
+        Raises:
+            ConfigError: the engine is closed.
+            BusyError: the call is inside `on_progress` or a mask.
+        """
+        return self._queue.run_alone("between_passes", work, lends=False)
 
     @contextmanager
     def holding_back(self) -> Iterator[None]:

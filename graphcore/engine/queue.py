@@ -216,7 +216,7 @@ class RequestQueue:
         self._leave_parent()
         with self.changes:
             each = (*self.batching.running, *self._waiting)
-        return [one.status(self.batching.num_pages(one)) for one in each if not one.has_ended]
+        return [one.status(*self.batching.page_counts(one)) for one in each if not one.has_ended]
 
     def close(self) -> None:
         """Refuse further requests, end all others with an error, and wait until the thread has ended.

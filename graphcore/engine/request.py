@@ -27,6 +27,7 @@ class RequestStatus:
         new_tokens: int, tokens of its answer so far.
         max_new_tokens: int, most tokens of its answer.
         pages: int, pages of the KV cache that it holds, shared ones included.
+        shared_pages: int, those of them that other requests hold, too.
         waiting_seconds: float, seconds in the queue.
         prefill_seconds: float, seconds from its first pass to its first new token, or to now.
         decode_seconds: float, seconds since its first new token.
@@ -40,6 +41,7 @@ class RequestStatus:
     new_tokens: int
     max_new_tokens: int
     pages: int
+    shared_pages: int
     waiting_seconds: float
     prefill_seconds: float
     decode_seconds: float
@@ -48,6 +50,23 @@ class RequestStatus:
     def is_running(self) -> bool:
         """Whether it has a row of the KV cache; False while it waits or is swapped out."""
         return self.state in ("prefill", "decode")
+
+
+@dataclass
+class TokenTotals:
+    """Running totals of an engine since it was loaded; the engine's thread adds to them.
+
+    Attributes:
+        requests: int, requests that were admitted to the KV cache.
+        prompt_tokens: int, tokens of prompts that have run; one that was swapped out without a copy counts again.
+        cached_tokens: int, tokens of prompts that did not run, because the KV cache held them.
+        new_tokens: int, tokens of answers.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    new_tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -75,6 +94,7 @@ class Request:
         mask: mask of the next tokens; None to allow all.
         deadline: time.perf_counter() at which the request ends; None for none.
         reuses_cache: True to continue from the cached tokens of an ended request, too, those of its answer included.
+        totals: running totals that the request adds to.
         token_ids: token ids of the answer so far.
         logprobs: log probability of each of them, if they are recorded.
         pieces: text that could be printed after each of them, and the rest at the end.
@@ -109,6 +129,7 @@ class Request:
     mask: AnswerMask | None = None
     deadline: float | None = None
     reuses_cache: bool = False
+    totals: TokenTotals = field(default_factory=TokenTotals)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
@@ -170,13 +191,13 @@ class Request:
             or self.params.min_tokens > 0
         )
 
-    def status(self, pages: int) -> RequestStatus:
-        """Return the request's progress; `pages` is the number of pages that it holds."""
+    def status(self, pages: int, shared_pages: int) -> RequestStatus:
+        """Return the request's progress; the arguments are fields of it that the request does not know."""
         now = time.perf_counter()
         began, first = self._began or now, self._first or now
         seconds = began - self.submitted, first - began, now - first
         counts = len(self.prompt_ids), self.cached, self.num_computed, len(self.token_ids), self.max_new_tokens
-        return RequestStatus(self.request_id, self._state, *counts, pages, *seconds)
+        return RequestStatus(self.request_id, self._state, *counts, pages, shared_pages, *seconds)
 
     @property
     def _state(self) -> str:
@@ -227,6 +248,7 @@ class Request:
         self.cache_row = cache_row
         self.use_cached(cached, is_bit_exact=is_bit_exact)
         self._began = time.perf_counter()
+        self.totals.requests += 1
 
     def use_cached(self, cached: int, *, is_bit_exact: bool) -> None:
         """Continue after the prompt's first `cached` tokens, which the row holds now."""
@@ -234,6 +256,11 @@ class Request:
 
     def add_computed(self, count: int) -> None:
         """Count tokens that the KV cache holds, or will hold when the launched steps have run."""
+        in_prompt = len(self.prompt_ids) - self.num_computed
+        if in_prompt > 0:
+            self.totals.prompt_tokens += min(count, in_prompt)
+            if not self.has_begun:
+                self.totals.cached_tokens += self.num_computed
         self.num_computed += count
         self.has_begun = True
 
@@ -279,6 +306,7 @@ class Request:
             self._last = time.perf_counter()
             self._first = self._first or self._last
             used = len(self.prompt_ids) + len(self.token_ids) + 1
+            self.totals.new_tokens += 1
             self._is_taking = True
             try:
                 text = self.push(token_id, is_context_full=used > context)

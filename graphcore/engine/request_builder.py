@@ -24,17 +24,28 @@ from graphcore.engine.model_runner import RunnerSizes, StaticRunner
 from graphcore.engine.output import OutputStream, PromptLogprob
 from graphcore.engine.pooling import POOLINGS, Pooled
 from graphcore.engine.prompt_encoder import PromptEncoder
-from graphcore.engine.request import Request
+from graphcore.engine.request import Request, TokenTotals
 from graphcore.errors import ConfigError
 from graphcore.sampling_params import SamplingParams
 from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
 
 
 class RequestBuilder:
-    """Builds the requests of one engine's calls; arguments and errors are those of `Engine.submit`."""
+    """Builds the requests of one engine's calls; arguments and errors are those of `Engine.submit`.
 
-    def __init__(self, loaded: LoadedModel, prompts: PromptEncoder, sizes: RunnerSizes, threads: MaskThreads) -> None:
-        self._loaded, self._prompts, self._sizes = loaded, prompts, sizes
+    Args:
+        totals: running totals that the requests add to.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        prompts: PromptEncoder,
+        sizes: RunnerSizes,
+        threads: MaskThreads,
+        totals: TokenTotals,
+    ) -> None:
+        self._loaded, self._prompts, self._sizes, self._totals = loaded, prompts, sizes, totals
         self._mask_threads, self._numbers = threads, count(1)
 
     def one(self, name: str, prompt: Prompt, n: int = 1, mask: Mask | None = None, **settings: Any) -> list[Request]:
@@ -122,6 +133,7 @@ class RequestBuilder:
             prompt_logprobs=[PromptLogprob(ids[0], None, ())],
             deadline=None if seconds is None else time.perf_counter() + seconds,
             reuses_cache=reuse_cache,
+            totals=self._totals,
         )
 
     def _params(self, sampling: Mapping[str, Any], number: int) -> SamplingParams:

@@ -76,9 +76,10 @@ class PageAllocator:
         """Whether some layers are recurrent, so that a sequence can continue only after its last token."""
         return bool(self.states)
 
-    def num_pages(self, row: int) -> int:
-        """Return the number of pages that a row holds, in all tables, shared ones included."""
-        return sum(len(table.rows[row]) for table in self.tables)
+    def page_counts(self, row: int) -> tuple[int, int]:
+        """Return how many pages a row holds, in all tables, and how many of them other rows do, too."""
+        held = sum(len(table.rows[row]) for table in self.tables)
+        return held, sum(table.num_shared(row) for table in self.tables)
 
     def snapshot_rows(self, batch: int) -> range:
         """Return the rows of the state buffers that are for snapshots: those after the sequences' rows."""

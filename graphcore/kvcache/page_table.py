@@ -4,8 +4,10 @@ Legend: B rows, P pages, N pages of a sequence, G positions of a page, K kv head
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +19,23 @@ from graphcore.kvcache.sizes import TABLE_DTYPE
 NULL_PAGE = 0  # the entry of a table where a sequence has no page
 Copies = tuple[Tensor, Tensor]
 """Copies from a layer's two buffers: of some pages, [n, K, G, ...] each, or of a sequence's recurrent state."""
+
+
+@dataclass(frozen=True)
+class PageUse:
+    """Who holds the pages of a table at a moment.
+
+    Attributes:
+        pages: pages that sequences may have.
+        free: pages that nobody holds.
+        shared: pages that several rows hold.
+        prefix_only: pages that no row holds, but the prefix cache, or a state of `Engine.forward`.
+    """
+
+    pages: int
+    free: int
+    shared: int
+    prefix_only: int
 
 
 class PageTable:
@@ -46,6 +65,11 @@ class PageTable:
         self._entries = self._table.numpy() if self._table.device.type == "cpu" else None  # the same memory
 
     @property
+    def window(self) -> int:
+        """Keys that a query sees in these layers; 0 for all."""
+        return self._window
+
+    @property
     def is_ring(self) -> bool:
         """Whether the layers have a window, so that rows free pages while they run."""
         return self._window > 0
@@ -63,6 +87,23 @@ class PageTable:
     def first_seen(self, position: int) -> int:
         """Return the number of the first page that a token at a position sees."""
         return max(0, position - self._window + 1) // self.page if self._window else 0
+
+    def use(self) -> PageUse:
+        """Return who holds the pages now; any thread may ask."""
+        rows = Counter(page for held in self.rows for page in list(held.values()))
+        free = self.num_free
+        return PageUse(
+            self.num_pages, free, sum(count > 1 for count in rows.values()), max(0, self.num_pages - free - len(rows))
+        )
+
+    def num_shared(self, row: int) -> int:
+        """Return how many pages of a row others hold, too: shared pages have the same number in each; any thread asks.
+
+        A page that only the prefix cache holds, too, is not counted.
+        """
+        others = [held for at, held in enumerate(self.rows) if at != row]
+        candidates = [(number, page) for number, page in list(self.rows[row].items()) if self._refs.get(page, 0) > 1]
+        return sum(any(held.get(number) == page for held in others) for number, page in candidates)
 
     def is_ready(self, row: int, begin: int, end: int) -> bool:
         """Return whether a row has all pages for tokens at positions begin .. end - 1, and no others.

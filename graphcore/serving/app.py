@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from graphcore.engine.engine import Engine
+from graphcore.engine.what_if import WhatIf
 from graphcore.serving.answering import answer_chat, begin, count_prompt, limits_of, prompt_ids
 from graphcore.serving.anthropic_messages import (
     anthropic_error,
@@ -33,6 +33,7 @@ from graphcore.serving.anthropic_messages import (
     read_message_request,
 )
 from graphcore.serving.chat_call import ChatCall, Part, Used
+from graphcore.serving.engine_status import running_plan_body, status_body, what_if_body
 from graphcore.serving.event_streams import CLIENT_LEFT, DONE, Event, event_of, event_response, until_end, until_left
 from graphcore.serving.fields import ListOf, RequestFields, parse_request
 from graphcore.serving.guard import Guard
@@ -65,6 +66,7 @@ class Application:
         self._served, self._guard, self._metrics = served, guard, metrics
         self._settings = served.settings
         self._page = page_files()
+        self._what_if: WhatIf | None = None
 
     def routes(self) -> list[Route]:
         """Return every path with its endpoint."""
@@ -89,6 +91,7 @@ class Application:
             "/tokenizer_info": self.tokenizer_info,
             "/metrics": self.metrics,
             "/plan": self.plan,
+            "/status": self.status,
         }
         return [
             *(Route(path, partial(self._answer, one, True), methods=["POST"]) for path, one in posts.items()),
@@ -329,9 +332,26 @@ class Application:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def plan(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
-        """GET /plan: what runs, and the bytes that the plan placed."""
-        engine = self._served.engine
-        return JSONResponse({"model": self._served.name, **plan_body(engine)})
+        """GET /plan: what runs, and the bytes that the plan placed; with memory_budget, the plan for another budget."""
+        engine, budget = self._served.engine, self._query(exchange, "memory_budget")
+        if self._what_if is None:
+            self._what_if = WhatIf(engine)
+        if budget is None:
+            return JSONResponse(await asyncio.to_thread(running_plan_body, self._served, engine, self._what_if))
+        return JSONResponse(await asyncio.to_thread(what_if_body, self._served, engine, self._what_if, budget))
+
+    async def status(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
+        """GET /status: what the engine does at present; with events=N, the newest events of its timeline."""
+        asked = self._query(exchange, "events") or "0"
+        if not asked.isascii() or not asked.isdecimal() or len(asked) > 9:
+            raise RequestError(f"events={asked!r:.40} must be a whole number", field="events")
+        return JSONResponse(await asyncio.to_thread(status_body, self._served, self._metrics, int(asked)))
+
+    def _query(self, exchange: HttpExchange, name: str) -> str | None:
+        """Return the one parameter that a path takes in its query; None if it is left out."""
+        query = exchange.request.query_params
+        self._check_ignored(exchange, [other for other in query if other != name])
+        return query.get(name)
 
     # Shared
 
@@ -400,23 +420,6 @@ def error_body(exchange: HttpExchange, error: RequestError) -> dict[str, Any]:
     """Return the body of an error in the form of the interface that was asked."""
     is_anthropic = exchange.request.scope["path"].startswith("/v1/messages")
     return anthropic_error(error, exchange.request_id) if is_anthropic else openai_error(error)
-
-
-def plan_body(engine: Engine) -> dict[str, Any]:
-    """Return what runs, and the bytes that the plan placed."""
-    plan, choices = engine.plan, engine.choices
-    return {
-        "model_type": engine.config.model_type,
-        "device": str(choices.device),
-        "dtype": str(choices.dtype).removeprefix("torch."),
-        "graph": choices.graph,
-        "context_length": choices.context_length,
-        "max_sequences": engine.runner.sizes.batch_size,
-        "weight_bytes": plan.weight_nbytes,
-        "kv_bytes": plan.kv_nbytes,
-        "budget_bytes": plan.budget,
-        "is_streaming": plan.is_streaming,
-    }
 
 
 def new_app(served: ServedModel, guard: Guard, metrics: ServingMetrics, cors_origins: Iterable[str] = ()) -> Starlette:

@@ -16,7 +16,14 @@ from graphcore.serving.page_files import PREFIX
 from graphcore.serving.request_errors import RequestError
 
 LOG = logging.getLogger("graphcore.serving")
-QUIET = ("/health", "/ping", "/metrics", "/status", "/", PREFIX + "{name:path}")  # paths that are asked all the time, and only logged if they fail
+QUIET = (
+    "/health",
+    "/ping",
+    "/metrics",
+    "/status",
+    "/",
+    PREFIX + "{name:path}",
+)  # paths that are asked all the time, and only logged if they fail
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # others are quoted, since a header may not end with a space
 LONGEST_ID = 128  # characters of an X-Request-ID that is kept
 _ID = re.compile(r"[!-~]+")  # without spaces, which would look like further fields in the log

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: graphcore's own names, and those of vLLM or llama.cpp beside them if asked for."""
 
 import threading
-import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -12,8 +12,9 @@ from graphcore.engine.engine import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import GraphcoreError
 from graphcore.serving.served_model import ServedModel, ServingState
-from graphcore.streaming.timeline import minus, total, union
+from graphcore.streaming.movement import Movement
 
+RECENT = 100  # answers whose times to the first piece are kept
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "vllm": {
@@ -41,6 +42,10 @@ class ServingMetrics:
     Args:
         served: the model.
         aliases: key of ALIASES; None for graphcore's names alone.
+
+    Attributes:
+        requests: counter of answered requests.
+        recent_first_seconds: times to the first piece of the newest answers.
     """
 
     def __init__(self, served: ServedModel, aliases: str | None = None) -> None:
@@ -56,6 +61,7 @@ class ServingMetrics:
         self._first = self._histogram(
             "graphcore_time_to_first_token_seconds", "seconds to the first piece of an answer"
         )
+        self.recent_first_seconds: deque[float] = deque(maxlen=RECENT)
         self._whole = self._histogram("graphcore_request_seconds", "seconds of a whole answer")
         self._registry.register(_EngineCollector(served))
         self._aliases = ALIASES[aliases] if aliases else {}
@@ -72,6 +78,7 @@ class ServingMetrics:
     def note_first(self, seconds: float) -> None:
         """Count the time to the first piece of an answer."""
         self._first.observe(seconds)
+        self.recent_first_seconds.append(seconds)
 
     def note_request(self, endpoint: str, status: int, seconds: float) -> None:
         """Count an answered request."""
@@ -113,8 +120,7 @@ class _EngineCollector(Collector):
 
     def __init__(self, served: ServedModel) -> None:
         self._served, self._lock = served, threading.Lock()
-        self._since = time.perf_counter()
-        self._moved, self._copying, self._waiting = 0, 0.0, 0.0
+        self._before = Movement()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
@@ -141,26 +147,22 @@ class _EngineCollector(Collector):
         yield from self._streaming(engine)
 
     def _streaming(self, engine: Engine) -> Sequence[Metric]:
-        """Return what weights' movement took so far."""
+        """Return what weights' movement took so far, and its rates since the last scrape."""
         with self._lock:
-            now = time.perf_counter()
-            events = engine.loaded.weight_stream.timeline.since(self._since)
-            self._since = now
-            busy = union((event.begin, event.end) for event in events if event.lane == "copy")
-            stalls = union((event.begin, event.end) for event in events if event.lane == "stall")
-            moved, copying = sum(event.nbytes for event in events if event.lane == "copy"), total(busy)
-            self._moved += moved
-            self._copying += copying
-            self._waiting += total(stalls)
-            rate = moved / copying / 1e9 if copying else 0.0
-            overlap = total(minus(busy, stalls)) / copying if copying else 0.0
-            return [
-                counter("graphcore_streamed_bytes", "bytes of weights that were moved", self._moved),
-                counter("graphcore_streaming_seconds", "seconds in which weights moved", self._copying),
-                counter("graphcore_stall_seconds", "seconds in which steps waited for weights", self._waiting),
-                gauge("graphcore_link_gigabytes_per_second", "rate of weights since the last scrape", rate),
-                gauge("graphcore_streaming_overlap", "share of that time in which no step waited", overlap),
-            ]
+            now, before = engine.loaded.weight_stream.totals.now(), self._before
+            self._before = now
+        if now.nbytes < before.nbytes:  # the engine was rebuilt
+            before = Movement()
+        copying = now.copy_seconds - before.copy_seconds
+        rate = (now.nbytes - before.nbytes) / copying / 1e9 if copying else 0.0
+        overlap = (now.hidden_seconds - before.hidden_seconds) / copying if copying else 0.0
+        return [
+            counter("graphcore_streamed_bytes", "bytes of weights that were moved", now.nbytes),
+            counter("graphcore_streaming_seconds", "seconds in which weights moved", now.copy_seconds),
+            counter("graphcore_stall_seconds", "seconds in which steps waited for weights", now.stall_seconds),
+            gauge("graphcore_link_gigabytes_per_second", "rate of weights since the last scrape", rate),
+            gauge("graphcore_streaming_overlap", "share of that time in which no step waited", overlap),
+        ]
 
 
 def usage_of(engine: Engine) -> float:

@@ -16,6 +16,7 @@ from graphcore.serving.request_errors import RequestError, request_error
 from graphcore.serving.serve_settings import ServeSettings
 from graphcore.serving.tool_formats.families import tool_format_of
 from graphcore.serving.tool_formats.tool_format import ToolFormat
+from graphcore.streaming.link_rate import PROBE_NBYTES
 
 LOG = logging.getLogger("graphcore.serving")
 
@@ -44,6 +45,8 @@ class ServedModel:
         created: time.time() of the start.
         num_running: requests that are being answered.
         num_answered: requests that were answered.
+        link_rate: bytes/s at which weights arrive in slots when nothing else runs, measured after loading; None if none
+            do.
         longest_token: most characters that a token spells; 0 before the engine is loaded, or without a tokenizer.
         failure: error that ends the server: the engine could not be loaded, or has failed twice.
         on_failure: function that ends the server after a failure.
@@ -60,6 +63,7 @@ class ServedModel:
         self.state = ServingState.LOADING
         self.created = time.time()
         self.num_running = self.num_answered = self.longest_token = 0
+        self.link_rate: float | None = None
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self._loading: threading.Thread | None = None
@@ -100,6 +104,7 @@ class ServedModel:
             self.longest_token = max(map(len, map(tokenizer.id_to_piece, range(engine.config.vocab_size))))
         if tokenizer is not None and engine.loaded.end_ids:
             engine.prepare_grammars()
+        self.link_rate = engine.loaded.weight_stream.raw_link(PROBE_NBYTES)
         gc.freeze()  # else the first full collection stops everything for 0.1 s
         return engine
 

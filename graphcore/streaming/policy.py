@@ -7,9 +7,9 @@ others, described by a `Ring`: the groups in the order of use, the slots that th
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from graphcore.progress import Progress
 from graphcore.streaming.filler import Filler, SlotFillT
@@ -38,6 +38,32 @@ class Ring(Generic[Work, SlotFillT]):
     watch: Watch
 
 
+@dataclass(frozen=True)
+class SlotUse:
+    """What a slot is used for at a moment.
+
+    Attributes:
+        group: number of the group whose bytes it holds or gets; None if it is free.
+        state: "free"; "reading", its bytes arrive; "ready", they are there; "computing", a step reads them.
+    """
+
+    group: int | None
+    state: Literal["free", "reading", "ready", "computing"]
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a policy does at a moment.
+
+    Attributes:
+        slots: use of each slot; empty if nothing moves through slots.
+        computing: number of the group that computes, a resident one too; None between passes, or if nothing moves.
+    """
+
+    slots: Sequence[SlotUse] = ()
+    computing: int | None = None
+
+
 class Policy(ABC):
     """A strategy that decides when a layer group's bytes are moved to the device and when their slot is refilled."""
 
@@ -54,6 +80,10 @@ class Policy(ABC):
 
     def reset(self) -> None:  # noqa: B027  # only policies that read ahead use it
         """Discard groups that were read ahead; no bytes move any more when this returns."""
+
+    def activity(self) -> Activity:
+        """Return what the policy does now; any thread may ask."""
+        return Activity()
 
 
 class Resident(Policy):
@@ -98,6 +128,10 @@ class Watched(Policy):
     def reset(self) -> None:
         """Discard groups that were read ahead."""
         self._policy.reset()
+
+    def activity(self) -> Activity:
+        """Return what the policy does now."""
+        return self._policy.activity()
 
 
 def watched(policy: Policy, on_progress: Progress, stage: str, done: int, total: int) -> Policy:

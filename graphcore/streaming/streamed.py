@@ -15,7 +15,7 @@ from typing import Generic
 
 from graphcore.errors import StreamingError
 from graphcore.streaming.filler import SlotFillT
-from graphcore.streaming.policy import Policy, Ring, Work
+from graphcore.streaming.policy import Activity, Policy, Ring, SlotUse, Work
 from graphcore.streaming.timeline import Stopwatch
 
 
@@ -33,6 +33,7 @@ class Streamed(Policy, Generic[Work, SlotFillT]):
         self._begun: list[SlotFillT] = []  # fillings that may still be running
         self._current: SlotFillT | None = None
         self._computing: Stopwatch | None = None
+        self._computing_group: int | None = None
         self._skipped: frozenset[int] = frozenset()
         self._order = list(ring.work)
         self._position = {group: position for position, group in enumerate(self._order)}
@@ -46,6 +47,7 @@ class Streamed(Policy, Generic[Work, SlotFillT]):
         """
         if group not in self._position:
             self._computing = self.ring.watch.start("compute", group)
+            self._computing_group = group
             return
         try:
             self._acquire(group)
@@ -59,7 +61,7 @@ class Streamed(Policy, Generic[Work, SlotFillT]):
         is_streamed = self._current is not None and self._current.group == group
         if self._computing is not None and (is_streamed or group not in self._position):
             self._computing.stop()
-            self._computing = None
+            self._computing = self._computing_group = None
         if is_streamed:
             self._leave()
 
@@ -78,13 +80,28 @@ class Streamed(Policy, Generic[Work, SlotFillT]):
         self._begun.clear()
         self._last_of_slot.clear()
 
+    def activity(self) -> Activity:
+        """Return what the policy does now; any thread may ask, so each attribute is read once."""
+        current, newest = self._current, dict(self._last_of_slot)
+        slots = [self._use_of(newest.get(slot)) for slot in range(self.ring.num_slots)]
+        if current is not None:  # its slot's next filling may have been begun, which waits for it
+            slots[self._position[current.group] % self.ring.num_slots] = SlotUse(current.group, "computing")
+        return Activity(slots, self._computing_group)
+
+    @staticmethod
+    def _use_of(filling: SlotFillT | None) -> SlotUse:
+        if filling is None:
+            return SlotUse(None, "free")
+        return SlotUse(filling.group, "ready" if filling.is_full else "reading")
+
     def _acquire(self, group: int) -> None:
         self._leave()
+        self._computing_group = None
         stall = self.ring.watch.start("stall", group)
         filling = self._next(group)
         self.ring.filler.wait(filling)
         self._computing = stall.then("compute", group)
-        self._current = filling
+        self._current, self._computing_group = filling, group
         if self.ring.reads_ahead:
             self._read_ahead(self._position[group])
 

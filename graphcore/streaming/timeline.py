@@ -9,6 +9,7 @@ Sets of times are sorted, disjoint, half-open intervals [begin, end):
 
     union   [0, 3) [2, 5) [7, 8)             ->  [0, 5) [7, 8)
     minus   [0, 5) [7, 8)  minus  [1, 2)     ->  [0, 1) [2, 5) [7, 8)
+    split   [0, 5) [7, 8)  at  3             ->  [0, 3)  and  [3, 5) [7, 8)
 """
 
 import threading
@@ -16,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, Protocol
 
 Interval = tuple[float, float]
@@ -97,6 +99,7 @@ class Timeline:
 
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=LIMIT))
     _late: deque[Late] = field(default_factory=deque)
+    _num_recorded: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, lane: Lane, group: int) -> HostStopwatch:
@@ -106,7 +109,7 @@ class Timeline:
     def add(self, event: Event) -> None:
         """Append an event."""
         with self._lock:
-            self.events.append(event)
+            self._record(event)
 
     def add_late(self, event: Late) -> None:
         """Append an event whose times are read later: when events are requested, or when too many are waiting."""
@@ -118,13 +121,37 @@ class Timeline:
     def since(self, begin: float) -> list[Event]:
         """Return the finished events that ended after `begin`, in seconds of time.perf_counter."""
         with self._lock:
-            self._late = deque([late for late in self._late if not self._settled(late)])
+            self._settle()
             return [event for event in self.events if event.end > begin]
+
+    def after(self, seen: int) -> tuple[list[Event], int]:
+        """Return the events that were recorded after the first `seen` ones, and how many have been recorded by now.
+
+        A reader that passes the number on gets each event once, but for those that are no longer kept.
+        """
+        with self._lock:
+            self._settle()
+            count = min(self._num_recorded - seen, len(self.events))
+            return list(islice(reversed(self.events), count))[::-1], self._num_recorded
+
+    def newest(self, count: int) -> list[Event]:
+        """Return the newest events, at most `count`."""
+        with self._lock:
+            self._settle()
+            return list(islice(reversed(self.events), count))[::-1]
+
+    def _record(self, event: Event) -> None:
+        self.events.append(event)
+        self._num_recorded += 1
+
+    def _settle(self) -> None:
+        """Record the late events that are over."""
+        self._late = deque([late for late in self._late if not self._settled(late)])
 
     def _settled(self, late: Late) -> bool:
         """Record a late event if it is over. Return whether it was."""
         if late.is_over:
-            self.events.append(late.settled())
+            self._record(late.settled())
             return True
         return False
 
@@ -159,6 +186,12 @@ def minus(these: Sequence[Interval], others: Sequence[Interval]) -> list[Interva
         if begin < end:
             left.append((begin, end))
     return left
+
+
+def split(intervals: Sequence[Interval], at: float) -> tuple[list[Interval], list[Interval]]:
+    """Return the parts of intervals before a time, and those after it."""
+    before = [(begin, min(end, at)) for begin, end in intervals if begin < at]
+    return before, [(max(begin, at), end) for begin, end in intervals if end > at]
 
 
 def total(intervals: Iterable[Interval]) -> float:

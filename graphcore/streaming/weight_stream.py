@@ -6,6 +6,7 @@ weights that move -> store in RAM or open files -> bind slots once -> filler of 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from graphcore.streaming.experts.stream import ExpertStream, LowerTier, open_exp
 from graphcore.streaming.fill_jobs import FillJob, jobs_of
 from graphcore.streaming.host_store import HostStore, fill_store
 from graphcore.streaming.link_rate import measure_copies, measure_jobs, without_conversions
+from graphcore.streaming.movement import MovementTotals
 from graphcore.streaming.moving_weights import MovingWeights, bind_slots, open_files
 from graphcore.streaming.pinned_memory import CudaRegistrar, Pins, shared_pages
 from graphcore.streaming.policy import Policy, Resident, Ring
@@ -72,6 +74,11 @@ class WeightStream:
         """Bytes of experts that kernels have read over the link; None without slots that they fill."""
         device_cache = None if self.experts is None else self.experts.device_cache
         return None if device_cache is None else device_cache.link_nbytes
+
+    @cached_property
+    def totals(self) -> MovementTotals:
+        """Running totals of what was moved."""
+        return MovementTotals(self.timeline)
 
     def raw_link(self, most_nbytes: int) -> float | None:
         """Return the bytes/s at which the groups' bytes arrive when nothing else runs; None if no group moves.

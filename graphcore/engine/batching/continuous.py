@@ -100,10 +100,10 @@ class ContinuousBatching(Batching):
         if self._decoding.finish(ended):
             on_progress("generate", None, *done_of(self.running))
 
-    def num_pages(self, request: Request) -> int:
-        """Return how many pages of the KV cache a request holds, shared ones included."""
+    def page_counts(self, request: Request) -> tuple[int, int]:
+        """Return how many pages of the KV cache a request holds, and how many of them others do, too."""
         row = request.cache_row
-        return 0 if row is None else self._admission.pages.num_pages(row)
+        return (0, 0) if row is None else self._admission.pages.page_counts(row)
 
     def leave(self) -> None:
         """Free the rows and pages of requests that have ended; the prefix cache may keep the pages."""

@@ -41,9 +41,12 @@ class Batching(ABC):
     def leave(self) -> None:
         """Free the rows and pages of finished requests."""
 
-    def num_pages(self, _request: Request) -> int:
-        """Return how many pages of the KV cache a request holds, shared ones included; 0 where there are none."""
-        return 0
+    def page_counts(self, _request: Request) -> tuple[int, int]:
+        """Return how many pages of the KV cache a request holds, and how many of them others do, too; any thread asks.
+
+        Both are 0 where there are no pages.
+        """
+        return 0, 0
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:

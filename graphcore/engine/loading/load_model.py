@@ -23,7 +23,7 @@ from graphcore.processors import refuse_forked, spinning_note
 from graphcore.progress import Progress
 from graphcore.streaming.weight_stream import WeightStream
 from graphcore.weights.loader import Loader
-from graphcore.weights.plan import Plan
+from graphcore.weights.plan import Plan, Tier
 
 
 @dataclass
@@ -38,6 +38,7 @@ class LoadedModel:
         notes: lines about what graphcore chose or what may surprise.
         loader: sources of the weights, and the errors of those that were packed at load.
         plan: bytes on the device.
+        tier: tier that streamed weights are read from.
         weight_stream: mover of the streamed weights, with a record of what it moved.
         runner: runner of the programs; None after `give_back`.
         free_memory: record of a GPU's free memory since before loading; None on the CPU.
@@ -50,6 +51,7 @@ class LoadedModel:
     notes: Sequence[str]
     loader: Loader
     plan: Plan
+    tier: Tier
     weight_stream: WeightStream
     runner: ModelRunner | None
     free_memory: FreeMemory | None = None
@@ -159,6 +161,7 @@ def _load(loader: ModelLoader[M, P], settings: Settings, on_progress: Progress, 
         parts.notes,
         parts.loader,
         plan,
+        tier,
         running.stream,
         running.runner,
     )

@@ -25,6 +25,13 @@ from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.errors import PlanError
 from graphcore.planning.machine import Machine, Speeds
+from graphcore.planning.plan_record import (
+    group_records,
+    memory_record,
+    planned_groups,
+    planned_streaming_record,
+    prediction_record,
+)
 from graphcore.planning.prediction import Rates, predict
 from graphcore.planning.rates import measure_rates, moves_weights
 from graphcore.planning.sizes import sizes_of
@@ -32,16 +39,7 @@ from graphcore.progress import Progress
 from graphcore.streaming.moving_weights import find_moving
 from graphcore.streaming.weight_stream import link_opener
 from graphcore.tasks.plan_machine import machine_of, speeds_of, target_on
-from graphcore.tasks.report.plan_report import (
-    group_rows,
-    memory_record,
-    movement_line,
-    planned_groups,
-    planned_streaming_record,
-    prediction_record,
-    ram_rows,
-    tier_rows,
-)
+from graphcore.tasks.report.plan_report import group_rows, movement_line, ram_rows, tier_rows
 from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
 from graphcore.tasks.task_engine import group_note, model_name
 from graphcore.weights.plan import Plan, Tier
@@ -116,7 +114,7 @@ def run(context: Context, task: PlanSettings) -> Record:
         **_fit(outcome),
         **_ran(settings, outcome),
         "streaming": planned_streaming_record(plan, outcome.source),
-        "groups": [{"name": one.name, "bytes": one.nbytes, "place": one.place} for one in groups],
+        "groups": group_records(groups),
         "memory": {**memory_record(plan), "ram_bytes": outcome.ram_nbytes},
         "planned_for": machine_record(machine, speeds),
         "predicted": prediction_record(predicted),

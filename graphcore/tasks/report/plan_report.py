@@ -1,66 +1,14 @@
-"""A plan as rows of a table, and as the fields of result.json."""
+"""A plan as rows of a table, and as a line of text."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from graphcore.config.byte_sizes import in_words
+from graphcore.planning.plan_record import PlannedGroup
 from graphcore.planning.prediction import Prediction
-from graphcore.tasks.task import Record
 from graphcore.weights.plan import ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token
 
 Row = tuple[str, int, str]
-
-
-@dataclass(frozen=True)
-class PlannedGroup:
-    """A group of the model's weights, with its bytes and its place in the plan.
-
-    Attributes:
-        nbytes: bytes of its weights; 0 for a tied head.
-        place: "resident", "streamed" (through slots), "gathered" (row by row), "cached" (experts) or "mapped"
-            (experts that kernels read in RAM, each time).
-    """
-
-    name: str
-    nbytes: int
-    place: str
-
-
-def planned_groups(plan: Plan, num_layers: int, layer_group_size: int, expert_nbytes: int) -> list[PlannedGroup]:
-    """Return every group of the plan with its place; together they hold all of the model's weights.
-
-    Args:
-        expert_nbytes: bytes of all experts.
-    """
-    firsts = range(0, num_layers, layer_group_size)
-    groups = [
-        PlannedGroup(
-            "embed_tokens", plan.groups.group_nbytes[0], "resident" if plan.groups.is_resident(0) else "gathered"
-        )
-    ]
-    if plan.groups.features_nbytes:
-        place = "resident" if plan.groups.are_features_resident else "gathered"
-        groups.append(PlannedGroup("layers' features", plan.groups.features_nbytes, place))
-    for number, first in enumerate(firsts, start=1):
-        last = min(first + layer_group_size, num_layers) - 1
-        name = f"layers.{first}" if first == last else f"layers.{first}-{last}"
-        place = "resident" if plan.groups.is_resident(number) else "streamed"
-        groups.append(PlannedGroup(name, plan.groups.group_nbytes[number], place))
-    head = "resident" if plan.groups.is_head_resident else "streamed"
-    groups.append(PlannedGroup("head", plan.groups.group_nbytes[-1], head))
-    groups += _expert_groups(plan, expert_nbytes)
-    return [*groups, PlannedGroup("vectors", plan.always_nbytes, "resident")]
-
-
-def _expert_groups(plan: Plan, nbytes: int) -> Iterator[PlannedGroup]:
-    """Yield the experts as one group, or as two where those of some layers are resident."""
-    stay = plan.resident_expert_nbytes
-    if stay:
-        yield PlannedGroup("experts", stay, "resident")
-    if plan.experts is not None:
-        name = f"experts of the last {plan.experts.num_layers}" if stay else "experts"
-        yield PlannedGroup(name, nbytes - stay, "mapped" if plan.experts.reads_in_place else "cached")
 
 
 def group_rows(groups: Sequence[PlannedGroup]) -> Iterator[Row]:
@@ -144,49 +92,3 @@ def movement_line(plan: Plan, source: str, predictions: Sequence[Prediction]) ->
         f"{predicted.copy_seconds + predicted.fetch_seconds:.3g} s, computing {predicted.compute_seconds:.3g} s, "
         f"{'at the same time' if predicted.is_overlapped else 'one after the other'}; in all {together} sequences"
     )
-
-
-def memory_record(plan: Plan) -> Record:
-    """Return the plan's bytes on the device by use, for result.json."""
-    return {
-        "weight_bytes": plan.weight_nbytes,
-        "resident_bytes": plan.groups.resident_nbytes,
-        "slot_bytes": plan.groups.slots_nbytes,
-        "expert_bytes": plan.resident_expert_nbytes + (0 if plan.experts is None else plan.experts.nbytes),
-        "vector_bytes": plan.always_nbytes,
-        "kv_bytes": plan.kv_nbytes,
-        "workspace_bytes": plan.other.workspace_nbytes,
-        "program_bytes": plan.other.program_nbytes,
-        "buffer_bytes": plan.other.buffer_nbytes,
-        "overhead_bytes": plan.other.overhead_nbytes,
-        "total_bytes": plan.total_nbytes,
-        "load_peak_bytes": plan.load_peak_nbytes,
-    }
-
-
-def planned_streaming_record(plan: Plan, source: str) -> Record:
-    """Return the plan's streamed bytes and slots, for result.json."""
-    experts = plan.experts
-    return {
-        "policy": plan.policy,
-        "mode": plan.mode,
-        "source": source if plan.is_streaming else None,
-        "groups": len(plan.groups.streamed),
-        "slots": plan.groups.num_slots,
-        "expert_slots": 0 if experts is None else experts.num_slots,
-        "expert_hit_rate": None if experts is None else experts.expected_hit_rate,
-        "mapped_layers": experts.num_layers if experts is not None and experts.are_device_readable else 0,
-        "bytes_per_token": bytes_per_token(plan),
-        "expected_bytes_per_token": expected_bytes_per_token(plan),
-    }
-
-
-def prediction_record(predictions: Sequence[Prediction]) -> Record:
-    """Return the predictions for result.json; all null without rates."""
-    times = ("copy_seconds", "fetch_seconds", "compute_seconds", "is_overlapped")
-    if not predictions:
-        return dict.fromkeys(("tokens_per_second", "tokens_per_second_of", *times))
-    one = predictions[0]
-    speeds = {str(each.sequences): each.tokens_per_second for each in predictions}
-    own = {name: getattr(one, name) for name in times}
-    return {"tokens_per_second": one.tokens_per_second, "tokens_per_second_of": speeds, **own}

@@ -219,3 +219,25 @@ def test_a_random_walk_agrees_with_sets(name: str, seed: int) -> None:
                 shown = {at: page for at, page in enumerate(table.caches[0].table[row_index].tolist()) if page}
                 assert shown == entries
     assert all(steps[kind] for kind in steps if kind != "refused" or name != "ring")
+
+
+@pytest.mark.parametrize("name", ["full", "ring", "both"])
+def test_pages_are_free_shared_held_by_one_or_by_no_row(name: str) -> None:
+    pages, _ = caches_of(name)
+    assert all(table.use().free == table.use().pages == table.num_pages for table in pages.tables)
+    assert pages.reserve(0, 0, 2 * PAGE)
+    for table in pages.tables:
+        table.share(1, dict(table.rows[0]))
+    assert pages.reserve(2, 0, PAGE)
+    kept = pages.allocate([1] * len(pages.tables))  # as the prefix cache holds pages
+    assert kept is not None
+    for table in pages.tables:
+        use = table.use()
+        assert (use.shared, use.prefix_only, use.free) == (2, 1, table.num_pages - 4)
+    tables = len(pages.tables)
+    assert pages.page_counts(0) == pages.page_counts(1) == (2 * tables, 2 * tables)
+    assert pages.page_counts(2) == (tables, 0)
+    pages.tables[0].incref(pages.tables[0].rows[2][0])  # the prefix cache has it, too, but no other row
+    assert pages.page_counts(2) == (tables, 0)
+    pages.free(1)
+    assert pages.page_counts(0) == (2 * tables, 0)

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 from plan_cases import COSTS, KV, PLENTY, equal_sizes, plan_request
 
+from graphcore.planning.plan_record import planned_groups
 from graphcore.planning.planner import plan_streaming
 from graphcore.planning.prediction import Rates, predict
 from graphcore.planning.sizes import ExpertSizes
 from graphcore.planning.tier import host_nbytes
-from graphcore.tasks.report.plan_report import planned_groups, tier_rows
+from graphcore.tasks.report.plan_report import tier_rows
 from graphcore.weights.plan import Plan, bytes_per_token, expected_bytes_per_token
 
 EXPERTS = ExpertSizes(expert_nbytes_by_layer=(100, 100, 80), experts_per_layer=16, top_k=2, min_slots=2)

@@ -1,0 +1,128 @@
+"""Plans of a loaded model for other memory budgets, without loading anything: what would stay, and how fast it is.
+
+Sizes come from the decoder that runs, so a plan takes milliseconds. The context stays the one that runs.
+"""
+
+import threading
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graphcore.engine.engine import Engine
+from graphcore.engine.loading.load_model import LoadedModel
+from graphcore.engine.loading.plan_run import plan_run
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.errors import ConfigError, PlanError
+from graphcore.planning.machine import RESERVE_NBYTES, Machine, Memory, Speeds
+from graphcore.planning.prediction import Prediction, Rates, predict
+from graphcore.planning.rates import measure_rates, moves_weights
+from graphcore.streaming.moving_weights import find_moving
+from graphcore.streaming.weight_stream import link_opener
+from graphcore.weights.plan import Plan, Tier
+
+TOO_SMALL = "1kB"  # a budget that no model fits in: its refusal has the smallest plan
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """The plan for a budget, or the smallest plan if none fits.
+
+    Attributes:
+        tier: tier that streamed weights would be read from; None if the plan does not fit.
+        error: reason why no plan fits; None if one does.
+    """
+
+    plan: Plan
+    tier: Tier | None
+    error: str | None = None
+
+
+class WhatIf:
+    """Plans for the model of an engine, with streaming=auto and other budgets.
+
+    Args:
+        engine: the engine; it may be rebuilt meanwhile.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._lock = engine, threading.Lock()
+        self._smallest: tuple[LoadedModel, int] | None = None
+        self._rates: dict[tuple[str, bool, bool], Rates | None] = {}
+
+    def plan(self, memory_budget: Any) -> BudgetPlan:
+        """Return the plan for a budget: a size for `byte_sizes.parse_nbytes`, such as "8GB", or "auto".
+
+        Raises:
+            ConfigError: it is no size, or the model runs through transformers' own class.
+        """
+        loaded = self._engine.loaded
+        streaming = replace(loaded.settings.streaming, policy="auto", memory_budget=memory_budget)
+        try:
+            _, plan, tier = plan_run(replace(loaded.settings, streaming=streaming), parts_of(loaded), restarted(loaded))
+        except PlanError as error:
+            if not isinstance(error.smallest, Plan):
+                return BudgetPlan(loaded.plan, None, str(error))
+            return BudgetPlan(error.smallest, None, str(error))
+        return BudgetPlan(plan, tier)
+
+    def smallest_nbytes(self) -> int:
+        """Return the smallest budget that works, in bytes.
+
+        Raises:
+            ConfigError: the model runs through transformers' own class.
+        """
+        loaded = self._engine.loaded
+        if self._smallest is None or self._smallest[0] is not loaded:
+            self._smallest = loaded, self.plan(TOO_SMALL).plan.peak_nbytes
+        return self._smallest[1]
+
+    def predict(self, planned: BudgetPlan) -> Prediction | None:
+        """Return the predicted decode speed of one sequence; None if the plan does not fit.
+
+        It is None, too, if too little memory is free to measure its rate. The first call measures that, and the rate of
+        reading weights if the plan moves any, between two passes, within a second or two.
+        """
+        if planned.tier is None:
+            return None
+        tier = planned.tier
+        key = tier.kind, tier.is_direct, moves_weights(planned.plan)
+        with self._lock:
+            if key not in self._rates:
+                self._rates[key] = self._engine.between_passes(lambda: self._measured(planned.plan, tier))
+            rates = self._rates[key]
+        return None if rates is None else predict(planned.plan, rates)
+
+    def _measured(self, plan: Plan, tier: Tier) -> Rates | None:
+        loaded = self._engine.loaded
+        parts, streaming = parts_of(loaded), loaded.settings.streaming
+        device = parts.runtime.device
+        known = next((rates for rates in self._rates.values() if rates is not None), None)
+        moving = find_moving(parts.decoder, plan, streaming.layer_group_size)
+        link_to = link_opener(device, streaming.pinned_memory)
+        rates = measure_rates(
+            parts.loader, moving, tier, Machine.here(device), Speeds(), parts.runtime.backend, link_to
+        )
+        return rates if rates is None or known is None else Rates(rates.link, known.memory)
+
+
+def parts_of(loaded: LoadedModel) -> PreparedDecoder:
+    """Return a loaded model as it was when it was planned.
+
+    Raises:
+        ConfigError: the model runs through transformers' own class, or the engine is closed.
+    """
+    if not isinstance(loaded.runner, ProgramRunner):
+        raise ConfigError("plans for other budgets need graphcore's own programs; leave out model.fallback")
+    return PreparedDecoder(loaded.runtime, [], loaded.loader, loaded.runner.builder.decoder)
+
+
+def restarted(loaded: LoadedModel) -> Machine:
+    """Return this machine with the memory that would be free if the model were loaded anew."""
+    here, plan = Machine.here(loaded.runtime.device), loaded.plan
+    waiting = loaded.weight_stream.host_nbytes
+    if loaded.free_memory is not None:
+        memory = replace(here.memory, free_nbytes=loaded.free_memory.before)
+        return replace(here, memory=memory, ram_nbytes=here.ram_nbytes + waiting)
+    most = max(here.memory.free_nbytes, here.memory.physical_nbytes - RESERVE_NBYTES)
+    free = min(here.memory.free_nbytes + plan.total_nbytes + waiting, most)
+    return replace(here, memory=Memory(here.memory.device, free, here.memory.physical_nbytes), ram_nbytes=free)

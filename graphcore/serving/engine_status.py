@@ -1,0 +1,179 @@
+"""What an engine does at present (GET /status), and the plan that it runs or could run (GET /plan)."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+import graphcore
+from graphcore.engine.engine import Engine
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.request import RequestStatus
+from graphcore.engine.what_if import BudgetPlan, WhatIf, parts_of, restarted
+from graphcore.errors import ConfigError
+from graphcore.planning.plan_record import (
+    group_records,
+    memory_record,
+    planned_groups,
+    planned_streaming_record,
+    prediction_record,
+)
+from graphcore.planning.prediction import Prediction
+from graphcore.serving.metrics import ServingMetrics
+from graphcore.serving.served_model import ServedModel
+
+MOST_EVENTS = 2000  # of the timeline in one answer
+P95 = 0.95
+
+
+def status_body(served: ServedModel, metrics: ServingMetrics, num_events: int) -> dict[str, Any]:
+    """Return what the server does at present.
+
+    Args:
+        num_events: most events of the timeline.
+    """
+    now = time.perf_counter()
+    body: dict[str, Any] = {
+        "model": served.name,
+        "state": served.state.value,
+        "version": graphcore.__version__,
+        "uptime_seconds": round(time.time() - served.created, 3),
+        "time": round(now, 6),
+    }
+    engine = served.loaded_engine
+    if engine is None:
+        return body
+    return {
+        **body,
+        "requests": [request_record(one) for one in statuses_of(engine)],
+        "totals": asdict(engine.totals),
+        "first_token_seconds": first_token_record(tuple(metrics.recent_first_seconds)),
+        "kv_cache": kv_cache_records(engine),
+        "streaming": streaming_record(engine, num_events) if engine.plan.is_streaming else None,
+    }
+
+
+def statuses_of(engine: Engine) -> Sequence[RequestStatus]:
+    """Return the progress of an engine's requests; none if it is closed or has failed."""
+    try:
+        return engine.status()
+    except Exception:  # noqa: BLE001 - it is the error of the pass that has failed
+        return ()
+
+
+def request_record(status: RequestStatus) -> dict[str, Any]:
+    """Return the progress of a request, with the id under OpenAI's name."""
+    fields = asdict(status)
+    return {
+        "id": fields.pop("request_id"),
+        **{name: round(value, 4) if isinstance(value, float) else value for name, value in fields.items()},
+    }
+
+
+def first_token_record(seconds: Sequence[float]) -> dict[str, Any] | None:
+    """Return the count, the median and the 95th percentile of times to the first token; None without any."""
+    if not seconds:
+        return None
+    ordered = sorted(seconds)
+    p95 = ordered[min(int(P95 * len(ordered)), len(ordered) - 1)]
+    return {"count": len(ordered), "median": median(ordered), "p95": p95}
+
+
+def kv_cache_records(engine: Engine) -> list[dict[str, Any]]:
+    """Return who holds the pages of each pool of the KV cache; none for a model without pages."""
+    runner = engine.loaded.runner
+    tables = runner.pages.tables if isinstance(runner, ProgramRunner) else []
+    return [
+        {
+            "name": f"window of {table.window}" if table.window else "full attention",
+            "page_tokens": table.page,
+            **asdict(table.use()),
+        }
+        for table in tables
+    ]
+
+
+def streaming_record(engine: Engine, num_events: int) -> dict[str, Any]:
+    """Return what moves at present, and what has moved."""
+    stream = engine.loaded.weight_stream
+    activity, moved = stream.policy.activity(), stream.totals.now()
+    slots = [{"slot": slot, **asdict(use)} for slot, use in enumerate(activity.slots)]
+    events = stream.timeline.newest(min(num_events, MOST_EVENTS)) if num_events > 0 else []
+    return {
+        "slots": slots,
+        "computing_group": activity.computing,
+        "bytes": moved.nbytes,
+        "copy_seconds": round(moved.copy_seconds, 6),
+        "hidden_seconds": round(moved.hidden_seconds, 6),
+        "stall_seconds": round(moved.stall_seconds, 6),
+        "expert_hit_rate": stream.expert_hit_rate,
+        "events": [
+            [one.lane, one.group, round(one.begin, 6), round(one.end, 6), one.nbytes, one.worker] for one in events
+        ],
+    }
+
+
+def running_plan_body(served: ServedModel, engine: Engine, what_if: WhatIf) -> dict[str, Any]:
+    """Return what runs, and the bytes that the plan placed."""
+    running = BudgetPlan(engine.plan, engine.loaded.tier)
+    try:
+        smallest = what_if.smallest_nbytes()
+    except ConfigError:  # the model has one plan only
+        smallest = engine.plan.peak_nbytes
+    return _plan_body(served, engine, running, None, smallest)
+
+
+def what_if_body(served: ServedModel, engine: Engine, what_if: WhatIf, memory_budget: str) -> dict[str, Any]:
+    """Return the plan for another budget, in the form of `running_plan_body`; nothing is loaded.
+
+    Raises:
+        ConfigError: the budget is no size, or the model has one plan only.
+    """
+    planned = what_if.plan(memory_budget)
+    return _plan_body(served, engine, planned, what_if.predict(planned), what_if.smallest_nbytes())
+
+
+def _plan_body(
+    served: ServedModel, engine: Engine, planned: BudgetPlan, predicted: Prediction | None, smallest: int
+) -> dict[str, Any]:
+    """Return a plan of the engine's model, with the machine's memory and its measured link.
+
+    Args:
+        smallest: bytes of the smallest budget that works.
+    """
+    plan, choices, num_layers = planned.plan, engine.choices, engine.config.num_hidden_layers
+    groups = planned_groups(plan, num_layers, engine.settings.streaming.layer_group_size, expert_nbytes_of(engine))
+    return {
+        "model": served.name,
+        "model_type": engine.config.model_type,
+        "device": str(choices.device),
+        "dtype": str(choices.dtype).removeprefix("torch."),
+        "graph": choices.graph,
+        "context_length": plan.context_length,
+        "max_sequences": engine.settings.batching.max_sequences,
+        "num_layers": num_layers,
+        "weight_bytes": plan.weight_nbytes,
+        "kv_bytes": plan.kv_nbytes,
+        "budget_bytes": plan.budget,
+        "is_streaming": plan.is_streaming,
+        "fits": planned.error is None,
+        "error": planned.error,
+        "smallest_budget_bytes": smallest,
+        "memory_bytes": restarted(engine.loaded).memory.free_nbytes,
+        "memory": memory_record(plan),
+        "groups": group_records(groups),
+        "streaming": planned_streaming_record(plan, "" if planned.tier is None else planned.tier.kind),
+        "link_bytes_per_second": served.link_rate,
+        "predicted": None if predicted is None else prediction_record([predicted]),
+    }
+
+
+def expert_nbytes_of(engine: Engine) -> int:
+    """Return the bytes of all experts of the model."""
+    try:
+        parts = parts_of(engine.loaded)
+    except ConfigError:
+        return 0
+    experts = parts.sizes(engine.settings).experts
+    return 0 if experts is None else experts.total_nbytes
