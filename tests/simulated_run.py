@@ -1,7 +1,7 @@
 """A simulated run of a streaming engine: what /plan and /status answer at any time, for tests of the page."""
 
 import bisect
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamed_timeline import ring_events
@@ -19,9 +19,9 @@ def plan_of(num_layers: int, streamed: frozenset[int], budget: int | None, **cha
     Args:
         streamed: numbers of the groups that stream; layer n is group n + 1.
     """
+    places = ["streamed" if number in streamed else "resident" for number in range(1, num_layers + 1)]
     layers = [
-        {"name": f"layers.{n}", "numbers": [n + 1], "bytes": LAYER, "place": ("resident", "streamed")[n + 1 in streamed]}
-        for n in range(num_layers)
+        {"name": f"layers.{n}", "numbers": [n + 1], "bytes": LAYER, "place": place} for n, place in enumerate(places)
     ]
     groups = [
         {"name": "embed_tokens", "numbers": [0], "bytes": TABLE, "place": "resident"},
@@ -54,7 +54,7 @@ def plan_of(num_layers: int, streamed: frozenset[int], budget: int | None, **cha
         "context_length": 8192,
         "max_sequences": 8,
         "num_layers": num_layers,
-        "weight_bytes": sum(one["bytes"] for one in groups),
+        "weight_bytes": memory["weight_bytes"],
         "kv_bytes": memory["kv_bytes"],
         "budget_bytes": budget,
         "is_streaming": bool(streamed),
@@ -98,8 +98,9 @@ class SimulatedRun:
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, num_layers: int, streamed: frozenset[int], num_passes: int, copy_seconds: float = 0.02) -> "SimulatedRun":
-        made = ring_events(num_passes, num_layers + 2, streamed, copy_seconds, 0.005, nbytes=LAYER // 1000)
+    def of(cls, num_layers: int, streamed: frozenset[int], num_passes: int) -> "SimulatedRun":
+        moved = streamed or frozenset({1})  # events are made for at least one group
+        made = ring_events(num_passes, num_layers + 2, moved, 0.02, 0.005, nbytes=LAYER // 1000)
         plan = plan_of(num_layers, streamed, 24_000_000_000)
         return cls(plan, sorted(made, key=lambda event: event.end))
 
@@ -141,9 +142,7 @@ class SimulatedRun:
             "stall_seconds": found.stall_seconds,
             "hidden_seconds": found.hidden_seconds,
             "expert_hit_rate": None,
-            "events": [
-                [event.lane, event.group, event.begin, event.end, event.nbytes, event.worker] for event in ended[-limit:]
-            ],
+            "events": [[one.lane, one.group, one.begin, one.end, one.nbytes, one.worker] for one in ended[-limit:]],
         }
 
     def slot(self, number: int, running: list[Event]) -> dict[str, Any]:
@@ -174,8 +173,3 @@ def request(**changes: Any) -> dict[str, Any]:
         "decode_seconds": 0.4,
     }
     return usual | changes
-
-
-def with_bytes(event: Event, nbytes: int) -> Event:
-    """Return an event that moves other bytes."""
-    return replace(event, nbytes=nbytes)

@@ -70,6 +70,15 @@ export function groupColours(groups) {
 }
 
 /**
+ * Returns the bytes of groups.
+ * @param {Group[]} groups
+ * @returns {number}
+ */
+export function sumBytes(groups) {
+  return groups.reduce((sum, group) => sum + group.bytes, 0);
+}
+
+/**
  * Returns how many layers lie in groups of a place.
  * @param {Group[]} groups
  * @param {string} place

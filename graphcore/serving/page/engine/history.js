@@ -14,7 +14,8 @@ export class History {
   add(status) {
     const sample = { time: status.time, totals: status.totals, moved: movedOf(status.streaming) };
     const last = this.samples.at(-1);
-    if (last !== undefined && (sample.time < last.time || sample.totals.new_tokens < last.totals.new_tokens)) this.samples = [];
+    const isNewRun = sample.time < last?.time || sample.totals.new_tokens < last?.totals.new_tokens;
+    if (isNewRun) this.samples = [];
     if (this.samples.at(-1)?.time === sample.time) return;
     this.samples.push(sample);
     while (this.samples[0].time < sample.time - SECONDS) this.samples.shift();
@@ -61,7 +62,7 @@ export class History {
 
   #before(seconds) {
     const last = this.samples.at(-1);
-    return last && this.samples.findLast((sample) => sample.time <= last.time - seconds) || this.samples[0];
+    return this.samples.findLast((sample) => sample.time <= last.time - seconds) ?? this.samples[0];
   }
 }
 

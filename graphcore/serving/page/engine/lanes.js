@@ -9,6 +9,7 @@ const LANE_NAMES = { compute: "compute", stall: "waiting", copy: "copy", read: "
 const NARROW = 560; // pixels from which on the lanes' names lie beside the bars
 const LANE_SIZES = { bar: 20, gap: 6, name: 15, beside: 76, axis: 22 };
 const LETTER = 6.6; // pixels, approximately
+const LANES_EMPTY = "Nothing has moved yet: send a message, and its passes are drawn here.";
 const LANE_COLUMNS = ["Lane", "Busy", "Bytes", "Events"];
 const LANE_LEGEND = [
   ["var(--group-0)", "a streamed group, with its number"],
@@ -30,7 +31,8 @@ export function lanesOf(events) {
     if (!found.has(key)) found.set(key, { lane: event[0], worker: event[5], events: [] });
     found.get(key).events.push(event);
   }
-  const lanes = [...found.values()].sort((a, b) => LANE_ORDER.indexOf(a.lane) - LANE_ORDER.indexOf(b.lane) || a.worker - b.worker);
+  const rank = (lane) => LANE_ORDER.indexOf(lane.lane);
+  const lanes = [...found.values()].sort((a, b) => rank(a) - rank(b) || a.worker - b.worker);
   const isAlone = (lane) => lanes.filter((other) => other.lane === lane.lane).length === 1;
   return lanes.map((lane) => ({ ...lane, name: LANE_NAMES[lane.lane] + (isAlone(lane) ? "" : ` ${lane.worker}`) }));
 }
@@ -38,8 +40,9 @@ export function lanesOf(events) {
 /**
  * Returns the panel of the timeline.
  * @param {(time: number) => void} [onTime] called with the time of a place that was clicked
- * @returns {{section: HTMLElement, setPlan: (plan: object) => void, update: (events: Event[], part: object, cursor?: number) => void}}
- *     part: the time to draw, `{begin, end, borders}`
+ * @returns {{section: HTMLElement, setPlan: (plan: object) => void,
+ *     update: (events: Event[], part: object | null, cursor?: number) => void}}
+ *     part: the time to draw, `{begin, end, borders}`; null without events
  */
 export function makeLanes(onTime) {
   const canvas = make("canvas", { class: "engine-lanes", role: "img" });
@@ -60,7 +63,7 @@ export function makeLanes(onTime) {
     update(events, part, cursor) {
       const isEmpty = events.length === 0;
       canvas.hidden = details.hidden = isEmpty;
-      setText(caption, isEmpty ? "Nothing has moved yet: send a message, and its passes are drawn here." : captionOf(part));
+      setText(caption, isEmpty ? LANES_EMPTY : captionOf(part));
       if (isEmpty) return;
       const shown = events.filter((event) => event[3] > part.begin && event[2] < part.end);
       const lanes = lanesOf(shown);
@@ -77,7 +80,8 @@ function makeColourLegend() {
     swatch.style.background = colour;
     return make("li", {}, swatch, text);
   });
-  return make("ul", { class: "engine-legend" }, ...items, make("li", {}, make("i", { class: "engine-border" }), "the next pass begins"));
+  const border = make("li", {}, make("i", { class: "engine-border" }), "the next pass begins");
+  return make("ul", { class: "engine-legend" }, ...items, border);
 }
 
 function captionOf(part) {
@@ -105,13 +109,18 @@ class LaneDrawing {
   #context;
   #last = null;
   #styles = null;
+  #across = 0; // width of the canvas, in pixels
   #left = 0;
   #width = 0; // of the bars, in pixels
 
   constructor(canvas) {
     this.#canvas = canvas;
     this.#context = canvas.getContext("2d");
-    new ResizeObserver(() => this.#again()).observe(canvas);
+    new ResizeObserver(([entry]) => {
+      if (this.#across === entry.contentRect.width) return;
+      this.#across = entry.contentRect.width;
+      requestAnimationFrame(() => this.#again()); // not here, where a change of the height would be an error
+    }).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       this.#styles = null;
       this.#again();
@@ -121,7 +130,7 @@ class LaneDrawing {
   /** Draws lanes in a part of the time, with a line at the cursor's time if there is one. */
   draw(lanes, part, cursor) {
     this.#last = [lanes, part, cursor];
-    const width = this.#canvas.clientWidth;
+    const width = this.#across;
     if (width === 0) return;
     const isWide = width >= NARROW;
     const step = LANE_SIZES.bar + LANE_SIZES.gap + (isWide ? 0 : LANE_SIZES.name);
@@ -195,7 +204,8 @@ class LaneDrawing {
     if (bars === null) return;
     const text = String(bars.group);
     if (text.length * LETTER + 4 > bars.right - bars.left) return;
-    const ink = lane === "stall" ? this.#styles.stallInk : this.colours.has(bars.group) ? this.#styles.groupInk : this.#styles.residentInk;
+    const { stallInk, groupInk, residentInk } = this.#styles;
+    const ink = lane === "stall" ? stallInk : this.colours.has(bars.group) ? groupInk : residentInk;
     this.#text(text, (bars.left + bars.right) / 2, top + LANE_SIZES.bar / 2 + 0.5, ink, "center");
   }
 

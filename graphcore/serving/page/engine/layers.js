@@ -1,6 +1,6 @@
 // The layers as cells: filled while their bytes are in memory, and marked while they are read or computed with.
 
-import { PLACES, groupColours, groupName, layersOf } from "./groups.js";
+import { PLACES, groupColours, groupName, layersOf, sumBytes } from "./groups.js";
 import { fillChildren, fillRows, make, makeSection, makeTable, setAttribute, setText } from "./elements.js";
 import { counted, inBytes } from "./words.js";
 
@@ -66,8 +66,8 @@ function showCells(cells, plan) {
   cells.classList.toggle("is-narrow", plan.groups.length > MANY_CELLS);
   fillChildren(cells, plan.groups, () => make("div"), (cell, group) => {
     cell.className = `engine-cell at-${group.place}${layersOf(group) === null ? " is-wide" : ""}`;
-    cell.title = `${groupName(group)}: ${inBytes(group.bytes)}, ${PLACES[group.place] ?? group.place}`;
-    const numbers = group.place === "cached" ? [null] : group.numbers.length === 0 ? [null] : group.numbers;
+    cell.title = `${groupName(group)}: ${sizeWords(group)}, ${PLACES[group.place] ?? group.place}`;
+    const numbers = group.numbers.length === 0 ? [null] : group.numbers;
     const parts = numbers.map((number) => {
       const part = make("i", { class: "engine-part" });
       if (colours.has(number)) part.style.setProperty("--colour", `var(--group-${colours.get(number)})`);
@@ -78,6 +78,10 @@ function showCells(cells, plan) {
   });
 }
 
+function sizeWords(group) {
+  return group.bytes === 0 ? "the bytes of the embedding" : inBytes(group.bytes);
+}
+
 function cellLabel(group) {
   const layers = layersOf(group);
   if (layers === null) return groupName(group);
@@ -85,25 +89,29 @@ function cellLabel(group) {
 }
 
 function cachedShare(plan) {
-  const cached = plan.groups.filter((group) => group.place === "cached").reduce((sum, group) => sum + group.bytes, 0);
+  const cached = sumBytes(plan.groups.filter((group) => group.place === "cached"));
   const resident = plan.groups.filter((group) => group.place === "resident" && group.name.startsWith("experts"));
-  const held = plan.memory.expert_bytes - resident.reduce((sum, group) => sum + group.bytes, 0);
+  const held = plan.memory.expert_bytes - sumBytes(resident);
   return cached === 0 ? 0 : Math.min(1, Math.max(0, held / cached));
 }
 
 function showLegend(legend, plan) {
   const places = new Set(plan.groups.map((group) => group.place));
-  const shown = LAYER_LEGEND.filter(([kind]) => places.has(kind) || kind === "computing" || (kind in LAYER_STATES && places.has("streamed")));
+  const isShown = (kind) => places.has(kind in LAYER_STATES ? "streamed" : kind) || kind === "computing";
+  const shown = LAYER_LEGEND.filter(([kind]) => isShown(kind));
   const from = plan.streaming?.source === "host" ? "in RAM" : "on the disk";
   fillChildren(legend, shown, () => make("li"), (item, [kind, text]) => {
-    const swatch = make("span", { class: `engine-cell at-${kind in LAYER_STATES ? "streamed" : kind} is-${kind}` }, make("i", { class: "engine-part" }));
+    const kinds = `engine-cell at-${kind in LAYER_STATES ? "streamed" : kind} is-${kind}`;
+    const swatch = make("span", { class: kinds }, make("i", { class: "engine-part" }));
     item.replaceChildren(swatch, text.replace("on the disk", from));
   });
 }
 
 function layerSummary(plan) {
-  const counts = Object.keys(PLACES).map((place) => [place, plan.groups.filter((group) => group.place === place).length]);
-  const parts = counts.filter(([, count]) => count > 0).map(([place, count]) => `${count} ${PLACES[place]}`);
+  const parts = Object.entries(PLACES)
+    .map(([place, words]) => [plan.groups.filter((group) => group.place === place).length, words])
+    .filter(([count]) => count > 0)
+    .map(([count, words]) => `${count}: ${words}`);
   return `${counted(plan.groups.length, "group")} of weights: ${parts.join("; ")}. The table below names each.`;
 }
 
@@ -112,7 +120,7 @@ function markCell(cell, group, states) {
   group.numbers.forEach((number, index) => {
     const state = states.get(number) ?? "";
     if (state === "computing") isComputing = true;
-    setAttribute(cell.children[group.place === "cached" ? 0 : index], "data-state", state || null);
+    setAttribute(cell.children[index], "data-state", state || null);
   });
   setAttribute(cell, "data-state", isComputing ? "computing" : null);
 }
@@ -120,5 +128,5 @@ function markCell(cell, group, states) {
 function layerRow(group, states) {
   const found = [...new Set(group.numbers.map((number) => states.get(number)).filter(Boolean))];
   const now = found.map((state) => LAYER_STATES[state]).join(", ");
-  return [groupName(group), inBytes(group.bytes), PLACES[group.place] ?? group.place, now];
+  return [groupName(group), sizeWords(group), PLACES[group.place] ?? group.place, now];
 }

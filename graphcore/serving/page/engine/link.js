@@ -10,19 +10,22 @@ import { inPercent, inRate, inTime } from "./words.js";
 
 /**
  * Returns the panel of the link.
- * @returns {{section: HTMLElement, setPlan: (plan: object) => void, update: (now: Moved | null, all: Moved | null, words: string) => void}}
+ * @returns {{section: HTMLElement, setPlan: (plan: object) => void,
+ *     update: (now: Moved | null, all: Moved | null, words: string) => void}}
  *     now: a short interval; all: the whole time; words: name of the short interval
  */
 export function makeLink() {
   const rate = make("strong", { class: "engine-figure" });
   const when = make("span", { class: "engine-note" });
   const fill = make("i", { class: "engine-meter-fill" });
-  const meter = make("div", { class: "engine-meter", role: "meter", "aria-label": "Rate of the link", "aria-valuemin": "0" }, fill);
+  const meter = make("div", { class: "engine-meter", role: "meter", "aria-label": "Rate of the link" }, fill);
+  setAttribute(meter, "aria-valuemin", "0");
   const ceiling = make("p", { class: "engine-note" });
   const hidden = makeFact("Copying hidden behind computing");
   const waited = makeFact("Time spent waiting for bytes");
   const facts = make("dl", { class: "engine-facts" }, hidden.box, waited.box);
-  const section = makeSection("panel-link", "Reading weights", make("p", { class: "engine-headline" }, rate, when), meter, ceiling, facts);
+  const headline = make("p", { class: "engine-headline" }, rate, when);
+  const section = makeSection("panel-link", "Reading weights", headline, meter, ceiling, facts);
   let most = null;
   return {
     section,
@@ -30,7 +33,7 @@ export function makeLink() {
       section.hidden = plan.streaming.groups === 0 && plan.streaming.expert_slots === 0;
       most = plan.link_bytes_per_second;
       meter.hidden = most === null;
-      setText(ceiling, most === null ? "The link's ceiling has not been measured." : `The ceiling is ${inRate(most)}, measured with nothing else running.`);
+      setText(ceiling, ceilingWords(most));
     },
     update(now, all, words) {
       const isMoving = now !== null && now.copySeconds > 0;
@@ -55,6 +58,11 @@ function showMeter(meter, fill, rate, most, isMoving) {
   setAttribute(meter, "aria-valuenow", String(Math.round(Math.min(rate, most))));
   setAttribute(meter, "aria-valuetext", isMoving ? `${inRate(rate)} of ${inRate(most)}` : "nothing moves");
   fill.style.width = `${100 * Math.min(1, rate / most)}%`;
+}
+
+function ceilingWords(most) {
+  if (most === null) return "The link's ceiling has not been measured.";
+  return `The ceiling is ${inRate(most)}, measured with nothing else running.`;
 }
 
 function shareWords(moved) {

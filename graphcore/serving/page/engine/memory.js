@@ -22,7 +22,9 @@ const MEMORY_PARTS = [
  * @returns {import("./stacked_bar.js").BarPart[]}
  */
 export function memoryParts(plan) {
-  const parts = MEMORY_PARTS.map(([key, name, note]) => ({ kind: `part-${key.replace("_bytes", "")}`, name, note, amount: plan.memory[key] ?? 0 }));
+  const parts = MEMORY_PARTS.map(([key, name, note]) => {
+    return { kind: `part-${key.replace("_bytes", "")}`, name, note, amount: plan.memory[key] };
+  });
   const unused = plan.budget_bytes === null ? 0 : plan.budget_bytes - plan.memory.total_bytes;
   if (unused > 0) parts.push({ kind: "part-unused", name: "Unused", note: "left of the budget", amount: unused });
   return parts.filter((part) => part.amount > 0).map((part) => ({ ...part, words: inBytes(part.amount) }));
@@ -51,6 +53,8 @@ function budgetWords(plan) {
   const { total_bytes: total, load_peak_bytes: peak } = plan.memory;
   const where = plan.device.startsWith("cuda") ? "the GPU's memory" : "memory";
   const budget = plan.budget_bytes;
-  const used = budget === null ? `${inBytes(total)} of ${where} are planned; there is no budget.` : `${inBytes(total)} of a budget of ${inBytes(budget)} in ${where}.`;
+  const used =
+    budget === null ? `${inBytes(total)} of ${where} are planned; there is no budget.`
+    : `${inBytes(total)} of a budget of ${inBytes(budget)} in ${where}.`;
   return peak > total ? `${used} Loading takes up to ${inBytes(peak)}.` : used;
 }

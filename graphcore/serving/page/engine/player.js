@@ -43,7 +43,8 @@ export class Player {
     const speed = make("label", { for: "engine-speed", text: "Speed" });
     const buttons = make("div", { class: "engine-buttons" }, this.#play, back, on, speed, this.#speed, this.#words);
     const keys = make("p", { class: "engine-note", id: "engine-keys", text: PLAYER_KEYS });
-    this.element = make("div", { class: "engine-player", role: "group", "aria-label": "Player" }, buttons, this.#scrubber, keys);
+    this.element = make("div", { class: "engine-player", role: "group", "aria-label": "Player" });
+    this.element.append(buttons, this.#scrubber, keys);
   }
 
   /** Time that is shown. */
@@ -56,7 +57,8 @@ export class Player {
     this.#time = Math.min(this.#end, Math.max(this.#begin, time));
     this.#scrubber.value = String(this.#time - this.#begin);
     const pass = this.#pass() + 1;
-    const words = `${inTime(this.#time - this.#begin)} of ${inTime(this.#end - this.#begin)}, pass ${pass} of ${this.#passes.length}`;
+    const clock = `${inTime(this.#time - this.#begin)} of ${inTime(this.#end - this.#begin)}`;
+    const words = `${clock}, pass ${pass} of ${this.#passes.length}`;
     setText(this.#words, words);
     setAttribute(this.#scrubber, "aria-valuetext", words);
     this.#onTime(this.#time);
@@ -75,7 +77,8 @@ export class Player {
   #makeSpeeds(seconds) {
     const chosen = SPEEDS.find((speed) => seconds / speed >= PASS_SECONDS) ?? SPEEDS.at(-1);
     for (const speed of SPEEDS) {
-      const words = speed === 1 ? "as it was" : speed > 1 ? `${speed} times faster` : `${Math.round(1 / speed)} times slower`;
+      const factor = speed > 1 ? `${speed} times faster` : `${Math.round(1 / speed)} times slower`;
+      const words = speed === 1 ? "as it was" : factor;
       this.#speed.append(make("option", { value: speed, text: words, selected: speed === chosen }));
     }
   }

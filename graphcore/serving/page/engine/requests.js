@@ -20,7 +20,8 @@ export function makeRequests() {
   const answers = makeTile("Answer tokens/s", true);
   const first = makeTile("Time to first token");
   const drafts = makeTile("Drafts accepted");
-  const tiles = make("dl", { class: "engine-tiles" }, ...[running, waiting, prompts, answers, first, drafts].map((tile) => tile.box));
+  const boxes = [running, waiting, prompts, answers, first, drafts].map((tile) => tile.box);
+  const tiles = make("dl", { class: "engine-tiles" }, ...boxes);
   const { table, body } = makeTable("Requests that run or wait", COLUMNS);
   table.classList.add("is-cards");
   const note = make("p", { class: "engine-note" });
@@ -45,7 +46,8 @@ export function makeRequests() {
 function makeTile(name, hasLine = false) {
   const value = make("span", { class: "engine-figure" });
   const extra = make("span", { class: "engine-note" });
-  const tile = { value, extra, box: make("div", { class: "engine-tile" }, make("dt", { text: name }), make("dd", {}, value, extra)) };
+  const box = make("div", { class: "engine-tile" }, make("dt", { text: name }), make("dd", {}, value, extra));
+  const tile = { value, extra, box };
   if (!hasLine) return tile;
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   setAttribute(svg, "viewBox", `0 0 ${LINE.width} ${LINE.height}`);
@@ -64,7 +66,8 @@ function showRate(tile, history, total) {
   const values = history.line(total, RATE_SECONDS);
   const most = Math.max(...values, 1);
   const step = LINE.width / Math.max(1, values.length - 1);
-  const points = values.map((value, index) => `${(index * step).toFixed(1)},${(LINE.height - 1 - (value / most) * (LINE.height - 2)).toFixed(1)}`);
+  const heightOf = (value) => LINE.height - 1 - (value / most) * (LINE.height - 2);
+  const points = values.map((value, index) => `${(index * step).toFixed(1)},${heightOf(value).toFixed(1)}`);
   setAttribute(tile.line, "points", points.join(" "));
   const highest = Math.max(0, ...values);
   setText(tile.extra, highest > 0 ? `most in the last minute: ${threeDigits(highest)}` : "");
@@ -72,8 +75,8 @@ function showRate(tile, history, total) {
 
 function showFirst(tile, seconds) {
   setText(tile.value, seconds === null ? "–" : inTime(seconds.median));
-  const words = seconds === null ? "no answers yet" : `median; 95% within ${inTime(seconds.p95)}, last ${counted(seconds.count, "answer")}`;
-  setText(tile.extra, words);
+  if (seconds === null) setText(tile.extra, "no answers yet");
+  else setText(tile.extra, `median; 95% within ${inTime(seconds.p95)}, last ${counted(seconds.count, "answer")}`);
 }
 
 function showDrafts(tile, drafts) {
@@ -86,7 +89,8 @@ function showDrafts(tile, drafts) {
 function rowOf(one) {
   const done = Math.min(one.computed_tokens, one.prompt_tokens);
   const cached = one.cached_tokens > 0 ? `, ${one.cached_tokens.toLocaleString("en")} from the cache` : "";
-  const prompt = done < one.prompt_tokens ? `${done.toLocaleString("en")} of ${counted(one.prompt_tokens, "token")}` : counted(one.prompt_tokens, "token");
+  const part = done < one.prompt_tokens ? `${done.toLocaleString("en")} of ` : "";
+  const prompt = part + counted(one.prompt_tokens, "token");
   return [
     one.id,
     STATES[one.state] ?? one.state,
@@ -99,7 +103,10 @@ function rowOf(one) {
 
 function noteOf(status) {
   const { requests, totals } = status;
-  const since = `Since the start: ${counted(totals.requests, "request")}, ${counted(totals.prompt_tokens, "prompt token")} (and ${totals.cached_tokens.toLocaleString("en")} from the prefix cache), ${counted(totals.new_tokens, "answer token")}.`;
+  const cached = `${totals.cached_tokens.toLocaleString("en")} from the prefix cache`;
+  const prompts = `${counted(totals.prompt_tokens, "prompt token")} (and ${cached})`;
+  const answers = counted(totals.new_tokens, "answer token");
+  const since = `Since the start: ${counted(totals.requests, "request")}, ${prompts}, ${answers}.`;
   const more = requests.length > MOST_ROWS ? `${counted(requests.length - MOST_ROWS, "more request")} not shown. ` : "";
   return (requests.length === 0 ? "No request runs now. " : more) + since;
 }

@@ -1,12 +1,13 @@
 // The way of the bytes: from where they lie through the slots to what computes.
 
-import { groupColours, numberName } from "./groups.js";
+import { groupColours, numberName, sumBytes } from "./groups.js";
 import { fillChildren, make, makeSection, setAttribute, setText } from "./elements.js";
 import { counted, inBytes } from "./words.js";
 
 const SLOT_STATES = { free: "free", reading: "being read", ready: "ready", computing: "computing" };
 const SLOTS_EXPLAINED =
-  "A slot is a piece of memory that is used again and again. Bytes of one group are read into it, the group computes, and the slot is free for the next.";
+  "A slot is a piece of memory that is used again and again. Bytes of one group are read into it, the group " +
+  "computes, and the slot is free for the next.";
 
 /**
  * Returns the panel of slots; `setPlan` comes before `update`.
@@ -16,8 +17,7 @@ export function makeSlots() {
   const source = makeStation("engine-station");
   const boxes = make("ol", { class: "engine-slots" });
   const target = makeStation("engine-station is-computing");
-  const way = make("div", { class: "engine-way" }, source.box, make("span", { class: "engine-arrow", "aria-hidden": "true" }));
-  way.append(boxes, make("span", { class: "engine-arrow", "aria-hidden": "true" }), target.box);
+  const way = make("div", { class: "engine-way" }, source.box, makeArrow(), boxes, makeArrow(), target.box);
   const section = makeSection("panel-slots", "Slots", make("p", { class: "engine-note", text: SLOTS_EXPLAINED }), way);
   let plan = null;
   let colours = new Map();
@@ -28,7 +28,7 @@ export function makeSlots() {
       colours = groupColours(plan.groups);
       section.hidden = plan.streaming.slots === 0;
       setText(source.name, plan.streaming.source === "host" ? "RAM" : "Disk");
-      const bytes = plan.groups.filter((group) => group.place === "streamed").reduce((sum, group) => sum + group.bytes, 0);
+      const bytes = sumBytes(plan.groups.filter((group) => group.place === "streamed"));
       setText(source.value, bytes > 0 ? inBytes(bytes) : counted(plan.streaming.groups, "group"));
       setText(source.state, "waits there");
       setText(target.name, "Computing");
@@ -56,9 +56,13 @@ function computingWords(streaming, groups) {
   return streaming?.slots.some((slot) => slot.state === "reading") ? "waiting for bytes" : "nothing now";
 }
 
+function makeArrow() {
+  return make("span", { class: "engine-arrow", "aria-hidden": "true" });
+}
+
 function makeSlot() {
-  const bar = make("i", { class: "engine-part" });
-  return make("li", { class: "engine-slot at-streamed" }, bar, make("span", { class: "engine-station-name" }), make("strong"), make("span", { class: "engine-station-state" }));
+  const { box } = makeStation("");
+  return make("li", { class: "engine-slot at-streamed" }, make("i", { class: "engine-part" }), ...box.children);
 }
 
 function showSlot(box, { slot, group, state }, plan, colours) {

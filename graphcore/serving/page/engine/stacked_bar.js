@@ -10,7 +10,8 @@ import { fillChildren, make, setAttribute, setText } from "./elements.js";
 /**
  * Returns a stacked bar.
  * @param {boolean} [hasLegend]
- * @returns {{element: HTMLElement, update: (parts: BarPart[], whole: number, label: string, mark?: number) => void}}
+ * @returns {{element: HTMLElement,
+ *     update: (parts: BarPart[], whole: number, label: string, mark?: number) => void}}
  *     whole: amount of the whole width; label: the bar's text for screen readers; mark: amount at which a line is drawn
  */
 export function makeStackedBar(hasLegend = true) {
@@ -36,7 +37,8 @@ export function makeStackedBar(hasLegend = true) {
 }
 
 function makeEntry() {
-  return make("li", {}, make("i", { class: "engine-swatch" }), make("span", { class: "engine-part-name" }), make("strong"), make("span", { class: "engine-part-note" }));
+  const [name, note] = ["engine-part-name", "engine-part-note"].map((kind) => make("span", { class: kind }));
+  return make("li", {}, make("i", { class: "engine-swatch" }), name, make("strong"), note);
 }
 
 function showEntry(entry, part) {

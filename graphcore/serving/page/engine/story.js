@@ -1,6 +1,6 @@
 // Sentences that explain what the engine does with this model on this machine, with its own numbers.
 
-import { groupName, layersOf, numLayersAt } from "./groups.js";
+import { groupName, layersOf, numLayersAt, sumBytes } from "./groups.js";
 import { counted, inBytes, inPercent, inRate, inTime, listed } from "./words.js";
 
 /**
@@ -12,11 +12,12 @@ import { counted, inBytes, inPercent, inRate, inTime, listed } from "./words.js"
 export function story(plan, streaming) {
   if (!plan.is_streaming) return { lead: residentStory(plan), details: [] };
   const details = [expertStory(plan, streaming), gatherStory(plan), sharingStory(plan)];
-  return { lead: [sizeStory(plan), ...placeStory(plan), costStory(plan)].filter(Boolean), details: details.filter(Boolean) };
+  const lead = [sizeStory(plan), ...placeStory(plan), costStory(plan)];
+  return { lead: lead.filter(Boolean), details: details.filter(Boolean) };
 }
 
 function residentStory(plan) {
-  const whole = `All weights of this model, ${inBytes(plan.weight_bytes)}, are in ${memoryName(plan)}.`;
+  const whole = `All weights of this model, ${inBytes(sumBytes(plan.groups))}, are in ${memoryName(plan)}.`;
   return [whole, "Nothing is read from the disk while it answers."];
 }
 
@@ -29,7 +30,7 @@ function isOnGpu(plan) {
 }
 
 function sizeStory(plan) {
-  const size = `The weights are ${inBytes(plan.weight_bytes)}`;
+  const size = `The weights are ${inBytes(sumBytes(plan.groups))}`;
   if (plan.budget_bytes === null) return `${size}.`;
   return `${size}; this ${isOnGpu(plan) ? "GPU" : "machine"} may use ${inBytes(plan.budget_bytes)}.`;
 }
@@ -73,12 +74,14 @@ function costStory(plan) {
 function expertStory(plan, streaming) {
   const { expert_slots: slots, mapped_layers: mapped, expert_hit_rate: expected } = plan.streaming;
   const groups = plan.groups.filter((group) => group.place === "cached" || group.place === "mapped");
-  const bytes = inBytes(groups.reduce((sum, group) => sum + group.bytes, 0));
+  const bytes = inBytes(sumBytes(groups));
   if (groups.some((group) => group.place === "mapped")) {
-    return `The experts of ${counted(mapped, "layer")} (${bytes}) wait in RAM, where the GPU reads those that a token needs, each time.`;
+    const wait = `The experts of ${counted(mapped, "layer")} (${bytes}) wait in RAM`;
+    return `${wait}, where the GPU reads those that a token needs, each time.`;
   }
   if (groups.length === 0) return "";
-  const room = `A token needs only a few experts of each layer. All of them are ${bytes}; ${counted(slots, "expert")} fit in ${memoryName(plan)} at a time, and missing ones are fetched.`;
+  const fit = `${counted(slots, "expert")} fit in ${memoryName(plan)} at a time, and missing ones are fetched`;
+  const room = `A token needs only a few experts of each layer. All of them are ${bytes}; ${fit}.`;
   const measured = streaming?.expert_hit_rate ?? null;
   if (measured !== null) return `${room} So far ${inPercent(measured)} of those needed were there already.`;
   return expected === null ? room : `${room} About ${inPercent(expected)} of those needed should be there already.`;

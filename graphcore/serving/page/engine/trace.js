@@ -24,6 +24,7 @@ export function showTrace(root, trace) {
   const told = makeStory();
   const panels = { layers: makeLayers(), slots: makeSlots(), link: makeLink(), memory: makeMemory() };
   const lanes = makeLanes((time) => player.seek(time));
+  const whole = states.moved(states.begin, states.end);
   let shownPass = -1;
   const player = new Player(states, (time) => {
     const now = states.at(time);
@@ -31,7 +32,7 @@ export function showTrace(root, trace) {
     panels.slots.update(now);
     const pass = states.passAt(time);
     lanes.update(events, partAround(states.passes, pass), time);
-    if (pass !== shownPass) panels.link.update(passMoved(states, pass), states.moved(states.begin, states.end), "in this pass");
+    if (pass !== shownPass) panels.link.update(passMoved(states, pass), whole, "in this pass");
     shownPass = pass;
   });
   root.classList.add("engine-view");
@@ -40,7 +41,9 @@ export function showTrace(root, trace) {
   root.append(make("div", { class: "engine-two" }, panels.link.section, panels.memory.section));
   told.update(story(plan, null));
   for (const panel of [...Object.values(panels), lanes]) panel.setPlan(plan);
-  for (const details of root.querySelectorAll("details")) details.addEventListener("toggle", () => player.seek(player.time));
+  for (const details of root.querySelectorAll("details")) {
+    details.addEventListener("toggle", () => player.seek(player.time));
+  }
   player.seek(states.begin);
 }
 

@@ -4,7 +4,10 @@ import { passesOf } from "./passes.js";
 import { streamedNumbers } from "./groups.js";
 
 /** @typedef {import("./groups.js").Event} Event */
-/** @typedef {{readBegin: number, readEnd: number, computeBegin: number, computeEnd: number}} Use a group's way through its slot */
+/**
+ * @typedef {{readBegin: number, readEnd: number, computeBegin: number, computeEnd: number}} Use
+ *     a group's way through its slot
+ */
 
 /**
  * Returns the union of intervals: sorted, disjoint and not empty.
@@ -98,8 +101,10 @@ export class TraceStates {
    */
   moved(begin, end) {
     const inside = this.#events.filter((event) => event[3] > begin && event[2] < end);
-    const timesOf = (...lanes) =>
-      union(inside.filter((event) => lanes.includes(event[0])).map((event) => [Math.max(event[2], begin), Math.min(event[3], end)]));
+    const timesOf = (...lanes) => {
+      const found = inside.filter((event) => lanes.includes(event[0]));
+      return union(found.map((event) => [Math.max(event[2], begin), Math.min(event[3], end)]));
+    };
     const busy = timesOf("copy", "read");
     const waiting = timesOf("stall");
     const copySeconds = lengthOf(busy);
@@ -114,7 +119,7 @@ export class TraceStates {
 }
 
 /**
- * Returns a group's ways through its slot: read, ready, computed with. A new one begins with the first copy after computing.
+ * Returns a group's ways through its slot: read, ready, computed with. The first copy after computing begins a new one.
  * @param {Event[]} events events of one group
  * @returns {Use[]}
  */
@@ -127,7 +132,8 @@ function usesOf(events) {
         uses.push({ readBegin: begin, readEnd: end, computeBegin: Infinity, computeEnd: Infinity });
       } else last.readEnd = Math.max(last.readEnd, end);
     } else if (lane === "compute" && last === undefined) {
-      uses.push({ readBegin: -Infinity, readEnd: -Infinity, computeBegin: begin, computeEnd: end }); // read before the trace
+      // its bytes were read before the trace
+      uses.push({ readBegin: -Infinity, readEnd: -Infinity, computeBegin: begin, computeEnd: end });
     } else if (lane === "compute") {
       last.computeBegin = Math.min(last.computeBegin, begin);
       last.computeEnd = last.computeEnd === Infinity ? end : Math.max(last.computeEnd, end);

@@ -18,6 +18,10 @@ import { story } from "./story.js";
 const MILLISECONDS = 250; // between two questions
 const PATH = "status?events=600";
 const LINK_SECONDS = 2; // interval of the link's rate
+const SHORT_SECONDS = 2; // of a pass, which four looks a second cannot follow
+const SNAPSHOTS =
+  "A pass over the weights is short here, so layers and slots are snapshots, four in a second. The timeline shows " +
+  "every step.";
 const WAITING = {
   loading: "The model is loading. This page fills as soon as it is ready.",
   rebuilding: "The engine is being rebuilt after a failure. This page continues as soon as it is ready.",
@@ -48,6 +52,7 @@ class EngineView {
   #story = makeStory();
   #layers = makeLayers();
   #slots = makeSlots();
+  #snapshots = make("p", { class: "engine-note", hidden: true, text: SNAPSHOTS });
   #lanes = makeLanes();
   #link = makeLink();
   #memory = makeMemory();
@@ -59,6 +64,7 @@ class EngineView {
     this.#session = session;
     this.#whatIf = new WhatIf((path) => session.get(path));
     const two = make("div", { class: "engine-two" }, this.#link.section, this.#memory.section);
+    this.#slots.section.append(this.#snapshots);
     this.#content.append(this.#story.element, this.#layers.section, this.#slots.section, this.#lanes.section, two);
     this.#content.append(this.#cache.section, this.#requests.section, this.#whatIf.section);
     root.append(make("div", { class: "engine-view" }, this.#notice, this.#content));
@@ -81,7 +87,8 @@ class EngineView {
 
   async #load() {
     const plan = await this.#session.get("plan");
-    for (const panel of [this.#layers, this.#slots, this.#lanes, this.#link, this.#memory, this.#whatIf]) panel.setPlan(plan);
+    const planned = [this.#layers, this.#slots, this.#lanes, this.#link, this.#memory, this.#whatIf];
+    for (const panel of planned) panel.setPlan(plan);
     this.#plan = plan;
     this.#history = new History();
     this.#content.hidden = false;
@@ -101,7 +108,14 @@ class EngineView {
     this.#requests.update(status, this.#history);
     if (streaming === null) return;
     const events = streaming.events;
-    this.#lanes.update(events, events.length > 0 ? newestPart(events) : null);
+    const part = events.length > 0 ? newestPart(events) : null;
+    this.#lanes.update(events, part);
+    this.#showPace(part);
+  }
+
+  #showPace(part) {
+    const seconds = part === null ? Infinity : (part.end - part.begin) / part.borders.length;
+    this.#snapshots.hidden = seconds > SHORT_SECONDS;
   }
 
   #say(text) {

@@ -8,8 +8,11 @@ import { asSetting, inBytes, inTime, threeDigits } from "./words.js";
 
 const WAIT = 250; // milliseconds after the last change until the server is asked
 const STEPS = 1000; // of the slider
-const UNITS = { kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30, tib: 2 ** 40, b: 1, "": 1 };
-const EXPLAINED = "Ask how the model would run with another memory budget. This only computes a plan: nothing is loaded, and what runs now does not change.";
+const DECIMAL = { "": 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12 };
+const UNITS = { ...DECIMAL, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30, tib: 2 ** 40 };
+const EXPLAINED =
+  "Ask how the model would run with another memory budget. This only computes a plan: nothing is loaded, and what " +
+  "runs now does not change.";
 const HINT = "A size such as 8GB or 6.5GiB.";
 
 /**
@@ -40,7 +43,7 @@ export class WhatIf {
   #plan = null;
   #number = 0; // of the newest question; answers of earlier ones do not count
   #timer = 0;
-  #field = make("input", { id: "engine-budget", type: "text", autocomplete: "off", spellcheck: "false", "aria-describedby": "engine-budget-hint" });
+  #field = make("input", { id: "engine-budget", type: "text", autocomplete: "off", spellcheck: "false" });
   #slider = make("input", { type: "range", min: 0, max: STEPS, value: 0, "aria-label": "Memory budget" });
   #hint = make("p", { class: "engine-note", id: "engine-budget-hint", text: HINT });
   #answer = make("div", { class: "engine-answer", hidden: true });
@@ -55,10 +58,12 @@ export class WhatIf {
     this.#get = get;
     const controls = make("div", { class: "engine-controls" });
     controls.append(make("label", { for: "engine-budget", text: "Memory budget" }), this.#field, this.#slider);
+    setAttribute(this.#field, "aria-describedby", "engine-budget-hint");
     this.#answer.append(this.#comparison.element, this.#command.element);
     const problem = make("div", { class: "engine-problem" }, this.#error, this.#smallest);
     const note = make("p", { class: "engine-note", text: EXPLAINED });
-    this.section = makeSection("panel-what-if", "What if", note, controls, this.#hint, problem, this.#answer, this.#said);
+    this.section = makeSection("panel-what-if", "What if", note, controls, this.#hint, problem);
+    this.section.append(this.#answer, this.#said);
     this.#field.addEventListener("input", () => this.#fromField());
     this.#slider.addEventListener("input", () => this.#choose(this.#sliderSetting()));
     this.#smallest.addEventListener("click", () => {
@@ -84,7 +89,8 @@ export class WhatIf {
       return;
     }
     this.#cancel();
-    this.#fail(this.#field.value.trim() === "" ? "" : `${this.#field.value} is no size. Write a number with a unit, such as 8GB.`);
+    const written = this.#field.value.trim();
+    this.#fail(written === "" ? "" : `${written} is no size. Write a number with a unit, such as 8GB.`);
   }
 
   #choose(setting) {
@@ -101,7 +107,8 @@ export class WhatIf {
   }
 
   #range() {
-    return [this.#plan.smallest_budget_bytes, Math.max(this.#plan.memory_bytes, this.#plan.smallest_budget_bytes + STEPS)];
+    const least = this.#plan.smallest_budget_bytes;
+    return [least, Math.max(this.#plan.memory_bytes, least + STEPS)];
   }
 
   #position(bytes) {
@@ -132,7 +139,8 @@ export class WhatIf {
     let plan = null;
     let problem = "";
     try {
-      plan = await this.#get(`plan?memory_budget=${encodeURIComponent(budget)}`);
+      plan = await this.#get(pathOf(budget));
+      await this.#predictPresent();
     } catch (error) {
       problem = error.message;
     }
@@ -140,6 +148,13 @@ export class WhatIf {
     setAttribute(this.#answer, "aria-busy", null);
     if (plan === null) this.#fail(problem);
     else this.#succeed(plan, budget);
+  }
+
+  /** Adds the predicted speed to the plan that runs, by asking for its own budget. */
+  async #predictPresent() {
+    const present = this.#plan;
+    if (present.predicted || present.budget_bytes === null) return;
+    present.predicted = (await this.#get(pathOf(present.budget_bytes))).predicted;
   }
 
   #fail(problem, smallest = null) {
@@ -164,6 +179,10 @@ export class WhatIf {
   }
 }
 
+function pathOf(budget) {
+  return `plan?memory_budget=${encodeURIComponent(budget)}`;
+}
+
 /** Returns the largest setting of three digits that is not above a size. */
 function settingBelow(bytes) {
   const digit = 10 ** Math.max(0, Math.floor(Math.log10(bytes)) - 2);
@@ -175,7 +194,8 @@ function makeComparison() {
   const then = { title: make("h3"), bar: makeStackedBar(false) };
   const { table, body } = makeTable("The plan that runs and the other one", ["", "Now", "Then"]);
   const head = table.querySelectorAll("thead th");
-  const bars = make("div", { class: "engine-two" }, make("div", {}, now.title, now.bar.element), make("div", {}, then.title, then.bar.element));
+  const bars = make("div", { class: "engine-two" });
+  for (const side of [now, then]) bars.append(make("div", {}, side.title, side.bar.element));
   return {
     element: make("div", {}, table, bars),
     update(present, other, budget) {
@@ -183,7 +203,8 @@ function makeComparison() {
       setText(head[2], `With ${budget}`);
       const whole = Math.max(...[present, other].flatMap((plan) => [plan.budget_bytes ?? 0, plan.memory.total_bytes]));
       for (const [side, plan] of [[now, present], [then, other]]) {
-        side.bar.update(memoryParts(plan), whole, `${inBytes(plan.memory.total_bytes)} planned`, plan.budget_bytes ?? undefined);
+        const words = `${inBytes(plan.memory.total_bytes)} planned`;
+        side.bar.update(memoryParts(plan), whole, words, plan.budget_bytes ?? undefined);
       }
       fillRows(body, comparedRows(present, other), ["", "Now", `With ${budget}`]);
     },
@@ -196,7 +217,7 @@ function comparedRows(present, other) {
     both("Layers that stay in memory", layersWords),
     both("Read again for each token", (plan) => inBytes(plan.streaming.expected_bytes_per_token)),
     both("Predicted speed of one request", speedWords),
-    both("Tokens that a conversation can have", (plan) => plan.context_length.toLocaleString("en")),
+    both("Tokens that a conversation can have", (plan) => plan.context_length?.toLocaleString("en") ?? "not known"),
     both("Memory: weights that stay", (plan) => inBytes(plan.memory.weight_bytes - plan.memory.slot_bytes)),
     both("Memory: slots", (plan) => inBytes(plan.memory.slot_bytes)),
     both("Memory: KV cache", (plan) => inBytes(plan.memory.kv_bytes)),
@@ -226,8 +247,9 @@ function makeCommand() {
       setText(said, "The browser did not allow copying; select the text instead.");
     }
   });
+  const label = make("p", { text: "To run it so, start the server with" });
   return {
-    element: make("div", { class: "engine-command" }, make("p", { text: "To run it so, start the server with" }), make("pre", { tabindex: "0" }, code), copy, said),
+    element: make("div", { class: "engine-command" }, label, make("pre", { tabindex: "0" }, code), copy, said),
     update(text) {
       setText(code, text);
       setText(said, "");
