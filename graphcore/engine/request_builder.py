@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -45,7 +46,8 @@ class RequestBuilder:
         threads: MaskThreads,
         totals: TokenTotals,
     ) -> None:
-        self._loaded, self._prompts, self._sizes, self._totals = loaded, prompts, sizes, totals
+        self._loaded, self._prompts, self._sizes = loaded, prompts, sizes
+        self._new_request = partial(Request, totals=totals)
         self._mask_threads, self._numbers = threads, count(1)
 
     def one(self, name: str, prompt: Prompt, n: int = 1, mask: Mask | None = None, **settings: Any) -> list[Request]:
@@ -115,9 +117,9 @@ class RequestBuilder:
         check_bool("logprobs", logprobs, "gives the log probability of each new token; see top_logprobs for others")
         self._check_prompt_logprobs(prompt_logprobs)
         params = self._params(sampling, number)
-        seconds = None if deadline is None else seconds_left(deadline)
+        until = None if deadline is None else time.perf_counter() + seconds_left(deadline)
         self._sizes.check_context(len(ids))
-        return Request(
+        return self._new_request(
             ids,
             most_new_tokens(max_new_tokens, self._sizes.context),
             frozenset() if ignore_eos else self._loaded.end_ids,
@@ -131,9 +133,8 @@ class RequestBuilder:
             num_top_logprobs=check_top_logprobs("top_logprobs", top_logprobs),
             num_prompt_logprobs=prompt_logprobs,
             prompt_logprobs=[PromptLogprob(ids[0], None, ())],
-            deadline=None if seconds is None else time.perf_counter() + seconds,
+            deadline=until,
             reuses_cache=reuse_cache,
-            totals=self._totals,
         )
 
     def _params(self, sampling: Mapping[str, Any], number: int) -> SamplingParams:

@@ -50,7 +50,7 @@ def status_body(served: ServedModel, metrics: ServingMetrics, num_events: int) -
         "totals": asdict(engine.totals),
         "first_token_seconds": first_token_record(tuple(metrics.recent_first_seconds)),
         "kv_cache": kv_cache_records(engine),
-        "streaming": streaming_record(engine, num_events) if engine.plan.is_streaming else None,
+        "streaming": movement_record(engine, num_events) if engine.plan.is_streaming else None,
     }
 
 
@@ -94,7 +94,7 @@ def kv_cache_records(engine: Engine) -> list[dict[str, Any]]:
     ]
 
 
-def streaming_record(engine: Engine, num_events: int) -> dict[str, Any]:
+def movement_record(engine: Engine, num_events: int) -> dict[str, Any]:
     """Return what moves at present, and what has moved."""
     stream = engine.loaded.weight_stream
     activity, moved = stream.policy.activity(), stream.totals.now()

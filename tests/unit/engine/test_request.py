@@ -7,7 +7,7 @@ import pytest
 from tiny_models import add_tokenizer
 
 from graphcore.engine.output import Timings
-from graphcore.engine.request import Request
+from graphcore.engine.request import Request, TokenTotals
 from graphcore.errors import ConfigError
 from graphcore.kvcache.chunks import Chunks
 from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
@@ -165,4 +165,5 @@ def test_tokens_that_the_cache_lacks_come_chunk_by_chunk_and_then_one_by_one() -
     request.add_computed(1)
     assert (request.next_ids(chunks), request.num_uncomputed) == ([22], 1)
     request.discard_computed()
-    assert request.status(pages=0).computed_tokens == 0
+    assert request.status(pages=0, shared_pages=0).computed_tokens == 0
+    assert request.totals == TokenTotals(requests=1, prompt_tokens=8, cached_tokens=2, new_tokens=2)
