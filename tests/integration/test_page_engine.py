@@ -14,8 +14,12 @@ from axe_playwright_python.sync_playwright import Axe
 from browser import running_browser
 from chat_folder import TINY
 from playwright.sync_api import Browser, Locator, Page, Route, expect
+from served_engine import Running, running_server
 from simulated_run import LAYER, NUM_SLOTS, TABLE, SimulatedRun, plan_of, request
+from streamed_engine import load
 from streamed_timeline import ring_events
+from task_runs import run_in
+from tiny_models import TinyModel
 
 from graphcore.serving.page_files import HEADERS, page_files
 from graphcore.streaming.report import Measured, report_streaming
@@ -396,14 +400,14 @@ def test_a_slow_server_is_asked_one_question_at_a_time(browser: Browser) -> None
 def test_the_plan_is_asked_for_again_after_each_load(browser: Browser) -> None:
     server = FakeServer(streaming_run(), state="loading")
     with opened(browser, server, waits=False) as page:
-        expect(page.get_by_role("status").first).to_contain_text("The model is loading")
+        expect(page.get_by_role("status").first).to_contain_text("The model is being loaded")
         expect(panel(page, "Layers")).to_be_hidden()
         assert server.num_asked("/plan") == 0
         server.state = "ready"
         expect(panel(page, "Layers")).to_be_visible()
         assert server.num_asked("/plan") == 1
         server.state = "rebuilding"
-        expect(page.get_by_role("status").first).to_contain_text("being rebuilt")
+        expect(page.get_by_role("status").first).to_contain_text("loaded again")
         server.run = SimulatedRun.of(4, frozenset({2}), 3)
         server.state = "ready"
         expect(panel(page, "Layers").locator(".engine-cells > .engine-cell")).to_have_count(7)
@@ -416,9 +420,9 @@ def test_a_server_that_fails_leaves_the_last_values_and_is_asked_more_rarely(bro
     server = FakeServer(streaming_run(), may_fail=True)
     with opened(browser, server) as page:
         expect(page.locator(".engine-notice")).to_be_hidden()
-        server.failure = (503, "it is out.")
+        server.failure = (503, "It is out.")
         notice = page.locator(".engine-notice")
-        expect(notice).to_contain_text("The server does not answer: it is out. These are its last values")
+        expect(notice).to_contain_text("this page asks again. It is out. The values below are its last ones.")
         expect(page.locator(".is-stale")).to_be_visible()
         expect(panel(page, "Requests")).to_contain_text("chatcmpl-1")
         assert serious(page) == []
@@ -563,10 +567,49 @@ def test_a_look_costs_little(browser: Browser) -> None:
 
 
 @pytest.fixture(scope="module")
+def streaming_server(tiny_model: Callable[[str], TinyModel]) -> Iterator[Running]:
+    """A server of a tiny model that streams."""
+    with load(tiny_model("llama3").folder) as engine, running_server(lambda: engine) as running:
+        yield running
+
+
+def test_a_true_server_fills_every_panel(browser: Browser, streaming_server: Running) -> None:
+    with streaming_server.client() as http:
+        asked = {"prompt": [1, 2, 3, 4], "max_tokens": 8, "ignore_eos": True}
+        assert http.post("/v1/completions", json=asked).status_code == 200
+        plan = http.get("/plan").json()
+    server = FakeServer(streaming_run())
+    with opened(browser, server, waits=False) as page:
+        page.route(re.compile("/(status|plan)"), lambda route: forward(route, streaming_server))
+        page.reload()
+        expect(panel(page, "Layers").locator(".engine-cells > .engine-cell")).to_have_count(len(plan["groups"]))
+        kept = plan["groups"][-1]["bytes"]
+        expect(panel(page, "Memory")).to_contain_text(re.compile(f"Norms and biases{digits(kept / 1e3)} kB"))
+        expect(panel(page, "Slots").locator(".engine-slot")).to_have_count(plan["streaming"]["slots"])
+        expect(panel(page, "Reading weights")).to_contain_text("while copying")
+        expect(panel(page, "Timeline").locator("canvas")).to_be_visible()
+        expect(panel(page, "KV cache")).to_contain_text("full attention")
+        expect(panel(page, "Requests")).to_contain_text(
+            re.compile("Since the start: 1 request, 4 prompt tokens.*8 answer")
+        )
+        panel(page, "What if").get_by_role("textbox").fill("1GB")
+        expect(panel(page, "What if").locator("tbody tr").first).to_contain_text("3 of 3 layers")
+        panel(page, "What if").get_by_role("textbox").fill("1MB")
+        panel(page, "What if").get_by_role("button", name="Use the smallest budget").click()
+        expect(panel(page, "What if").locator("code")).to_contain_text(str(plan["smallest_budget_bytes"]))
+
+
+def forward(route: Route, running: Running) -> None:
+    """Answer a question as a true server does."""
+    url = urlsplit(route.request.url)
+    with running.client() as http:
+        answer = http.get(f"{url.path}?{url.query}")
+    route.fulfill(status=answer.status_code, content_type="application/json", body=answer.content)
+
+
+@pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of a tiny streamed model with trace=true."""
-    from task_runs import run_in
-
     folder = tmp_path_factory.mktemp("traced")
     sizes = ("context_length=256", "task.prompt_tokens=8", "task.new_tokens=8", "task.repeats=1", "threads=1")
     streaming = ("streaming=on", "dtype=fp32", "trace=true")

@@ -37,11 +37,13 @@ export function makeLink() {
     },
     update(now, all, words) {
       const isMoving = now !== null && now.copySeconds > 0;
-      const found = isMoving ? now.bytes / now.copySeconds : 0;
-      setText(rate, isMoving ? inRate(found) : "nothing moves");
-      setText(when, isMoving ? `while copying, ${words}` : words);
-      showMeter(meter, fill, found, most, isMoving);
-      setText(hidden.value, shareWords(isMoving ? now : all));
+      const moved = isMoving ? now : all;
+      const found = moved !== null && moved.copySeconds > 0 ? moved.bytes / moved.copySeconds : null;
+      setText(rate, found === null ? "Nothing has moved" : inRate(found));
+      const idle = found === null ? "" : `while copying, on average; nothing moves ${words}`;
+      setText(when, isMoving ? `while copying, ${words}` : idle);
+      showMeter(meter, fill, found ?? 0, most);
+      setText(hidden.value, shareWords(moved));
       setText(waited.value, waitedWords(now, all, words));
     },
   };
@@ -52,11 +54,11 @@ function makeFact(name) {
   return { value, box: make("div", {}, make("dt", { text: name }), value) };
 }
 
-function showMeter(meter, fill, rate, most, isMoving) {
+function showMeter(meter, fill, rate, most) {
   if (most === null) return;
   setAttribute(meter, "aria-valuemax", String(Math.round(most)));
   setAttribute(meter, "aria-valuenow", String(Math.round(Math.min(rate, most))));
-  setAttribute(meter, "aria-valuetext", isMoving ? `${inRate(rate)} of ${inRate(most)}` : "nothing moves");
+  setAttribute(meter, "aria-valuetext", `${inRate(rate)} of ${inRate(most)}`);
   fill.style.width = `${100 * Math.min(1, rate / most)}%`;
 }
 

@@ -23,10 +23,10 @@ const SNAPSHOTS =
   "A pass over the weights is short here, so layers and slots are snapshots, four in a second. The timeline shows " +
   "every step.";
 const WAITING = {
-  loading: "The model is loading. This page fills as soon as it is ready.",
-  rebuilding: "The engine is being rebuilt after a failure. This page continues as soon as it is ready.",
-  draining: "The server is shutting down: it finishes the requests that run and takes no others.",
-  failed: "The engine has failed and answers no requests. The server's log says why; start it again.",
+  loading: "The model is being loaded. What the engine does is shown here as soon as it is ready.",
+  rebuilding: "The engine is being loaded again after a failure. What it does is shown here as soon as it is ready.",
+  draining: "The server is shutting down. It finishes the requests that run and takes no others.",
+  failed: "The engine has failed and computes nothing. The server's log says why; start the server again.",
 };
 
 /**
@@ -79,7 +79,8 @@ class EngineView {
       this.#show(status);
       return true;
     } catch (error) {
-      this.#say(`The server does not answer: ${error.message} These are its last values; asking again.`);
+      const last = this.#plan === null ? "" : " The values below are its last ones.";
+      this.#say(`The server gives no answer; this page asks again. ${error.message}${last}`);
       this.#content.classList.add("is-stale");
       return false;
     }
