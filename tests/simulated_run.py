@@ -100,7 +100,7 @@ class SimulatedRun:
     @classmethod
     def of(cls, num_layers: int, streamed: frozenset[int], num_passes: int) -> "SimulatedRun":
         moved = streamed or frozenset({1})  # events are made for at least one group
-        made = ring_events(num_passes, num_layers + 2, moved, 0.02, 0.005, nbytes=LAYER // 1000)
+        made = ring_events(num_passes, num_layers + 2, moved, 0.02, 0.005, nbytes=LAYER // 11)
         plan = plan_of(num_layers, streamed, 24_000_000_000)
         return cls(plan, sorted(made, key=lambda event: event.end))
 
