@@ -255,6 +255,15 @@ def test_cells_and_slots_show_what_the_server_says(browser: Browser) -> None:
         expect(row).to_have_text(re.compile("1.3 GBis read through a slot each timebeing read"))
 
 
+def test_a_group_that_stays_is_marked_while_it_computes(browser: Browser) -> None:
+    server = FakeServer(streaming_run(), step=0.0)
+    computing = next(one for one in server.run.events if one.lane == "compute" and one.group == 5)
+    server.now = (computing.begin + computing.end) / 2
+    with opened(browser, server) as page:
+        expect(panel(page, "Layers").locator(".engine-cells > [data-state=computing]")).to_have_text("4")
+        expect(panel(page, "Slots").locator(".engine-station").last).to_contain_text("layer 4")
+
+
 def test_the_link_s_rate_is_bytes_over_the_time_of_copying(browser: Browser) -> None:
     run = streaming_run()
     totals = {"bytes": 0, "copy_seconds": 0.0, "stall_seconds": 0.0, "hidden_seconds": 0.0}
@@ -391,10 +400,11 @@ def test_a_slow_server_is_asked_one_question_at_a_time(browser: Browser) -> None
         page.wait_for_timeout(400)
         assert len(server.held) == 1
         server.holds = False
+        page.evaluate("view.hide()")
         server.answer_question(server.held[0])
         before = server.num_asked("/status")
-        page.wait_for_timeout(600)
-        assert server.num_asked("/status") > before
+        page.wait_for_timeout(400)
+        assert server.num_asked("/status") == before
 
 
 def test_the_plan_is_asked_for_again_after_each_load(browser: Browser) -> None:
@@ -707,6 +717,44 @@ def simulated_page(folder: Path, num_passes: int = 6) -> tuple[Path, list[Event]
     path = folder / "timeline.html"
     path.write_text(timeline_page(events, "a <model> & more", plan_of(24, streamed, 24_000_000_000)), encoding="utf-8")
     return path, events
+
+
+def test_a_slot_belongs_to_the_group_that_computes_or_waits_in_it(browser: Browser, tmp_path: Path) -> None:
+    """Threads read the next group of a slot into their own buffers meanwhile."""
+    events = [
+        Event("compute", 0, 0.0, 0.5),
+        Event("copy", 1, 0.0, 1.0, 8),  # slot 0
+        Event("copy", 2, 1.0, 2.0, 8),  # slot 1
+        Event("copy", 3, 1.5, 6.0, 8),  # slot 0, which is in use until 4
+        Event("stall", 1, 0.5, 1.0),
+        Event("compute", 1, 3.0, 4.0),
+        Event("compute", 2, 5.0, 5.5),
+        Event("stall", 3, 5.5, 6.0),
+        Event("compute", 3, 6.0, 7.0),
+        Event("compute", 4, 7.0, 7.5),
+        Event("compute", 5, 7.5, 8.0),
+    ]
+    path = tmp_path / "timeline.html"
+    path.write_text(timeline_page(events, "crafted", plan_of(4, frozenset({1, 2, 3}), None)), encoding="utf-8")
+    first, second, third = "layer 0", "layer 1", "layer 2"
+    expected = {
+        0.25: ((first, "being read"), ("empty", "free"), {1}),
+        1.25: ((first, "ready"), (second, "being read"), {2}),
+        2.5: ((first, "ready"), (second, "ready"), {3}),
+        3.5: ((first, "computing"), (second, "ready"), {3}),
+        4.5: ((third, "being read"), (second, "ready"), {3}),
+        5.25: ((third, "being read"), (second, "computing"), {3}),
+        5.75: ((third, "being read"), ("empty", "free"), {3}),
+        6.5: ((third, "computing"), ("empty", "free"), set()),
+        7.75: (("empty", "free"), ("empty", "free"), set()),
+    }
+    with opened_file(browser, path) as page:
+        for time, (zero, one, reading) in expected.items():
+            assert seek(page, time) == pytest.approx(time, abs=0.01)
+            for slot, words in enumerate((zero, one)):
+                box = page.locator(".engine-slot").nth(slot)
+                assert (box.locator("strong").inner_text(), box.locator("span").last.inner_text()) == words, time
+            assert numbers_at(page, "reading") == reading, time
 
 
 def test_a_recorded_run_s_link_is_that_of_each_pass(browser: Browser, tmp_path: Path) -> None:
