@@ -352,6 +352,27 @@ def test_drafts_are_shown_where_a_server_counts_them(browser: Browser) -> None:
         expect(panel(page, "Requests")).to_contain_text(re.compile("73%292 of 400 proposed tokens"))
 
 
+def test_the_timeline_draws_the_newest_whole_pass(browser: Browser) -> None:
+    """600 events are more than one pass that streams 68 groups in six jobs each, and fewer than two."""
+    run = streaming_run()
+    server = FakeServer(run, step=0.0, now=run.events[-1].end)
+    newest = run.events[-600:]
+    begin, end = pass_starts(newest)[-1], max(one.end for one in newest)
+    with opened(browser, server) as page:
+        shown = panel(page, "Timeline")
+        expect(shown.locator("p")).to_contain_text(f"These {digits(end - begin)} s: what computed")
+        waits = [one for one in newest if one.lane == "stall" and one.end > begin]
+        longest = max(one.end - one.begin for one in waits)
+        expect(shown.get_by_role("img")).to_have_accessible_name(
+            re.compile(f"Longest wait: {digits(longest * 1e3)} ms for layer")
+        )
+        shown.get_by_text("The lanes as a table").click()
+        row = shown.get_by_role("row").filter(has_text=re.compile("^waiting"))
+        waited = sum(one.end - one.begin for one in waits)
+        assert 0.1 < waited < 1
+        expect(row.locator("td")).to_have_text([f"{digits(waited * 1e3)} ms", "", str(len(waits))])
+
+
 def test_hostile_names_are_text(browser: Browser) -> None:
     run = streaming_run()
     run.requests = [request(id=HOSTILE)]

@@ -39,6 +39,17 @@ export function groupName(group) {
 }
 
 /**
+ * Returns a group's name where there is little room: the numbers of its layers, "3" or "4–7", or its whole name.
+ * @param {Group} group
+ * @returns {string}
+ */
+export function groupLabel(group) {
+  const layers = layersOf(group);
+  if (layers === null) return groupName(group);
+  return layers[0] === layers[1] ? String(layers[0]) : `${layers[0]}–${layers[1]}`;
+}
+
+/**
  * Returns the name of what has a number in the order of use: a group, or a slice of the head.
  * @param {Group[]} groups
  * @param {number} number

@@ -1,6 +1,6 @@
 // The timeline: a lane for computing, one for waiting, and one for each worker that moves bytes; a bar for each event.
 
-import { groupColours, numberName } from "./groups.js";
+import { groupColours, groupLabel, numberName } from "./groups.js";
 import { fillRows, make, makeSection, makeTable, setAttribute, setText } from "./elements.js";
 import { inBytes, inTime } from "./words.js";
 
@@ -12,7 +12,7 @@ const LETTER = 6.6; // pixels, approximately
 const LANES_EMPTY = "Nothing has moved yet: send a message, and its passes are drawn here.";
 const LANE_COLUMNS = ["Lane", "Busy", "Bytes", "Events"];
 const LANE_LEGEND = [
-  ["var(--group-0)", "a streamed group, with its number"],
+  ["var(--group-0)", "a group that is read, with the numbers of its layers"],
   ["var(--resident)", "a group that stays in memory"],
   ["var(--stall)", "waiting for bytes"],
 ];
@@ -59,6 +59,7 @@ export function makeLanes(onTime) {
       groups = plan.groups;
       section.hidden = !plan.is_streaming;
       drawing.colours = groupColours(groups);
+      drawing.labels = new Map(groups.flatMap((group) => group.numbers.map((number) => [number, groupLabel(group)])));
     },
     update(events, part, cursor) {
       const isEmpty = events.length === 0;
@@ -85,8 +86,7 @@ function makeColourLegend() {
 }
 
 function captionOf(part) {
-  const passes = part.borders.length === 1 ? "the newest pass" : `${part.borders.length} passes`;
-  return `${inTime(part.end - part.begin)}, ${passes} over the weights: what computed, what waited, what was copied.`;
+  return `These ${inTime(part.end - part.begin)}: what computed, what waited for bytes, and what was copied.`;
 }
 
 function waitedIn(lanes, groups) {
@@ -105,6 +105,7 @@ function laneRow(lane) {
 /** A canvas with lanes. It is drawn again if its width or the colour scheme changes. */
 class LaneDrawing {
   colours = new Map();
+  labels = new Map();
   #canvas;
   #context;
   #last = null;
@@ -202,7 +203,7 @@ class LaneDrawing {
 
   #label(bars, lane, top) {
     if (bars === null) return;
-    const text = String(bars.group);
+    const text = this.labels.get(bars.group) ?? String(bars.group);
     if (text.length * LETTER + 4 > bars.right - bars.left) return;
     const { stallInk, groupInk, residentInk } = this.#styles;
     const ink = lane === "stall" ? stallInk : this.colours.has(bars.group) ? groupInk : residentInk;

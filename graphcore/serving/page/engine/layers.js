@@ -1,6 +1,6 @@
 // The layers as cells: filled while their bytes are in memory, and marked while they are read or computed with.
 
-import { PLACES, groupColours, groupName, layersOf, sumBytes } from "./groups.js";
+import { PLACES, groupColours, groupLabel, groupName, layersOf, sumBytes } from "./groups.js";
 import { fillChildren, fillRows, make, makeSection, makeTable, setAttribute, setText } from "./elements.js";
 import { counted, inBytes } from "./words.js";
 
@@ -74,18 +74,12 @@ function showCells(cells, plan) {
       if (group.place === "cached") part.style.setProperty("--held", `${100 * share}%`);
       return part;
     });
-    cell.replaceChildren(...parts, make("span", { text: cellLabel(group) }));
+    cell.replaceChildren(...parts, make("span", { text: groupLabel(group) }));
   });
 }
 
 function sizeWords(group) {
   return group.bytes === 0 ? "the bytes of the embedding" : inBytes(group.bytes);
-}
-
-function cellLabel(group) {
-  const layers = layersOf(group);
-  if (layers === null) return groupName(group);
-  return layers[0] === layers[1] ? String(layers[0]) : `${layers[0]}–${layers[1]}`;
 }
 
 function cachedShare(plan) {
