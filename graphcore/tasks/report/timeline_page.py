@@ -10,6 +10,7 @@ import hashlib
 import html
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -158,10 +159,11 @@ def newest_passes(events: Sequence[Event], most: int = MOST_EVENTS) -> tuple[lis
         events: at least one event, by begin.
         most: number of events that there is room for.
     """
+    ends = sorted(event.end for event in events)
     for start in pass_starts(events):
-        shown = [event for event in events if event.end > start]
-        if len(shown) <= most:
-            return shown, len(events) - len(shown)
+        num_omitted = bisect_right(ends, start)
+        if len(events) - num_omitted <= most:
+            return [event for event in events if event.end > start], num_omitted
     return list(events[-most:]), len(events) - most
 
 
