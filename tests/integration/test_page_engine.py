@@ -181,7 +181,11 @@ def test_the_story_has_the_plan_s_numbers(browser: Browser) -> None:
 STORIES = {
     "host": (
         {"device": "cuda:0", "streaming": {"source": "host"}},
-        "this GPU may use 24 GB. 1 of 4 layers stay in the GPU's memory. The other 3 are copied from RAM to the GPU",
+        "this GPU may use 24 GB. 1 of 4 layers stays in the GPU's memory. The other 3 are copied from RAM to the GPU",
+    ),
+    "no layer": (
+        {"groups": [{"name": "layers.0-3", "numbers": [1], "bytes": 4, "place": "streamed"}]},
+        "None of the 4 layers stays in memory. They are read from the disk again",
     ),
     "one slot": ({"streaming": {"slots": 1}}, "through 1 slot: each part is fetched when it is needed, and then"),
     "sync": ({"streaming": {"mode": "sync"}}, "through 2 slots: each part is fetched when it is needed, and then"),

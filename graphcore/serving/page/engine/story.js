@@ -43,9 +43,9 @@ function placeStory(plan) {
   const before =
     kept === 0 ? `None of the ${plan.num_layers} layers stays in ${memoryName(plan)}.`
     : moved === 0 ? `All ${plan.num_layers} layers stay in ${memoryName(plan)}.`
-    : `${kept} of ${plan.num_layers} layers stay in ${memoryName(plan)}.`;
+    : `${kept} of ${plan.num_layers} layers ${kept === 1 ? "stays" : "stay"} in ${memoryName(plan)}.`;
   const rest = streamed.filter((group) => layersOf(group) === null).map((group) => `the ${groupName(group)}`);
-  const layers = kept === 0 ? `all ${moved} layers` : `the other ${moved === 1 ? "layer" : moved}`;
+  const layers = kept === 0 ? "they" : `the other ${moved === 1 ? "layer" : moved}`;
   const subject = listed(moved === 0 ? rest : [layers, ...rest]);
   const isOne = moved + rest.length === 1;
   return [before, `${subject[0].toUpperCase()}${subject.slice(1)} ${isOne ? "is" : "are"} ${wayStory(plan)}`];
