@@ -1,7 +1,8 @@
 """The files of `trace=true`, in the run's folder: copies and computation over time while tokens were made.
 
-    trace.json    Chrome trace, for chrome://tracing or ui.perfetto.dev; all events that were kept
-    timeline.png  picture of the last passes
+    trace.json     Chrome trace, for chrome://tracing or ui.perfetto.dev; all events that were kept
+    timeline.png   picture of the last passes
+    timeline.html  page that plays the run, for any browser (timeline_page.py)
 
 Format of the JSON: "Trace Event Format" of the Chromium project (JSON object form; "M" metadata, "X" complete events).
 """
@@ -13,21 +14,24 @@ from pathlib import Path
 from graphcore.streaming.timeline import Event
 from graphcore.tasks.report.console import Console
 from graphcore.tasks.report.output_files import write_text
+from graphcore.tasks.report.timeline_page import write_timeline_page
 from graphcore.tasks.report.timeline_plot import lane_name, lanes_of, plot_timeline
 from graphcore.tasks.task import Record
 
 JSON_NAME = "trace.json"
 PICTURE_NAME = "timeline.png"
+PAGE_NAME = "timeline.html"
 PROCESS = 1  # an arbitrary number for the only process
 
 
-def write_trace(folder: Path, events: Sequence[Event], title: str, console: Console) -> None:
-    """Write both files and print their paths, or a note if there are no events.
+def write_trace(folder: Path, events: Sequence[Event], title: str, plan: Record, console: Console) -> None:
+    """Write the files and print their paths, or a note if there are no events.
 
     Args:
         folder: folder of the run.
         events: events of the measured interval, in any order.
         title: description of the run: model, policy, graph.
+        plan: record of `timeline_page.plan_of_run`.
 
     Raises:
         OutputError: the folder cannot be written to, or the disk is full.
@@ -37,7 +41,10 @@ def write_trace(folder: Path, events: Sequence[Event], title: str, console: Cons
         return
     write_text(folder / JSON_NAME, json.dumps(chrome_trace(events, title)) + "\n")
     plot_timeline(folder / PICTURE_NAME, events, title)
-    console.note(f"trace: {folder / PICTURE_NAME}, {JSON_NAME} (chrome://tracing or ui.perfetto.dev)")
+    write_timeline_page(folder / PAGE_NAME, events, title, plan)
+    console.note(
+        f"trace: {folder / PICTURE_NAME}, {PAGE_NAME} (any browser), {JSON_NAME} (chrome://tracing or ui.perfetto.dev)"
+    )
 
 
 def chrome_trace(events: Sequence[Event], title: str) -> Record:

@@ -11,6 +11,7 @@ from graphcore.engine.engine import Engine
 from graphcore.streaming.report import Measured, StreamingReport, TierMemory, report_streaming
 from graphcore.tasks.measuring.process_memory import PeakMemory, resident_nbytes
 from graphcore.tasks.report.chrome_trace import write_trace
+from graphcore.tasks.report.timeline_page import plan_of_run
 from graphcore.tasks.task import Context, Record
 
 RAW_PASSES = 2  # timed passes of the bare link; the faster one counts
@@ -132,11 +133,18 @@ def show_streaming(
                 context.console.line(f"{phase}: {line}")
     if engine.settings.trace:
         begin, end = min(one.begin for one in intervals.values()), max(one.end for one in intervals.values())
-        write_streaming_trace(context, engine, begin, end)
+        links = [report.raw_link for report in reports.values() if report is not None]
+        write_streaming_trace(context, engine, begin, end, next(iter(links), None))
 
 
-def write_streaming_trace(context: Context, engine: Engine, begin: float, end: float) -> None:
-    """Write the events between two times of time.perf_counter as a Chrome trace and a picture."""
+def write_streaming_trace(
+    context: Context, engine: Engine, begin: float, end: float, link: float | None = None
+) -> None:
+    """Write the events between two times of time.perf_counter as a Chrome trace, a picture and a page.
+
+    Args:
+        link: bytes/s of the bare link; None if not measured.
+    """
     assert context.output_dir is not None, "the settings refuse trace=true with outputs=false"
     plan, groups = engine.plan, engine.plan.groups
     title = (
@@ -144,7 +152,7 @@ def write_streaming_trace(context: Context, engine: Engine, begin: float, end: f
         f"{len(groups.streamed)} groups through {groups.num_slots} slots of {in_words(groups.slot_nbytes)}"
     )
     events = [event for event in engine.loaded.weight_stream.timeline.since(begin) if event.begin < end]
-    write_trace(context.output_dir, events, title, context.console)
+    write_trace(context.output_dir, events, title, plan_of_run(engine, link), context.console)
 
 
 def streaming_record(

@@ -58,16 +58,29 @@ def last_passes(events: Sequence[Event]) -> DrawnPart:
     Args:
         events: at least one event, in any order.
     """
-    steps = sorted((event for event in events if event.lane == "compute"), key=lambda event: event.begin)
-    borders = [min(event.begin for event in events)]
-    is_one = len({step.group for step in steps}) == 1  # with one group each step is a pass
-    borders += [step.begin for before, step in pairwise(steps) if is_one or step.group < before.group]
+    steps, borders = _steps(events), pass_starts(events)
     end = max(event.end for event in events)
     if len(borders) > 1 and _last_group(steps, borders[-1], end) < _last_group(steps, borders[-2], borders[-1]):
         end = borders.pop()  # the pass was begun ahead, or interrupted
     is_crowded = PASSES * len(steps) / len(borders) > CROWDED
     shown = tuple(borders[-1:] if is_crowded else borders[-PASSES:])
     return DrawnPart(shown[0], end, shown, len(borders))
+
+
+def pass_starts(events: Sequence[Event]) -> list[float]:
+    """Return the times at which passes over the weights begin, as `last_passes` says, unfinished ones included.
+
+    Args:
+        events: at least one event, in any order.
+    """
+    steps = _steps(events)
+    is_one = len({step.group for step in steps}) == 1  # with one group each step is a pass
+    starts = [step.begin for before, step in pairwise(steps) if is_one or step.group < before.group]
+    return [min(event.begin for event in events), *starts]
+
+
+def _steps(events: Sequence[Event]) -> list[Event]:
+    return sorted((event for event in events if event.lane == "compute"), key=lambda event: event.begin)
 
 
 def _last_group(steps: Sequence[Event], begin: float, end: float) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from simulated_run import plan_of
 from streamed_timeline import ring_events
 
 from graphcore.streaming.timeline import Event
@@ -13,6 +14,7 @@ from graphcore.tasks.report.chrome_trace import chrome_trace, write_trace
 from graphcore.tasks.report.console import Console
 from graphcore.tasks.report.timeline_plot import PALETTE, RESIDENT, STALL, colours_of, last_passes, plot_timeline
 
+PLAN = plan_of(4, frozenset({1}), 24_000_000_000)
 EVENTS = (
     Event("copy", 1, 10.002, 10.004, 4096, worker=1),
     Event("copy", 1, 10.001, 10.0035, 8192, worker=0),
@@ -130,14 +132,16 @@ def test_a_picture_is_1600_pixels_wide_and_red_where_it_was_waited(
 
 
 def test_files_lie_in_the_runs_folder_and_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_trace(tmp_path, EVENTS, "a model", Console(shows_progress=False))
+    write_trace(tmp_path, EVENTS, "a model", PLAN, Console(shows_progress=False))
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
-    assert str(tmp_path / "timeline.png") in capsys.readouterr().err
+    assert (tmp_path / "timeline.html").read_text().startswith("<!doctype html>")
+    said = capsys.readouterr().err.replace("\n", "")
+    assert f"{tmp_path / 'timeline.png'}, timeline.html" in said
 
 
 def test_without_events_there_is_a_line_and_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_trace(tmp_path, [], "a model", Console(shows_progress=False))
+    write_trace(tmp_path, [], "a model", PLAN, Console(shows_progress=False))
     assert list(tmp_path.iterdir()) == []
     assert "streaming=on" in capsys.readouterr().err
 

@@ -1,0 +1,177 @@
+"""The page of a traced run: one HTML file that opens without a server and without a network.
+
+It has the panels that a server's page shows of an engine at work, with a clock that plays the run. Their modules are
+written into the file one after another, as one script: what they import from each other is in the same script then.
+The page's policy lets this script and this style run, and nothing else.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import graphcore
+from graphcore.engine.engine import Engine
+from graphcore.planning.plan_record import group_records, memory_record, planned_groups, planned_streaming_record
+from graphcore.serving.engine_status import expert_nbytes_of
+from graphcore.serving.page_files import page_text
+from graphcore.streaming.timeline import Event
+from graphcore.tasks.report.output_files import write_text
+from graphcore.tasks.report.timeline_plot import pass_starts
+from graphcore.tasks.task import Record
+
+STYLES = ("style.css", "engine/engine.css")
+MODULES = (  # each after those that it imports from
+    "words",
+    "elements",
+    "groups",
+    "passes",
+    "story",
+    "story_panel",
+    "stacked_bar",
+    "layers",
+    "slots",
+    "lanes",
+    "link",
+    "memory",
+    "trace_states",
+    "player",
+    "trace",
+)
+START = 'showTrace(document.getElementById("trace"), JSON.parse(document.getElementById("data").textContent));\n'
+IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";\n', re.MULTILINE)
+DECLARED = re.compile(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
+MOST_EVENTS = 20_000  # events in a file, about 1 MB
+JOINED_SECONDS = 50e-6  # pause between two events of a thread that are written as one
+
+
+def write_timeline_page(path: Path, events: Sequence[Event], title: str, plan: Record) -> None:
+    """Write the page of a traced run.
+
+    Args:
+        events: at least one event, in any order.
+        title: description of the run.
+        plan: record of `plan_of_run`.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    write_text(path, timeline_page(events, title, plan))
+
+
+def plan_of_run(engine: Engine, link: float | None) -> Record:
+    """Return what the page says about the plan of an engine.
+
+    Args:
+        link: bytes/s of the bare link; None if not measured.
+    """
+    plan, streaming = engine.plan, engine.settings.streaming
+    source, num_layers = engine.loaded.tier.kind, engine.config.num_hidden_layers
+    groups = planned_groups(plan, num_layers, streaming.layer_group_size, expert_nbytes_of(engine))
+    return {
+        "model_type": engine.config.model_type,
+        "device": str(engine.choices.device),
+        "num_layers": num_layers,
+        "budget_bytes": plan.budget,
+        "is_streaming": plan.is_streaming,
+        "memory": memory_record(plan),
+        "groups": group_records(groups),
+        "streaming": planned_streaming_record(plan, source),
+        "link_bytes_per_second": link,
+    }
+
+
+def timeline_page(events: Sequence[Event], title: str, plan: Record) -> str:
+    """Return the page's HTML; arguments as for `write_timeline_page`."""
+    script, style = f"{bundle(MODULES)}{START}", "\n".join(page_text(name) for name in STYLES)
+    assert "</style" not in style.lower(), "the styles would end before their end"
+    shown, num_omitted = newest_passes(joined_copies(events))
+    zero = min(event.begin for event in shown)
+    rows = [
+        [one.lane, one.group, round(one.begin - zero, 7), round(one.end - zero, 7), one.nbytes, one.worker]
+        for one in shown
+    ]
+    data = {"title": title, "plan": plan, "events": rows, "omitted_events": num_omitted}
+    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; "
+    name = html.escape(title)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}form-action \'none\'">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{name}</title>\n<style>{style}</style>\n</head>\n"
+        f'<body class="engine-file">\n<header><h1>{name}</h1></header>\n<main id="trace"></main>\n'
+        f"<footer><p>graphcore {graphcore.__version__}. This file needs no server and no network.</p></footer>\n"
+        f'<script type="application/json" id="data">{_as_data(data)}</script>\n'
+        f'<script type="module">{script}</script>\n</body>\n</html>\n'
+    )
+
+
+def bundle(names: Sequence[str]) -> str:
+    """Return modules of the folder engine/ as one script: without their imports, which must be modules before them."""
+    texts: dict[str, str] = {}
+    declared: dict[str, str] = {}
+    for name in names:
+        text = page_text(f"engine/{name}.js")
+        for wanted, source in IMPORT.findall(text):
+            missing = [one for one in wanted.split(", ") if declared.get(one) != source]
+            assert not missing, f"{name}.js imports {missing} from {source}.js, which is not before it in the list"
+        text = IMPORT.sub("", text)
+        assert not re.search(r"^import\b", text, re.MULTILINE), f"{name}.js has an import that is no single line"
+        assert "</script" not in text.lower(), f"{name}.js would end the script"
+        for one in DECLARED.findall(text):
+            assert one not in declared, f"{one} is declared by {declared[one]}.js and {name}.js"
+            declared[one] = name
+        texts[name] = text
+    return "\n".join(texts.values())
+
+
+def joined_copies(events: Sequence[Event]) -> list[Event]:
+    """Return the events by begin, with copies and reads that a thread made one after another for a group as one each.
+
+    A group is read in many small jobs; they are joined_copies if nothing but a pause of JOINED_SECONDS is between them.
+    """
+    found: list[Event] = []
+    order = sorted(events, key=lambda event: (event.lane, event.worker, event.begin))
+    for _, lane in groupby(order, key=lambda event: (event.lane, event.worker)):
+        last: Event | None = None
+        for event in lane:
+            is_next = last is not None and last.group == event.group and event.begin - last.end <= JOINED_SECONDS
+            if last is not None and is_next and event.lane in ("copy", "read"):
+                last = found[-1] = replace(last, end=max(last.end, event.end), nbytes=last.nbytes + event.nbytes)
+            else:
+                found.append(event)
+                last = event
+    return sorted(found, key=lambda event: event.begin)
+
+
+def newest_passes(events: Sequence[Event], most: int = MOST_EVENTS) -> tuple[list[Event], int]:
+    """Return the events of the last passes, as many whole ones as there is room for, and the number left out.
+
+    If the last pass alone has too many, its newest events are returned.
+
+    Args:
+        events: at least one event, by begin.
+        most: number of events that there is room for.
+    """
+    ends = sorted(event.end for event in events)
+    for start in pass_starts(events):
+        num_omitted = bisect_right(ends, start)
+        if len(events) - num_omitted <= most:
+            return [event for event in events if event.end > start], num_omitted
+    return list(events[-most:]), len(events) - most
+
+
+def _hash(text: str) -> str:
+    """Return the source expression of an inline script or style for a Content-Security-Policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _as_data(data: Record) -> str:
+    """Return JSON that no browser takes for markup: "<" escaped, and everything beyond ASCII (U+2028, U+2029), too."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
