@@ -14,6 +14,7 @@ from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import ConfigError, PlanError
 from graphcore.planning.machine import RESERVE_NBYTES, Machine, Memory, Speeds
+from graphcore.planning.plan_record import group_records, memory_record, planned_groups, planned_streaming_record
 from graphcore.planning.prediction import Prediction, Rates, predict
 from graphcore.planning.rates import measure_rates, moves_weights
 from graphcore.streaming.moving_weights import find_moving
@@ -126,3 +127,34 @@ def restarted(loaded: LoadedModel) -> Machine:
     most = max(here.memory.free_nbytes, here.memory.physical_nbytes - RESERVE_NBYTES)
     free = min(here.memory.free_nbytes + plan.total_nbytes + waiting, most)
     return replace(here, memory=Memory(here.memory.device, free, here.memory.physical_nbytes), ram_nbytes=free)
+
+
+def plan_record(engine: Engine, planned: BudgetPlan, link: float | None) -> dict[str, Any]:
+    """Return a plan of an engine's model as a record: for GET /plan, and for the page of a traced run.
+
+    Args:
+        link: bytes/s at which weights arrive in slots when nothing else runs; None if not measured.
+    """
+    plan, num_layers = planned.plan, engine.config.num_hidden_layers
+    groups = planned_groups(plan, num_layers, engine.settings.streaming.layer_group_size, expert_nbytes_of(engine))
+    return {
+        "model_type": engine.config.model_type,
+        "device": str(engine.choices.device),
+        "num_layers": num_layers,
+        "budget_bytes": plan.budget,
+        "is_streaming": plan.is_streaming,
+        "memory": memory_record(plan),
+        "groups": group_records(groups),
+        "streaming": planned_streaming_record(plan, "" if planned.tier is None else planned.tier.kind),
+        "link_bytes_per_second": link,
+    }
+
+
+def expert_nbytes_of(engine: Engine) -> int:
+    """Return the bytes of all experts of an engine's model."""
+    try:
+        parts = parts_of(engine.loaded)
+    except ConfigError:
+        return 0
+    experts = parts.sizes(engine.settings).experts
+    return 0 if experts is None else experts.total_nbytes

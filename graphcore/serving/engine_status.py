@@ -10,20 +10,16 @@ import graphcore
 from graphcore.engine.engine import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import RequestStatus
-from graphcore.engine.what_if import BudgetPlan, WhatIf, parts_of, restarted
+from graphcore.engine.what_if import BudgetPlan, WhatIf, plan_record, restarted
 from graphcore.errors import ConfigError
-from graphcore.planning.plan_record import (
-    group_records,
-    memory_record,
-    planned_groups,
-    planned_streaming_record,
-    prediction_record,
-)
+from graphcore.planning.plan_record import prediction_record
 from graphcore.planning.prediction import Prediction
 from graphcore.serving.metrics import ServingMetrics
 from graphcore.serving.served_model import ServedModel
+from graphcore.streaming.timeline import join_copies
 
 MOST_EVENTS = 2000  # of the timeline in one answer
+JOBS_OF_A_COPY = 8  # a group is read in many jobs, each with an event of its own, which are sent as one
 P95 = 0.95
 
 
@@ -99,7 +95,8 @@ def movement_record(engine: Engine, num_events: int) -> dict[str, Any]:
     stream = engine.loaded.weight_stream
     activity, moved = stream.policy.activity(), stream.totals.now()
     slots = [{"slot": slot, **asdict(use)} for slot, use in enumerate(activity.slots)]
-    events = stream.timeline.newest(min(num_events, MOST_EVENTS)) if num_events > 0 else []
+    most = min(num_events, MOST_EVENTS)
+    events = join_copies(stream.timeline.newest(JOBS_OF_A_COPY * most))[-most:] if most else []
     return {
         "slots": slots,
         "computing_group": activity.computing,
@@ -142,38 +139,19 @@ def _plan_body(
     Args:
         smallest: bytes of the smallest budget that works.
     """
-    plan, choices, num_layers = planned.plan, engine.choices, engine.config.num_hidden_layers
-    groups = planned_groups(plan, num_layers, engine.settings.streaming.layer_group_size, expert_nbytes_of(engine))
+    plan, choices = planned.plan, engine.choices
     return {
         "model": served.name,
-        "model_type": engine.config.model_type,
-        "device": str(choices.device),
+        **plan_record(engine, planned, served.link_rate),
         "dtype": str(choices.dtype).removeprefix("torch."),
         "graph": choices.graph,
         "context_length": plan.context_length,
         "max_sequences": engine.settings.batching.max_sequences,
-        "num_layers": num_layers,
         "weight_bytes": plan.weight_nbytes,
         "kv_bytes": plan.kv_nbytes,
-        "budget_bytes": plan.budget,
-        "is_streaming": plan.is_streaming,
         "fits": planned.error is None,
         "error": planned.error,
         "smallest_budget_bytes": smallest,
         "memory_bytes": restarted(engine.loaded).memory.free_nbytes,
-        "memory": memory_record(plan),
-        "groups": group_records(groups),
-        "streaming": planned_streaming_record(plan, "" if planned.tier is None else planned.tier.kind),
-        "link_bytes_per_second": served.link_rate,
         "predicted": None if predicted is None else prediction_record([predicted]),
     }
-
-
-def expert_nbytes_of(engine: Engine) -> int:
-    """Return the bytes of all experts of the model."""
-    try:
-        parts = parts_of(engine.loaded)
-    except ConfigError:
-        return 0
-    experts = parts.sizes(engine.settings).experts
-    return 0 if experts is None else experts.total_nbytes

@@ -24,6 +24,7 @@ Interval = tuple[float, float]
 
 Lane = Literal["copy", "read", "stall", "compute"]
 LIMIT = 200_000  # number of the newest events that are kept; about 20 MB
+JOINED_SECONDS = 50e-6  # longest pause between two copies of a worker that `join_copies` makes one of
 LATE_LIMIT = 4096  # number of events whose times are not read yet; each holds two timers of a device
 
 
@@ -154,6 +155,27 @@ class Timeline:
             self._record(late.settled())
             return True
         return False
+
+
+def join_copies(events: Iterable[Event]) -> list[Event]:
+    """Return events by begin, with one in place of the copies or reads that a worker made for a group without a pause.
+
+    A group is moved in many jobs; pictures show what was moved, not the jobs.
+    """
+    found: list[Event] = []
+    newest: dict[tuple[Lane, int], int] = {}  # index of the last event of each worker
+    for event in sorted(events, key=lambda event: event.begin):
+        key = event.lane, event.worker
+        at = newest.get(key)
+        last = None if at is None else found[at]
+        is_next = last is not None and last.group == event.group and event.begin - last.end <= JOINED_SECONDS
+        if at is not None and last is not None and is_next and event.lane in ("copy", "read"):
+            end, nbytes = max(last.end, event.end), last.nbytes + event.nbytes
+            found[at] = Event(last.lane, last.group, last.begin, end, nbytes, last.worker)
+        else:
+            newest[key] = len(found)
+            found.append(event)
+    return found
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -31,7 +31,7 @@ def write_trace(folder: Path, events: Sequence[Event], title: str, plan: Record,
         folder: folder of the run.
         events: events of the measured interval, in any order.
         title: description of the run: model, policy, graph.
-        plan: record of `timeline_page.plan_of_run`.
+        plan: record of `what_if.plan_record`.
 
     Raises:
         OutputError: the folder cannot be written to, or the disk is full.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from graphcore.config.byte_sizes import in_words, parse_nbytes, rate_in_words
 from graphcore.engine.engine import Engine
+from graphcore.engine.what_if import BudgetPlan, plan_record
 from graphcore.streaming.report import Measured, StreamingReport, TierMemory, report_streaming
 from graphcore.tasks.measuring.process_memory import PeakMemory, resident_nbytes
 from graphcore.tasks.report.chrome_trace import write_trace
-from graphcore.tasks.report.timeline_page import plan_of_run
 from graphcore.tasks.task import Context, Record
 
 RAW_PASSES = 2  # timed passes of the bare link; the faster one counts
@@ -152,7 +152,8 @@ def write_streaming_trace(
         f"{len(groups.streamed)} groups through {groups.num_slots} slots of {in_words(groups.slot_nbytes)}"
     )
     events = [event for event in engine.loaded.weight_stream.timeline.since(begin) if event.begin < end]
-    write_trace(context.output_dir, events, title, plan_of_run(engine, link), context.console)
+    record = plan_record(engine, BudgetPlan(plan, engine.loaded.tier), link)
+    write_trace(context.output_dir, events, title, record, context.console)
 
 
 def streaming_record(

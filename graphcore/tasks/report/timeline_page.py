@@ -12,16 +12,11 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
 import graphcore
-from graphcore.engine.engine import Engine
-from graphcore.planning.plan_record import group_records, memory_record, planned_groups, planned_streaming_record
-from graphcore.serving.engine_status import expert_nbytes_of
 from graphcore.serving.page_files import page_text
-from graphcore.streaming.timeline import Event
+from graphcore.streaming.timeline import Event, join_copies
 from graphcore.tasks.report.output_files import write_text
 from graphcore.tasks.report.timeline_plot import pass_starts
 from graphcore.tasks.task import Record
@@ -48,7 +43,6 @@ START = 'showTrace(document.getElementById("trace"), JSON.parse(document.getElem
 IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";\n', re.MULTILINE)
 DECLARED = re.compile(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
 MOST_EVENTS = 20_000  # events in a file, about 1 MB
-JOINED_SECONDS = 50e-6  # pause between two events of a thread that are written as one
 
 
 def write_timeline_page(path: Path, events: Sequence[Event], title: str, plan: Record) -> None:
@@ -57,7 +51,7 @@ def write_timeline_page(path: Path, events: Sequence[Event], title: str, plan: R
     Args:
         events: at least one event, in any order.
         title: description of the run.
-        plan: record of `plan_of_run`.
+        plan: record of `what_if.plan_record`.
 
     Raises:
         OutputError: the file cannot be written.
@@ -65,33 +59,11 @@ def write_timeline_page(path: Path, events: Sequence[Event], title: str, plan: R
     write_text(path, timeline_page(events, title, plan))
 
 
-def plan_of_run(engine: Engine, link: float | None) -> Record:
-    """Return what the page says about the plan of an engine.
-
-    Args:
-        link: bytes/s of the bare link; None if not measured.
-    """
-    plan, streaming = engine.plan, engine.settings.streaming
-    source, num_layers = engine.loaded.tier.kind, engine.config.num_hidden_layers
-    groups = planned_groups(plan, num_layers, streaming.layer_group_size, expert_nbytes_of(engine))
-    return {
-        "model_type": engine.config.model_type,
-        "device": str(engine.choices.device),
-        "num_layers": num_layers,
-        "budget_bytes": plan.budget,
-        "is_streaming": plan.is_streaming,
-        "memory": memory_record(plan),
-        "groups": group_records(groups),
-        "streaming": planned_streaming_record(plan, source),
-        "link_bytes_per_second": link,
-    }
-
-
 def timeline_page(events: Sequence[Event], title: str, plan: Record) -> str:
     """Return the page's HTML; arguments as for `write_timeline_page`."""
     script, style = f"{bundle(MODULES)}{START}", "\n".join(page_text(name) for name in STYLES)
     assert "</style" not in style.lower(), "the styles would end before their end"
-    shown, num_omitted = newest_passes(joined_copies(events))
+    shown, num_omitted = newest_passes(join_copies(events))
     zero = min(event.begin for event in shown)
     rows = [
         [one.lane, one.group, round(one.begin - zero, 7), round(one.end - zero, 7), one.nbytes, one.worker]
@@ -129,25 +101,6 @@ def bundle(names: Sequence[str]) -> str:
             declared[one] = name
         texts[name] = text
     return "\n".join(texts.values())
-
-
-def joined_copies(events: Sequence[Event]) -> list[Event]:
-    """Return the events by begin, with copies and reads that a thread made one after another for a group as one each.
-
-    A group is read in many small jobs; they are joined_copies if nothing but a pause of JOINED_SECONDS is between them.
-    """
-    found: list[Event] = []
-    order = sorted(events, key=lambda event: (event.lane, event.worker, event.begin))
-    for _, lane in groupby(order, key=lambda event: (event.lane, event.worker)):
-        last: Event | None = None
-        for event in lane:
-            is_next = last is not None and last.group == event.group and event.begin - last.end <= JOINED_SECONDS
-            if last is not None and is_next and event.lane in ("copy", "read"):
-                last = found[-1] = replace(last, end=max(last.end, event.end), nbytes=last.nbytes + event.nbytes)
-            else:
-                found.append(event)
-                last = event
-    return sorted(found, key=lambda event: event.begin)
 
 
 def newest_passes(events: Sequence[Event], most: int = MOST_EVENTS) -> tuple[list[Event], int]:

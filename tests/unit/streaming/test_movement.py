@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from graphcore.streaming import movement
 from graphcore.streaming.movement import MovementTotals
 from graphcore.streaming.report import Measured, report_streaming
-from graphcore.streaming.timeline import Event, Lane, Timeline, split
+from graphcore.streaming.timeline import Event, Lane, Timeline, join_copies, split
 
 TICKS = st.integers(0, 20)
 LANES: tuple[Lane, ...] = ("copy", "read", "stall", "compute")
@@ -77,3 +77,23 @@ def test_split_cuts_what_covers_a_time() -> None:
     assert split([(0, 5), (7, 8)], 3) == ([(0, 3)], [(3, 5), (7, 8)])
     assert split([(0, 5), (7, 8)], 6) == ([(0, 5)], [(7, 8)])
     assert split([], 1) == ([], [])
+
+
+def test_copies_of_one_thread_for_one_group_are_joined() -> None:
+    events = [
+        Event("copy", 1, 0.0, 1.0, 10, 0),
+        Event("copy", 1, 1.00001, 2.0, 20, 0),  # the next job
+        Event("copy", 1, 1.0, 2.0, 30, 1),  # of another thread
+        Event("copy", 1, 2.1, 3.0, 40, 0),  # after a pause
+        Event("copy", 2, 3.0, 4.0, 50, 0),  # of another group
+        Event("compute", 1, 3.0, 4.0),
+        Event("compute", 1, 4.0, 5.0),  # a step of its own
+    ]
+    assert join_copies(reversed(events)) == [
+        Event("copy", 1, 0.0, 2.0, 30, 0),
+        Event("copy", 1, 1.0, 2.0, 30, 1),
+        Event("copy", 1, 2.1, 3.0, 40, 0),
+        Event("compute", 1, 3.0, 4.0),
+        Event("copy", 2, 3.0, 4.0, 50, 0),
+        Event("compute", 1, 4.0, 5.0),
+    ]

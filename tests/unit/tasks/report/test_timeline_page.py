@@ -13,9 +13,9 @@ from simulated_run import plan_of
 from streamed_timeline import ring_events
 
 from graphcore.serving.page_files import FOLDER
-from graphcore.streaming.timeline import Event
+from graphcore.streaming.timeline import join_copies
 from graphcore.tasks.report import timeline_page as module
-from graphcore.tasks.report.timeline_page import bundle, joined_copies, newest_passes, timeline_page
+from graphcore.tasks.report.timeline_page import bundle, newest_passes, timeline_page
 from graphcore.tasks.report.timeline_plot import pass_starts
 
 STREAMED = frozenset({2, 3, 4})
@@ -93,28 +93,8 @@ def test_the_page_has_every_event_relative_to_the_first() -> None:
         )
 
 
-def test_copies_of_one_thread_for_one_group_are_joined() -> None:
-    events = [
-        Event("copy", 1, 0.0, 1.0, 10, 0),
-        Event("copy", 1, 1.00001, 2.0, 20, 0),  # the next job
-        Event("copy", 1, 1.0, 2.0, 30, 1),  # of another thread
-        Event("copy", 1, 2.1, 3.0, 40, 0),  # after a pause
-        Event("copy", 2, 3.0, 4.0, 50, 0),  # of another group
-        Event("compute", 1, 3.0, 4.0),
-        Event("compute", 1, 4.0, 5.0),  # a step of its own
-    ]
-    assert joined_copies(reversed(events)) == [
-        Event("copy", 1, 0.0, 2.0, 30, 0),
-        Event("copy", 1, 1.0, 2.0, 30, 1),
-        Event("copy", 1, 2.1, 3.0, 40, 0),
-        Event("compute", 1, 3.0, 4.0),
-        Event("copy", 2, 3.0, 4.0, 50, 0),
-        Event("compute", 1, 4.0, 5.0),
-    ]
-
-
 def test_a_long_run_keeps_its_last_whole_passes() -> None:
-    events = joined_copies(ring_events(20, 6, STREAMED))
+    events = join_copies(ring_events(20, 6, STREAMED))
     each = len(events) / 20
     shown, omitted = newest_passes(events, round(3.5 * each))
     assert len(shown) + omitted == len(events)
