@@ -1,0 +1,170 @@
+/**
+ * Conversations and their messages, kept in the browser and in step between its tabs.
+ *
+ * Each message is a record of its own that names the one before it, so that two tabs which write at once make two
+ * versions of an answer, and none overwrites the other's.
+ *
+ * @typedef {{id: string, title: string, updatedAt: number, settings: object, chosen: Object<string, string>}} Conversation
+ *   chosen: for each message, or "" for the beginning, the version that is shown after it
+ * @typedef {{id: string, conversationId: string, parentId: string, role: "user"|"assistant"|"tool", createdAt: number}} Message
+ *   with the fields of its role: see new_messages.js
+ */
+
+import { kept, openDatabase, resultOf } from "./database.js";
+
+const CHANNEL = "graphcore.conversations";
+
+/**
+ * Events, also for what other tabs do: "conversations" (the list has changed), "message" (`detail` is the message's
+ * id and conversation), "deleted" (`detail` is the conversation's id), "failed" (`detail` is an error: nothing is kept).
+ */
+export class ConversationStore extends EventTarget {
+  #database;
+  #channel = new BroadcastChannel(CHANNEL);
+
+  /** @param {IDBDatabase|null} database */
+  constructor(database) {
+    super();
+    this.#database = database;
+    this.#channel.addEventListener("message", ({ data }) => this.#emit(data.type, data.detail));
+  }
+
+  /** @returns {Promise<ConversationStore>} */
+  static async open() {
+    const database = await openDatabase();
+    const store = new ConversationStore(database ?? (await import("./memory_database.js")).memoryDatabase());
+    store.isKept = database !== null;
+    return store;
+  }
+
+  /** @returns {Promise<Conversation[]>} newest first */
+  async conversations() {
+    const found = await resultOf(this.#stores("readonly", "conversations").conversations.getAll());
+    return found.sort((one, other) => other.updatedAt - one.updatedAt);
+  }
+
+  /**
+   * @param {string} id
+   * @returns {Promise<Conversation|undefined>}
+   */
+  conversation(id) {
+    return resultOf(this.#stores("readonly", "conversations").conversations.get(id));
+  }
+
+  /**
+   * @param {string} conversationId
+   * @returns {Promise<Message[]>} oldest first
+   */
+  async messages(conversationId) {
+    const { messages } = this.#stores("readonly", "messages");
+    const found = await resultOf(messages.index("conversationId").getAll(conversationId));
+    return found.sort((one, other) => one.createdAt - other.createdAt);
+  }
+
+  /**
+   * @param {string} id
+   * @returns {Promise<Message|undefined>}
+   */
+  message(id) {
+    return resultOf(this.#stores("readonly", "messages").messages.get(id));
+  }
+
+  /**
+   * Adds a conversation.
+   * @param {Conversation} conversation
+   */
+  async addConversation(conversation) {
+    await this.#write(["conversations"], ({ conversations }) => conversations.put(conversation));
+    this.#tell("conversations", conversation.id);
+  }
+
+  /**
+   * Changes a conversation, if it still exists.
+   * @param {string} id
+   * @param {(conversation: Conversation) => void} change
+   */
+  async changeConversation(id, change) {
+    await this.#write(["conversations"], async ({ conversations }) => {
+      const found = await resultOf(conversations.get(id));
+      if (!found) return;
+      change(found);
+      conversations.put(found);
+    });
+    this.#tell("conversations", id);
+  }
+
+  /**
+   * Keeps a message, unless its conversation was deleted.
+   * @param {Message} message
+   */
+  async saveMessage(message) {
+    await this.#write(["conversations", "messages"], async ({ conversations, messages }) => {
+      if (await resultOf(conversations.getKey(message.conversationId))) messages.put(message);
+    });
+    this.#tell("message", { id: message.id, conversationId: message.conversationId });
+  }
+
+  /**
+   * Removes a message.
+   * @param {Message} message
+   */
+  async deleteMessage({ id, conversationId }) {
+    await this.#write(["messages"], ({ messages }) => messages.delete(id));
+    this.#tell("message", { id, conversationId });
+  }
+
+  /**
+   * Removes a conversation with its messages and its draft.
+   * @param {string} id
+   */
+  async deleteConversation(id) {
+    await this.#write(["conversations", "messages", "drafts"], async ({ conversations, messages, drafts }) => {
+      conversations.delete(id);
+      drafts.delete(id);
+      for (const key of await resultOf(messages.index("conversationId").getAllKeys(id))) messages.delete(key);
+    });
+    this.#tell("deleted", id);
+  }
+
+  /**
+   * @param {string} id of a conversation, or "new"
+   * @returns {Promise<{text: string, files: object[]}|undefined>}
+   */
+  draft(id) {
+    return resultOf(this.#stores("readonly", "drafts").drafts.get(id));
+  }
+
+  /**
+   * Keeps what is typed and not sent.
+   * @param {string} id of a conversation, or "new"
+   * @param {{text: string, files: object[]}} draft an empty one is removed
+   */
+  saveDraft(id, draft) {
+    const isEmpty = draft.text === "" && draft.files.length === 0;
+    return this.#write(["drafts"], ({ drafts }) => (isEmpty ? drafts.delete(id) : drafts.put({ ...draft, id })));
+  }
+
+  #stores(mode, ...names) {
+    const transaction = this.#database.transaction(names, mode);
+    return Object.fromEntries(names.map((name) => [name, transaction.objectStore(name)]));
+  }
+
+  async #write(names, work) {
+    try {
+      const transaction = this.#database.transaction(names, "readwrite");
+      const end = kept(transaction);
+      await Promise.all([work(Object.fromEntries(names.map((name) => [name, transaction.objectStore(name)]))), end]);
+    } catch (error) {
+      this.#emit("failed", error);
+    }
+  }
+
+  #tell(type, detail) {
+    this.#channel.postMessage({ type, detail });
+    this.#emit(type, detail);
+  }
+
+  #emit(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
+  }
+}
