@@ -141,7 +141,11 @@ export class ConversationStore extends EventTarget {
    */
   saveDraft(id, draft) {
     const isEmpty = draft.text === "" && draft.files.length === 0;
-    return this.#write(["drafts"], ({ drafts }) => (isEmpty ? drafts.delete(id) : drafts.put({ ...draft, id })));
+    return this.#write(["conversations", "drafts"], async ({ conversations, drafts }) => {
+      const isGone = id !== "new" && !(await resultOf(conversations.getKey(id)));
+      if (isEmpty || isGone) drafts.delete(id);
+      else drafts.put({ ...draft, id });
+    });
   }
 
   #stores(mode, ...names) {
