@@ -14,7 +14,7 @@ export function progressText(progress) {
     case "sending": return "Sent to the server";
     case "waiting": return `Waiting in the queue, place ${whole(progress.place)}`;
     case "prefill": return `Reading the prompt: ${whole(progress.computed)} of ${counted(progress.promptTokens, "token")}`;
-    default: return joined(counted(progress.newTokens, "token"), rateText(progress.tokensPerSecond));
+    default: return decodeText(progress);
   }
 }
 
@@ -57,6 +57,11 @@ export function endText({ state, statistics }) {
 export function canContinue(message) {
   const isCut = message.state === "done" ? message.statistics?.finishReason === "length" : message.state !== "running";
   return isCut && message.content !== "" && message.toolCalls.length === 0;
+}
+
+function decodeText({ newTokens, tokensPerSecond }) {
+  if (newTokens === null) return "Writing the answer";
+  return joined(counted(newTokens, "token"), rateText(tokensPerSecond));
 }
 
 function rateText(tokensPerSecond) {

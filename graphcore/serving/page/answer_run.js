@@ -111,7 +111,8 @@ export class AnswerRun extends EventTarget {
     this.#times.last = performance.now();
     this.#times.first ||= this.#times.last;
     if (this.#times.last - this.#saved > SAVE_MILLISECONDS) this.save();
-    this.#changed();
+    if (this.progress.phase === "decode") this.#changed();
+    else this.#progressed({ phase: "decode", newTokens: null, tokensPerSecond: null });
   }
 
   /** Does some work, and asks meanwhile for the server's status. */

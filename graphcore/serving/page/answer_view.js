@@ -3,15 +3,13 @@
 import { canContinue, endText, progressText, statisticsText } from "./answer_facts.js";
 import { copyButton } from "./copying.js";
 import { make } from "./dom.js";
+import { drawSoon } from "./draw_queue.js";
 import { beginsAsJson, indentedJson } from "./json_texts.js";
 import { openCodeBlock } from "./markdown.js";
 import { footButton, messageFoot, versionsRow } from "./message_foot.js";
 import { counted } from "./number_texts.js";
 import { StreamedMarkdown } from "./streamed_markdown.js";
 import { resultsForm, ToolCallsView } from "./tool_calls_view.js";
-
-const DRAW_MILLISECONDS = 8; // of one frame
-const PAUSE_WHILE_RUNNING = 4; // times the time that drawing took: at most a fifth of the time is spent on it
 
 /** Draws an answer while it grows. */
 export class AnswerView {
@@ -25,8 +23,8 @@ export class AnswerView {
   #facts = make("p", { class: "facts" });
   #parts = { thinking: null, content: null };
   #kind = "";
-  #isAsked = false;
-  #drawnText = "";
+  #indented; // JSON of the whole answer; null if it is none
+  #draw = (milliseconds) => this.#drawParts(milliseconds);
   #state = null;
   #message;
   #actions;
@@ -40,7 +38,7 @@ export class AnswerView {
   constructor(message, actions) {
     this.#actions = actions;
     this.#message = message;
-    this.#thinking.addEventListener("toggle", () => this.#ask());
+    this.#thinking.addEventListener("toggle", () => drawSoon(this.#draw));
   }
 
   /**
@@ -49,15 +47,24 @@ export class AnswerView {
    * @param {{progress: object|null, isLast: boolean, versions: object}} around
    */
   update(message, around) {
-    this.#message = message;
     const isNew = this.#state === null;
     const state = JSON.stringify([message.state, message.error, around.isLast, around.versions.ids]);
-    if (this.#isRunning) this.#facts.textContent = progressText(around.progress);
+    this.#message = message;
     if (state !== this.#state) this.#drawBelow(around);
-    if (message.state === "running" && !isNew && this.#state !== state) this.#forget();
+    if (this.#isRunning && !isNew && this.#state !== state) this.#forget();
     this.#state = state;
-    this.#drawThinkingHead(isNew);
-    this.#ask();
+    if (isNew) this.#thinking.hidden = message.thinking === "";
+    this.grow(around.progress);
+  }
+
+  /**
+   * Shows that an answer which is being made has grown.
+   * @param {object|null} progress
+   */
+  grow(progress) {
+    if (this.#isRunning) this.#facts.textContent = progressText(progress);
+    this.#drawThinkingHead();
+    drawSoon(this.#draw);
   }
 
   get #isRunning() {
@@ -68,55 +75,37 @@ export class AnswerView {
   #forget() {
     this.#parts = { thinking: null, content: null };
     this.#kind = "";
+    this.#indented = undefined;
   }
 
-  #drawThinkingHead(isNew) {
+  #drawThinkingHead() {
     const { thinking, content } = this.#message;
     if (this.#thinking.hidden && thinking !== "") {
       this.#thinking.hidden = false;
       this.#thinking.open = this.#isRunning && this.#actions.showsThinking();
-    } else if (isNew) {
-      this.#thinking.hidden = thinking === "";
     }
     const isThinking = this.#isRunning && content === "";
     this.#thinkingLength.textContent = `${counted(thinking.length, "character")}${isThinking ? " so far" : ""}`;
   }
 
-  #ask() {
-    if (this.#isAsked) return;
-    this.#isAsked = true;
-    requestAnimationFrame(() => this.#draw());
-  }
-
-  #draw() {
-    const began = performance.now();
-    const isEnded = !this.#isRunning;
-    let isWhole = this.#drawContent(isEnded);
-    if (this.#thinking.open) isWhole = this.#drawThinking(isEnded) && isWhole;
+  #drawParts(milliseconds) {
+    let isWhole = this.#drawContent(milliseconds);
+    if (this.#thinking.open) isWhole = this.#drawThinking(milliseconds) && isWhole;
     this.#calls.set(this.#message.toolCalls);
     this.#actions.follow();
-    const pause = (performance.now() - began) * (isEnded ? 1 : PAUSE_WHILE_RUNNING);
-    setTimeout(() => {
-      this.#isAsked = false;
-      if (!isWhole || this.#isBehind) this.#ask();
-    }, pause);
+    if (!isWhole) drawSoon(this.#draw);
   }
 
-  /** True if the message has changed since it was drawn. */
-  get #isBehind() {
-    const { content, thinking, toolCalls } = this.#message;
-    return this.#drawnText !== [content.length, thinking.length, JSON.stringify(toolCalls).length, this.#isRunning].join();
-  }
-
-  #drawContent(isEnded) {
-    const { content, toolCalls, thinking } = this.#message;
-    this.#drawnText = [content.length, thinking.length, JSON.stringify(toolCalls).length, !isEnded].join();
+  #drawContent(milliseconds) {
+    const { content } = this.#message;
+    const isEnded = !this.#isRunning;
     const json = beginsAsJson(content);
-    const indented = json && isEnded ? indentedJson(content) : null;
+    if (isEnded && this.#indented === undefined) this.#indented = json ? indentedJson(content) : null;
+    const indented = this.#indented ?? null;
     const kind = !json || (isEnded && indented === null) ? "markdown" : isEnded ? "json" : "json so far";
     if (kind !== this.#kind || this.#parts.content === null) this.#begin(kind);
     this.#parts.content.set(indented ?? content, isEnded);
-    return this.#parts.content.draw(DRAW_MILLISECONDS);
+    return this.#parts.content.draw(milliseconds);
   }
 
   #begin(kind) {
@@ -132,10 +121,10 @@ export class AnswerView {
     }
   }
 
-  #drawThinking(isEnded) {
+  #drawThinking(milliseconds) {
     this.#parts.thinking ??= new StreamedMarkdown(this.#thinkingText);
-    this.#parts.thinking.set(this.#message.thinking, isEnded || this.#message.content !== "");
-    return this.#parts.thinking.draw(DRAW_MILLISECONDS);
+    this.#parts.thinking.set(this.#message.thinking, !this.#isRunning || this.#message.content !== "");
+    return this.#parts.thinking.draw(milliseconds);
   }
 
   #drawBelow(around) {

@@ -14,6 +14,7 @@ const CLAIM_MILLISECONDS = 3_000; // between two questions whether the tab that 
 
 /**
  * Event "change": the conversation, its messages, or whether an answer is being made have changed.
+ * Event "grown": an answer has grown (`detail` is the message), and nothing else has changed.
  * Event "opened": another conversation is shown. Event "begun": the new one has got its first message.
  * Event "gone": the conversation was deleted.
  */
@@ -207,7 +208,10 @@ export class Chat extends EventTarget {
     const told = message.content === "" ? shown.slice(0, -1) : shown;
     const run = new AnswerRun(this.#services, message, requestBody(told, this.settings));
     this.#runs.set(message.id, run);
-    run.addEventListener("change", () => message.conversationId === this.conversation?.id && this.#changed());
+    run.addEventListener("change", () => {
+      if (message.conversationId === this.conversation?.id) this.dispatchEvent(new CustomEvent("grown", { detail: message }));
+    });
+    this.#changed();
     await run.run();
     this.#runs.delete(message.id);
     this.#changed();
@@ -225,11 +229,13 @@ export class Chat extends EventTarget {
     return this.#services.store.changeConversation(this.conversation.id, change);
   }
 
-  /** Takes a message that has changed, perhaps in another tab. */
+  /** Takes a message that another tab has changed. */
   async #reload({ id, conversationId }) {
-    if (conversationId !== this.conversation?.id || this.#runs.has(id)) return;
     const message = await this.#services.store.message(id);
-    if (conversationId !== this.conversation?.id || this.#runs.has(id)) return;
+    if (conversationId === this.conversation?.id && !this.#runs.has(id)) this.#replace(id, message);
+  }
+
+  #replace(id, message) {
     const at = this.#messages.findIndex((one) => one.id === id);
     if (message === undefined) this.#messages = this.#messages.filter((one) => one.id !== id);
     else if (at >= 0) this.#messages[at] = message;
@@ -258,7 +264,9 @@ export class Chat extends EventTarget {
       if (await this.#claims.isElsewhere(message.id)) return;
       const latest = await this.#services.store.message(message.id);
       if (latest?.state !== "running" || this.#runs.has(message.id)) return;
-      await this.#services.store.saveMessage({ ...latest, state: "interrupted" });
+      const ended = { ...latest, state: "interrupted" };
+      await this.#services.store.saveMessage(ended);
+      if (ended.conversationId === this.conversation?.id) this.#replace(ended.id, ended);
     }));
   }
 

@@ -15,8 +15,9 @@ import { kept, openDatabase, resultOf } from "./database.js";
 const CHANNEL = "graphcore.conversations";
 
 /**
- * Events, also for what other tabs do: "conversations" (the list has changed), "message" (`detail` is the message's
- * id and conversation), "deleted" (`detail` is the conversation's id), "failed" (`detail` is an error: nothing is kept).
+ * Events: "conversations" (the list has changed, `detail` is the conversation's id), "deleted" (`detail` is the
+ * conversation's id), "message" (another tab has changed one, `detail` is its id and conversation), "failed" (`detail`
+ * is an error: nothing is kept).
  */
 export class ConversationStore extends EventTarget {
   #database;
@@ -101,7 +102,7 @@ export class ConversationStore extends EventTarget {
     await this.#write(["conversations", "messages"], async ({ conversations, messages }) => {
       if (await resultOf(conversations.getKey(message.conversationId))) messages.put(message);
     });
-    this.#tell("message", { id: message.id, conversationId: message.conversationId });
+    this.#tellOthers("message", { id: message.id, conversationId: message.conversationId });
   }
 
   /**
@@ -110,7 +111,7 @@ export class ConversationStore extends EventTarget {
    */
   async deleteMessage({ id, conversationId }) {
     await this.#write(["messages"], ({ messages }) => messages.delete(id));
-    this.#tell("message", { id, conversationId });
+    this.#tellOthers("message", { id, conversationId });
   }
 
   /**
@@ -164,8 +165,12 @@ export class ConversationStore extends EventTarget {
   }
 
   #tell(type, detail) {
-    this.#channel.postMessage({ type, detail });
+    this.#tellOthers(type, detail);
     this.#emit(type, detail);
+  }
+
+  #tellOthers(type, detail) {
+    this.#channel.postMessage({ type, detail });
   }
 
   #emit(type, detail) {

@@ -29,6 +29,7 @@ export class MessagesView {
     newest.addEventListener("click", () => (this.#goToEnd(), root.focus({ preventScroll: true })));
     chat.addEventListener("opened", () => this.#reset());
     chat.addEventListener("change", () => this.#update());
+    chat.addEventListener("grown", ({ detail: { id } }) => this.#views.get(id)?.grow(chat.progressOf(id)));
     new ResizeObserver(() => this.#follow()).observe(root);
   }
 

@@ -11,6 +11,8 @@ import { Lexer } from "./vendor/marked.esm.js";
 const FIRST_WINDOW = 4_000; // characters given to the lexer at once
 const LAST_WINDOW = 32_000; // longest block that the lexer gets
 const SLOW_MILLISECONDS = 10; // a lexer so slow gets no longer block: its time grows with the square of the length
+const GROUP = 40; // blocks that are laid out together, and only where they are seen
+const MOST_ELEMENTS = 60_000; // after which the rest is shown as it was written
 const FENCE = /^( {0,3})(`{3,}|~{3,})([^\n]*)(?:\n|$)/;
 /** A line with so many quotes, lists or columns before its text that drawing it is slow. */
 const DEEP_LINE = /^(?:[ \t]*(?:>|[*+-](?=[ \t])|\d{1,9}[.)](?=[ \t]))){10}|^[ \t]{60}/m;
@@ -18,7 +20,8 @@ const MAY_END = /^[ \t]*[`~]{0,20}[ \t]*$/; // an unfinished line that may becom
 
 /** Draws a text into an element, in steps that are short whatever the text is. */
 export class StreamedMarkdown {
-  #root;
+  #group = make("div", { class: "blocks" });
+  #elements = 0;
   #text = "";
   #settled = 0; // characters of finished blocks
   #open = make("div", { class: "open-block" });
@@ -29,8 +32,7 @@ export class StreamedMarkdown {
 
   /** @param {HTMLElement} root */
   constructor(root) {
-    this.#root = root;
-    root.replaceChildren(this.#open);
+    root.replaceChildren(this.#group, this.#open);
   }
 
   /**
@@ -59,6 +61,7 @@ export class StreamedMarkdown {
     if (this.#grown) return this.#grow();
     const rest = this.#skipEmptyLines();
     if (rest === "" || rest === this.#drawn) return this.#settleOpen(rest);
+    if (this.#elements > MOST_ELEMENTS) return this.#beginWritten(Infinity);
     const fence = FENCE.exec(rest);
     if (fence && !(fence[2][0] === "`" && fence[3].includes("`"))) return this.#beginCode(rest, fence);
     return this.#lex(rest);
@@ -78,8 +81,14 @@ export class StreamedMarkdown {
 
   #settle(length, nodes) {
     this.#settled += length;
-    this.#open.before(...nodes);
     this.#open.replaceChildren();
+    if (this.#group.childNodes.length >= GROUP) {
+      this.#group.classList.add("is-finished");
+      this.#group = make("div", { class: "blocks" });
+      this.#open.before(this.#group);
+    }
+    this.#group.append(...nodes);
+    for (const node of nodes) this.#elements += 1 + (node.getElementsByTagName?.("*").length ?? 0);
     this.#window = FIRST_WINDOW;
     this.#drawn = "";
   }
@@ -94,7 +103,9 @@ export class StreamedMarkdown {
     if (count === 0 && isBeforeDeep) count = tokens.length;
     if (count > 0) return this.#settleTokens(tokens.slice(0, count));
     if (isWhole) return this.#drawOpen(rest, tokens);
-    if (performance.now() - began > SLOW_MILLISECONDS || this.#window >= LAST_WINDOW) return this.#beginWritten();
+    if (performance.now() - began > SLOW_MILLISECONDS || this.#window >= LAST_WINDOW) {
+      return this.#beginWritten(source.length);
+    }
     this.#window *= 2;
     return true;
   }
@@ -129,10 +140,13 @@ export class StreamedMarkdown {
     return true;
   }
 
-  #beginWritten() {
+  /** Begins a block of text as written, which ends with the first empty line after some characters. */
+  #beginWritten(least = 0) {
     const block = make("div", { class: "as-written" });
     this.#settle(0, [block]);
-    this.#grown = { writer: new Preformatted(block), isEnd: (line) => /^[ \t]*$/.test(line), margin: null, isInLine: false };
+    const end = this.#settled + least;
+    const isEnd = (line) => this.#settled >= end && /^[ \t]*$/.test(line);
+    this.#grown = { writer: new Preformatted(block), isEnd, margin: null, isInLine: false };
     return true;
   }
 
