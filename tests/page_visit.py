@@ -125,9 +125,9 @@ class Visit:
         self.page.press("#message-field", "Enter")
 
     def wait_answer(self, number: int = 1) -> None:
-        """Wait until the shown conversation has so many answers and none is being made."""
+        """Wait until the shown conversation has so many answers, and all are complete and drawn."""
         self.wait_for(
-            f"document.querySelectorAll('.assistant').length === {number} && !document.querySelector('.is-running')"
+            f"document.querySelectorAll('.assistant').length === {number} && !document.querySelector('[aria-busy=true]')"
         )
 
     def wait_for(self, expression: str, seconds: float = 10.0) -> None:

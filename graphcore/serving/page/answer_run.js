@@ -18,7 +18,7 @@ export class AnswerRun extends EventTarget {
   progress = { phase: "sending" };
   #abort = new AbortController();
   #requestId = `page-${newId()}`;
-  #saved = 0;
+  #timer = 0; // of the next save
   #isLooking = false;
   #usage = null;
   #finishReason = null;
@@ -35,12 +35,12 @@ export class AnswerRun extends EventTarget {
     super();
     Object.assign(this, services, { message, body });
     this.#before = message.statistics;
+    Object.assign(message, { state: "running", error: null, statistics: null });
   }
 
   /** Makes the answer; its end, and its error if it fails, are in the message. */
   async run() {
     const { message } = this;
-    Object.assign(message, { state: "running", error: null, statistics: null });
     await this.save();
     try {
       await this.health.untilLoaded(this.#waiting("loading"));
@@ -62,7 +62,8 @@ export class AnswerRun extends EventTarget {
 
   /** Keeps the message as it is now. */
   save() {
-    this.#saved = performance.now();
+    clearTimeout(this.#timer);
+    this.#timer = 0;
     return this.store.saveMessage(this.message);
   }
 
@@ -110,7 +111,7 @@ export class AnswerRun extends EventTarget {
     if (!addDelta(this.message, choice.delta ?? {})) return;
     this.#times.last = performance.now();
     this.#times.first ||= this.#times.last;
-    if (this.#times.last - this.#saved > SAVE_MILLISECONDS) this.save();
+    this.#timer ||= setTimeout(() => this.save(), SAVE_MILLISECONDS);
     if (this.progress.phase === "decode") this.#changed();
     else this.#progressed({ phase: "decode", newTokens: null, tokensPerSecond: null });
   }

@@ -64,6 +64,7 @@ export class AnswerView {
   grow(progress) {
     if (this.#isRunning) this.#facts.textContent = progressText(progress);
     this.#drawThinkingHead();
+    this.element.setAttribute("aria-busy", "true");
     drawSoon(this.#draw);
   }
 
@@ -93,6 +94,7 @@ export class AnswerView {
     if (this.#thinking.open) isWhole = this.#drawThinking(milliseconds) && isWhole;
     this.#calls.set(this.#message.toolCalls);
     this.#actions.follow();
+    this.element.setAttribute("aria-busy", String(this.#isRunning || !isWhole));
     if (!isWhole) drawSoon(this.#draw);
   }
 

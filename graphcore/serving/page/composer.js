@@ -117,8 +117,10 @@ export class Composer {
     clearTimeout(this.#timer);
     if (this.#draftId !== null && draftId !== this.#draftId) this.#save();
     this.#draftId = draftId;
+    this.#set({ text: "", files: [] });
     const draft = await this.#store.draft(draftId);
-    if (draftId === this.#draftId) this.#set(draft ?? { text: "", files: [] });
+    const isTouched = this.#field.value !== "" || this.#files.length > 0; // while the draft was read
+    if (draft && draftId === this.#draftId && !isTouched) this.#set(draft);
   }
 
   /** Follows a new conversation that got its first message: what is typed now belongs to it. */

@@ -22,6 +22,7 @@ const CHANNEL = "graphcore.conversations";
 export class ConversationStore extends EventTarget {
   #database;
   #channel = new BroadcastChannel(CHANNEL);
+  #deleted = new Set(); // ids of conversations, in which nothing is kept any more
 
   /** @param {IDBDatabase|null} database */
   constructor(database) {
@@ -95,13 +96,12 @@ export class ConversationStore extends EventTarget {
   }
 
   /**
-   * Keeps a message, unless its conversation was deleted.
+   * Keeps a message, unless its conversation was deleted. It is written at once, so that a page which is left can do it.
    * @param {Message} message
    */
   async saveMessage(message) {
-    await this.#write(["conversations", "messages"], async ({ conversations, messages }) => {
-      if (await resultOf(conversations.getKey(message.conversationId))) messages.put(message);
-    });
+    if (this.#deleted.has(message.conversationId)) return;
+    await this.#write(["messages"], ({ messages }) => messages.put(message));
     this.#tellOthers("message", { id: message.id, conversationId: message.conversationId });
   }
 
@@ -119,6 +119,7 @@ export class ConversationStore extends EventTarget {
    * @param {string} id
    */
   async deleteConversation(id) {
+    this.#deleted.add(id);
     await this.#write(["conversations", "messages", "drafts"], async ({ conversations, messages, drafts }) => {
       conversations.delete(id);
       drafts.delete(id);
@@ -142,11 +143,8 @@ export class ConversationStore extends EventTarget {
    */
   saveDraft(id, draft) {
     const isEmpty = draft.text === "" && draft.files.length === 0;
-    return this.#write(["conversations", "drafts"], async ({ conversations, drafts }) => {
-      const isGone = id !== "new" && !(await resultOf(conversations.getKey(id)));
-      if (isEmpty || isGone) drafts.delete(id);
-      else drafts.put({ ...draft, id });
-    });
+    if (this.#deleted.has(id)) return Promise.resolve();
+    return this.#write(["drafts"], ({ drafts }) => (isEmpty ? drafts.delete(id) : drafts.put({ ...draft, id })));
   }
 
   #stores(mode, ...names) {
@@ -158,7 +156,9 @@ export class ConversationStore extends EventTarget {
     try {
       const transaction = this.#database.transaction(names, "readwrite");
       const end = kept(transaction);
-      await Promise.all([work(Object.fromEntries(names.map((name) => [name, transaction.objectStore(name)]))), end]);
+      const working = work(Object.fromEntries(names.map((name) => [name, transaction.objectStore(name)])));
+      if (!(working instanceof Promise)) transaction.commit?.(); // else a page that is left ends without it
+      await Promise.all([working, end]);
     } catch (error) {
       this.#emit("failed", error);
     }
@@ -174,6 +174,7 @@ export class ConversationStore extends EventTarget {
   }
 
   #emit(type, detail) {
+    if (type === "deleted") this.#deleted.add(detail);
     this.dispatchEvent(new CustomEvent(type, { detail }));
   }
 }
