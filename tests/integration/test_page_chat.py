@@ -117,7 +117,7 @@ def set_settings(visit: Visit, **values: str | bool) -> None:
 
 def test_a_conversation_of_two_turns(visit: Visit, running: Running) -> None:
     visit.open()
-    set_settings(visit, maxTokens="12", seed="1", system="Be brief.")
+    set_settings(visit, maxTokens="60", seed="1", system="Be brief.")
     visit.say("Hello?")
     visit.wait_answer()
     sent: list[Any] = []
@@ -125,18 +125,17 @@ def test_a_conversation_of_two_turns(visit: Visit, running: Running) -> None:
     visit.say("And then?")
     visit.wait_answer(2)
     first, second = visit.answers()
-    body = {"messages": sent[0]["messages"][:2], "max_tokens": 12, "seed": 1}
+    body = {"messages": sent[0]["messages"][:2], "max_tokens": 60, "seed": 1}
     with running.client() as http:
         expected = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
         body["messages"] = sent[0]["messages"]
-        assert http.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 12
+        assert http.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 60
     assert [message["role"] for message in sent[0]["messages"]] == ["system", "user", "assistant", "user"]
     assert sent[0]["messages"][2]["content"] == expected
     assert "".join(first.split()) == "".join(expected.split())
     assert second
     facts = visit.page.locator(".facts").all_inner_texts()
-    print(facts)
-    assert all("Answer 12 tokens" in text and "tokens/s" in text and "first token after" in text for text in facts)
+    assert all("Answer 60 tokens" in text and "tokens/s" in text and "first token after" in text for text in facts)
     assert "from the cache" in facts[1]
     expect(visit.page.locator("#model-name")).to_have_text("tiny")
     expect(visit.page.locator("#model-state")).to_have_text("ready")
@@ -345,7 +344,7 @@ def test_markdown_becomes_elements(visit: Visit) -> None:
     visit.push(delta("stop"), usage_chunk(), is_last=True)
     visit.wait_answer()
     text = visit.page.locator(".answer-text")
-    expect(text.locator("pre code")).to_have_text('print("<i>")\n')
+    expect(text.locator("pre code")).to_have_text('print("<i>")')
     expect(text.locator("h3")).to_have_text("A title")
     expect(text.locator("em")).to_have_text("words")
     expect(text.locator("del")).to_have_text("gone")
@@ -548,7 +547,7 @@ def test_copy_of_a_message_and_of_code(browser: Browser, running: Running) -> No
         visit.open().answer_with(answer(text))
         visit.say("Code?")
         visit.wait_answer()
-        for name, expected in (("Copy code", "print(1)\n"), ("Copy answer", text), ("Copy message", "Code?")):
+        for name, expected in (("Copy code", "print(1)"), ("Copy answer", text), ("Copy message", "Code?")):
             visit.page.get_by_role("button", name=name).click()
             expect(visit.page.get_by_role("button", name=name)).to_have_text("Copied")
             assert visit.page.evaluate("navigator.clipboard.readText()") == expected
@@ -612,6 +611,7 @@ def test_two_tabs_stay_in_step(browser: Browser, running: Running) -> None:
             expect(visit.page.locator(".answer-text").last).to_have_text("Two writes.")
             assert visit.answers()[0] == "One writes and ends."
         two.page.get_by_role("link", name="New conversation").click()
+        expect(two.page.locator("#conversation-title")).to_have_text("New conversation")
         two.say("Another?")
         expect(one.page.locator(".conversation-link")).to_have_text(["Another?", "From one?"])
         two.wait_for("asked.length === 2")

@@ -51,8 +51,8 @@ export class AnswerRun extends EventTarget {
     }
     message.statistics = this.#statistics();
     this.progress = null;
-    await this.save();
     this.#changed();
+    await this.save();
   }
 
   /** Ends the answer as it is. */

@@ -209,7 +209,8 @@ export class Chat extends EventTarget {
     const run = new AnswerRun(this.#services, message, requestBody(told, this.settings));
     this.#runs.set(message.id, run);
     run.addEventListener("change", () => {
-      if (message.conversationId === this.conversation?.id) this.dispatchEvent(new CustomEvent("grown", { detail: message }));
+      if (message.state !== "running") this.#changed();
+      else if (message.conversationId === this.conversation?.id) this.#grown(message);
     });
     this.#changed();
     await run.run();
@@ -268,6 +269,10 @@ export class Chat extends EventTarget {
       await this.#services.store.saveMessage(ended);
       if (ended.conversationId === this.conversation?.id) this.#replace(ended.id, ended);
     }));
+  }
+
+  #grown(message) {
+    this.dispatchEvent(new CustomEvent("grown", { detail: message }));
   }
 
   #changed() {

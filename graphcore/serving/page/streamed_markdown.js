@@ -16,6 +16,7 @@ const MOST_ELEMENTS = 60_000; // after which the rest is shown as it was written
 const FENCE = /^( {0,3})(`{3,}|~{3,})([^\n]*)(?:\n|$)/;
 /** A line with so many quotes, lists or columns before its text that drawing it is slow. */
 const DEEP_LINE = /^(?:[ \t]*(?:>|[*+-](?=[ \t])|\d{1,9}[.)](?=[ \t]))){10}|^[ \t]{60}/m;
+const AT_BEGINNING = { isInLine: false, gap: "" };
 const MAY_END = /^[ \t]*[`~]{0,20}[ \t]*$/; // an unfinished line that may become the end of a block
 
 /** Draws a text into an element, in steps that are short whatever the text is. */
@@ -136,7 +137,7 @@ export class StreamedMarkdown {
     const closing = new RegExp(`^ {0,3}${marks[0]}{${marks.length},}[ \\t]*$`);
     const margin = new RegExp(`^ {0,${indent.length}}`);
     this.#settle(opening.length, [block]);
-    this.#grown = { writer: code, isEnd: (line) => closing.test(line), margin: indent ? margin : null, isInLine: false };
+    this.#grown = { writer: code, isEnd: (line) => closing.test(line), margin: indent ? margin : null, ...AT_BEGINNING };
     return true;
   }
 
@@ -146,7 +147,7 @@ export class StreamedMarkdown {
     this.#settle(0, [block]);
     const end = this.#settled + least;
     const isEnd = (line) => this.#settled >= end && /^[ \t]*$/.test(line);
-    this.#grown = { writer: new Preformatted(block), isEnd, margin: null, isInLine: false };
+    this.#grown = { writer: new Preformatted(block), isEnd, margin: null, ...AT_BEGINNING };
     return true;
   }
 
@@ -163,7 +164,8 @@ export class StreamedMarkdown {
       if (isOpen && !grown.isInLine && (isAll ? MAY_END.test(line) : at > 0)) break;
       const next = lineEnd < 0 ? part.length : lineEnd + 1;
       if (!isOpen && !grown.isInLine && grown.isEnd(line)) return this.#finish(grown.writer, shown, next);
-      shown += (grown.margin && !grown.isInLine ? line.replace(grown.margin, "") : line) + (lineEnd < 0 ? "" : "\n");
+      shown += grown.gap + (grown.margin && !grown.isInLine ? line.replace(grown.margin, "") : line);
+      grown.gap = lineEnd < 0 ? "" : "\n"; // shown before the next line: the last one of a block has none
       grown.isInLine = lineEnd < 0;
       at = next;
     }
