@@ -20,7 +20,7 @@ new PerformanceObserver((list) => longTasks.push(...list.getEntries().map(({ dur
   .observe({ type: "longtask", buffered: true });
 """
 SCRIPT = """
-const fetched = window.fetch;
+window.fetched = window.fetch;
 window.asked = [];
 window.fetch = (path, options = {}) => {
   if (!String(path).includes("chat/completions")) return fetched(path, options);
@@ -31,8 +31,8 @@ window.fetch = (path, options = {}) => {
   asked.push({
     body: JSON.parse(options.body),
     id: options.headers["X-Request-ID"],
-    send: (...chunks) => chunks.forEach((chunk) => control.enqueue(encoder.encode(`data: ${JSON.stringify(chunk)}\\n\\n`))),
     write: (text) => control.enqueue(encoder.encode(text)),
+    send(...chunks) { chunks.forEach((chunk) => this.write(`data: ${JSON.stringify(chunk)}\\n\\n`)); },
     close: () => control.close(),
   });
   return Promise.resolve(new Response(body, { headers: { "Content-Type": "text/event-stream" } }));
@@ -126,9 +126,8 @@ class Visit:
 
     def wait_answer(self, number: int = 1) -> None:
         """Wait until the shown conversation has so many answers, and all are complete and drawn."""
-        self.wait_for(
-            f"document.querySelectorAll('.assistant').length === {number} && !document.querySelector('[aria-busy=true]')"
-        )
+        is_number = f"document.querySelectorAll('.assistant').length === {number}"
+        self.wait_for(f"{is_number} && !document.querySelector('[aria-busy=true]')")
 
     def wait_for(self, expression: str, seconds: float = 10.0) -> None:
         """Wait until an expression is true; playwright's own way needs a policy that lets texts become code."""

@@ -5,7 +5,6 @@ Texts that a tiny model of random weights cannot write come from scripted answer
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,7 +120,9 @@ def test_a_conversation_of_two_turns(visit: Visit, running: Running) -> None:
     visit.say("Hello?")
     visit.wait_answer()
     sent: list[Any] = []
-    visit.page.on("request", lambda request: request.url.endswith("completions") and sent.append(request.post_data_json))
+    visit.page.on(
+        "request", lambda request: request.url.endswith("completions") and sent.append(request.post_data_json)
+    )
     visit.say("And then?")
     visit.wait_answer(2)
     first, second = visit.answers()
@@ -157,8 +158,9 @@ def test_an_answer_is_continued_where_its_length_ended(visit: Visit) -> None:
 
 def test_stop_by_button_and_by_escape(visit: Visit, running: Running) -> None:
     visit.open()
-    for at, stop in enumerate((lambda: visit.page.get_by_role("button", name="Stop").click(),
-                               lambda: visit.page.keyboard.press("Escape")), 1):
+    for at, stop in enumerate(
+        (lambda: visit.page.get_by_role("button", name="Stop").click(), lambda: visit.page.keyboard.press("Escape")), 1
+    ):
         visit.say("Talk.")
         visit.wait_for(f"document.querySelectorAll('.assistant')[{at - 1}]?.querySelector('.answer-text').innerText")
         stop()
@@ -191,7 +193,9 @@ def test_progress_comes_from_the_status(visit: Visit) -> None:
     own = visit.page.evaluate("asked[0].id")
     shown: dict[str, Any] = {"id": own, "prompt_tokens": 40, "computed_tokens": 0, "new_tokens": 0, "decode_seconds": 0}
     visit.page.unroute("**/status?*")
-    visit.page.route("**/status?*", lambda route: route.fulfill(json={"requests": [{"id": "x", "state": "waiting"}, shown]}))
+    visit.page.route(
+        "**/status?*", lambda route: route.fulfill(json={"requests": [{"id": "x", "state": "waiting"}, shown]})
+    )
     facts = visit.page.locator(".facts")
     shown["state"] = "waiting"
     expect(facts).to_have_text("Waiting in the queue, place 2")
@@ -256,30 +260,31 @@ def test_without_the_key_a_message_waits_with_a_retry(browser: Browser, engine: 
         visit.check_errors(401)
 
 
-@pytest.mark.parametrize(
-    ("status", "error", "headers", "words"),
-    [
-        (400, {"message": "the prompt has 900", "code": "context_length_exceeded"}, {}, "longer than the model can read"),
-        (400, {"message": "top_p is wrong", "code": None}, {}, "Check the settings. The server says: top_p is wrong."),
-        (413, {"message": "the body is larger"}, {}, "too large for the server"),
-        (429, {"message": "the queue is full"}, {"Retry-After": "7"}, "Try again in 7 seconds"),
-        (500, {"message": "it failed"}, {}, "look into the server's log. The server says: it failed."),
-        (502, None, {}, "The proxy before the server got no answer"),
-        (503, {"message": "the server is draining"}, {}, "takes no requests at present"),
-    ],
-)
-def test_errors_say_what_to_do(
-    browser: Browser, running: Running, status: int, error: Any, headers: dict[str, str], words: str
-) -> None:
+ERRORS: list[tuple[int, Any, dict[str, str], str]] = [
+    (400, {"message": "the prompt has 900", "code": "context_length_exceeded"}, {}, "longer than the model can read"),
+    (400, {"message": "top_p is wrong", "code": None}, {}, "Check the settings. The server says: top_p is wrong."),
+    (413, {"message": "the body is larger"}, {}, "too large for the server"),
+    (429, {"message": "the queue is full"}, {"Retry-After": "7"}, "Try again in 7 seconds"),
+    (500, {"message": "it failed"}, {}, "look into the server's log. The server says: it failed."),
+    (502, None, {}, "The proxy before the server got no answer"),
+    (503, {"message": "the server is draining"}, {}, "takes no requests at present"),
+]
+
+
+def test_errors_say_what_to_do_and_a_retry_replaces_them(browser: Browser, running: Running) -> None:
     with new_visit(browser, running.url) as visit:
-        visit.open().answer_with(json.dumps({"error": error}) if error else "<html>", status, headers)
-        visit.say("Hello?")
-        expect(visit.page.locator(".message-error")).to_contain_text(words)
-        visit.answer_with(answer("Now it works."))
-        visit.page.get_by_role("button", name="Retry").click()
-        expect(visit.page.locator(".assistant .answer-text")).to_have_text("Now it works.")
+        visit.open()
+        for number, (status, error, headers, words) in enumerate(ERRORS, 1):
+            visit.answer_with(json.dumps({"error": error}) if error else "<html>", status, headers)
+            visit.say("Hello?")
+            expect(visit.page.locator(".message-error")).to_contain_text(words)
+            visit.answer_with(answer(f"Now it works, {number}."))
+            visit.page.get_by_role("button", name="Retry").last.click()
+            expect(visit.page.locator(".assistant .answer-text").last).to_have_text(f"Now it works, {number}.")
+            expect(visit.page.locator(".message-error")).to_have_count(0)
+            expect(visit.page.locator(".assistant")).to_have_count(number)
         expect(visit.page.locator(".versions")).to_have_count(0)
-        visit.check_errors(status)
+        visit.check_errors(400, 413, 429, 500, 502, 503)
 
 
 def test_an_error_inside_of_the_stream_keeps_the_text(visit: Visit) -> None:
@@ -325,7 +330,9 @@ def test_a_server_that_cannot_be_reached(browser: Browser, running: Running) -> 
 def test_the_page_waits_while_the_model_is_being_loaded(browser: Browser, running: Running) -> None:
     with new_visit(browser, running.url) as visit:
         state = {"status": "loading"}
-        visit.page.route("**/health", lambda route: route.fulfill(json=state, status=503 if state["status"] != "ready" else 200))
+        visit.page.route(
+            "**/health", lambda route: route.fulfill(json=state, status=503 if state["status"] != "ready" else 200)
+        )
         visit.open().answer_with(answer("Ready now."))
         expect(visit.page.locator("#notice")).to_contain_text("being loaded")
         visit.say("Hello?")
@@ -369,7 +376,19 @@ def test_a_hostile_answer_is_text(visit: Visit) -> None:
     visit.wait_answer()
     expect(visit.page.locator(".answer-text")).to_contain_text("alert(14)")
     text = visit.page.locator(".answer-text")
-    for forbidden in ("script", "img", "svg", "iframe", "style", "form", "input", "object", "embed", "[onclick]", "[onload]"):
+    for forbidden in (
+        "script",
+        "img",
+        "svg",
+        "iframe",
+        "style",
+        "form",
+        "input",
+        "object",
+        "embed",
+        "[onclick]",
+        "[onload]",
+    ):
         expect(text.locator(forbidden)).to_have_count(0)
     addresses = text.locator("a").evaluate_all("(links) => links.map(({ href }) => href)")
     assert addresses
@@ -551,12 +570,19 @@ def test_copy_of_a_message_and_of_code(browser: Browser, running: Running) -> No
             visit.page.get_by_role("button", name=name).click()
             expect(visit.page.get_by_role("button", name=name)).to_have_text("Copied")
             assert visit.page.evaluate("navigator.clipboard.readText()") == expected
+        visit.page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")  # as over plain HTTP
+        visit.page.get_by_role("button", name="Copy code").click()
+        visit.page.focus("#message-field")
+        visit.page.keyboard.press("Control+V")
+        expect(visit.page.locator("#message-field")).to_have_value("print(1)")
         visit.check_errors()
 
 
 def test_files_of_text_become_part_of_the_message(visit: Visit) -> None:
     visit.script().open()
-    picked = files(("notes.md", "a ``` fence\n````\nin it, \u00fc\n".encode()), ("a.bin", b"\xff\xfe\x00"), ("zero.txt", b"a\0b"))
+    picked = files(
+        ("notes.md", "a ``` fence\n````\nin it, \u00fc\n".encode()), ("a.bin", b"\xff\xfe\x00"), ("zero.txt", b"a\0b")
+    )
     with visit.page.expect_file_chooser() as chooser:
         visit.page.get_by_role("button", name="Add files of text").click()
     chooser.value.set_files(picked)
@@ -564,7 +590,9 @@ def test_files_of_text_become_part_of_the_message(visit: Visit) -> None:
     expect(visit.page.locator("#composer-said")).to_contain_text("zero.txt was not added")
     expect(visit.page.locator(".chip")).to_have_count(1)
     drop(visit, "big.txt", "y" * 9_000_000)
-    expect(visit.page.locator("#composer-said")).to_contain_text("big.txt was not added: the files of a message may have")
+    expect(visit.page.locator("#composer-said")).to_contain_text(
+        "big.txt was not added: the files of a message may have"
+    )
     drop(visit, "dropped.py", "print(1)")
     expect(visit.page.locator(".chip-name")).to_have_text(["notes.md", "dropped.py"])
     visit.page.get_by_role("button", name="Remove dropped.py").click()
@@ -584,7 +612,8 @@ def drop(visit: Visit, name: str, text: str) -> None:
         """([name, text]) => {
           const data = new DataTransfer();
           data.items.add(new File([text], name));
-          document.querySelector("#chat").dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+          const drop = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
+          document.querySelector("#chat").dispatchEvent(drop);
         }""",
         [name, text],
     )
@@ -751,16 +780,23 @@ def test_a_phone(browser: Browser, running: Running, colours: str) -> None:
 def small_targets(visit: Visit) -> list[str]:
     """Return the buttons and links beside texts that are smaller than 24 pixels."""
     found: list[str] = visit.page.evaluate(
-        """[...document.querySelectorAll("button, select, input, textarea, summary, nav a")]
-          .filter((one) => one.checkVisibility() && Math.min(...[one.getBoundingClientRect()].flatMap(({width, height}) => [width, height])) < 24)
-          .map((one) => one.outerHTML.slice(0, 100))"""
+        """(() => {
+          const isSmall = (one) => {
+            const { width, height } = one.getBoundingClientRect();
+            return one.checkVisibility() && Math.min(width, height) < 24;
+          };
+          const found = [...document.querySelectorAll("button, select, input, textarea, summary, nav a")];
+          return found.filter(isSmall).map((one) => one.outerHTML.slice(0, 100));
+        })()"""
     )
     return found
 
 
 def test_a_stream_may_be_cut_anywhere(visit: Visit) -> None:
     open_scripted(visit)
-    body = ": ping\n\n" + events(delta(content="\u00fc\U0001f600 "), delta(content="ok"), delta("stop")).replace("\n", "\r\n")
+    body = ": ping\n\n" + events(delta(content="\u00fc\U0001f600 "), delta(content="ok"), delta("stop")).replace(
+        "\n", "\r\n"
+    )
     visit.page.evaluate("(body) => [...body].forEach((letter) => asked[0].write(letter))", body)
     visit.wait_answer()
     assert visit.answers() == ["\u00fc\U0001f600 ok"]

@@ -13,7 +13,7 @@ export function progressText(progress) {
     case "loading": return "Waiting for the model to be loaded";
     case "sending": return "Sent to the server";
     case "waiting": return `Waiting in the queue, place ${whole(progress.place)}`;
-    case "prefill": return `Reading the prompt: ${whole(progress.computed)} of ${counted(progress.promptTokens, "token")}`;
+    case "prefill": return prefillText(progress);
     default: return decodeText(progress);
   }
 }
@@ -40,13 +40,13 @@ export function statisticsText({ statistics }) {
  * @param {Message} message
  * @returns {string} "" for one that is complete
  */
-export function endText({ state, statistics }) {
+export function endText({ state, statistics, content, toolCalls }) {
   if (state === "stopped") return "Stopped.";
   if (state === "interrupted") return "Interrupted: the page was closed or loaded again.";
   if (state === "done" && statistics?.finishReason === "length") {
     return "Cut at the longest answer allowed, or at the end of the model's context.";
   }
-  return "";
+  return state === "done" && !content && toolCalls.length === 0 ? "The model has ended its answer without a text." : "";
 }
 
 /**
@@ -57,6 +57,10 @@ export function endText({ state, statistics }) {
 export function canContinue(message) {
   const isCut = message.state === "done" ? message.statistics?.finishReason === "length" : message.state !== "running";
   return isCut && message.content !== "" && message.toolCalls.length === 0;
+}
+
+function prefillText({ computed, promptTokens }) {
+  return `Reading the prompt: ${whole(computed)} of ${counted(promptTokens, "token")}`;
 }
 
 function decodeText({ newTokens, tokensPerSecond }) {

@@ -33,7 +33,7 @@ export class AnswerView {
 
   /**
    * @param {Message} message
-   * @param {{follow: () => void, showsThinking: () => boolean, retry: Function, resume: Function, sendResults: Function}} actions
+   * @param {object} actions follow, showsThinking, and what is done with the message: retry, resume, sendResults
    */
   constructor(message, actions) {
     this.#actions = actions;
@@ -149,8 +149,9 @@ export class AnswerView {
   #buttons(isLast) {
     const message = this.#message;
     const buttons = make("div", { class: "foot-buttons" });
-    if (isLast && canContinue(message)) buttons.append(footButton("Continue", () => this.#actions.resume(this.#message)));
-    buttons.append(footButton("Retry", () => this.#actions.retry(this.#message)));
+    const { resume, retry } = this.#actions;
+    if (isLast && canContinue(message)) buttons.append(footButton("Continue", () => resume(this.#message)));
+    buttons.append(footButton("Retry", () => retry(this.#message)));
     if (message.content) buttons.append(copyButton(() => this.#message.content, "Copy answer"));
     return buttons;
   }

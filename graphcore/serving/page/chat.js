@@ -2,7 +2,7 @@
 
 import { AnswerRun } from "./answer_run.js";
 import { announce, newId } from "./dom.js";
-import { shownPath } from "./message_tree.js";
+import { shownPath, versions } from "./message_tree.js";
 import { assistantMessage, toolMessage, userMessage } from "./new_messages.js";
 import { requestBody } from "./request_body.js";
 import { defaultSettings, saveDefaultSettings } from "./settings_values.js";
@@ -10,7 +10,7 @@ import { TabClaims } from "./tab_claims.js";
 import { counted } from "./number_texts.js";
 
 const LONGEST_TITLE = 60;
-const CLAIM_MILLISECONDS = 3_000; // between two questions whether the tab that makes an answer still lives
+const CLAIM_MILLISECONDS = 2_000; // between two questions whether the tab that makes an answer still lives
 
 /**
  * Event "change": the conversation, its messages, or whether an answer is being made have changed.
@@ -33,9 +33,12 @@ export class Chat extends EventTarget {
     this.#services = services;
     const { store } = services;
     store.addEventListener("message", ({ detail }) => this.#reload(detail));
-    store.addEventListener("conversations", ({ detail }) => detail === this.conversation?.id && this.#reloadConversation());
+    store.addEventListener("conversations", ({ detail }) => {
+      if (detail === this.conversation?.id) this.#reloadConversation();
+    });
     store.addEventListener("deleted", ({ detail }) => this.#deleted(detail));
     this.#claims.addEventListener("stop", ({ detail }) => this.#runs.get(detail)?.stop());
+    this.#claims.addEventListener("left", () => this.#checkElsewhere());
     window.addEventListener("pagehide", () => this.#runs.forEach((run) => run.save()));
     setInterval(() => this.#checkElsewhere(), CLAIM_MILLISECONDS);
   }
@@ -51,7 +54,7 @@ export class Chat extends EventTarget {
    * @returns {{ids: string[], at: number, choose: (id: string) => void}}
    */
   versionsOf({ id, parentId }) {
-    const ids = this.#messages.filter((message) => message.parentId === parentId).map((message) => message.id);
+    const ids = versions(this.#messages, parentId).map((message) => message.id);
     return { ids, at: ids.indexOf(id), choose: (other) => this.#choose(parentId, other) };
   }
 

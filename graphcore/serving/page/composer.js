@@ -6,6 +6,7 @@ import { readFiles } from "./text_files.js";
 
 const SAVE_MILLISECONDS = 250;
 const TALLEST = 0.4; // of the window
+const FINE_POINTER = matchMedia("(pointer: fine)"); // where no keyboard covers the page when the field has the focus
 const LONG_TEXT = 5_000; // characters, for which the field has its full height without being measured
 
 /** Writes messages for a chat. */
@@ -15,7 +16,8 @@ export class Composer {
   #files = [];
   #draftId = null; // before the first conversation is opened
   #timer = 0;
-  #field = make("textarea", { id: "message-field", rows: 1, placeholder: "Write a message", "aria-describedby": "composer-hint" });
+  #field = make("textarea", { id: "message-field", rows: 1, placeholder: "Write a message", enterkeyhint: "send",
+    "aria-describedby": "composer-hint composer-said" });
   #chips = make("ul", { class: "chips", "aria-label": "Files of the message", hidden: true });
   #said = make("p", { id: "composer-said", class: "field-error", role: "alert" });
   #send = make("button", { type: "submit", class: "send-button" });
@@ -38,12 +40,8 @@ export class Composer {
       make("p", { id: "composer-hint", class: "hint" }, "Enter sends, Shift+Enter starts a new line."), this.#input);
     this.#listen(form, target);
     chat.addEventListener("opened", () => this.#load(chat.conversation?.id ?? "new"));
+    chat.addEventListener("opened", () => FINE_POINTER.matches && this.#field.focus());
     chat.addEventListener("change", () => this.#drawSend());
-  }
-
-  /** Puts the focus into the field. */
-  focus() {
-    this.#field.focus();
   }
 
   #listen(form, target) {
@@ -56,21 +54,25 @@ export class Composer {
       this.#add(event.clipboardData.files);
     });
     this.#input.addEventListener("change", () => (this.#add([...this.#input.files]), (this.#input.value = "")));
-    const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
-    target.addEventListener("dragover", (event) => {
-      if (!hasFiles(event)) return;
-      event.preventDefault();
-      target.classList.add("is-dropping");
-    });
-    target.addEventListener("dragleave", (event) => target.contains(event.relatedTarget) || target.classList.remove("is-dropping"));
-    target.addEventListener("drop", (event) => {
-      target.classList.remove("is-dropping");
-      if (!hasFiles(event)) return;
-      event.preventDefault();
-      this.#add([...event.dataTransfer.files]);
-    });
+    this.#listenToDrops(target);
     window.addEventListener("pagehide", () => this.#save());
     window.addEventListener("resize", () => this.#fit());
+  }
+
+  #listenToDrops(target) {
+    const withFiles = (listener) => (event) => {
+      if (!event.dataTransfer?.types.includes("Files")) return;
+      event.preventDefault();
+      listener(event);
+    };
+    target.addEventListener("dragover", withFiles(() => target.classList.add("is-dropping")));
+    target.addEventListener("dragleave", ({ relatedTarget }) => {
+      if (!target.contains(relatedTarget)) target.classList.remove("is-dropping");
+    });
+    target.addEventListener("drop", withFiles(({ dataTransfer }) => {
+      target.classList.remove("is-dropping");
+      this.#add([...dataTransfer.files]);
+    }));
   }
 
   #key(event) {

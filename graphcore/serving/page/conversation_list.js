@@ -28,11 +28,16 @@ export class ConversationList {
     toggle.append(icon("menu"));
     toggle.setAttribute("aria-label", "Conversations");
     toggle.addEventListener("click", () => this.#open(toggle.getAttribute("aria-expanded") !== "true"));
-    const start = make("a", { class: "new-button", href: "#chat", onclick: () => this.#chosen() }, icon("plus"), "New conversation");
+    const start = make("a", { class: "new-button", href: "#chat", onclick: () => this.#chosen() },
+      icon("plus"), "New conversation");
     const close = button("Close the list", () => this.#open(false), { icon: "close", kind: "icon-button narrow-only" });
-    root.append(make("div", { class: "list-head" }, start, close), make("nav", { "aria-label": "Conversations" }, this.#list));
+    root.append(make("div", { class: "list-head" }, start, close),
+      make("nav", { "aria-label": "Conversations" }, this.#list));
     root.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.#isOpen) (event.stopPropagation(), this.#open(false));
+    });
+    document.addEventListener("pointerdown", ({ target }) => {
+      if (this.#isOpen && !root.contains(target) && !toggle.contains(target)) this.#open(false);
     });
     store.addEventListener("conversations", () => this.draw());
     store.addEventListener("deleted", () => this.draw());
@@ -72,10 +77,12 @@ export class ConversationList {
     const { id, title } = conversation;
     const name = { href: `#chat/${id}`, "aria-current": id === current ? "page" : null, "data-key": `${id}-open` };
     const open = make("a", { class: "conversation-link", ...name, onclick: () => this.#chosen() }, title);
-    const rename = button(`Rename ${title}`, () => this.#rename(conversation), { icon: "pencil", title: "Rename", kind: "icon-button tiny" });
-    const remove = button(`Delete ${title}`, () => this.#delete(conversation), { icon: "trash", title: "Delete", kind: "icon-button tiny" });
+    const look = (drawing, hover) => ({ icon: drawing, title: hover, kind: "icon-button tiny" });
+    const rename = button(`Rename ${title}`, () => this.#rename(conversation), look("pencil", "Rename"));
+    const remove = button(`Delete ${title}`, () => this.#delete(conversation), look("trash", "Delete"));
     rename.dataset.key = `${id}-rename`;
-    return make("li", { class: "conversation-row", "data-id": id }, open, make("span", { class: "row-buttons" }, rename, remove));
+    const buttons = make("span", { class: "row-buttons" }, rename, remove);
+    return make("li", { class: "conversation-row", "data-id": id }, open, buttons);
   }
 
   #drawBusy() {

@@ -4,10 +4,19 @@
  * Each message is a record of its own that names the one before it, so that two tabs which write at once make two
  * versions of an answer, and none overwrites the other's.
  *
- * @typedef {{id: string, title: string, updatedAt: number, settings: object, chosen: Object<string, string>}} Conversation
- *   chosen: for each message, or "" for the beginning, the version that is shown after it
- * @typedef {{id: string, conversationId: string, parentId: string, role: "user"|"assistant"|"tool", createdAt: number}} Message
- *   with the fields of its role: see new_messages.js
+ * @typedef {object} Conversation
+ * @property {string} id
+ * @property {string} title
+ * @property {number} updatedAt milliseconds since 1970
+ * @property {object} settings
+ * @property {Object<string, string>} chosen for a message, or "" for the beginning, the version that is shown after it
+ *
+ * @typedef {object} Message with further fields of its role: see new_messages.js
+ * @property {string} id
+ * @property {string} conversationId
+ * @property {string} parentId the message before, or ""
+ * @property {"user"|"assistant"|"tool"} role
+ * @property {number} createdAt milliseconds since 1970
  */
 
 import { kept, openDatabase, resultOf } from "./database.js";
@@ -96,7 +105,7 @@ export class ConversationStore extends EventTarget {
   }
 
   /**
-   * Keeps a message, unless its conversation was deleted. It is written at once, so that a page which is left can do it.
+   * Keeps a message, unless its conversation was deleted. It is written at once: also a page that is left can do it.
    * @param {Message} message
    */
   async saveMessage(message) {

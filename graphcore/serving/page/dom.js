@@ -10,7 +10,8 @@ const ICONS = {
   pencil: "M3 13l.6-2.8L11 2.8 13.2 5l-7.4 7.4z",
   plus: "M8 3v10M3 8h10",
   send: "M8 13V3M3.5 7.5 8 3l4.5 4.5",
-  settings: "M2 5h7M13 5h1M2 11h1M7 11h7M11 3.2a1.8 1.8 0 1 1 0 3.6 1.8 1.8 0 0 1 0-3.6M5 9.2a1.8 1.8 0 1 1 0 3.6 1.8 1.8 0 0 1 0-3.6",
+  settings: "M2 5h7M13 5h1M2 11h1M7 11h7M11 3.2a1.8 1.8 0 1 1 0 3.6 1.8 1.8 0 0 1 0-3.6"
+    + "M5 9.2a1.8 1.8 0 1 1 0 3.6 1.8 1.8 0 0 1 0-3.6",
   stop: "M4.5 4.5h7v7h-7z",
   trash: "M3 4.5h10M6 4.5V3h4v1.5M4.5 4.5 5 13h6l.5-8.5",
 };
@@ -18,7 +19,7 @@ const ICONS = {
 /**
  * Makes an element.
  * @param {string} tag its name
- * @param {Object<string, unknown>} [properties] attributes; `on…` are listeners, and false, null and undefined are left out
+ * @param {Object<string, unknown>} [properties] attributes; `on…` are listeners; false, null and undefined are left out
  * @param {...(Node|string|null|undefined|false)} children
  * @returns {HTMLElement}
  */

@@ -3,17 +3,20 @@
 import { shown } from "./dialogs.js";
 import { button, make } from "./dom.js";
 
+const OUTDATED = "The server does not take the key any more that this tab has. Enter the present one.";
 const WRONG = "The server does not take this key. Check it and try again.";
 const UNUSABLE = "A key has letters, digits and signs without spaces. Check what you have pasted.";
 
 /**
  * Asks for the key until it is right.
  * @param {(key: string) => Promise<boolean>} isTaken whether the server takes a key
+ * @param {boolean} hadKey true if the server has just refused one
  * @returns {Promise<string|null>} null if the dialog was closed without one
  */
-export async function askKey(isTaken) {
+export async function askKey(isTaken, hadKey) {
   let found = null;
   const { dialog, form, field, said, send } = keyForm(() => dialog.close());
+  said.textContent = hadKey ? OUTDATED : "";
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (send.getAttribute("aria-disabled")) return;

@@ -21,29 +21,38 @@ const NOTICES = {
   unreachable: "The server cannot be reached. The page tries again by itself; what you have written is kept.",
 };
 
+const NOT_KEPT = "This browser keeps no data for this page: conversations last until it is closed or loaded again.";
+
 /** Shows what the server is doing: the model's name, its state, and a notice if something is not as it should be. */
-function watchServer(session, health) {
+function watchServer(session, health, store) {
+  let keptText = store.isKept ? "" : NOT_KEPT;
   const draw = () => {
     byId("model-state").textContent = health.state;
     byId("model-state").dataset.state = health.state;
-    const notice = byId("notice");
-    if (NOTICES[health.state]) notice.textContent = NOTICES[health.state];
-    else if (session.needsKey) notice.replaceChildren("This server needs a key. ", button("Enter the key", () => session.enterKey()));
-    else notice.replaceChildren();
+    byId("notice").replaceChildren(...noticeParts(health, session, keptText));
   };
   const name = async () => {
     if (health.state !== "ready") return;
-    try {
-      const { data } = await session.get("v1/models");
-      byId("model-name").textContent = data[0].id;
-      document.title = `${data[0].id} \u2013 graphcore`;
-    } catch {
-      // said in the notice
-    }
-    draw();
+    const { data } = await session.get("v1/models").catch(() => ({ data: [] })); // the notice says what is wrong
+    if (data.length === 0) return;
+    byId("model-name").textContent = data[0].id;
+    document.title = `${data[0].id} \u2013 graphcore`;
   };
   health.addEventListener("state", () => (draw(), name()));
   session.addEventListener("key", () => (draw(), session.needsKey || name()));
+  store.addEventListener("failed", ({ detail }) => ((keptText = notKept(detail)), draw()));
+  draw();
+}
+
+function noticeParts(health, session, keptText) {
+  if (NOTICES[health.state]) return [NOTICES[health.state]];
+  if (session.needsKey) return ["This server needs a key. ", button("Enter the key", () => session.enterKey())];
+  return keptText ? [keptText] : [];
+}
+
+function notKept(error) {
+  const reason = error?.message || "there is no room";
+  return `This conversation cannot be kept in the browser (${reason}). Copy what you need before you close the page.`;
 }
 
 /** Shows the view that the address names: #chat, #chat/ID of a conversation, or #engine. */
@@ -95,18 +104,14 @@ function startHead(chat) {
 async function start() {
   const [session, health, store] = [new Session(), new HealthWatch(), await ConversationStore.open()];
   const chat = new Chat({ session, health, store });
-  watchServer(session, health);
+  watchServer(session, health, store);
   startHead(chat);
   new MessagesView(chat, byId("messages"), byId("newest-button"));
   const composer = new Composer(byId("composer"), byId("chat"), chat, store);
   chat.addEventListener("begun", () => composer.begun(chat.conversation.id));
   await new ConversationList(byId("conversations"), byId("conversations-button"), chat, store).draw();
-  store.addEventListener("failed", ({ detail }) => {
-    byId("notice").textContent = `This conversation cannot be kept in the browser (${detail?.message ?? "no room"}). `
-      + "Copy what you need before you close the page.";
-  });
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !document.querySelector("dialog[open]")) chat.stop();
+    if (event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open]")) chat.stop();
   });
   health.start();
   await watchAddress(chat, startEngineView(byId("engine"), session));

@@ -41,7 +41,7 @@ const BUILDERS = {
   html: ({ raw, block }) => (block ? make("p", { class: "as-written" }, raw.trimEnd()) : raw),
   list,
   table,
-  text: ({ tokens, text, raw }, level) => (tokens ? make("span", {}, ...elementsOf(tokens, level)) : plain(text ?? raw)),
+  text: ({ tokens, text }, level) => (tokens ? make("span", {}, ...elementsOf(tokens, level)) : plain(text)),
   escape: ({ text }) => plain(text),
   strong: ({ tokens }, level) => make("strong", {}, ...elementsOf(tokens, level)),
   em: ({ tokens }, level) => make("em", {}, ...elementsOf(tokens, level)),

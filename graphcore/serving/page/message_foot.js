@@ -10,12 +10,14 @@ import { button, make } from "./dom.js";
 export function versionsRow({ ids, at, choose }) {
   if (ids.length < 2) return null;
   const go = (label, step, drawing) => {
-    const one = button(label, () => ids[at + step] && choose(ids[at + step]), { icon: drawing, kind: "icon-button tiny" });
+    const look = { icon: drawing, kind: "icon-button tiny" };
+    const one = button(label, () => ids[at + step] && choose(ids[at + step]), look);
     if (!ids[at + step]) one.setAttribute("aria-disabled", "true");
     return one;
   };
   return make("div", { class: "versions", role: "group", "aria-label": "Versions" },
-    go("Earlier version", -1, "back"), make("span", {}, `${at + 1} of ${ids.length}`), go("Later version", 1, "forward"));
+    go("Earlier version", -1, "back"), make("span", {}, `${at + 1} of ${ids.length}`),
+    go("Later version", 1, "forward"));
 }
 
 /**

@@ -1,7 +1,7 @@
 /** The messages of a conversation as a tree: an edit or a retry is a further version beside the earlier one. */
 
 /**
- * Returns the versions beside a message, itself included, oldest first.
+ * Returns the versions of what comes after a message, oldest first.
  * @param {Message[]} messages of a conversation, oldest first
  * @param {string} parentId
  * @returns {Message[]}

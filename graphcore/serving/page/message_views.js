@@ -6,6 +6,9 @@ import { asWritten } from "./markdown.js";
 import { footButton, messageFoot, versionsRow } from "./message_foot.js";
 import { size } from "./number_texts.js";
 
+const KEPT = "The earlier message and its answers are kept as another version.";
+const BUSY = "An answer is being made. Wait until it is complete, or stop it.";
+
 /** Shows a message of the user, which can be edited. */
 export class UserView {
   #body = make("div", { class: "user-body" });
@@ -13,7 +16,9 @@ export class UserView {
   #message;
   #actions;
   #around = null;
-  element = make("article", { class: "message user", tabindex: -1, "aria-label": "Your message" }, this.#body, this.#foot);
+  #isBusy = false;
+  element = make("article", { class: "message user", tabindex: -1, "aria-label": "Your message" },
+    this.#body, this.#foot);
 
   /**
    * @param {Message} message
@@ -30,6 +35,7 @@ export class UserView {
    * @param {{versions: object, isBusy: boolean}} around
    */
   update(message, around) {
+    this.#isBusy = around.isBusy;
     const seen = JSON.stringify([around.versions.ids, around.isBusy]);
     if (seen === this.#around) return;
     this.#around = seen;
@@ -47,14 +53,19 @@ export class UserView {
   #edit() {
     const field = make("textarea", { class: "edit-field", "aria-label": "Edit the message", rows: 3 });
     field.value = this.#message.text;
+    const hint = make("p", { class: "hint", role: "status" }, KEPT);
     const cancel = () => (this.#drawBody(), this.#foot.querySelector("button")?.focus());
-    const send = () => field.value.trim() && (this.#drawBody(), this.#actions.edit(this.#message, field.value));
+    const send = () => {
+      if (this.#isBusy) hint.textContent = BUSY;
+      else if (field.value.trim()) (this.#drawBody(), this.#actions.edit(this.#message, field.value));
+    };
     field.addEventListener("keydown", (event) => {
+      if (event.isComposing) return;
       if (event.key === "Escape") (event.stopPropagation(), cancel());
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) (event.preventDefault(), send());
+      if (event.key === "Enter" && !event.shiftKey) (event.preventDefault(), send());
     });
-    const hint = make("p", { class: "hint" }, "The earlier message and its answers are kept as another version.");
-    const end = make("div", { class: "dialog-end" }, button("Cancel", cancel), button("Send", send, { kind: "main-button" }));
+    const end = make("div", { class: "dialog-end" }, button("Cancel", cancel),
+      button("Send", send, { kind: "main-button" }));
     this.#body.replaceChildren(...this.#message.files.map(foldedFile), field, hint, end);
     this.#foot.hidden = true;
     field.focus();
@@ -75,7 +86,8 @@ export class ToolView {
 }
 
 function foldedFile({ name, size: bytes, text }) {
-  const details = make("details", { class: "file" }, make("summary", {}, name, " ", make("span", { class: "muted" }, size(bytes))));
+  const summary = make("summary", {}, name, " ", make("span", { class: "muted" }, size(bytes)));
+  const details = make("details", { class: "file" }, summary);
   details.addEventListener("toggle", () => details.children.length === 1 && details.append(asWritten(text)));
   return details;
 }

@@ -40,19 +40,20 @@ export class MessagesView {
   }
 
   #update() {
+    const list = this.#list;
     const path = this.#chat.path;
     const isBusy = this.#chat.runningMessage !== undefined;
-    const hadFocus = this.#list.contains(document.activeElement);
+    const hadFocus = list.contains(document.activeElement);
     path.forEach((message, at) => {
       const view = this.#viewOf(message);
-      if (this.#list.children[at] !== view.element) this.#list.insertBefore(view.element, this.#list.children[at] ?? null);
+      if (list.children[at] !== view.element) list.insertBefore(view.element, list.children[at] ?? null);
       const isLast = at === path.length - 1;
       const progress = this.#chat.progressOf(message.id);
       view.update(message, { isLast, isBusy, progress, versions: this.#chat.versionsOf(message) });
     });
-    if (path.length === 0) this.#list.replaceChildren(emptyText());
-    while (this.#list.childElementCount > Math.max(path.length, 1)) this.#list.lastElementChild.remove();
-    if (hadFocus && !this.#list.contains(document.activeElement)) this.#list.lastElementChild.focus({ preventScroll: true });
+    if (path.length === 0) list.replaceChildren(emptyText());
+    while (list.childElementCount > Math.max(path.length, 1)) list.lastElementChild.remove();
+    if (hadFocus && !list.contains(document.activeElement)) list.lastElementChild.focus({ preventScroll: true });
     this.#follow();
   }
 

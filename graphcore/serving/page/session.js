@@ -63,7 +63,7 @@ export class Session extends EventTarget {
    * @returns {Promise<boolean>} false if the person has closed the dialog
    */
   async enterKey() {
-    this.#asking ??= askKey((key) => this.#isTaken(key)).finally(() => (this.#asking = null));
+    this.#asking ??= askKey((key) => this.#isTaken(key), this.#key !== null).finally(() => (this.#asking = null));
     const key = await this.#asking;
     this.#wasDeclined = key === null;
     if (key !== null) this.#keep(key);
@@ -115,6 +115,7 @@ function storedKey() {
   }
 }
 
+const TOO_LONG = "The conversation is longer than the model can read. Start a new one, or remove files.";
 const ADVICE = {
   401: "The server needs its key. Enter it, and try again.",
   403: "The server refuses this page's address.",
@@ -155,7 +156,7 @@ export function errorFrom(found, status, retryAfter = null) {
 function wordsFor(detail, { status, code, retryAfter }) {
   const said = detail ? ` The server says: ${detail}${/[.!?]$/.test(detail) ? "" : "."}` : "";
   if (code === "context_length_exceeded") {
-    return `The conversation is longer than the model can read. Start a new one, or remove files or earlier messages.${said}`;
+    return `${TOO_LONG}${said}`;
   }
   if (status === 429) return `${ADVICE[429]} Try again in ${retryAfter ?? "a few"} seconds.${said}`;
   if (ADVICE[status]) return `${ADVICE[status]}${status === 401 ? "" : said}`;

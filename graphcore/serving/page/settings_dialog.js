@@ -4,10 +4,13 @@ import { shown } from "./dialogs.js";
 import { button, make } from "./dom.js";
 import { NO_SETTINGS, settingsErrors } from "./settings_values.js";
 
-const TOOLS_HINT = "A JSON list of function definitions, as OpenAI's interface has them. The page shows the calls, and you "
-  + "enter what the tools return.";
+const TOOLS_HINT = "A JSON list of function definitions, as OpenAI's interface has them. The page shows the calls, and "
+  + "you enter what the tools return.";
 const SCHEMA_HINT = "A JSON schema that the answer must match. The model can then write nothing else.";
-const EFFORTS = [["", "The model's default"], ["none", "No thinking"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]];
+const TOP_P_HINT = "Only the likeliest tokens that have this share of the probability are drawn; 1 is all.";
+const EFFORTS = [
+  ["", "The model's default"], ["none", "No thinking"], ["low", "Low"], ["medium", "Medium"], ["high", "High"],
+];
 
 /**
  * Shows the settings until they are saved or the dialog is closed.
@@ -31,10 +34,11 @@ export async function editSettings(settings, isNew) {
     make("form", { novalidate: true, onsubmit: save },
       make("div", { class: "dialog-head" }, make("h2", { id: "settings-title" }, "Settings"),
         button("Close", () => dialog.close(), { icon: "close" })),
-      make("p", { class: "hint" }, `They hold for ${isNew ? "the new" : "this"} conversation. A field that is empty is not `
-        + "sent: the server's default applies."),
+      make("p", { class: "hint" }, `They hold for ${isNew ? "the new" : "this"} conversation. A field that is empty is `
+        + "not sent: the server's default applies."),
       make("div", { class: "settings-fields" }, ...fields.elements),
-      make("div", { class: "check" }, forAll, make("label", { for: forAll.id }, "Use these settings for new conversations, too")),
+      make("div", { class: "check" }, forAll,
+        make("label", { for: forAll.id }, "Use these settings for new conversations, too")),
       make("div", { class: "dialog-end" }, button("Reset to defaults", reset), make("span", { class: "spacer" }),
         button("Cancel", () => dialog.close()), make("button", { type: "submit", class: "main-button" }, "Save"))));
   fields.fill(settings);
@@ -46,8 +50,8 @@ function settingFields() {
   const number = { type: "text", inputmode: "decimal", autocomplete: "off" };
   const rows = [
     settingRow("system", "System prompt", area(4), "Tells the model who it is and how to answer."),
-    settingRow("temperature", "Temperature", make("input", number), "0 always takes the likeliest token; 1 is as trained."),
-    settingRow("topP", "Top p", make("input", number), "Tokens outside of this share of probability are not drawn; 1 is all."),
+    settingRow("temperature", "Temperature", make("input", number), "0 always takes the likeliest token."),
+    settingRow("topP", "Top p", make("input", number), TOP_P_HINT),
     settingRow("maxTokens", "Longest answer", make("input", number), "In tokens."),
     settingRow("seed", "Seed", make("input", number), "The same seed gives the same answer again."),
     settingRow("effort", "Thinking", choice(EFFORTS), "How much a model that can think does so before it answers."),

@@ -8,7 +8,8 @@ const EFFORTS = ["none", "low", "medium", "high"];
 
 /** Names and values of a conversation without settings. */
 export const NO_SETTINGS = Object.freeze({
-  system: "", temperature: "", topP: "", maxTokens: "", seed: "", effort: "", showsThinking: false, tools: "", schema: "",
+  system: "", temperature: "", topP: "", maxTokens: "", seed: "",
+  effort: "", showsThinking: false, tools: "", schema: "",
 });
 
 /** @returns {object} the settings of new conversations */

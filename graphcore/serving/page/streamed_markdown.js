@@ -127,7 +127,7 @@ export class StreamedMarkdown {
     let source = rest.slice(0, this.#window);
     if (source.length < rest.length) source = source.slice(0, source.lastIndexOf("\n") + 1 || source.length);
     const deep = DEEP_LINE.exec(source);
-    return deep === null ? { source, isBeforeDeep: false } : { source: source.slice(0, deep.index), isBeforeDeep: true };
+    return { source: source.slice(0, deep?.index), isBeforeDeep: deep !== null };
   }
 
   #beginCode(rest, [opening, indent, marks, language]) {
@@ -135,9 +135,10 @@ export class StreamedMarkdown {
     if (!opening.endsWith("\n") && !this.#isEnded) return false;
     const { block, code } = openCodeBlock(language);
     const closing = new RegExp(`^ {0,3}${marks[0]}{${marks.length},}[ \\t]*$`);
-    const margin = new RegExp(`^ {0,${indent.length}}`);
+    const isEnd = (line) => closing.test(line);
+    const margin = indent ? new RegExp(`^ {0,${indent.length}}`) : null;
     this.#settle(opening.length, [block]);
-    this.#grown = { writer: code, isEnd: (line) => closing.test(line), margin: indent ? margin : null, ...AT_BEGINNING };
+    this.#grown = { writer: code, isEnd, margin, ...AT_BEGINNING };
     return true;
   }
 

@@ -1,9 +1,12 @@
 /** Which tab makes an answer: tabs ask each other. */
 
 const CHANNEL = "graphcore.answers";
-const REPLY_MILLISECONDS = 400;
+const REPLY_MILLISECONDS = 300;
 
-/** Event "stop": another tab wishes that this one ends an answer (`detail` is its id). */
+/**
+ * Event "stop": another tab wishes that this one ends an answer (`detail` is its id). Event "left": another tab was
+ * closed, or loads the page again.
+ */
 export class TabClaims extends EventTarget {
   #channel = new BroadcastChannel(CHANNEL);
   #waiting = new Map();
@@ -14,8 +17,10 @@ export class TabClaims extends EventTarget {
     this.#channel.addEventListener("message", ({ data: { type, messageId } }) => {
       if (type === "who" && isMine(messageId)) this.#channel.postMessage({ type: "mine", messageId });
       if (type === "mine") this.#waiting.get(messageId)?.(true);
+      if (type === "left") this.dispatchEvent(new Event("left"));
       if (type === "stop") this.dispatchEvent(new CustomEvent("stop", { detail: messageId }));
     });
+    window.addEventListener("pagehide", () => this.#channel.postMessage({ type: "left" }));
   }
 
   /**

@@ -4,6 +4,8 @@ import { codeBlock } from "./markdown.js";
 import { make } from "./dom.js";
 import { indentedJson } from "./json_texts.js";
 
+const HINT = "The page runs no tools. Enter what the tool returns, and the model goes on.";
+
 /** Shows the calls of one answer. */
 export class ToolCallsView {
   element = make("div", { class: "tool-calls" });
@@ -39,7 +41,8 @@ export function resultsForm(message, send) {
     event.preventDefault();
     send(fields.map(({ value }) => value));
   };
-  const hint = make("p", { class: "hint" }, "The page runs no tools. Enter what the tool returns, and the model goes on.");
-  const button = make("button", { type: "submit", class: "button" }, fields.length > 1 ? "Send results" : "Send result");
-  return make("form", { class: "results-form", onsubmit: submit }, ...labelled, hint, button);
+  const hint = make("p", { class: "hint" }, HINT);
+  const label = fields.length > 1 ? "Send results" : "Send result";
+  return make("form", { class: "results-form", onsubmit: submit }, ...labelled, hint,
+    make("button", { type: "submit", class: "button" }, label));
 }
