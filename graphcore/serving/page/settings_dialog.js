@@ -1,0 +1,102 @@
+/** The dialog with the settings of a conversation. */
+
+import { shown } from "./dialogs.js";
+import { button, make } from "./dom.js";
+import { NO_SETTINGS, settingsErrors } from "./settings_values.js";
+
+const TOOLS_HINT = "A JSON list of function definitions, as OpenAI's interface has them. The page shows the calls, and "
+  + "you enter what the tools return.";
+const SCHEMA_HINT = "A JSON schema that the answer must match. The model can then write nothing else.";
+const TOP_P_HINT = "Only the likeliest tokens that have this share of the probability are drawn; 1 is all.";
+const EFFORTS = [
+  ["", "The model's default"], ["none", "No thinking"], ["low", "Low"], ["medium", "Medium"], ["high", "High"],
+];
+
+/**
+ * Shows the settings until they are saved or the dialog is closed.
+ * @param {object} settings
+ * @param {boolean} isNew true before the conversation has a message
+ * @returns {Promise<{settings: object, isForAll: boolean}|null>} null if nothing is to be saved
+ */
+export async function editSettings(settings, isNew) {
+  let found = null;
+  const fields = settingFields();
+  const forAll = make("input", { type: "checkbox", id: "setting-for-all" });
+  const save = (event) => {
+    event.preventDefault();
+    const values = fields.values();
+    if (!fields.complain(settingsErrors(values))) return;
+    found = { settings: values, isForAll: forAll.checked };
+    dialog.close();
+  };
+  const reset = () => (fields.fill(NO_SETTINGS), fields.complain({}));
+  const dialog = make("dialog", { class: "dialog settings", "aria-labelledby": "settings-title" },
+    make("form", { novalidate: true, onsubmit: save },
+      make("div", { class: "dialog-head" }, make("h2", { id: "settings-title" }, "Settings"),
+        button("Close", () => dialog.close(), { icon: "close" })),
+      make("p", { class: "hint" }, `They hold for ${isNew ? "the new" : "this"} conversation. A field that is empty is `
+        + "not sent: the server's default applies."),
+      make("div", { class: "settings-fields" }, ...fields.elements),
+      make("div", { class: "check" }, forAll,
+        make("label", { for: forAll.id }, "Use these settings for new conversations, too")),
+      make("div", { class: "dialog-end" }, button("Reset to defaults", reset), make("span", { class: "spacer" }),
+        button("Cancel", () => dialog.close()), make("button", { type: "submit", class: "main-button" }, "Save"))));
+  fields.fill(settings);
+  await shown(dialog);
+  return found;
+}
+
+function settingFields() {
+  const number = { type: "text", inputmode: "decimal", autocomplete: "off" };
+  const rows = [
+    settingRow("system", "System prompt", area(4), "Tells the model who it is and how to answer."),
+    settingRow("temperature", "Temperature", make("input", number), "0 always takes the likeliest token."),
+    settingRow("topP", "Top p", make("input", number), TOP_P_HINT),
+    settingRow("maxTokens", "Longest answer", make("input", number), "In tokens."),
+    settingRow("seed", "Seed", make("input", number), "The same seed gives the same answer again."),
+    settingRow("effort", "Thinking", choice(EFFORTS), "How much a model that can think does so before it answers."),
+    settingRow("showsThinking", "Show thinking while it is written", make("input", { type: "checkbox" })),
+    settingRow("tools", "Tools", area(5, "mono"), TOOLS_HINT),
+    settingRow("schema", "Schema of the answer", area(5, "mono"), SCHEMA_HINT),
+  ];
+  return {
+    elements: rows.map(({ element }) => element),
+    values: () => Object.fromEntries(rows.map(({ name, read }) => [name, read()])),
+    fill: (settings) => rows.forEach(({ name, write }) => write(settings[name] ?? NO_SETTINGS[name])),
+    complain: (errors) => {
+      const wrong = rows.filter(({ name, complain }) => complain(errors[name]));
+      wrong[0]?.control.focus();
+      return wrong.length === 0;
+    },
+  };
+}
+
+function settingRow(name, label, control, hint = "") {
+  control.id = `setting-${name}`;
+  const isCheck = control.type === "checkbox";
+  const error = make("p", { id: `${control.id}-error`, class: "field-error" });
+  const help = hint && make("p", { id: `${control.id}-hint`, class: "hint" }, hint);
+  if (!isCheck) control.setAttribute("aria-describedby", `${error.id}${hint ? ` ${control.id}-hint` : ""}`);
+  const words = make("label", { for: control.id }, label);
+  const element = make("div", { class: isCheck ? "check" : `field field-${name}` },
+    ...(isCheck ? [control, words] : [words, control, error, help]));
+  return {
+    name, control, element,
+    read: () => (isCheck ? control.checked : control.value),
+    write: (value) => (isCheck ? (control.checked = Boolean(value)) : (control.value = value)),
+    complain: (text = "") => {
+      error.textContent = text;
+      control.toggleAttribute("aria-invalid", text !== "");
+      if (text) control.setAttribute("aria-invalid", "true");
+      return text !== "";
+    },
+  };
+}
+
+function area(rows, kind = "") {
+  return make("textarea", { rows, class: kind, spellcheck: kind ? "false" : null });
+}
+
+function choice(options) {
+  return make("select", {}, ...options.map(([value, text]) => make("option", { value }, text)));
+}

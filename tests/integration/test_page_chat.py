@@ -1,0 +1,802 @@
+"""The chat of the server's page, in a real browser: conversations, failures, hostile answers, keyboard and phones.
+
+Texts that a tiny model of random weights cannot write come from scripted answers (page_visit.py).
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from browser import running_browser
+from chat_folder import END, save_chat_folder
+from page_visit import CHAT, Visit, answer, delta, events, files, new_visit, usage_chunk
+from playwright.sync_api import Browser, expect
+from served_engine import Running, running_server
+
+from graphcore import Engine
+from graphcore.sampling_params import SamplingParams
+
+KEY = "a-key-of-the-server"
+LONGEST_FREEZE = 200.0  # milliseconds for which the page may not listen
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+TOOLS = '[{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]'
+MARKDOWN = """# A title
+
+Some *words* and a [link](https://example.org/a "b"), `code`, ~~gone~~ &amp; <b>no element</b>.
+
+1. one
+2. two
+   - inner
+
+| a | b |
+|:--|--:|
+| 1 | 2 |
+
+```python
+print("<i>")
+```
+
+> said
+
+- [x] done
+"""
+HOSTILE = """<script>alert(1)</script> <img src=x onerror="alert(2)"> <svg onload=alert(3)><a xlink:href="x">
+
+<iframe src="https://evil.example/a"></iframe>
+
+<style>body { display: none }</style>
+
+![picture](https://evil.example/b.png) ![x](javascript:alert(4)) ![d](data:image/png;base64,AA)
+
+[one](javascript:alert(5)) [two](JaVaScRiPt:alert(6)) [three](data:text/html,<script>alert(7)</script>)
+[four](vbscript:x) [five](//evil.example/c) [six](&#106;avascript:alert(8)) [seven]( javascript:alert(9) )
+[eight](https://evil.example/d" onclick="alert(10)) <javascript:alert(11)> [nine][ref]
+
+[ref]: javascript:alert(12)
+
+```html
+<script>alert(13)</script>
+```
+
+<form action="https://evil.example/e"><input autofocus onfocus=alert(14)></form>
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = save_chat_folder(tmp_path_factory.mktemp("page") / "model")
+    sizes = ["batching.max_sequences=2", "context_length=4096"]
+    with Engine.load(folder, dtype="fp32", device="cpu", overrides=sizes) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def running(engine: Engine) -> Iterator[Running]:
+    (end,) = engine.tokenizer.encode(END, add_special_tokens=False)
+    endless = SamplingParams(logit_bias={end: -100.0})
+    with running_server(lambda: engine, sampling=endless) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def visit(browser: Browser, running: Running) -> Iterator[Visit]:
+    with new_visit(browser, running.url) as visit:
+        yield visit
+        visit.check_errors()
+        visit.check_own_addresses()
+
+
+def open_scripted(visit: Visit, question: str = "Hello?") -> Visit:
+    """Open the page, and ask something that the test answers."""
+    visit.script().open().say(question)
+    visit.wait_for("asked.length === 1")
+    return visit
+
+
+def set_settings(visit: Visit, **values: str | bool) -> None:
+    visit.page.click("#settings-button")
+    for name, value in values.items():
+        field = visit.page.locator(f"#setting-{name}")
+        if isinstance(value, bool):
+            field.set_checked(value)
+        elif name == "effort":
+            field.select_option(value)
+        else:
+            field.fill(value)
+    visit.page.click(".settings .main-button")
+    expect(visit.page.locator("dialog")).to_have_count(0)
+
+
+def test_a_conversation_of_two_turns(visit: Visit, running: Running) -> None:
+    visit.open()
+    set_settings(visit, maxTokens="60", seed="1", system="Be brief.")
+    visit.say("Hello?")
+    visit.wait_answer()
+    sent: list[Any] = []
+    visit.page.on(
+        "request", lambda request: request.url.endswith("completions") and sent.append(request.post_data_json)
+    )
+    visit.say("And then?")
+    visit.wait_answer(2)
+    first, second = visit.answers()
+    body = {"messages": sent[0]["messages"][:2], "max_tokens": 60, "seed": 1}
+    with running.client() as http:
+        expected = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+        body["messages"] = sent[0]["messages"]
+        assert http.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 60
+    assert [message["role"] for message in sent[0]["messages"]] == ["system", "user", "assistant", "user"]
+    assert sent[0]["messages"][2]["content"] == expected
+    assert "".join(first.split()) == "".join(expected.split())
+    assert second
+    facts = visit.page.locator(".facts").all_inner_texts()
+    assert all("Answer 60 tokens" in text and "tokens/s" in text and "first token after" in text for text in facts)
+    assert "from the cache" in facts[1]
+    expect(visit.page.locator("#model-name")).to_have_text("tiny")
+    expect(visit.page.locator("#model-state")).to_have_text("ready")
+    expect(visit.page.locator(".conversation-link")).to_have_text("Hello?")
+
+
+def test_an_answer_is_continued_where_its_length_ended(visit: Visit) -> None:
+    visit.open()
+    set_settings(visit, maxTokens="5", seed="1")
+    visit.say("Hello?")
+    visit.wait_answer()
+    expect(visit.page.locator(".end")).to_contain_text("Cut")
+    before = visit.page.locator(".assistant").inner_text()
+    assert "Answer 5 tokens" in before
+    visit.page.get_by_role("button", name="Continue").click()
+    expect(visit.page.locator(".facts")).to_contain_text("Answer 10 tokens")
+    assert len(visit.answers()) == 1
+
+
+def test_stop_by_button_and_by_escape(visit: Visit, running: Running) -> None:
+    visit.open()
+    for at, stop in enumerate(
+        (lambda: visit.page.get_by_role("button", name="Stop").click(), lambda: visit.page.keyboard.press("Escape")), 1
+    ):
+        visit.say("Talk.")
+        visit.wait_for(f"document.querySelectorAll('.assistant')[{at - 1}]?.querySelector('.answer-text').innerText")
+        stop()
+        visit.wait_answer(at)
+        running.wait_for(lambda: running.num_requests() == 0)
+        expect(visit.page.locator(".end").nth(at - 1)).to_have_text("Stopped.")
+    expect(visit.page.get_by_role("button", name="Continue")).to_have_count(1)
+
+
+def test_a_reload_keeps_what_had_arrived(visit: Visit, running: Running) -> None:
+    open_scripted(visit)
+    visit.push(delta(content="It had **begun"))
+    expect(visit.page.locator(".answer-text")).to_contain_text("begun")
+    visit.page.fill("#message-field", "a draft")
+    visit.page.reload()
+    expect(visit.page.locator(".end")).to_contain_text("Interrupted")
+    expect(visit.page.locator(".answer-text")).to_contain_text("It had **begun")
+    expect(visit.page.locator("#message-field")).to_have_value("a draft")
+    visit.page.get_by_role("button", name="Continue").click()
+    visit.push(delta(content="** and ended."), delta("stop"), usage_chunk(), is_last=True)
+    visit.wait_answer()
+    body = visit.asked()[0]
+    assert body["messages"][-1] == {"role": "assistant", "content": "It had **begun"}
+    assert body["continue_final_message"] is True
+    assert visit.answers() == ["It had begun and ended."]
+
+
+def test_progress_comes_from_the_status(visit: Visit) -> None:
+    open_scripted(visit)
+    own = visit.page.evaluate("asked[0].id")
+    shown: dict[str, Any] = {"id": own, "prompt_tokens": 40, "computed_tokens": 0, "new_tokens": 0, "decode_seconds": 0}
+    visit.page.unroute("**/status?*")
+    visit.page.route(
+        "**/status?*", lambda route: route.fulfill(json={"requests": [{"id": "x", "state": "waiting"}, shown]})
+    )
+    facts = visit.page.locator(".facts")
+    shown["state"] = "waiting"
+    expect(facts).to_have_text("Waiting in the queue, place 2")
+    shown |= {"state": "prefill", "computed_tokens": 16}
+    expect(facts).to_have_text("Reading the prompt: 16 of 40 tokens")
+    shown |= {"state": "decode", "computed_tokens": 50, "new_tokens": 10, "decode_seconds": 0.5}
+    expect(facts).to_have_text("10 tokens \u00b7 20.0 tokens/s")
+    visit.push(delta(content="Hi."), delta("stop"), usage_chunk(), is_last=True)
+    expect(facts).to_contain_text("Prompt 20 tokens (16 from the cache) \u00b7 Answer 9 tokens")
+
+
+def test_the_key_is_asked_once_and_kept_in_the_session_only(browser: Browser, engine: Engine) -> None:
+    with running_server(lambda: engine, api_key=KEY) as running, new_visit(browser, running.url) as visit:
+        page = visit.open().page
+        dialog = page.get_by_role("dialog", name="This server needs a key")
+        expect(dialog).to_be_visible()
+        assert page.locator("#key-field").get_attribute("type") == "password"
+        visit.check_axe()
+        page.locator("#key-field").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(dialog.get_by_role("alert")).to_contain_text("does not take this key")
+        page.keyboard.type(KEY)  # what was wrong is selected
+        page.keyboard.press("Enter")
+        expect(page.locator("#model-name")).to_have_text("tiny")
+        expect(page.locator("dialog")).to_have_count(0)
+        page.reload()
+        expect(page.locator("#model-name")).to_have_text("tiny")
+        set_settings(visit, maxTokens="2")
+        visit.say("Hello?")
+        visit.wait_answer()
+        expect(page.locator("dialog")).to_have_count(0)
+        assert page.evaluate("JSON.stringify(sessionStorage)").count(KEY) == 1
+        assert KEY not in page.evaluate("JSON.stringify(localStorage)")
+        assert KEY not in page.evaluate("(async () => JSON.stringify(await Promise.all(" + ALL_RECORDS + ")))()")
+        assert KEY not in page.content()
+        visit.check_errors(401)
+
+
+ALL_RECORDS = """["conversations", "messages", "drafts"].map((name) => new Promise((done) => {
+  const opening = indexedDB.open("graphcore");
+  opening.onsuccess = () => {
+    const request = opening.result.transaction(name).objectStore(name).getAll();
+    request.onsuccess = () => (opening.result.close(), done(request.result));
+  };
+}))"""
+
+
+def test_without_the_key_a_message_waits_with_a_retry(browser: Browser, engine: Engine) -> None:
+    with running_server(lambda: engine, api_key=KEY) as running, new_visit(browser, running.url) as visit:
+        page = visit.open().page
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#notice")).to_contain_text("This server needs a key")
+        visit.say("Hello?")
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator(".message-error")).to_contain_text("needs its key")
+        page.get_by_role("button", name="Retry").click()
+        page.locator("#key-field").fill(KEY)
+        page.keyboard.press("Enter")
+        visit.wait_answer()
+        expect(page.locator(".message-error")).to_have_count(0)
+        expect(page.locator("#notice")).to_be_empty()
+        visit.check_errors(401)
+
+
+ERRORS: list[tuple[int, Any, dict[str, str], str]] = [
+    (400, {"message": "the prompt has 900", "code": "context_length_exceeded"}, {}, "longer than the model can read"),
+    (400, {"message": "top_p is wrong", "code": None}, {}, "Check the settings. The server says: top_p is wrong."),
+    (413, {"message": "the body is larger"}, {}, "too large for the server"),
+    (429, {"message": "the queue is full"}, {"Retry-After": "7"}, "Try again in 7 seconds"),
+    (500, {"message": "it failed"}, {}, "look into the server's log. The server says: it failed."),
+    (502, None, {}, "The proxy before the server got no answer"),
+    (503, {"message": "the server is draining"}, {}, "takes no requests at present"),
+]
+
+
+def test_errors_say_what_to_do_and_a_retry_replaces_them(browser: Browser, running: Running) -> None:
+    with new_visit(browser, running.url) as visit:
+        visit.open()
+        for number, (status, error, headers, words) in enumerate(ERRORS, 1):
+            visit.answer_with(json.dumps({"error": error}) if error else "<html>", status, headers)
+            visit.say("Hello?")
+            expect(visit.page.locator(".message-error")).to_contain_text(words)
+            visit.answer_with(answer(f"Now it works, {number}."))
+            visit.page.get_by_role("button", name="Retry").last.click()
+            expect(visit.page.locator(".assistant .answer-text").last).to_have_text(f"Now it works, {number}.")
+            expect(visit.page.locator(".message-error")).to_have_count(0)
+            expect(visit.page.locator(".assistant")).to_have_count(number)
+        expect(visit.page.locator(".versions")).to_have_count(0)
+        visit.check_errors(400, 413, 429, 500, 502, 503)
+
+
+def test_an_error_inside_of_the_stream_keeps_the_text(visit: Visit) -> None:
+    open_scripted(visit)
+    visit.push(delta(content="Half of it"), {"error": {"message": "the request has failed inside the server"}})
+    expect(visit.page.locator(".message-error")).to_contain_text("failed inside the server")
+    visit.wait_answer()
+    assert visit.answers() == ["Half of it"]
+    expect(visit.page.get_by_role("button", name="Retry")).to_be_visible()
+    expect(visit.page.get_by_role("button", name="Continue")).to_be_visible()
+
+
+def test_a_stream_that_breaks_off_is_an_error(visit: Visit) -> None:
+    open_scripted(visit)
+    visit.push(delta(content="Half of it"))
+    visit.page.evaluate("asked[0].close()")
+    expect(visit.page.locator(".message-error")).to_contain_text("broke off")
+
+
+def test_a_server_that_cannot_be_reached(browser: Browser, running: Running) -> None:
+    with new_visit(browser, running.url) as visit:
+        visit.open().answer_with(answer("An answer."))
+        visit.say("Hello?")
+        visit.wait_answer()
+        for path in ("**/health", CHAT, "**/v1/models"):
+            visit.page.route(path, lambda route: route.abort())
+        visit.say("Are you there?")
+        expect(visit.page.locator(".message-error")).to_contain_text("cannot be reached")
+        visit.page.evaluate("window.dispatchEvent(new Event('online'))")
+        expect(visit.page.locator("#notice")).to_contain_text("cannot be reached")
+        assert visit.answers()[0] == "An answer."
+        visit.page.fill("#message-field", "still typing")
+        for path in ("**/health", CHAT, "**/v1/models"):
+            visit.page.unroute(path)
+        visit.answer_with(answer("Yes."))
+        expect(visit.page.locator("#notice")).to_be_empty()
+        expect(visit.page.locator("#message-field")).to_have_value("still typing")
+        visit.page.get_by_role("button", name="Retry").last.click()
+        visit.wait_for("document.querySelectorAll('.message-error').length === 0")
+        assert all("ERR_FAILED" in error for error in visit.errors)
+
+
+def test_the_page_waits_while_the_model_is_being_loaded(browser: Browser, running: Running) -> None:
+    with new_visit(browser, running.url) as visit:
+        state = {"status": "loading"}
+        visit.page.route(
+            "**/health", lambda route: route.fulfill(json=state, status=503 if state["status"] != "ready" else 200)
+        )
+        visit.open().answer_with(answer("Ready now."))
+        expect(visit.page.locator("#notice")).to_contain_text("being loaded")
+        visit.say("Hello?")
+        expect(visit.page.locator(".facts")).to_have_text("Waiting for the model to be loaded")
+        state["status"] = "ready"
+        visit.wait_answer()
+        assert visit.answers() == ["Ready now."]
+        expect(visit.page.locator("#notice")).to_be_empty()
+        visit.check_errors(503)
+
+
+def test_markdown_becomes_elements(visit: Visit) -> None:
+    open_scripted(visit)
+    for at in range(0, len(MARKDOWN), 3):
+        visit.push(delta(content=MARKDOWN[at : at + 3]))
+    visit.push(delta("stop"), usage_chunk(), is_last=True)
+    visit.wait_answer()
+    text = visit.page.locator(".answer-text")
+    expect(text.locator("pre code")).to_have_text('print("<i>")')
+    expect(text.locator("h3")).to_have_text("A title")
+    expect(text.locator("em")).to_have_text("words")
+    expect(text.locator("del")).to_have_text("gone")
+    expect(text.locator("ol > li")).to_have_count(2)
+    expect(text.locator("ol ul > li")).to_have_text("inner")
+    expect(text.locator("td")).to_have_text(["1", "2"])
+    expect(text.locator("blockquote")).to_have_text("said")
+    expect(text.locator("p").first).to_contain_text("& <b>no element</b>.")
+    link = text.locator("a")
+    assert link.get_attribute("rel") == "noopener noreferrer nofollow"
+    assert (link.get_attribute("target"), link.get_attribute("title")) == ("_blank", "https://example.org/a")
+    streamed = text.inner_html()
+    visit.page.reload()
+    expect(visit.page.locator(".answer-text h3")).to_have_text("A title")
+    visit.wait_for("document.querySelector('.answer-text .task')")
+    assert visit.page.locator(".answer-text").inner_html() == streamed
+
+
+def test_a_hostile_answer_is_text(visit: Visit) -> None:
+    visit.open().answer_with(answer(HOSTILE, piece=7))
+    visit.say("Be evil.")
+    visit.wait_answer()
+    expect(visit.page.locator(".answer-text")).to_contain_text("alert(14)")
+    text = visit.page.locator(".answer-text")
+    for forbidden in (
+        "script",
+        "img",
+        "svg",
+        "iframe",
+        "style",
+        "form",
+        "input",
+        "object",
+        "embed",
+        "[onclick]",
+        "[onload]",
+    ):
+        expect(text.locator(forbidden)).to_have_count(0)
+    addresses = text.locator("a").evaluate_all("(links) => links.map(({ href }) => href)")
+    assert addresses
+    assert all(address.startswith("https://evil.example/") for address in addresses)
+    expect(text.get_by_role("link", name="Picture: picture")).to_be_visible()
+    for shown in ("<script>alert(1)</script>", "javascript:alert(5)", '<img src=x onerror="alert(2)">', "<iframe"):
+        expect(text).to_contain_text(shown)
+    assert visit.page.locator("body").is_visible()
+
+
+MEGABYTE = 1_000_000
+LONG_ANSWERS = {
+    "paragraphs": "Words of **an** answer with `code` and a [link](https://example.org), and more.\n\n" * 12_000,
+    "tiny paragraphs": "ab\n\n" * (MEGABYTE // 4),
+    "one line": "word " * (MEGABYTE // 5),
+    "one block of code": "```python\n" + "x = [1, 2, 3]  # numbers\n" * (MEGABYTE // 25) + "```\n",
+    "one line of code": "```\n" + "x" * MEGABYTE,
+    "a table": "| a | b | c |\n|-|-|-|\n" + ("| one | two | " + "x" * 180 + " |\n") * 5_000,
+    "lists": "".join(" " * (2 * (at % 30)) + "- item\n" for at in range(MEGABYTE // 40)),
+    "deep quotes": "> " * (MEGABYTE // 2) + "a",
+    "deep list": "- " * (MEGABYTE // 2) + "a",
+    "brackets": "![[*_`<a>|" * (MEGABYTE // 10),
+    "deep JSON": "[" * (MEGABYTE // 2) + "]" * (MEGABYTE // 2),
+}
+
+
+@pytest.mark.parametrize("kind", LONG_ANSWERS)
+def test_a_megabyte_does_not_freeze_the_page(visit: Visit, kind: str) -> None:
+    text = LONG_ANSWERS[kind]
+    visit.open().answer_with(answer(text, piece=400))
+    visit.say("Talk.")
+    visit.wait_answer()
+    last = text.rstrip("` \n")[-1]
+    visit.wait_for(f"document.querySelector('.answer-text').textContent.trim().length > {len(text) // 5}")
+    visit.page.evaluate("document.querySelector('#messages').scrollTop = 5e3")
+    visit.page.evaluate("document.querySelector('#messages').scrollTop = 1e9")
+    assert last in visit.page.evaluate("document.querySelector('.answer-text').textContent.slice(-2000)")
+    assert visit.longest_task() < LONGEST_FREEZE
+    assert visit.fits()
+
+
+def test_the_view_follows_the_newest_text_only_at_the_end(visit: Visit) -> None:
+    open_scripted(visit)
+    at_end = "(() => { const { scrollHeight, scrollTop, clientHeight } = document.querySelector('#messages');"
+    at_end += "return scrollHeight - scrollTop - clientHeight < 2 && scrollTop > 0; })()"
+    for _ in range(5):
+        visit.push(delta(content="A paragraph of the answer.\n\n" * 20))
+        visit.wait_for(at_end)
+    visit.page.evaluate("document.querySelector('#messages').scrollTop = 100")
+    button = visit.page.get_by_role("button", name="Go to the newest text")
+    expect(button).to_be_visible()
+    visit.push(delta(content="The newest paragraph.\n\n"))
+    expect(visit.page.locator(".answer-text")).to_contain_text("The newest paragraph.")
+    assert visit.page.evaluate("document.querySelector('#messages').scrollTop") == 100
+    button.click()
+    visit.wait_for(at_end)
+    expect(button).to_be_hidden()
+
+
+def test_a_call_of_a_tool_and_its_result(visit: Visit) -> None:
+    visit.script().open()
+    set_settings(visit, tools=TOOLS, effort="low", showsThinking=True)
+    visit.say("What is the weather?")
+    visit.push(delta(role="assistant", content=""), delta(reasoning_content="I must *look* it up."))
+    expect(visit.page.locator(".thinking")).to_have_attribute("open", "")
+    expect(visit.page.locator(".thinking em")).to_have_text("look")
+    call = {"index": 0, "id": "call_1", "function": {"name": "get_weather", "arguments": ""}}
+    visit.push(delta(tool_calls=[call]))
+    for piece in ('{"city": ', '"Paris"}'):
+        visit.push(delta(tool_calls=[{"index": 0, "function": {"arguments": piece}}]))
+    visit.push(delta("tool_calls"), usage_chunk(), is_last=True)
+    visit.wait_answer()
+    expect(visit.page.locator(".tool-name")).to_have_text("Calls the tool get_weather")
+    expect(visit.page.locator(".tool-call code").last).to_have_text('{\n  "city": "Paris"\n}')
+    visit.check_axe()
+    visit.page.get_by_label("Result of get_weather").fill("18 degrees")
+    visit.page.get_by_role("button", name="Send result").click()
+    visit.wait_for("asked.length === 2")
+    first, second = visit.asked()
+    assert first["tools"][0]["function"]["name"] == "get_weather"
+    assert first["reasoning_effort"] == "low"
+    called, result = second["messages"][1:]
+    assert called["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    assert called["reasoning_content"] == "I must *look* it up."
+    assert result == {"role": "tool", "tool_call_id": "call_1", "content": "18 degrees"}
+    visit.push(delta(content="It is mild."), delta("stop"), usage_chunk(), is_last=True)
+    visit.wait_answer(2)
+    assert visit.answers()[-1] == "It is mild."
+
+
+def test_thinking_is_folded_unless_it_is_wished(visit: Visit) -> None:
+    open_scripted(visit)
+    visit.push(delta(reasoning_content="Hm."), delta(content="Yes."), delta("stop"), usage_chunk(), is_last=True)
+    visit.wait_answer()
+    summary = visit.page.locator(".thinking summary")
+    expect(summary).to_have_text("Thinking 3 characters")
+    assert visit.page.locator(".thinking").get_attribute("open") is None
+    summary.click()
+    expect(visit.page.locator(".thinking .markdown")).to_have_text("Hm.")
+
+
+def test_json_is_shown_indented(visit: Visit) -> None:
+    visit.open().answer_with(answer('{"a": [1, 2], "b": "<c>"}', piece=3))
+    set_settings(visit, schema='{"type": "object"}')
+    visit.say("JSON?")
+    visit.wait_answer()
+    expect(visit.page.locator(".answer-text pre")).to_have_text('{\n  "a": [\n    1,\n    2\n  ],\n  "b": "<c>"\n}')
+
+
+def test_settings_reach_the_server_and_empty_ones_do_not(visit: Visit) -> None:
+    visit.script().open()
+    visit.page.click("#settings-button")
+    for name, wrong, words in (
+        ("temperature", "warm", "Enter a number from 0 to 100"),
+        ("topP", "1.5", "Enter a number from 0 to 1"),
+        ("maxTokens", "0", "Enter a whole number from 1"),
+        ("tools", "[{]", "This is not valid JSON"),
+        ("tools", '{"a": 1}', "must be a JSON list"),
+        ("schema", "[]", "must be a JSON object"),
+    ):
+        visit.page.fill(f"#setting-{name}", wrong)
+        visit.page.click(".settings .main-button")
+        expect(visit.page.locator(f"#setting-{name}-error")).to_contain_text(words)
+        expect(visit.page.locator(f"#setting-{name}")).to_be_focused()
+        visit.page.fill(f"#setting-{name}", "")
+    visit.page.fill("#setting-temperature", "0,5")
+    visit.page.check("#setting-for-all")
+    visit.page.click(".settings .main-button")
+    visit.say("Hello?")
+    visit.push(delta(content="Hi."), delta("stop"), is_last=True)
+    visit.wait_answer()
+    own = {"messages", "stream", "stream_options"}
+    assert set(visit.asked()[0]) == own | {"temperature"}
+    assert visit.asked()[0]["temperature"] == 0.5
+    expect(visit.page.locator("#settings-button")).to_have_text("Settings (1 set)")
+    visit.page.click("#settings-button")
+    visit.page.get_by_role("button", name="Reset to defaults").click()
+    visit.page.click(".settings .main-button")
+    expect(visit.page.locator("#settings-button")).to_have_text("Settings")
+    visit.say("And now?")
+    visit.wait_for("asked.length === 2")
+    assert set(visit.asked()[1]) == own
+    visit.push(delta(content="Hi."), delta("stop"), is_last=True)
+    visit.wait_answer(2)
+    visit.page.get_by_role("link", name="New conversation").click()
+    expect(visit.page.locator("#settings-button")).to_have_text("Settings (1 set)")
+
+
+def test_edit_retry_and_versions(visit: Visit) -> None:
+    visit.open().answer_with(answer("First."))
+    visit.say("One?")
+    visit.wait_answer()
+    visit.answer_with(answer("Second."))
+    visit.page.get_by_role("button", name="Retry").click()
+    visit.wait_for("document.querySelector('.answer-text').innerText === 'Second.'")
+    expect(visit.page.locator(".assistant .versions")).to_have_text("2 of 2")
+    visit.page.get_by_role("button", name="Earlier version").click()
+    visit.wait_for("document.querySelector('.answer-text')?.innerText === 'First.'")
+    visit.answer_with(answer("Third."))
+    visit.page.get_by_role("button", name="Edit").click()
+    visit.page.get_by_label("Edit the message").fill("Two?")
+    visit.page.keyboard.press("Enter")
+    visit.wait_for("document.querySelector('.answer-text')?.innerText === 'Third.'")
+    expect(visit.page.locator(".user-body")).to_have_text("Two?")
+    visit.page.reload()
+    visit.wait_for("document.querySelector('.answer-text')?.innerText === 'Third.'")
+    visit.page.get_by_role("button", name="Earlier version").click()
+    visit.wait_for("document.querySelector('.answer-text')?.innerText === 'First.'")
+    expect(visit.page.locator(".user-body")).to_have_text("One?")
+
+
+def test_copy_of_a_message_and_of_code(browser: Browser, running: Running) -> None:
+    with new_visit(browser, running.url, permissions=["clipboard-read", "clipboard-write"]) as visit:
+        text = "See **this**:\n\n```python\nprint(1)\n```\n"
+        visit.open().answer_with(answer(text))
+        visit.say("Code?")
+        visit.wait_answer()
+        for name, expected in (("Copy code", "print(1)"), ("Copy answer", text), ("Copy message", "Code?")):
+            visit.page.get_by_role("button", name=name).click()
+            expect(visit.page.get_by_role("button", name=name)).to_have_text("Copied")
+            assert visit.page.evaluate("navigator.clipboard.readText()") == expected
+        visit.page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")  # as over plain HTTP
+        visit.page.get_by_role("button", name="Copy code").click()
+        visit.page.focus("#message-field")
+        visit.page.keyboard.press("Control+V")
+        expect(visit.page.locator("#message-field")).to_have_value("print(1)")
+        visit.check_errors()
+
+
+def test_files_of_text_become_part_of_the_message(visit: Visit) -> None:
+    visit.script().open()
+    picked = files(
+        ("notes.md", "a ``` fence\n````\nin it, \u00fc\n".encode()), ("a.bin", b"\xff\xfe\x00"), ("zero.txt", b"a\0b")
+    )
+    with visit.page.expect_file_chooser() as chooser:
+        visit.page.get_by_role("button", name="Add files of text").click()
+    chooser.value.set_files(picked)
+    expect(visit.page.locator("#composer-said")).to_contain_text("a.bin was not added: it is no text")
+    expect(visit.page.locator("#composer-said")).to_contain_text("zero.txt was not added")
+    expect(visit.page.locator(".chip")).to_have_count(1)
+    drop(visit, "big.txt", "y" * 9_000_000)
+    expect(visit.page.locator("#composer-said")).to_contain_text(
+        "big.txt was not added: the files of a message may have"
+    )
+    drop(visit, "dropped.py", "print(1)")
+    expect(visit.page.locator(".chip-name")).to_have_text(["notes.md", "dropped.py"])
+    visit.page.get_by_role("button", name="Remove dropped.py").click()
+    expect(visit.page.locator(".chip")).to_have_count(1)
+    visit.page.reload()
+    expect(visit.page.locator(".chip-name")).to_have_text(["notes.md"])
+    visit.say("Read this.")
+    visit.wait_for("asked.length === 1")
+    content = visit.asked()[0]["messages"][0]["content"]
+    assert content == "File notes.md:\n`````\na ``` fence\n````\nin it, \u00fc\n`````\n\nRead this."
+    visit.page.locator(".file summary").click()
+    expect(visit.page.locator(".file .as-written")).to_contain_text("in it, \u00fc")
+
+
+def drop(visit: Visit, name: str, text: str) -> None:
+    visit.page.evaluate(
+        """([name, text]) => {
+          const data = new DataTransfer();
+          data.items.add(new File([text], name));
+          const drop = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
+          document.querySelector("#chat").dispatchEvent(drop);
+        }""",
+        [name, text],
+    )
+
+
+def test_two_tabs_stay_in_step(browser: Browser, running: Running) -> None:
+    context = browser.new_context()
+    with new_visit(browser, running.url, context) as one, new_visit(browser, running.url, context) as two:
+        open_scripted(one, "From one?")
+        one.push(delta(content="One writes"))
+        two.script().open(one.page.evaluate("location.hash"))
+        expect(two.page.locator(".answer-text")).to_have_text("One writes")
+        expect(two.page.locator(".facts")).to_have_text("Being answered in another tab")
+        one.push(delta(content=" and ends."), delta("stop"), usage_chunk(), is_last=True)
+        expect(two.page.locator(".answer-text")).to_have_text("One writes and ends.")
+        one.say("More?")
+        one.wait_for("asked.length === 2")
+        expect(two.page.locator(".user-body")).to_have_count(2)
+        two.page.get_by_role("button", name="Stop").click()
+        one.wait_answer(2)
+        two.say("From two?")
+        two.push(delta(content="Two writes."), delta("stop"), usage_chunk(), is_last=True)
+        for visit in (one, two):
+            expect(visit.page.locator(".answer-text").last).to_have_text("Two writes.")
+            assert visit.answers()[0] == "One writes and ends."
+        two.page.get_by_role("link", name="New conversation").click()
+        expect(two.page.locator("#conversation-title")).to_have_text("New conversation")
+        two.say("Another?")
+        expect(one.page.locator(".conversation-link")).to_have_text(["Another?", "From one?"])
+        two.wait_for("asked.length === 2")
+        two.push(delta("stop"), is_last=True)
+        for visit in (one, two):
+            visit.check_errors()
+    context.close()
+
+
+def test_an_answer_of_a_tab_that_was_closed_is_marked(browser: Browser, running: Running) -> None:
+    context = browser.new_context()
+    with new_visit(browser, running.url, context) as two:
+        with new_visit(browser, running.url, context) as one:
+            open_scripted(one)
+            one.push(delta(content="One writes"))
+            two.open(one.page.evaluate("location.hash"))
+            expect(two.page.locator(".answer-text")).to_have_text("One writes")
+        expect(two.page.locator(".end")).to_contain_text("Interrupted")
+        expect(two.page.get_by_role("button", name="Continue")).to_be_visible()
+    context.close()
+
+
+def test_conversations_are_renamed_and_deleted(visit: Visit) -> None:
+    visit.open().answer_with(answer("An answer."))
+    visit.say("A question?")
+    visit.wait_answer()
+    visit.page.get_by_role("button", name="Rename A question?").click()
+    visit.page.get_by_role("textbox", name="Name").fill("A better name")
+    visit.page.keyboard.press("Enter")
+    expect(visit.page.locator("#conversation-title")).to_have_text("A better name")
+    expect(visit.page.locator(".conversation-link")).to_have_text("A better name")
+    visit.page.fill("#message-field", "a draft")
+    visit.page.get_by_role("button", name="Delete A better name").click()
+    visit.check_axe()
+    visit.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(visit.page.locator(".conversation-link")).to_have_count(0)
+    expect(visit.page.locator("#conversation-title")).to_have_text("New conversation")
+    visit.page.reload()
+    expect(visit.page.locator(".empty")).to_be_visible()
+    assert visit.page.evaluate("(async () => Promise.all(" + ALL_RECORDS + "))()") == [[], [], []]
+
+
+def test_everything_by_keyboard(visit: Visit) -> None:
+    visit.script().open()
+    page = visit.page
+    tab_to(visit, "#message-field")
+    page.keyboard.type("Hello")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("there?")
+    expect(page.locator("#message-field")).to_have_value("Hello\nthere?")
+    page.evaluate("""document.querySelector("#message-field").dispatchEvent(
+        new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true, cancelable: true }))""")
+    assert page.locator(".user").count() == 0
+    page.keyboard.press("Enter")
+    visit.push(delta(content="Hi.\n\n```\ncode\n```\n"), delta("stop"), usage_chunk(), is_last=True)
+    visit.wait_answer()
+    expect(page.locator("#message-field")).to_be_focused()
+    tab_to(visit, "[aria-label='Copy code']", "Shift+Tab")
+    tab_to(visit, ".assistant .foot-buttons button")
+    page.keyboard.press("Enter")
+    visit.wait_for("asked.length === 2")
+    assert page.evaluate("document.activeElement !== document.body")
+    page.keyboard.press("Escape")
+    visit.wait_answer()
+    tab_to(visit, "#settings-button", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name="Settings")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#settings-button")).to_be_focused()
+    tab_to(visit, "#engine-link", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#engine")).to_be_visible()
+    expect(page.locator("#engine-link")).to_have_attribute("aria-current", "page")
+    expect(page.locator("#chat")).to_be_hidden()
+    page.go_back()
+    expect(page.locator("#chat")).to_be_visible()
+
+
+def tab_to(visit: Visit, selector: str, key: str = "Tab") -> None:
+    """Go to an element by the keyboard alone."""
+    for _ in range(40):
+        if visit.page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
+            return
+        visit.page.keyboard.press(key)
+    raise AssertionError(f"{selector} is not reached by {key}")
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Browser, running: Running, colours: str) -> None:
+    with new_visit(browser, running.url, color_scheme=colours) as visit:
+        visit.open()
+        visit.check_axe()
+        visit.answer_with(answer(MARKDOWN, "length"))
+        visit.say("Hello?")
+        visit.wait_answer()
+        visit.check_axe()
+        visit.page.get_by_role("button", name="Edit").click()
+        visit.check_axe()
+        visit.page.click("#settings-button")
+        visit.page.fill("#setting-tools", "[{]")
+        visit.page.click(".settings .main-button")
+        visit.check_axe()
+        visit.page.keyboard.press("Escape")
+        visit.answer_with("{}", 500)
+        visit.say("And now?")
+        expect(visit.page.locator(".message-error")).to_be_visible()
+        visit.check_axe()
+        visit.check_errors(500)
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_a_phone(browser: Browser, running: Running, colours: str) -> None:
+    with new_visit(browser, running.url, color_scheme=colours, **PHONE) as visit:
+        visit.open()
+        assert visit.fits()
+        wide = "| " + " | ".join(["a wide cell"] * 12) + " |\n" + "|-" * 12 + "|\n" + "| b " * 12 + "|\n\n"
+        visit.answer_with(answer(MARKDOWN + "\n\n" + wide + "`" + "x" * 300 + "`\n\n```\n" + "y" * 300 + "\n```\n"))
+        visit.say("Hello? " + "z" * 200)
+        visit.wait_answer()
+        visit.wait_for("document.querySelectorAll('.answer-text pre').length === 2")
+        assert visit.fits()
+        visit.check_axe()
+        assert small_targets(visit) == []
+        menu = visit.page.get_by_role("button", name="Conversations")
+        menu.click()
+        expect(visit.page.locator(".conversation-link")).to_be_visible()
+        assert visit.fits()
+        visit.check_axe()
+        visit.page.keyboard.press("Escape")
+        expect(menu).to_be_focused()
+        visit.page.click("#settings-button")
+        assert visit.fits()
+        visit.check_axe()
+        visit.check_errors()
+
+
+def small_targets(visit: Visit) -> list[str]:
+    """Return the buttons and links beside texts that are smaller than 24 pixels."""
+    found: list[str] = visit.page.evaluate(
+        """(() => {
+          const isSmall = (one) => {
+            const { width, height } = one.getBoundingClientRect();
+            return one.checkVisibility() && Math.min(width, height) < 24;
+          };
+          const found = [...document.querySelectorAll("button, select, input, textarea, summary, nav a")];
+          return found.filter(isSmall).map((one) => one.outerHTML.slice(0, 100));
+        })()"""
+    )
+    return found
+
+
+def test_a_stream_may_be_cut_anywhere(visit: Visit) -> None:
+    open_scripted(visit)
+    body = ": ping\n\n" + events(delta(content="\u00fc\U0001f600 "), delta(content="ok"), delta("stop")).replace(
+        "\n", "\r\n"
+    )
+    visit.page.evaluate("(body) => [...body].forEach((letter) => asked[0].write(letter))", body)
+    visit.wait_answer()
+    assert visit.answers() == ["\u00fc\U0001f600 ok"]
