@@ -28,9 +28,9 @@ export function makeSlots() {
       colours = groupColours(plan.groups);
       section.hidden = plan.streaming.slots === 0;
       setText(source.name, plan.streaming.source === "host" ? "RAM" : "Disk");
-      const bytes = sumBytes(plan.groups.filter((group) => group.place === "streamed"));
+      const bytes = sumBytes(plan.groups.filter((group) => group.place !== "resident"));
       setText(source.value, bytes > 0 ? inBytes(bytes) : counted(plan.streaming.groups, "group"));
-      setText(source.state, "waits there");
+      setText(source.state, "wait there");
       setText(target.name, "Computing");
       setText(target.state, "");
     },
