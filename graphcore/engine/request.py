@@ -256,9 +256,8 @@ class Request:
 
     def add_computed(self, count: int) -> None:
         """Count tokens that the KV cache holds, or will hold when the launched steps have run."""
-        in_prompt = len(self.prompt_ids) - self.num_computed
-        if in_prompt > 0:
-            self.totals.prompt_tokens += min(count, in_prompt)
+        if self.is_in_prompt:  # no pass runs tokens of both
+            self.totals.prompt_tokens += count
             if not self.has_begun:
                 self.totals.cached_tokens += self.num_computed
         self.num_computed += count
