@@ -304,6 +304,35 @@ def test_a_stream_that_breaks_off_is_an_error(visit: Visit) -> None:
     expect(visit.page.locator(".message-error")).to_contain_text("broke off")
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("text/html", "<!doctype html><p>Log in"),
+        ("application/json", '{"choices": []}'),
+        ("text/event-stream", "data: <p>no</p>\n\n"),
+        ("text/event-stream", "data: null\n\n"),
+    ],
+)
+def test_what_is_no_answer_is_told_in_words(visit: Visit, kind: str, body: str) -> None:
+    visit.open().page.route(CHAT, lambda route: route.fulfill(body=body, headers={"Content-Type": kind}))
+    visit.say("Hello?")
+    error = visit.page.locator(".message-error")
+    expect(error).to_contain_text("has not the form of OpenAI's interface")
+    assert "Error" not in error.inner_text()
+
+
+def test_half_a_pair_of_an_answer_does_not_break_the_next_question(visit: Visit, running: Running) -> None:
+    open_scripted(visit)
+    visit.page.evaluate(r"""asked[0].write('data: {"choices":[{"delta":{"content":"a \\ud83d"}}]}\n\n')""")
+    visit.push(delta("stop"), is_last=True)
+    visit.wait_answer()
+    visit.say("And now?")
+    visit.wait_for("asked.length === 2")
+    assert visit.asked()[1]["messages"][1]["content"] == "a \ufffd"
+    visit.push(delta("stop", content="Well."), is_last=True)
+    visit.wait_answer(2)
+
+
 def test_a_server_that_cannot_be_reached(browser: Browser, running: Running) -> None:
     with new_visit(browser, running.url) as visit:
         visit.open().answer_with(answer("An answer."))
