@@ -170,6 +170,24 @@ def test_stop_by_button_and_by_escape(visit: Visit, running: Running) -> None:
     expect(visit.page.get_by_role("button", name="Continue")).to_have_count(1)
 
 
+def test_a_click_that_was_meant_to_stop_an_answer_sends_nothing(visit: Visit) -> None:
+    open_scripted(visit)
+    visit.page.fill("#message-field", "Half of a que")
+    visit.page.evaluate("""() => {
+        const send = document.querySelector(".send-button");
+        const click = () => send.dispatchEvent(new MouseEvent("click", { detail: 1, bubbles: true, cancelable: true }));
+        new MutationObserver((_, observer) => (observer.disconnect(), click(), window.clicked = true))
+          .observe(send, { childList: true });
+    }""")
+    visit.push(delta("stop", content="Done."), is_last=True)
+    visit.wait_for("window.clicked")
+    visit.wait_answer()
+    expect(visit.page.locator("#message-field")).to_have_value("Half of a que")
+    assert len(visit.asked()) == 1
+    visit.page.press("#message-field", "Enter")
+    visit.wait_for("asked.length === 2")
+
+
 def test_a_reload_keeps_what_had_arrived(visit: Visit, running: Running) -> None:
     open_scripted(visit)
     visit.push(delta(content="It had **begun"))

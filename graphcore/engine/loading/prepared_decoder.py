@@ -80,7 +80,9 @@ class PreparedDecoder(PreparedModel):
             return lambda context_length: 0
         fetches = is_streaming and bool(expert_linears(self.decoder))
         widths = widths_of(most_step_rows(runtime.batch_size))
-        sizes = ProgramSizes(tuple(widths), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches)
+        sizes = ProgramSizes(
+            tuple(widths), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches
+        )
         known = _PROGRAMS.setdefault(self.decoder, {})
 
         def nbytes(context_length: int) -> int:

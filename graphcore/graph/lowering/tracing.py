@@ -5,8 +5,8 @@
 `trace` runs torch.fx over a module's own forward; the building blocks of nn/ are leaves. The graph refers to modules by
 name, so that layers of one spec share one graph.
 
-While torch.fx traces, it has calls of all modules of the process come to its tracer. So one thread traces at a time, and
-calls by other threads (of an engine that runs, say) are passed on.
+While torch.fx traces, calls of all modules of the process come to its tracer. So one thread traces at a time, and calls
+by other threads (of an engine that runs, say) are passed on.
 """
 
 import inspect
