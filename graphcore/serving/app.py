@@ -67,6 +67,7 @@ class Application:
         self._settings = served.settings
         self._page = page_files()
         self._what_if: WhatIf | None = None
+        self._planning = ThreadPoolExecutor(1, "graphcore-plans")  # a plan may wait for a long pass to end
 
     def routes(self) -> list[Route]:
         """Return every path with its endpoint."""
@@ -336,9 +337,10 @@ class Application:
         engine, budget = self._served.engine, self._query(exchange, "memory_budget")
         if self._what_if is None:
             self._what_if = WhatIf(engine)
-        if budget is None:
-            return JSONResponse(await asyncio.to_thread(running_plan_body, self._served, engine, self._what_if))
-        return JSONResponse(await asyncio.to_thread(what_if_body, self._served, engine, self._what_if, budget))
+        work = partial(running_plan_body, self._served, engine, self._what_if)
+        if budget is not None:
+            work = partial(what_if_body, self._served, engine, self._what_if, budget)
+        return JSONResponse(await asyncio.get_running_loop().run_in_executor(self._planning, work))
 
     async def status(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """GET /status: what the engine does at present; with events=N, the newest events of its timeline."""

@@ -1,7 +1,7 @@
 """Guards every request: key, Host, Origin, content type, size and time of the body.
 
-A website in a browser of this machine cannot use the server: its Origin is refused, as is a Host that is none of the
-server's names, but resolves to this machine (DNS rebinding).
+A website in a browser of this machine cannot use the server: its Origin is refused, as is what it loads without one
+(Sec-Fetch-Site), and a Host that is none of the server's names, but resolves to this machine (DNS rebinding).
 """
 
 import asyncio
@@ -80,9 +80,18 @@ class Guard:
         origin = request.headers.get("origin")
         if origin is not None and not self._is_own(origin, host) and not self.origins & {origin.rstrip("/"), "*"}:
             raise RequestError("websites may not ask this server; add the origin to task.cors_origins", status=403)
+        self._check_site(request)
         path = request.scope["path"]  # request.url is made from the Host header, too
         if path not in OPEN_PATHS and not is_page_path(path):
             self._check_key(request)
+
+    def _check_site(self, request: Request) -> None:
+        """Refuse what another website makes a browser load without an Origin: pictures, scripts, frames."""
+        headers = request.headers
+        is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site") and "origin" not in headers
+        is_opened = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+        if is_foreign and not is_opened:
+            raise RequestError("websites may not load anything of this server; open it in a tab of its own", status=403)
 
     def _check_key(self, request: Request) -> None:
         if self.api_key is None:

@@ -170,6 +170,24 @@ def test_stop_by_button_and_by_escape(visit: Visit, running: Running) -> None:
     expect(visit.page.get_by_role("button", name="Continue")).to_have_count(1)
 
 
+def test_a_click_that_was_meant_to_stop_an_answer_sends_nothing(visit: Visit) -> None:
+    open_scripted(visit)
+    visit.page.fill("#message-field", "Half of a que")
+    visit.page.evaluate("""() => {
+        const send = document.querySelector(".send-button");
+        const click = () => send.dispatchEvent(new MouseEvent("click", { detail: 1, bubbles: true, cancelable: true }));
+        new MutationObserver((_, observer) => (observer.disconnect(), click(), window.clicked = true))
+          .observe(send, { childList: true });
+    }""")
+    visit.push(delta("stop", content="Done."), is_last=True)
+    visit.wait_for("window.clicked")
+    visit.wait_answer()
+    expect(visit.page.locator("#message-field")).to_have_value("Half of a que")
+    assert len(visit.asked()) == 1
+    visit.page.press("#message-field", "Enter")
+    visit.wait_for("asked.length === 2")
+
+
 def test_a_reload_keeps_what_had_arrived(visit: Visit, running: Running) -> None:
     open_scripted(visit)
     visit.push(delta(content="It had **begun"))
@@ -302,6 +320,35 @@ def test_a_stream_that_breaks_off_is_an_error(visit: Visit) -> None:
     visit.push(delta(content="Half of it"))
     visit.page.evaluate("asked[0].close()")
     expect(visit.page.locator(".message-error")).to_contain_text("broke off")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("text/html", "<!doctype html><p>Log in"),
+        ("application/json", '{"choices": []}'),
+        ("text/event-stream", "data: <p>no</p>\n\n"),
+        ("text/event-stream", "data: null\n\n"),
+    ],
+)
+def test_what_is_no_answer_is_told_in_words(visit: Visit, kind: str, body: str) -> None:
+    visit.open().page.route(CHAT, lambda route: route.fulfill(body=body, headers={"Content-Type": kind}))
+    visit.say("Hello?")
+    error = visit.page.locator(".message-error")
+    expect(error).to_contain_text("has not the form of OpenAI's interface")
+    assert "Error" not in error.inner_text()
+
+
+def test_half_a_pair_of_an_answer_does_not_break_the_next_question(visit: Visit, running: Running) -> None:
+    open_scripted(visit)
+    visit.page.evaluate(r"""asked[0].write('data: {"choices":[{"delta":{"content":"a \\ud83d"}}]}\n\n')""")
+    visit.push(delta("stop"), is_last=True)
+    visit.wait_answer()
+    visit.say("And now?")
+    visit.wait_for("asked.length === 2")
+    assert visit.asked()[1]["messages"][1]["content"] == "a \ufffd"
+    visit.push(delta("stop", content="Well."), is_last=True)
+    visit.wait_answer(2)
 
 
 def test_a_server_that_cannot_be_reached(browser: Browser, running: Running) -> None:

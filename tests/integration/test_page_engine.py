@@ -45,6 +45,7 @@ globalThis.view = startEngineView(document.getElementById("root"), { get });
 view.show();
 """
 STREAMED = frozenset(range(13, 81))  # of 80 layers: the first twelve stay
+SIZES = "context_length=8192 task.max_sequences=8"
 HOSTILE = "<img src=x onerror='globalThis.broken=1'>\"'`${1}</script>"
 
 
@@ -283,7 +284,7 @@ def test_the_link_s_rate_is_bytes_over_the_time_of_copying(browser: Browser) -> 
         expect(link).to_contain_text(f"{digits(3.21 / 0.6)} GB/s")
         expect(link).to_contain_text("The ceiling is 6.25 GB/s")
         expect(link).to_contain_text(re.compile(r"75% of 1\.2 s"))
-        expect(link).to_contain_text(re.compile(r"700 ms now"))
+        expect(link).to_contain_text(re.compile(r"700 ms in the last 2 seconds, "))
         meter = link.get_by_role("meter")
         expect(meter).to_have_attribute("aria-valuetext", "5.35 GB/s of 6.25 GB/s")
         width, whole = (meter.locator("i").bounding_box(), meter.bounding_box())
@@ -337,6 +338,7 @@ def test_requests_have_numbers_rates_and_rows(browser: Browser) -> None:
         expect(tiles["Waiting"]).to_have_text("1")
         expect(tiles["Answer tokens/s"]).to_have_text("20")  # SimulatedRun.status
         expect(tiles["Time to first token"]).to_have_text("213 ms")
+        expect(shown).to_contain_text("median; 95% within 400 ms, of the last 12 answers")
         expect(tiles["Drafts accepted"]).to_be_hidden()
         rows = [row.inner_text().split("\t") for row in shown.locator("tbody tr").all()]
         cached, none = ", 16 from the cache", "0 of at most 200"
@@ -389,7 +391,7 @@ def test_hostile_names_are_text(browser: Browser) -> None:
         page.get_by_label("Memory budget", exact=True).first.fill("30GB")
         quoted = "model='" + HOSTILE.replace("'", "'\\''") + "'"
         expect(panel(page, "What if").locator("code")).to_have_text(
-            f"graphcore serve {quoted} streaming=auto streaming.memory_budget=30GB"
+            f"graphcore serve {quoted} streaming=auto streaming.memory_budget=30GB {SIZES}"
         )
         assert page.locator("img").count() == 0
         assert page.evaluate("globalThis.broken") is None
@@ -469,6 +471,56 @@ def test_a_server_that_fails_leaves_the_last_values_and_is_asked_more_rarely(bro
         expect(page.locator(".is-stale")).to_have_count(0)
 
 
+def test_a_server_that_was_started_again_meanwhile_has_another_plan(browser: Browser) -> None:
+    server = FakeServer(streaming_run())
+    with opened(browser, server) as page:
+        cells = panel(page, "Layers").locator(".engine-cells > .engine-cell")
+        expect(cells).to_have_count(83)
+        server.run, server.now = SimulatedRun.of(4, frozenset({2}), 3), 50.0
+        expect(cells).to_have_count(7)
+        server.run.plan["model"], server.run.plan["groups"] = "another", server.run.plan["groups"][1:]
+        expect(cells).to_have_count(6)
+
+
+@pytest.mark.parametrize("answer", [None, [], {"state": "ready"}, {"requests": None}, {"totals": {}}, {"kv_cache": {}}])
+def test_an_answer_of_another_version_is_told_in_words(browser: Browser, answer: Any) -> None:
+    server = FakeServer(streaming_run())
+    with opened(browser, server) as page:
+        good = server.status
+        bad = {**good(), **answer} if isinstance(answer, dict) and "state" not in answer else answer
+        server.status = lambda: bad  # type: ignore[method-assign]
+        expect(page.locator(".engine-notice")).to_contain_text("may be of another version. Reload the page")
+        assert "undefined" not in page.locator(".engine-notice").inner_text()
+        server.status = good  # type: ignore[method-assign]
+        expect(page.locator(".engine-notice")).to_be_hidden(timeout=10_000)
+
+
+def test_a_server_that_ends_while_it_loads_says_so(browser: Browser) -> None:
+    server = FakeServer(streaming_run(), state="draining")
+    with opened(browser, server, waits=False) as page:
+        expect(page.locator(".engine-notice")).to_contain_text("The server is shutting down")
+        assert server.num_asked("/plan") == 0
+
+
+def test_a_long_pause_is_not_told_as_the_last_two_seconds(browser: Browser) -> None:
+    server = FakeServer(streaming_run())
+    with opened(browser, server) as page:
+        shown = panel(page, "Reading weights")
+        expect(shown).to_contain_text("in the last 2 seconds")
+        server.now += 20
+        expect(shown).to_contain_text(re.compile("in the last 2[0-9] seconds"))
+
+
+def test_the_slider_ends_where_all_weights_stay(browser: Browser) -> None:
+    run = SimulatedRun.of(4, frozenset({2}), 3)
+    run.plan |= {"memory_bytes": 10**15, "budget_bytes": 10_000_000_000, "smallest_budget_bytes": 5_000_000_000}
+    with opened(browser, FakeServer(run, plans=lambda _: (200, run.plan))) as page:
+        shown = panel(page, "What if")
+        shown.get_by_role("slider").press("End")
+        whole = sum(group["bytes"] for group in run.plan["groups"]) + 2_420_000_000
+        expect(shown.get_by_role("textbox")).to_have_value(f"{digits(1.25 * whole / 1e9)}GB")
+
+
 def other_plan(budget: str) -> tuple[int, Any]:
     """Answer a what-if: 40GB and more fit, less says the smallest budget that works, and words are no size."""
     nbytes = float(budget.removesuffix("GB")) * (1e9 if budget.endswith("GB") else 1)
@@ -502,7 +554,7 @@ def test_what_if_compares_plans_by_keyboard_and_loads_nothing(browser: Browser) 
         expect(shown.locator("code")).to_contain_text("streaming.memory_budget=9876543210")
         page.keyboard.press("End")
         expect(shown.locator("code")).to_have_text(
-            "graphcore serve model=llama3_70b streaming=auto streaming.memory_budget=64GB"
+            f"graphcore serve model=llama3_70b streaming=auto streaming.memory_budget=64GB {SIZES}"
         )
         shown.get_by_role("button", name="Copy").press("Enter")
         expect(shown).to_contain_text("Copied")

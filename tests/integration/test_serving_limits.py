@@ -67,6 +67,15 @@ def test_a_key_is_never_logged(engine: Engine, caplog: pytest.LogCaptureFixture)
     assert "another secret" not in caplog.text
 
 
+FRAMED = (
+    ("navigate iframe cross-site", 403),
+    ("navigate document cross-site", 200),
+    ("navigate document none", 200),
+    ("cors empty same-origin", 200),
+    ("no-cors script same-origin", 200),
+)
+
+
 def test_websites_and_other_names_of_this_machine_are_refused(engine: Engine) -> None:
     with running_server(lambda: engine, allowed_hosts=["llm.example.org"]) as running, running.client() as http:
         own = running.url.removeprefix("http://")
@@ -80,6 +89,11 @@ def test_websites_and_other_names_of_this_machine_are_refused(engine: Engine) ->
             assert http.get("/v1/models", headers=headers).status_code == 403, headers
         for headers in ({"origin": f"http://{own}"}, {"host": "llm.example.org"}, {"host": "localhost:1"}):
             assert http.get("/v1/models", headers=headers).status_code == 200, headers
+        for kind, code in (("no-cors image cross-site", 403), ("no-cors script same-site", 403), *FRAMED):
+            mode, destination, site = kind.split()
+            sent = {"sec-fetch-mode": mode, "sec-fetch-dest": destination, "sec-fetch-site": site}
+            for path in ("/v1/models", "/plan", "/"):
+                assert http.get(path, headers=sent).status_code == code, (kind, path)
         for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
             response = http.post("/v1/completions", content=json.dumps(SHORT), headers={"content-type": kind})
             assert response.status_code == 415

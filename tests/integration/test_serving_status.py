@@ -4,6 +4,8 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ from streamed_engine import SIZES, load, smallest_budget
 from tiny_models import TinyModel
 
 from graphcore import Engine
+from graphcore.engine.loading import prepared_decoder
 from graphcore.engine.what_if import WhatIf
 from graphcore.errors import ConfigError
 from graphcore.planning import tier
+from graphcore.serving.app import NUM_THREADS
 from graphcore.serving.engine_status import MOST_EVENTS, first_token_record
 
 ARCHITECTURES = ("llama3", "gemma3", "qwen3_moe", "gpt_oss", "qwen3_next", "gemma4_moe")
@@ -99,6 +103,40 @@ def test_a_plan_for_another_budget_has_its_speed_and_changes_nothing(running: Ru
         assert ignored.headers["x-ignored-fields"] == "budget"
     assert streamed.plan is before
     complete(running)
+
+
+def test_a_plan_records_no_program_of_a_loaded_model_again(
+    tiny_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine.load(tiny_model("llama3").folder, dtype="fp32", device="cpu", overrides=SIZES) as engine:
+        assert engine.choices.graph != "eager", "there are programs to record"
+        monkeypatch.setattr(prepared_decoder, "programs_nbytes", None)
+        assert WhatIf(engine).plan("1GB").plan.total_nbytes > 0
+
+
+def test_plans_that_wait_for_a_pass_do_not_keep_others_waiting(
+    running: Running, streamed: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, asked = threading.Event(), threading.Event()
+
+    def hold(*_: Any) -> Any:
+        asked.set()
+        assert go_on.wait(SECONDS)
+        raise ConfigError("held")
+
+    monkeypatch.setattr(WhatIf, "plan", hold)
+    with running.client() as http:
+        ask = partial(http.get, "/plan", params={"memory_budget": "1GB"})
+        with ThreadPoolExecutor(NUM_THREADS + 1) as threads:
+            answers = [threads.submit(ask) for _ in range(NUM_THREADS + 1)]
+            try:
+                assert asked.wait(SECONDS)
+                running.wait_for(lambda: running.server.server_state.connections.__len__() > NUM_THREADS)
+                assert http.get("/status", timeout=10).status_code == 200
+                assert http.post("/detokenize", json={"tokens": [1]}, timeout=10).status_code in (200, 400)
+            finally:
+                go_on.set()
+        assert {answer.result().status_code for answer in answers} == {400}
 
 
 def test_status_counts_what_the_engine_has_done(running: Running, streamed: Engine) -> None:

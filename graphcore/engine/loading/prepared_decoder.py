@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -29,6 +29,9 @@ from graphcore.weights.conversion import first_row
 from graphcore.weights.experts import expert_linears
 from graphcore.weights.matching import EMBEDDING, FEATURES
 from graphcore.weights.plan import Tier
+
+_PROGRAMS: WeakKeyDictionary[Decoder, dict[tuple[ProgramSizes, int], int]] = WeakKeyDictionary()
+"""Bytes of decode programs, which are found by recording them: further plans for a model that runs need none of it."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,17 @@ class PreparedDecoder(PreparedModel):
             return lambda context_length: 0
         fetches = is_streaming and bool(expert_linears(self.decoder))
         widths = widths_of(most_step_rows(runtime.batch_size))
-        sizes = ProgramSizes(widths, runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches)
-        return cache(lambda context_length: programs_nbytes(self.decoder, sizes, context_length))
+        sizes = ProgramSizes(
+            tuple(widths), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches
+        )
+        known = _PROGRAMS.setdefault(self.decoder, {})
+
+        def nbytes(context_length: int) -> int:
+            if (sizes, context_length) not in known:
+                known[sizes, context_length] = programs_nbytes(self.decoder, sizes, context_length)
+            return known[sizes, context_length]
+
+        return nbytes
 
     def read_nbytes(self, tier: Tier) -> int:
         """Return the bytes of the buffers through which weights are read from the tier into slots."""

@@ -4,9 +4,13 @@
 
 `trace` runs torch.fx over a module's own forward; the building blocks of nn/ are leaves. The graph refers to modules by
 name, so that layers of one spec share one graph.
+
+While torch.fx traces, calls of all modules of the process come to its tracer. So one thread traces at a time, and calls
+by other threads (of an engine that runs, say) are passed on.
 """
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,6 +31,7 @@ from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm
 LEAVES = (Linear, RMSNorm, LayerNorm, UnitNorm, ActivationModule, Experts)
 Rule = Callable[["Traced"], None]
 M = TypeVar("M", bound=nn.Module)
+_TRACING = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -90,10 +95,25 @@ class LeafTracer(fx.Tracer):
 
     def __init__(self) -> None:
         super().__init__(autowrap_functions=FUNCTIONS)
+        self._thread = threading.get_ident()
 
     def is_leaf_module(self, module: nn.Module, _name: str) -> bool:
         """Return whether a call of the module is one operation; a subclass is traced, since it may differ."""
         return type(module) in LEAVES
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return what the graph has for a call of a module; another thread's call is no part of it."""
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Return what the graph has for an attribute of a module; to another thread the attribute itself."""
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_arg(self, a: Any) -> Any:
         """Return an argument in the form that the graph stores.
@@ -113,7 +133,8 @@ def trace(module: nn.Module, rules: Sequence[Rule] = ()) -> Traced:
     """
     modules = dict(module.named_modules())
     try:
-        graph = LeafTracer().trace(module)
+        with _TRACING:
+            graph = LeafTracer().trace(module)
         with_positional_arguments(graph, modules)
     except (TraceError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         return Traced(fx.Graph(), modules, str(error).partition("\n")[0])

@@ -6,6 +6,8 @@ import { errorFrom, ServerError } from "./session.js";
 
 const SAVE_MILLISECONDS = 400;
 const STATUS_MILLISECONDS = 250;
+const NO_EVENTS =
+  "The answer cannot be read: it has not the form of OpenAI's interface. Check that no proxy changes what the server sends.";
 const WORK_MILLISECONDS = 12; // longest stretch of reading before the page may draw and listen
 
 /**
@@ -89,11 +91,13 @@ export class AnswerRun extends EventTarget {
   }
 
   async #stream(response) {
+    const kind = response.headers.get("Content-Type") ?? "";
+    if (/html|json/i.test(kind)) throw new ServerError(`${NO_EVENTS} It sent ${kind.slice(0, 100)}.`);
     await this.#withStatus(async () => {
       let began = performance.now();
       for await (const data of serverEvents(response.body)) {
         if (data === "[DONE]") return;
-        this.#take(JSON.parse(data));
+        this.#take(chunkOf(data));
         if (performance.now() - began < WORK_MILLISECONDS) continue;
         await nextTask();
         began = performance.now();
@@ -176,6 +180,17 @@ export class AnswerRun extends EventTarget {
       finishReason: this.#finishReason,
     };
   }
+}
+
+/** Returns the chunk that an event has. */
+function chunkOf(data) {
+  try {
+    const chunk = JSON.parse(data);
+    if (chunk !== null && typeof chunk === "object") return chunk;
+  } catch {
+    // as below
+  }
+  throw new ServerError(`${NO_EVENTS} It sent ${JSON.stringify(data.slice(0, 100))}.`);
 }
 
 /** Adds what a chunk of a stream brings; returns false if that is nothing. */

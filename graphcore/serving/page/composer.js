@@ -7,6 +7,7 @@ import { readFiles } from "./text_files.js";
 const SAVE_MILLISECONDS = 250;
 const TALLEST = 0.4; // of the window
 const FINE_POINTER = matchMedia("(pointer: fine)"); // where no keyboard covers the page when the field has the focus
+const LATE_MILLISECONDS = 500; // after an answer, for which a click was meant to stop it
 const LONG_TEXT = 5_000; // characters, for which the field has its full height without being measured
 
 /** Writes messages for a chat. */
@@ -23,6 +24,7 @@ export class Composer {
   #send = make("button", { type: "submit", class: "send-button" });
   #input = make("input", { type: "file", multiple: true, hidden: true, "aria-label": "Files of text" });
   #isBusy = null;
+  #ended = -Infinity; // time at which the last answer ended
 
   /**
    * @param {HTMLFormElement} form
@@ -45,6 +47,10 @@ export class Composer {
   }
 
   #listen(form, target) {
+    this.#send.addEventListener("click", (event) => {
+      const isPointer = event.detail > 0;
+      if (isPointer && performance.now() - this.#ended < LATE_MILLISECONDS) event.preventDefault();
+    });
     form.addEventListener("submit", (event) => (event.preventDefault(), this.#submit()));
     this.#field.addEventListener("input", () => (this.#fit(), this.#say(""), this.#saveSoon()));
     this.#field.addEventListener("keydown", (event) => this.#key(event));
@@ -164,6 +170,7 @@ export class Composer {
   #drawSend() {
     const isBusy = this.#chat.runningMessage !== undefined;
     if (isBusy === this.#isBusy) return;
+    if (this.#isBusy) this.#ended = performance.now();
     this.#isBusy = isBusy;
     this.#send.replaceChildren(icon(isBusy ? "stop" : "send"), isBusy ? "Stop" : "Send");
     this.#send.title = isBusy ? "Stop (Escape)" : "Send (Enter)";

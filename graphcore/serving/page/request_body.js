@@ -15,12 +15,18 @@ export function requestBody(path, settings) {
   const last = path.at(-1);
   const continued = last?.role === "assistant" ? { continue_final_message: true, add_generation_prompt: false } : {};
   return {
-    messages: [...system, ...messages],
+    messages: [...system, ...messages].map(wellFormed),
     stream: true,
     stream_options: { include_usage: true },
     ...continued,
     ...settingsFields(settings),
   };
+}
+
+/** Half of a surrogate pair, which a model may write, is no text for a server. */
+function wellFormed(message) {
+  const texts = Object.entries(message).filter(([, value]) => typeof value === "string");
+  return { ...message, ...Object.fromEntries(texts.map(([name, text]) => [name, text.toWellFormed()])) };
 }
 
 /** An answer that failed before its first word is none. */

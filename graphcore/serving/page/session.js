@@ -42,7 +42,12 @@ export class Session extends EventTarget {
    */
   async get(path, { signal } = {}) {
     const response = await this.#answer(path, { signal }, false);
-    return response.json();
+    try {
+      return await response.json();
+    } catch (error) {
+      if (isCancelled(signal)) throw error;
+      throw new ServerError(signal?.aborted ? UNREACHABLE : NO_JSON, { status: response.status });
+    }
   }
 
   /**
@@ -96,8 +101,8 @@ export class Session extends EventTarget {
     try {
       return await fetch(path, { ...options, headers, cache: "no-store", credentials: "same-origin" });
     } catch (error) {
-      if (options.signal?.aborted) throw error;
-      throw new ServerError("The server cannot be reached. Check that it is running, and the network; then try again.");
+      if (isCancelled(options.signal)) throw error;
+      throw new ServerError(UNREACHABLE);
     }
   }
 
@@ -105,6 +110,11 @@ export class Session extends EventTarget {
     const response = await this.#fetch("v1/models", {}, key);
     return response.status !== 401;
   }
+}
+
+/** Returns whether the page itself has given a request up, which is not so if its time was over. */
+function isCancelled(signal) {
+  return signal?.aborted && signal.reason?.name !== "TimeoutError";
 }
 
 function storedKey() {
@@ -115,6 +125,9 @@ function storedKey() {
   }
 }
 
+const UNREACHABLE = "The server cannot be reached. Check that it is running, and the network; then try again.";
+const NO_JSON =
+  "The server's answer is no JSON: something else has answered, such as a proxy or a page to log in. Reload the page.";
 const TOO_LONG = "The conversation is longer than the model can read. Start a new one, or remove files.";
 const ADVICE = {
   401: "The server needs its key. Enter it, and try again.",

@@ -34,15 +34,17 @@ export class History {
   }
 
   /**
-   * Returns what moved in the last seconds; null if that is not known.
+   * Returns what moved in the last seconds, or since the last look before them; null if that is not known.
    * @param {number} seconds
-   * @returns {import("./link.js").Moved | null}
+   * @returns {(import("./link.js").Moved & {seconds: number}) | null} seconds: the time that it is for
    */
   moved(seconds) {
     const last = this.samples.at(-1)?.moved ?? null;
-    const first = this.#before(seconds)?.moved ?? null;
+    const before = this.#before(seconds);
+    const first = before?.moved ?? null;
     if (last === null || first === null || last === first) return null;
-    return Object.fromEntries(Object.keys(last).map((key) => [key, Math.max(0, last[key] - first[key])]));
+    const grown = Object.keys(last).map((key) => [key, Math.max(0, last[key] - first[key])]);
+    return { ...Object.fromEntries(grown), seconds: this.samples.at(-1).time - before.time };
   }
 
   /**

@@ -40,7 +40,7 @@ export function makeLink() {
       const moved = isMoving ? now : all;
       const found = moved !== null && moved.copySeconds > 0 ? moved.bytes / moved.copySeconds : null;
       setText(rate, found === null ? "Nothing has moved" : inRate(found));
-      const idle = found === null ? "" : `while copying, on average; nothing moves ${words}`;
+      const idle = found === null ? "" : `while copying, on average; nothing moved ${words}`;
       setText(when, isMoving ? `while copying, ${words}` : idle);
       showMeter(meter, fill, found ?? 0, most);
       setText(hidden.value, shareWords(moved));
@@ -69,7 +69,7 @@ function ceilingWords(most) {
 
 function shareWords(moved) {
   if (moved === null || moved.copySeconds <= 0) return "nothing was copied yet";
-  return `${inPercent(moved.hiddenSeconds / moved.copySeconds)} of ${inTime(moved.copySeconds)}`;
+  return `${inPercent(Math.min(1, moved.hiddenSeconds / moved.copySeconds))} of ${inTime(moved.copySeconds)}`;
 }
 
 function waitedWords(now, all, words) {

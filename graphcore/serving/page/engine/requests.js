@@ -76,7 +76,11 @@ function showRate(tile, history, total) {
 function showFirst(tile, seconds) {
   setText(tile.value, seconds === null ? "–" : inTime(seconds.median));
   if (seconds === null) setText(tile.extra, "no answers yet");
-  else setText(tile.extra, `median; 95% within ${inTime(seconds.p95)}, last ${counted(seconds.count, "answer")}`);
+  else setText(tile.extra, `median; 95% within ${inTime(seconds.p95)}, of the last ${lastWords(seconds.count)}`);
+}
+
+function lastWords(count) {
+  return count === 1 ? "answer" : counted(count, "answer");
 }
 
 function showDrafts(tile, drafts) {

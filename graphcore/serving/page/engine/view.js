@@ -14,6 +14,7 @@ import { makeSlots } from "./slots.js";
 import { makeStory } from "./story_panel.js";
 import { newestPart } from "./passes.js";
 import { story } from "./story.js";
+import { counted } from "./words.js";
 
 const MILLISECONDS = 250; // between two questions
 const PATH = "status?events=600";
@@ -22,6 +23,10 @@ const SHORT_SECONDS = 2; // of a pass, which four looks a second cannot follow
 const SNAPSHOTS =
   "A pass over the weights is short here, so layers and slots are snapshots, four in a second. The timeline shows " +
   "every step.";
+const LATEST_MILLISECONDS = 15_000; // after which a question has no answer
+const UNKNOWN =
+  "The server's answer has not what this page expects: one of them may be of another version. Reload the page; if " +
+  "this is said again, restart the server.";
 const WAITING = {
   loading: "The model is being loaded. What the engine does is shown here as soon as it is ready.",
   rebuilding: "The engine is being loaded again after a failure. What it does is shown here as soon as it is ready.",
@@ -46,6 +51,7 @@ export function startEngineView(root, session) {
 class EngineView {
   #session;
   #plan = null;
+  #uptime = 0; // of the server; a smaller one is that of a server that was started again
   #history = new History();
   #content = make("div", { class: "engine-content", hidden: true });
   #notice = make("p", { class: "engine-notice", role: "status", text: "Asking the server." });
@@ -62,7 +68,7 @@ class EngineView {
 
   constructor(root, session) {
     this.#session = session;
-    this.#whatIf = new WhatIf((path) => session.get(path));
+    this.#whatIf = new WhatIf((path, options) => session.get(path, options));
     const two = make("div", { class: "engine-two" }, this.#link.section, this.#memory.section);
     this.#slots.section.append(this.#snapshots);
     this.#content.append(this.#story.element, this.#layers.section, this.#slots.section, this.#lanes.section, two);
@@ -73,14 +79,19 @@ class EngineView {
   /** Asks once and shows the answer. Returns whether there was one. */
   async poll() {
     try {
-      const status = await this.#session.get(PATH);
-      if (status.state !== "ready" && status.state !== "draining") this.#plan = null;
-      else if (this.#plan === null) await this.#load();
+      const status = await this.#session.get(PATH, { signal: AbortSignal.timeout(LATEST_MILLISECONDS) });
+      if (status.state !== "ready" && !(status.state in WAITING)) throw new TypeError(`state ${status.state}`);
+      const isOtherRun = status.uptime_seconds < this.#uptime || status.model !== this.#plan?.model;
+      if (isOtherRun || (status.state !== "ready" && status.state !== "draining")) this.#plan = null;
+      this.#uptime = status.uptime_seconds;
+      if (this.#plan === null && status.state === "ready") await this.#load();
       this.#show(status);
       return true;
     } catch (error) {
       const last = this.#plan === null ? "" : " The values below are its last ones.";
-      this.#say(`The server gives no answer; this page asks again. ${error.message}${last}`);
+      const isAnswer = error.status === undefined; // which could not be shown
+      this.#say(isAnswer ? UNKNOWN : `The server gives no answer; this page asks again. ${error.message}${last}`);
+      if (isAnswer) console.warn(error);
       this.#content.classList.add("is-stale");
       return false;
     }
@@ -104,7 +115,9 @@ class EngineView {
     this.#story.update(story(this.#plan, streaming));
     this.#layers.update(streaming);
     this.#slots.update(streaming);
-    this.#link.update(this.#history.moved(LINK_SECONDS), movedOf(streaming), "now");
+    const moved = this.#history.moved(LINK_SECONDS);
+    const seconds = Math.max(1, Math.round(moved?.seconds ?? LINK_SECONDS));
+    this.#link.update(moved, movedOf(streaming), `in the last ${counted(seconds, "second")}`);
     this.#cache.update(status.kv_cache, status.requests);
     this.#requests.update(status, this.#history);
     if (streaming === null) return;

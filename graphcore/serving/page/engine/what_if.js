@@ -1,6 +1,6 @@
 // What-if: the plan for another memory budget beside the present one, without loading anything.
 
-import { numLayersAt } from "./groups.js";
+import { numLayersAt, sumBytes } from "./groups.js";
 import { fillRows, make, makeSection, makeTable, setAttribute, setText } from "./elements.js";
 import { memoryParts } from "./memory.js";
 import { makeStackedBar } from "./stacked_bar.js";
@@ -27,14 +27,15 @@ export function parseSize(text) {
 }
 
 /**
- * Returns the command line that serves a model with a budget.
- * @param {string} model
+ * Returns the command line that serves a model with a budget, and with the sizes that the plan is for.
+ * @param {{model: string, context_length: number | null, max_sequences: number}} plan
  * @param {string} budget
  * @returns {string}
  */
-export function commandLine(model, budget) {
+export function commandLine({ model, context_length: context, max_sequences: sequences }, budget) {
   const quoted = /^[\w./:@+-]+$/.test(model) ? model : `'${model.replaceAll("'", "'\\''")}'`;
-  return `graphcore serve model=${quoted} streaming=auto streaming.memory_budget=${budget}`;
+  const sizes = `${context ? ` context_length=${context}` : ""} task.max_sequences=${sequences}`;
+  return `graphcore serve model=${quoted} streaming=auto streaming.memory_budget=${budget}${sizes}`;
 }
 
 /** The panel of what-if. */
@@ -43,6 +44,7 @@ export class WhatIf {
   #plan = null;
   #number = 0; // of the newest question; answers of earlier ones do not count
   #timer = 0;
+  #abort = new AbortController(); // of the newest question
   #field = make("input", { id: "engine-budget", type: "text", autocomplete: "off", spellcheck: "false" });
   #slider = make("input", { type: "range", min: 0, max: STEPS, value: 0, "aria-label": "Memory budget" });
   #hint = make("p", { class: "engine-note", id: "engine-budget-hint", text: HINT });
@@ -53,7 +55,7 @@ export class WhatIf {
   #command = makeCommand();
   #said = make("p", { class: "engine-hidden", role: "status" });
 
-  /** @param {(path: string) => Promise<object>} get */
+  /** @param {(path: string, options: {signal: AbortSignal}) => Promise<object>} get */
   constructor(get) {
     this.#get = get;
     const controls = make("div", { class: "engine-controls" });
@@ -106,9 +108,11 @@ export class WhatIf {
     setAttribute(this.#slider, "aria-valuetext", setting);
   }
 
+  /** Returns the least budget and the most: what the machine has, or what all weights need and a quarter more. */
   #range() {
-    const least = this.#plan.smallest_budget_bytes;
-    return [least, Math.max(this.#plan.memory_bytes, least + STEPS)];
+    const { smallest_budget_bytes: least, memory_bytes: machine, memory, groups } = this.#plan;
+    const whole = memory.total_bytes - memory.weight_bytes + sumBytes(groups);
+    return [least, Math.max(Math.min(machine, 1.25 * whole), least + STEPS)];
   }
 
   #position(bytes) {
@@ -124,6 +128,7 @@ export class WhatIf {
 
   #cancel() {
     clearTimeout(this.#timer);
+    this.#abort.abort();
     this.#number += 1;
     setAttribute(this.#answer, "aria-busy", null);
   }
@@ -132,6 +137,7 @@ export class WhatIf {
     this.#cancel();
     setAttribute(this.#answer, "aria-busy", "true");
     const number = this.#number;
+    this.#abort = new AbortController();
     this.#timer = setTimeout(() => this.#fetch(number, budget), WAIT);
   }
 
@@ -139,8 +145,9 @@ export class WhatIf {
     let plan = null;
     let problem = "";
     try {
-      plan = await this.#get(pathOf(budget));
-      await this.#predictPresent();
+      const { signal } = this.#abort;
+      plan = await this.#get(pathOf(budget), { signal });
+      await this.#predictPresent(signal);
     } catch (error) {
       problem = error.message;
     }
@@ -151,10 +158,10 @@ export class WhatIf {
   }
 
   /** Adds the predicted speed to the plan that runs, by asking for its own budget. */
-  async #predictPresent() {
+  async #predictPresent(signal) {
     const present = this.#plan;
     if (present.predicted || present.budget_bytes === null) return;
-    present.predicted = (await this.#get(pathOf(present.budget_bytes))).predicted;
+    present.predicted = (await this.#get(pathOf(present.budget_bytes), { signal })).predicted;
   }
 
   #fail(problem, smallest = null) {
@@ -174,7 +181,7 @@ export class WhatIf {
     this.#fail("");
     this.#answer.hidden = false;
     this.#comparison.update(this.#plan, plan, budget);
-    this.#command.update(commandLine(this.#plan.model, budget));
+    this.#command.update(commandLine(this.#plan, budget));
     setText(this.#said, `With ${budget}: ${layersWords(plan)} stay in memory, ${speedWords(plan)}.`);
   }
 }

@@ -1,5 +1,6 @@
 """Each rule on the smallest module that shows it: what the operations are before and after, and what stops it."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -253,3 +254,42 @@ def test_blocks_of_one_spec_share_their_operations() -> None:
     blocks = [Block(attending(window=8), torch.float32) for _ in range(2)]
     first, second = (trace(block, IN_PLACE) for block in blocks)
     assert str(first.graph) == str(second.graph)
+
+
+def test_a_thread_that_computes_meanwhile_is_not_traced() -> None:
+    x, other = torch.ones(1, DIM), Parts(lambda parts, x: parts.b(parts.act(parts.norm(parts.a(x)))))
+    for weight in other.buffers():
+        weight.fill_(0.5)
+    expected, found = other(x), []
+
+    def forward(parts: Parts, y: Tensor) -> Tensor:
+        threads = [threading.Thread(target=lambda one=one: found.append(one(x))) for one in (other, parts.a)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+        return parts.b(parts.a(y))
+
+    traced = trace(Parts(forward))
+    assert calls(traced) == ["a", "b"]
+    assert torch.equal(found[0], expected)
+    assert found[1].shape == (1, DIM)
+
+
+def test_threads_trace_one_after_the_other() -> None:
+    has_begun, found, call = threading.Event(), [], nn.Module.__call__
+
+    def second(parts: Parts, x: Tensor) -> Tensor:
+        has_begun.set()
+        return parts.b(x)
+
+    thread = threading.Thread(target=lambda: found.append(trace(Parts(second))))
+
+    def first(parts: Parts, x: Tensor) -> Tensor:
+        thread.start()
+        assert not has_begun.wait(0.1)
+        return parts.a(x)
+
+    assert calls(trace(Parts(first))) == ["a"]
+    thread.join()
+    assert calls(found[0]) == ["b"]
+    assert nn.Module.__call__ is call
