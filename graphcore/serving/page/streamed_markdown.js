@@ -185,11 +185,10 @@ export class StreamedMarkdown {
 
 /** Returns how many tokens at the beginning cannot change any more. */
 function countFinished(tokens, isWhole) {
-  let last = tokens.length - 1;
-  while (last > 0 && tokens[last].type === "space") last -= 1;
-  const isFirstLine = isWhole && !tokens[last].raw.includes("\n"); // it may yet belong to the block before
-  const count = Math.max(isFirstLine ? last - 1 : last, 0);
-  return tokens.slice(0, count).some(({ type }) => type !== "space") ? count : 0;
+  const blocks = tokens.flatMap(({ type }, at) => (type === "space" ? [] : [at]));
+  if (blocks.length === 0) return 0;
+  const isFirstLine = isWhole && !tokens[blocks.at(-1)].raw.includes("\n"); // it may yet belong to the block before
+  return blocks.at(isFirstLine ? -2 : -1) ?? 0;
 }
 
 function lexed(source) {
