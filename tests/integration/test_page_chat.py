@@ -5,6 +5,7 @@ Texts that a tiny model of random weights cannot write come from scripted answer
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from served_engine import Running, running_server
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams
 
+ROOT = Path(__file__).parents[2]
 KEY = "a-key-of-the-server"
 LONGEST_FREEZE = 200.0  # milliseconds for which the page may not listen
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
@@ -378,6 +380,34 @@ def test_a_list_goes_on_after_an_empty_line(visit: Visit) -> None:
     visit.wait_answer()
     expect(visit.page.locator(".answer-text ol")).to_have_count(1)
     expect(visit.page.locator(".answer-text ol > li")).to_have_text(["one", "two"])
+
+
+IN_PIECES = """async ([text, step]) => {
+  const { StreamedMarkdown } = await import("/page/streamed_markdown.js");
+  const drawn = (ends) => {
+    const root = document.createElement("div");
+    const markdown = new StreamedMarkdown(root);
+    for (const end of ends) {
+      markdown.set(text.slice(0, end), end >= text.length);
+      while (!markdown.draw(1000));
+    }
+    for (const box of root.querySelectorAll(".blocks, .open-block, code > span")) box.replaceWith(...box.childNodes);
+    root.normalize();
+    return root;
+  };
+  const steps = Array.from({ length: Math.ceil(text.length / step) }, (_, at) => (at + 1) * step);
+  const [streamed, whole] = [drawn(steps), drawn([text.length])];
+  return [streamed.innerHTML === whole.innerHTML, whole.querySelectorAll(".as-written").length, whole.textContent];
+}"""
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md"])
+def test_a_streamed_text_is_drawn_as_a_whole_one(visit: Visit, name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    is_equal, num_as_written, drawn = visit.open().page.evaluate(IN_PIECES, [text, 61])
+    assert is_equal
+    assert num_as_written == 0
+    assert len(drawn) > len(text) / 2
 
 
 def test_a_hostile_answer_is_text(visit: Visit) -> None:
