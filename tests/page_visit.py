@@ -145,8 +145,9 @@ class Visit:
         return float(self.page.evaluate("Math.max(0, ...longTasks)"))
 
     def fits(self) -> bool:
-        """Return whether nothing of the page is beside the window."""
-        return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+        """Return whether nothing of the page, and of its messages, is beside the window."""
+        parts = "[document.documentElement, document.querySelector('#messages')]"
+        return bool(self.page.evaluate(f"{parts}.every((part) => part.scrollWidth <= part.clientWidth)"))
 
     def check_axe(self) -> None:
         """Check that axe finds nothing serious."""

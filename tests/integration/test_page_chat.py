@@ -5,6 +5,7 @@ Texts that a tiny model of random weights cannot write come from scripted answer
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from served_engine import Running, running_server
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams
 
+ROOT = Path(__file__).parents[2]
 KEY = "a-key-of-the-server"
 LONGEST_FREEZE = 1000.0  # milliseconds for which the page may not listen; below 200 where nothing else runs
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
@@ -417,6 +419,44 @@ def test_markdown_becomes_elements(visit: Visit) -> None:
     assert visit.page.locator(".answer-text").inner_html() == streamed
 
 
+def test_a_list_goes_on_after_an_empty_line(visit: Visit) -> None:
+    open_scripted(visit)
+    visit.push(delta(content="1. one\n\n2"))
+    expect(visit.page.locator(".answer-text")).to_contain_text("2")
+    visit.push(delta(content=". two"), delta("stop"), usage_chunk(), is_last=True)
+    visit.wait_answer()
+    expect(visit.page.locator(".answer-text ol")).to_have_count(1)
+    expect(visit.page.locator(".answer-text ol > li")).to_have_text(["one", "two"])
+
+
+IN_PIECES = """async ([text, step]) => {
+  const { StreamedMarkdown } = await import("/page/streamed_markdown.js");
+  const drawn = (ends) => {
+    const root = document.createElement("div");
+    const markdown = new StreamedMarkdown(root);
+    for (const end of ends) {
+      markdown.set(text.slice(0, end), end >= text.length);
+      while (!markdown.draw(1000));
+    }
+    for (const box of root.querySelectorAll(".blocks, .open-block, code > span")) box.replaceWith(...box.childNodes);
+    root.normalize();
+    return root;
+  };
+  const steps = Array.from({ length: Math.ceil(text.length / step) }, (_, at) => (at + 1) * step);
+  const [streamed, whole] = [drawn(steps), drawn([text.length])];
+  return [streamed.innerHTML === whole.innerHTML, whole.querySelectorAll(".as-written").length, whole.textContent];
+}"""
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md"])
+def test_a_streamed_text_is_drawn_as_a_whole_one(visit: Visit, name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    is_equal, num_as_written, drawn = visit.open().page.evaluate(IN_PIECES, [text, 61])
+    assert is_equal
+    assert num_as_written == 0
+    assert len(drawn) > len(text) / 2
+
+
 def test_a_hostile_answer_is_text(visit: Visit) -> None:
     visit.open().answer_with(answer(HOSTILE, piece=7))
     visit.say("Be evil.")
@@ -605,6 +645,10 @@ def test_edit_retry_and_versions(visit: Visit) -> None:
     visit.page.get_by_role("button", name="Earlier version").click()
     visit.wait_for("document.querySelector('.answer-text')?.innerText === 'First.'")
     expect(visit.page.locator(".user-body")).to_have_text("One?")
+    visit.answer_with(answer("Fourth."))
+    visit.page.get_by_role("button", name="Retry").click()
+    expect(visit.page.locator(".assistant .answer-text")).to_have_text("Fourth.")
+    expect(visit.page.locator(".assistant .versions")).to_have_text("3 of 3")
 
 
 def test_copy_of_a_message_and_of_code(browser: Browser, running: Running) -> None:
@@ -628,7 +672,7 @@ def test_copy_of_a_message_and_of_code(browser: Browser, running: Running) -> No
 def test_files_of_text_become_part_of_the_message(visit: Visit) -> None:
     visit.script().open()
     picked = files(
-        ("notes.md", "a ``` fence\n````\nin it, \u00fc\n".encode()), ("a.bin", b"\xff\xfe\x00"), ("zero.txt", b"a\0b")
+        ("notes.md", "a ``` fence\n````\nin it, \u00fc\n".encode()), ("a.bin", b"\xff\xfeab"), ("zero.txt", b"a\0b")
     )
     with visit.page.expect_file_chooser() as chooser:
         visit.page.get_by_role("button", name="Add files of text").click()
@@ -666,6 +710,14 @@ def drop(visit: Visit, name: str, text: str) -> None:
     )
 
 
+COUNT_CLAIMS = """() => {
+  window.claims = 0;
+  window.watched = new BroadcastChannel("graphcore.answers");
+  watched.onmessage = ({ data }) => { claims += data.type === "mine"; };
+}"""
+"""How often a tab has said that it makes an answer."""
+
+
 def test_two_tabs_stay_in_step(browser: Browser, running: Running) -> None:
     context = browser.new_context()
     with new_visit(browser, running.url, context) as one, new_visit(browser, running.url, context) as two:
@@ -673,6 +725,8 @@ def test_two_tabs_stay_in_step(browser: Browser, running: Running) -> None:
         one.push(delta(content="One writes"))
         two.script().open(one.page.evaluate("location.hash"))
         expect(two.page.locator(".answer-text")).to_have_text("One writes")
+        two.page.evaluate(COUNT_CLAIMS)
+        two.wait_for("claims > 0")
         expect(two.page.locator(".facts")).to_have_text("Being answered in another tab")
         one.push(delta(content=" and ends."), delta("stop"), usage_chunk(), is_last=True)
         expect(two.page.locator(".answer-text")).to_have_text("One writes and ends.")
@@ -738,9 +792,11 @@ def test_everything_by_keyboard(visit: Visit) -> None:
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("there?")
     expect(page.locator("#message-field")).to_have_value("Hello\nthere?")
-    page.evaluate("""document.querySelector("#message-field").dispatchEvent(
-        new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true, cancelable: true }))""")
-    assert page.locator(".user").count() == 0
+    is_taken = """() => {
+      const composing = { key: "Enter", isComposing: true, bubbles: true, cancelable: true };
+      return !document.querySelector("#message-field").dispatchEvent(new KeyboardEvent("keydown", composing));
+    }"""
+    assert not page.evaluate(is_taken)
     page.keyboard.press("Enter")
     visit.push(delta(content="Hi.\n\n```\ncode\n```\n"), delta("stop"), usage_chunk(), is_last=True)
     visit.wait_answer()
@@ -841,9 +897,8 @@ def small_targets(visit: Visit) -> list[str]:
 
 def test_a_stream_may_be_cut_anywhere(visit: Visit) -> None:
     open_scripted(visit)
-    body = ": ping\n\n" + events(delta(content="\u00fc\U0001f600 "), delta(content="ok"), delta("stop")).replace(
-        "\n", "\r\n"
-    )
-    visit.page.evaluate("(body) => [...body].forEach((letter) => asked[0].write(letter))", body)
+    chunks = events(delta(content="\u00fc\U0001f600 "), delta(content="ok"), delta("stop"))
+    body = ": ping\n\n" + chunks.replace(", ", ",\ndata: ")  # the data of an event may have several lines
+    visit.page.evaluate("(body) => [...body].forEach((letter) => asked[0].write(letter))", body.replace("\n", "\r\n"))
     visit.wait_answer()
     assert visit.answers() == ["\u00fc\U0001f600 ok"]

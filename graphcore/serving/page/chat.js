@@ -175,7 +175,8 @@ export class Chat extends EventTarget {
   }
 
   async #begin({ text, files }) {
-    const title = (text.trim().split("\n", 1)[0] || files[0]?.name || "Conversation").slice(0, LONGEST_TITLE);
+    const first = text.trim().split("\n", 1)[0] || files[0].name;
+    const title = first.length > LONGEST_TITLE ? `${first.slice(0, LONGEST_TITLE - 1)}\u2026` : first;
     const conversation = { id: newId(), title, updatedAt: Date.now(), settings: this.settings, chosen: {} };
     this.conversation = conversation;
     await this.#services.store.addConversation(conversation);

@@ -20,7 +20,7 @@ export function drawSoon(draw) {
 function drawFrame() {
   const began = performance.now();
   const spent = () => performance.now() - began;
-  for (const draw of [...waiting]) {
+  for (const draw of [...waiting].reverse()) { // the newest is seen first
     waiting.delete(draw);
     draw(Math.max(FRAME_MILLISECONDS - spent(), 1));
     if (spent() > FRAME_MILLISECONDS) break;

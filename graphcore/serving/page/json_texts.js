@@ -1,7 +1,7 @@
 /** JSON of a model, indented where that is readable. */
 
 const LARGEST = 2_000_000; // characters that are read
-const DEEPEST = 60; // levels that are indented: the indent of deeper ones would be longer than the text
+const DEEPEST = 60; // levels: the indent of deeper ones would be longer than the text
 
 /**
  * Returns whether an answer seems to be JSON as a whole.
@@ -15,23 +15,23 @@ export function beginsAsJson(text) {
 /**
  * Returns JSON with each part on a line of its own.
  * @param {string} text
- * @returns {string|null} null if it is no JSON object or list
+ * @returns {string|null} null if it is no JSON object or list, or too long or nested too deeply for an indent
  */
 export function indentedJson(text) {
-  if (text.length > LARGEST || !/^\s*[[{]/.test(text)) return null;
+  if (text.length > LARGEST || !/^\s*[[{]/.test(text) || isDeep(text)) return null;
   try {
-    const value = JSON.parse(text);
-    return depthOf(text) > DEEPEST ? text : JSON.stringify(value, null, 2);
+    return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
     return null;
   }
 }
 
-function depthOf(text) {
-  let [depth, most] = [0, 0];
+/** Brackets inside of texts count, too: what has so many of them is shown as it is. */
+function isDeep(text) {
+  let depth = 0;
   for (const [sign] of text.matchAll(/[[\]{}]/g)) {
     depth += sign === "[" || sign === "{" ? 1 : -1;
-    most = Math.max(most, depth);
+    if (depth > DEEPEST) return true;
   }
-  return most;
+  return false;
 }

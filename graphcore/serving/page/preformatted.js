@@ -1,6 +1,6 @@
 /** Text shown as it is, in pieces, so that a megabyte of it is laid out only where it is seen. */
 
-const PIECE = 8_000; // characters
+const PIECE = 4_000; // characters
 
 /** Grows at its end. */
 export class Preformatted {

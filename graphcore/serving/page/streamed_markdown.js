@@ -10,7 +10,7 @@ import { Lexer } from "./vendor/marked.esm.js";
 
 const FIRST_WINDOW = 4_000; // characters given to the lexer at once
 const LAST_WINDOW = 32_000; // longest block that the lexer gets
-const SLOW_MILLISECONDS = 10; // a lexer so slow gets no longer block: its time grows with the square of the length
+const SLOW_MILLISECONDS = 20; // a lexer so slow gets no longer block: its time grows with the square of the length
 const GROUP = 40; // blocks that are laid out together, and only where they are seen
 const MOST_ELEMENTS = 60_000; // after which the rest is shown as it was written
 const FENCE = /^( {0,3})(`{3,}|~{3,})([^\n]*)(?:\n|$)/;
@@ -185,17 +185,17 @@ export class StreamedMarkdown {
 
 /** Returns how many tokens at the beginning cannot change any more. */
 function countFinished(tokens, isWhole) {
-  let last = tokens.length - 1;
-  while (last > 0 && tokens[last].type === "space") last -= 1;
-  const isFirstLine = isWhole && !tokens[last].raw.includes("\n"); // it may yet belong to the block before
-  const count = Math.max(isFirstLine ? last - 1 : last, 0);
-  return tokens.slice(0, count).some(({ type }) => type !== "space") ? count : 0;
+  const blocks = tokens.flatMap(({ type }, at) => (type === "space" ? [] : [at]));
+  if (blocks.length === 0) return 0;
+  const isFirstLine = isWhole && !tokens[blocks.at(-1)].raw.includes("\n"); // it may yet belong to the block before
+  return blocks.at(isFirstLine ? -2 : -1) ?? 0;
 }
 
 function lexed(source) {
   try {
     const tokens = Lexer.lex(source, { gfm: true });
-    return tokens.map(({ raw }) => raw).join("") === source ? tokens : null;
+    const length = tokens.reduce((sum, { raw }) => sum + raw.length, 0);
+    return length === source.length ? tokens : null; // else nobody knows where a block ends
   } catch {
     return null; // nested too deeply
   }
