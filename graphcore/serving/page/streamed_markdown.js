@@ -192,10 +192,14 @@ function countFinished(tokens, isWhole) {
   return tokens.slice(0, count).some(({ type }) => type !== "space") ? count : 0;
 }
 
+/** Returns tokens; null if the lexer cannot read a text. Blanks at its end are left out: the lexer changes "- ". */
 function lexed(source) {
+  let end = source.length;
+  while (end > 0 && (source[end - 1] === " " || source[end - 1] === "\t")) end -= 1;
+  const text = source.slice(0, end) || source;
   try {
-    const tokens = Lexer.lex(source, { gfm: true });
-    return tokens.map(({ raw }) => raw).join("") === source ? tokens : null;
+    const tokens = Lexer.lex(text, { gfm: true });
+    return tokens.map(({ raw }) => raw).join("") === text ? tokens : null;
   } catch {
     return null; // nested too deeply
   }
