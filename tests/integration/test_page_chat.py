@@ -457,6 +457,18 @@ def test_a_streamed_text_is_drawn_as_a_whole_one(visit: Visit, name: str) -> Non
     assert len(drawn) > len(text) / 2
 
 
+@pytest.mark.parametrize("marker", ["1. ", "- ", "- [x] ", "> - ", "-\t", "1. one\n   - "])
+def test_a_list_that_is_drawn_after_its_marker_stays_markdown(visit: Visit, marker: str) -> None:
+    open_scripted(visit)
+    visit.push(delta(content=f"Some *words*.\n\n{marker}"))
+    text = visit.page.locator(".answer-text")
+    expect(text.locator("em")).to_have_text("words")
+    visit.push(delta(content="*first*"), delta("stop"), usage_chunk(), is_last=True)
+    visit.wait_answer()
+    expect(text.locator("li em")).to_have_text("first")
+    expect(text.locator(".as-written")).to_have_count(0)
+
+
 def test_a_hostile_answer_is_text(visit: Visit) -> None:
     visit.open().answer_with(answer(HOSTILE, piece=7))
     visit.say("Be evil.")

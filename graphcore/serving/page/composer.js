@@ -48,8 +48,8 @@ export class Composer {
 
   #listen(form, target) {
     this.#send.addEventListener("click", (event) => {
-      const isPointer = event.detail > 0;
-      if (isPointer && performance.now() - this.#ended < LATE_MILLISECONDS) event.preventDefault();
+      const isLate = !this.#isBusy && performance.now() - this.#ended < LATE_MILLISECONDS;
+      if (event.detail > 0 && isLate) event.preventDefault(); // Enter is no click of a pointer
     });
     form.addEventListener("submit", (event) => (event.preventDefault(), this.#submit()));
     this.#field.addEventListener("input", () => (this.#fit(), this.#say(""), this.#saveSoon()));

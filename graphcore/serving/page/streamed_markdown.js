@@ -191,11 +191,15 @@ function countFinished(tokens, isWhole) {
   return blocks.at(isFirstLine ? -2 : -1) ?? 0;
 }
 
+/** Returns tokens; null if the lexer cannot read a text. Blanks at its end are left out: the lexer changes "- ". */
 function lexed(source) {
+  let end = source.length;
+  while (end > 0 && (source[end - 1] === " " || source[end - 1] === "\t")) end -= 1;
+  const text = source.slice(0, end) || source;
   try {
-    const tokens = Lexer.lex(source, { gfm: true });
+    const tokens = Lexer.lex(text, { gfm: true });
     const length = tokens.reduce((sum, { raw }) => sum + raw.length, 0);
-    return length === source.length ? tokens : null; // else nobody knows where a block ends
+    return length === text.length ? tokens : null; // else nobody knows where a block ends
   } catch {
     return null; // nested too deeply
   }
