@@ -123,7 +123,11 @@ def check_serving(settings: ServeSettings) -> ServeSettings:
 def address_lines(settings: ServeSettings, name: str, port: int) -> list[str]:
     """Return what the user is told when the server listens."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    lines = [f"[serving {name} at http://{host}:{port}/v1; it is ready when /health says so; Ctrl-C ends it]"]
+    address = f"http://{host}:{port}"
+    lines = [
+        f"[serving {name} at {address}/v1, and a page for browsers at {address}/; Ctrl-C ends it]",
+        "[it is ready when /health says so; the page waits for that by itself]",
+    ]
     if settings.open and settings.api_key is None:
         lines.append("[task.open=true: whoever reaches this address may use the model]")
     return lines
