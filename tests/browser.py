@@ -17,7 +17,7 @@ def browser_path() -> str:
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         assert not os.environ.get(REQUIRED), "no Chromium is installed, and the tests of pages must run"
-        pytest.skip("tests of pages need Chromium: apt-get install chromium")
+        pytest.skip("no Chromium is installed, which tests of the page drive: apt-get install chromium")
     return found
 
 

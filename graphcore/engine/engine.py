@@ -66,7 +66,7 @@ class Engine:
         notes: Sequence[str], lines about what graphcore chose or what may surprise.
         prompts: PromptEncoder, encoder of texts and messages to token ids.
         loaded: LoadedModel, the model with its weights and what moves them; for measurements and inspection.
-        totals: TokenTotals, running totals of requests and tokens.
+        totals: TokenTotals, cumulative counters of requests and tokens.
     """
 
     def __init__(self, loaded: LoadedModel, on_progress: Progress = ignore_progress) -> None:
@@ -333,7 +333,7 @@ class Engine:
         return stream
 
     def between_passes(self, work: Callable[[], Answer]) -> Answer:
-        """Run a function between two passes, when its turn comes, and return its result; for measurements.
+        """Run a function in the engine's thread between two forward passes and return its result; for measurements.
 
         Raises:
             ConfigError: the engine is closed.

@@ -54,7 +54,7 @@ class RequestStatus:
 
 @dataclass
 class TokenTotals:
-    """Running totals of an engine since it was loaded; the engine's thread adds to them.
+    """Cumulative counters of an engine since it was loaded, updated by its thread.
 
     Attributes:
         requests: int, requests that were admitted to the KV cache.
@@ -94,7 +94,7 @@ class Request:
         mask: mask of the next tokens; None to allow all.
         deadline: time.perf_counter() at which the request ends; None for none.
         reuses_cache: True to continue from the cached tokens of an ended request, too, those of its answer included.
-        totals: running totals that the request adds to.
+        totals: the engine's cumulative counters, which the request updates.
         token_ids: token ids of the answer so far.
         logprobs: log probability of each of them, if they are recorded.
         pieces: text that could be printed after each of them, and the rest at the end.
@@ -192,7 +192,7 @@ class Request:
         )
 
     def status(self, pages: int, shared_pages: int) -> RequestStatus:
-        """Return the request's progress; the arguments are fields of it that the request does not know."""
+        """Return the request's progress; the page counts come from the page tables."""
         now = time.perf_counter()
         began, first = self._began or now, self._first or now
         seconds = began - self.submitted, first - began, now - first

@@ -35,7 +35,7 @@ class RequestBuilder:
     """Builds the requests of one engine's calls; arguments and errors are those of `Engine.submit`.
 
     Args:
-        totals: running totals that the requests add to.
+        totals: the engine's cumulative counters, which the requests update.
     """
 
     def __init__(

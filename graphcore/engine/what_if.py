@@ -1,4 +1,4 @@
-"""Plans of a loaded model for other memory budgets, without loading anything: what would stay, and how fast it is.
+"""Memory plans of a loaded model for other budgets, without reloading: placement and predicted decode speed.
 
 Sizes come from the decoder that runs, so a plan takes milliseconds. The context stays the one that runs.
 """
@@ -39,7 +39,7 @@ class BudgetPlan:
 
 
 class WhatIf:
-    """Plans for the model of an engine, with streaming=auto and other budgets.
+    """Plans an engine's model for other memory budgets, with streaming=auto.
 
     Args:
         engine: the engine; it may be rebuilt meanwhile.
@@ -59,7 +59,9 @@ class WhatIf:
         loaded = self._engine.loaded
         streaming = replace(loaded.settings.streaming, policy="auto", memory_budget=memory_budget)
         try:
-            _, plan, tier = plan_run(replace(loaded.settings, streaming=streaming), parts_of(loaded), restarted(loaded))
+            _, plan, tier = plan_run(
+                replace(loaded.settings, streaming=streaming), parts_of(loaded), unloaded_machine(loaded)
+            )
         except PlanError as error:
             if not isinstance(error.smallest, Plan):
                 return BudgetPlan(loaded.plan, None, str(error))
@@ -107,7 +109,7 @@ class WhatIf:
 
 
 def parts_of(loaded: LoadedModel) -> PreparedDecoder:
-    """Return a loaded model as it was when it was planned.
+    """Return the inputs of the planner for a loaded model.
 
     Raises:
         ConfigError: the model runs through transformers' own class, or the engine is closed.
@@ -117,8 +119,8 @@ def parts_of(loaded: LoadedModel) -> PreparedDecoder:
     return PreparedDecoder(loaded.runtime, [], loaded.loader, loaded.runner.builder.decoder)
 
 
-def restarted(loaded: LoadedModel) -> Machine:
-    """Return this machine with the memory that would be free if the model were loaded anew."""
+def unloaded_machine(loaded: LoadedModel) -> Machine:
+    """Return this machine with the memory that was free before the model was loaded, or would be after unloading it."""
     here, plan = Machine.here(loaded.runtime.device), loaded.plan
     waiting = loaded.weight_stream.host_nbytes
     if loaded.free_memory is not None:

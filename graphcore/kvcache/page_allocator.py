@@ -77,7 +77,7 @@ class PageAllocator:
         return bool(self.states)
 
     def page_counts(self, row: int) -> tuple[int, int]:
-        """Return how many pages a row holds, in all tables, and how many of them other rows do, too."""
+        """Return the number of pages of a row in all tables, and how many of them it shares with other rows."""
         held = sum(len(table.rows[row]) for table in self.tables)
         return held, sum(table.num_shared(row) for table in self.tables)
 

@@ -23,11 +23,11 @@ Copies = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class PageUse:
-    """Who holds the pages of a table at a moment.
+    """Usage of a table's pages at one moment.
 
     Attributes:
         pages: pages that sequences may have.
-        free: pages that nobody holds.
+        free: pages on the free list.
         shared: pages that several rows hold.
         prefix_only: pages that no row holds, but the prefix cache, or a state of `Engine.forward`.
     """
@@ -89,7 +89,7 @@ class PageTable:
         return max(0, position - self._window + 1) // self.page if self._window else 0
 
     def use(self) -> PageUse:
-        """Return who holds the pages now; any thread may ask."""
+        """Return the current page usage. Thread-safe."""
         rows = Counter(page for held in self.rows for page in list(held.values()))
         free = self.num_free
         return PageUse(
@@ -97,9 +97,9 @@ class PageTable:
         )
 
     def num_shared(self, row: int) -> int:
-        """Return how many pages of a row others hold, too: shared pages have the same number in each; any thread asks.
+        """Return how many pages of a row are shared with other rows. Thread-safe.
 
-        A page that only the prefix cache holds, too, is not counted.
+        A shared page has the same logical number in every row. Pages shared only with the prefix cache do not count.
         """
         others = [held for at, held in enumerate(self.rows) if at != row]
         candidates = [(number, page) for number, page in list(self.rows[row].items()) if self._refs.get(page, 0) > 1]

@@ -185,7 +185,7 @@ class Decoder(nn.Module):
         return equal_parts(lm_head.outputs, max(1, most * lm_head.outputs // lm_head.weight.nbytes))
 
     def use_backend(self, backend: Backend) -> None:
-        """Set the backend of all modules of the blocks; before this call it is plain torch.
+        """Set the kernel backend of all modules in the blocks; the default is plain PyTorch.
 
         Float32 blocks with int8 activations stay with torch: they must equal the reference to the bit, and int8
         rounding would turn a difference in the last bit into a whole step of a code.

@@ -1,4 +1,4 @@
-"""A plan as a record, for result.json and for GET /plan of a server."""
+"""Memory plans as JSON records, for result.json and GET /plan."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ def planned_streaming_record(plan: Plan, source: str) -> dict[str, Any]:
 
 
 def prediction_record(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return the predictions for result.json; all null without rates."""
+    """Return the predictions as a record; all values are None if the rates are unknown."""
     times = ("copy_seconds", "fetch_seconds", "compute_seconds", "is_overlapped")
     if not predictions:
         return dict.fromkeys(("tokens_per_second", "tokens_per_second_of", *times))

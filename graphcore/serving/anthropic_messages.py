@@ -158,7 +158,7 @@ class MessagesRequest(CountTokensRequest):
 
 
 def read_message_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, ChatCall, list[str]]:
-    """Parse a body; return the request, the neutral call, and the names of the fields that are ignored.
+    """Validate a request body; return it typed, the ChatCall made from it, and the names of ignored fields.
 
     Raises:
         RequestError: a field is wrong or cannot be taken; the error names it.

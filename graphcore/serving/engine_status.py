@@ -1,4 +1,4 @@
-"""What an engine does at present (GET /status), and the plan that it runs or could run (GET /plan)."""
+"""Bodies of GET /status (live state of the engine) and GET /plan (its memory plan, or one for another budget)."""
 
 import time
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import graphcore
 from graphcore.engine.engine import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import RequestStatus
-from graphcore.engine.what_if import BudgetPlan, WhatIf, plan_record, restarted
+from graphcore.engine.what_if import BudgetPlan, WhatIf, plan_record, unloaded_machine
 from graphcore.errors import ConfigError
 from graphcore.planning.plan_record import prediction_record
 from graphcore.planning.prediction import Prediction
@@ -24,7 +24,7 @@ P95 = 0.95
 
 
 def status_body(served: ServedModel, metrics: ServingMetrics, num_events: int) -> dict[str, Any]:
-    """Return what the server does at present.
+    """Return the body of GET /status.
 
     Args:
         num_events: most events of the timeline.
@@ -77,7 +77,7 @@ def first_token_record(seconds: Sequence[float]) -> dict[str, Any] | None:
 
 
 def kv_cache_records(engine: Engine) -> list[dict[str, Any]]:
-    """Return who holds the pages of each pool of the KV cache; none for a model without pages."""
+    """Return the page usage of each KV-cache pool; empty for a model without pages."""
     runner = engine.loaded.runner
     tables = runner.pages.tables if isinstance(runner, ProgramRunner) else []
     return [
@@ -91,7 +91,7 @@ def kv_cache_records(engine: Engine) -> list[dict[str, Any]]:
 
 
 def movement_record(engine: Engine, num_events: int) -> dict[str, Any]:
-    """Return what moves at present, and what has moved."""
+    """Return slot states, cumulative counters and recent timeline events of weight streaming."""
     stream = engine.loaded.weight_stream
     activity, moved = stream.policy.activity(), stream.totals.now()
     slots = [{"slot": slot, **asdict(use)} for slot, use in enumerate(activity.slots)]
@@ -112,7 +112,7 @@ def movement_record(engine: Engine, num_events: int) -> dict[str, Any]:
 
 
 def running_plan_body(served: ServedModel, engine: Engine, what_if: WhatIf) -> dict[str, Any]:
-    """Return what runs, and the bytes that the plan placed."""
+    """Return the body of GET /plan: the running configuration and its memory plan."""
     running = BudgetPlan(engine.plan, engine.loaded.tier)
     try:
         smallest = what_if.smallest_nbytes()
@@ -152,6 +152,6 @@ def _plan_body(
         "fits": planned.error is None,
         "error": planned.error,
         "smallest_budget_bytes": smallest,
-        "memory_bytes": restarted(engine.loaded).memory.free_nbytes,
+        "memory_bytes": unloaded_machine(engine.loaded).memory.free_nbytes,
         "predicted": None if predicted is None else prediction_record([predicted]),
     }

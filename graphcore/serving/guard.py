@@ -86,7 +86,7 @@ class Guard:
             self._check_key(request)
 
     def _check_site(self, request: Request) -> None:
-        """Refuse what another website makes a browser load without an Origin: pictures, scripts, frames."""
+        """Refuse cross-site subresource requests (images, scripts, frames), which browsers send without an Origin."""
         headers = request.headers
         is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site") and "origin" not in headers
         is_opened = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")

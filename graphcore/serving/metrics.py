@@ -147,7 +147,7 @@ class _EngineCollector(Collector):
         yield from self._streaming(engine)
 
     def _streaming(self, engine: Engine) -> Sequence[Metric]:
-        """Return what weights' movement took so far, and its rates since the last scrape."""
+        """Return cumulative counters of weight streaming, and its rates since the last scrape."""
         with self._lock:
             now, before = engine.loaded.weight_stream.totals.now(), self._before
             self._before = now

@@ -166,7 +166,7 @@ class ResponsesRequest(SamplingFields):
 
 
 def read_responses(body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatCall, list[str]]:
-    """Parse a body; return the request, the neutral call, and the names of ignored fields, tools and values.
+    """Validate a request body; return it typed, the ChatCall made from it, and the names of ignored fields and values.
 
     Raises:
         RequestError: a field is wrong or cannot be taken; the error names it.

@@ -1,4 +1,4 @@
-"""The files of the page at `/`, as they lie in the package: no build step, and nothing from elsewhere.
+"""Static files of the web page at `/`, served from the package without a build step or external resources.
 
 The headers let the page load its own scripts and styles and ask its own server, and nothing else, so that no answer of
 a model can run a script, load a picture or send what it reads to another place.

@@ -1,4 +1,4 @@
-"""Running totals of what a stream of weights has moved, for readers that ask again and again."""
+"""Cumulative counters of weight streaming, for monitoring that polls them."""
 
 import threading
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from graphcore.streaming.timeline import Event, Interval, Timeline, minus, split, total, union
 
-OPEN_SECONDS = 30.0  # an event that lasts longer may be counted twice where it overlaps others
-MOST_OPEN = 2000  # intervals, beyond which the older half is closed sooner
+RECENT_SECONDS = 30.0  # a longer event may be counted twice where it overlaps others
+MOST_RECENT = 2000  # intervals; beyond that, the older half is summed up early
 
 
 @dataclass(frozen=True)
 class Movement:
-    """What has moved since the weights were loaded.
+    """Cumulative counters since the weights were loaded.
 
     Attributes:
         nbytes: bytes that arrived in slots.
@@ -28,10 +28,10 @@ class Movement:
 
 
 class MovementTotals:
-    """Adds up the events of a timeline, each once.
+    """Cumulative counters of a timeline's events; each event is counted once.
 
-    Events overlap, and one that began early may be recorded late. So the newest times stay intervals, to which further
-    events are united; those before them are closed: only their lengths are kept.
+    Copies of several workers overlap, and an event is recorded when it ends. So recent times are kept as intervals and
+    merged with later events; of older ones only the sums are kept.
 
     Args:
         timeline: timeline of the events.
@@ -39,16 +39,16 @@ class MovementTotals:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline, self._lock = timeline, threading.Lock()
-        self._seen, self._closed = 0, Movement()
+        self._seen, self._summed = 0, Movement()
         self._copies: list[Interval] = []
         self._stalls: list[Interval] = []
 
     def now(self) -> Movement:
-        """Return the totals of all events that are over."""
+        """Return the counters of all finished events."""
         with self._lock:
             events, self._seen = self._timeline.after(self._seen)
             self._add(events)
-            return _sum(self._closed, self._copies, self._stalls)
+            return _sum(self._summed, self._copies, self._stalls)
 
     def _add(self, events: Sequence[Event]) -> None:
         nbytes = sum(event.nbytes for event in events if event.lane == "copy")
@@ -57,16 +57,16 @@ class MovementTotals:
         self._copies, self._stalls = union([*self._copies, *moving]), union([*self._stalls, *waiting])
         known = [*self._copies, *self._stalls]
         if known:
-            close_at = max(end for _, end in known) - OPEN_SECONDS
-            if len(known) > MOST_OPEN:
-                close_at = max(close_at, sorted(end for _, end in known)[len(known) // 2])
-            copies, self._copies = split(self._copies, close_at)
-            stalls, self._stalls = split(self._stalls, close_at)
-            self._closed = _sum(self._closed, copies, stalls, nbytes)
+            cut = max(end for _, end in known) - RECENT_SECONDS
+            if len(known) > MOST_RECENT:
+                cut = max(cut, sorted(end for _, end in known)[len(known) // 2])
+            copies, self._copies = split(self._copies, cut)
+            stalls, self._stalls = split(self._stalls, cut)
+            self._summed = _sum(self._summed, copies, stalls, nbytes)
 
 
 def _sum(before: Movement, copies: Sequence[Interval], stalls: Sequence[Interval], nbytes: int = 0) -> Movement:
-    """Return totals with further intervals, in the form that `union` returns."""
+    """Add intervals, sorted and disjoint as `union` returns them, to counters."""
     return Movement(
         before.nbytes + nbytes,
         before.copy_seconds + total(copies),

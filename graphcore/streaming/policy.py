@@ -40,7 +40,7 @@ class Ring(Generic[Work, SlotFillT]):
 
 @dataclass(frozen=True)
 class SlotUse:
-    """What a slot is used for at a moment.
+    """The state of a slot at one moment.
 
     Attributes:
         group: number of the group whose bytes it holds or gets; None if it is free.
@@ -53,10 +53,10 @@ class SlotUse:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a policy does at a moment.
+    """A snapshot of a policy: the state of each slot, and the group that computes.
 
     Attributes:
-        slots: use of each slot; empty if nothing moves through slots.
+        slots: state of each slot; empty if nothing moves through slots.
         computing: number of the group that computes, a resident one too; None between passes, or if nothing moves.
     """
 
@@ -82,7 +82,7 @@ class Policy(ABC):
         """Discard groups that were read ahead; no bytes move any more when this returns."""
 
     def activity(self) -> Activity:
-        """Return what the policy does now; any thread may ask."""
+        """Return a snapshot of the slots and of the group that computes. Thread-safe."""
         return Activity()
 
 
@@ -130,7 +130,7 @@ class Watched(Policy):
         self._policy.reset()
 
     def activity(self) -> Activity:
-        """Return what the policy does now."""
+        """Return the snapshot of the wrapped policy."""
         return self._policy.activity()
 
 

@@ -81,7 +81,7 @@ class Streamed(Policy, Generic[Work, SlotFillT]):
         self._last_of_slot.clear()
 
     def activity(self) -> Activity:
-        """Return what the policy does now; any thread may ask, so each attribute is read once."""
+        """Return a snapshot of the slots and of the group that computes. Thread-safe: each attribute is read once."""
         current, newest = self._current, dict(self._last_of_slot)
         slots = [self._use_of(newest.get(slot)) for slot in range(self.ring.num_slots)]
         if current is not None:  # its slot's next filling may have been begun, which waits for it

@@ -24,7 +24,7 @@ Interval = tuple[float, float]
 
 Lane = Literal["copy", "read", "stall", "compute"]
 LIMIT = 200_000  # number of the newest events that are kept; about 20 MB
-JOINED_SECONDS = 50e-6  # longest pause between two copies of a worker that `join_copies` makes one of
+JOINED_SECONDS = 50e-6  # longest gap between two copies that `join_copies` merges
 LATE_LIMIT = 4096  # number of events whose times are not read yet; each holds two timers of a device
 
 
@@ -158,9 +158,9 @@ class Timeline:
 
 
 def join_copies(events: Iterable[Event]) -> list[Event]:
-    """Return events by begin, with one in place of the copies or reads that a worker made for a group without a pause.
+    """Merge consecutive copies or reads of the same group by the same worker, and return all events sorted by begin.
 
-    A group is moved in many jobs; pictures show what was moved, not the jobs.
+    A group is copied in many small jobs; timelines show one bar for them.
     """
     found: list[Event] = []
     newest: dict[tuple[Lane, int], int] = {}  # index of the last event of each worker
@@ -211,7 +211,7 @@ def minus(these: Sequence[Interval], others: Sequence[Interval]) -> list[Interva
 
 
 def split(intervals: Sequence[Interval], at: float) -> tuple[list[Interval], list[Interval]]:
-    """Return the parts of intervals before a time, and those after it."""
+    """Split intervals at a time; return the parts before and after it."""
     before = [(begin, min(end, at)) for begin, end in intervals if begin < at]
     return before, [(max(begin, at), end) for begin, end in intervals if end > at]
 

@@ -77,7 +77,7 @@ class WeightStream:
 
     @cached_property
     def totals(self) -> MovementTotals:
-        """Running totals of what was moved."""
+        """Cumulative counters of weight streaming."""
         return MovementTotals(self.timeline)
 
     def raw_link(self, most_nbytes: int) -> float | None:

@@ -625,7 +625,7 @@ def test_a_phone_s_width_is_enough(browser: Browser) -> None:
         for name in ("All groups as a table", "The lanes as a table"):
             page.get_by_text(name).click()
         wide = """() => [...document.querySelectorAll("body *")]
-            .filter(one => !one.closest(".engine-hidden, thead"))
+            .filter(one => !one.closest(".visually-hidden, thead"))
             .filter(one => one.getBoundingClientRect().right > innerWidth + 0.5)
             .map(one => one.outerHTML.slice(0, 100))"""
         assert page.evaluate(wide) == []

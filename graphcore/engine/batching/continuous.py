@@ -101,7 +101,7 @@ class ContinuousBatching(Batching):
             on_progress("generate", None, *done_of(self.running))
 
     def page_counts(self, request: Request) -> tuple[int, int]:
-        """Return how many pages of the KV cache a request holds, and how many of them others do, too."""
+        """Return the number of a request's KV-cache pages, and how many it shares with other requests."""
         row = request.cache_row
         return (0, 0) if row is None else self._admission.pages.page_counts(row)
 

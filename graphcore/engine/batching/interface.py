@@ -42,7 +42,7 @@ class Batching(ABC):
         """Free the rows and pages of finished requests."""
 
     def page_counts(self, _request: Request) -> tuple[int, int]:
-        """Return how many pages of the KV cache a request holds, and how many of them others do, too; any thread asks.
+        """Return the number of a request's KV-cache pages, and how many it shares with other requests. Thread-safe.
 
         Both are 0 where there are no pages.
         """

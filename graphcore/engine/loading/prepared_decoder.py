@@ -31,7 +31,7 @@ from graphcore.weights.matching import EMBEDDING, FEATURES
 from graphcore.weights.plan import Tier
 
 _PROGRAMS: WeakKeyDictionary[Decoder, dict[tuple[ProgramSizes, int], int]] = WeakKeyDictionary()
-"""Bytes of decode programs, which are found by recording them: further plans for a model that runs need none of it."""
+"""Bytes of decode programs by decoder. Computing them traces every block, so later plans reuse them."""
 
 
 @dataclass(frozen=True)

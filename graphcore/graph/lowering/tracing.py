@@ -5,8 +5,8 @@
 `trace` runs torch.fx over a module's own forward; the building blocks of nn/ are leaves. The graph refers to modules by
 name, so that layers of one spec share one graph.
 
-While torch.fx traces, calls of all modules of the process come to its tracer. So one thread traces at a time, and calls
-by other threads (of an engine that runs, say) are passed on.
+torch.fx patches `nn.Module.__call__` of the whole process while it traces. So only one thread traces at a time, and
+module calls from other threads, such as those of a running engine, are executed as usual.
 """
 
 import inspect
@@ -104,13 +104,13 @@ class LeafTracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return what the graph has for a call of a module; another thread's call is no part of it."""
+        """Record a module call in the graph; a call from another thread runs as usual and is not recorded."""
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Return what the graph has for an attribute of a module; to another thread the attribute itself."""
+        """Return the proxy of a module's attribute while tracing; other threads get the attribute itself."""
         if threading.get_ident() != self._thread:
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)

@@ -25,7 +25,7 @@ PROCESS = 1  # an arbitrary number for the only process
 
 
 def write_trace(folder: Path, events: Sequence[Event], title: str, plan: Record, console: Console) -> None:
-    """Write the files and print their paths, or a note if there are no events.
+    """Write the trace files and print their paths; without events, print a note instead.
 
     Args:
         folder: folder of the run.

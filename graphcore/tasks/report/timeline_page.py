@@ -1,4 +1,4 @@
-"""The page of a traced run: one HTML file that opens without a server and without a network.
+"""HTML report of a traced run: one self-contained file, which needs no server and no network.
 
 It has the panels that a server's page shows of an engine at work, with a clock that plays the run. Their modules are
 written into the file one after another, as one script: what they import from each other is in the same script then.
@@ -85,7 +85,7 @@ def timeline_page(events: Sequence[Event], title: str, plan: Record) -> str:
 
 
 def bundle(names: Sequence[str]) -> str:
-    """Return modules of the folder engine/ as one script: without their imports, which must be modules before them."""
+    """Concatenate modules of engine/ into one script; imports are dropped, so dependencies must come first."""
     texts: dict[str, str] = {}
     declared: dict[str, str] = {}
     for name in names:

@@ -38,8 +38,8 @@ def test_totals_are_those_of_all_events_at_once(events: list[Event], asked_at: l
     assert (found.hidden_seconds, found.stall_seconds) == (expected.hidden_seconds, expected.stall_seconds)
 
 
-def test_closed_times_are_kept_as_lengths_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(movement, "MOST_OPEN", 40)
+def test_of_older_times_only_the_sums_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(movement, "MOST_RECENT", 40)
     chance = random.Random(0)
     timeline, begin = Timeline(), 0.0
     totals = MovementTotals(timeline)

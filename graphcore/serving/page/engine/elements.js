@@ -76,7 +76,7 @@ export function makeTable(caption, columns) {
   const heads = columns.map((column) => make("th", { scope: "col", text: column }));
   const body = make("tbody");
   const table = make("table", { class: "engine-table" });
-  const hidden = make("caption", { class: "engine-hidden", text: caption });
+  const hidden = make("caption", { class: "visually-hidden", text: caption });
   table.append(hidden, make("thead", {}, make("tr", {}, ...heads)), body);
   return { table, body };
 }

@@ -53,7 +53,7 @@ export class WhatIf {
   #smallest = make("button", { type: "button", class: "engine-button", hidden: true });
   #comparison = makeComparison();
   #command = makeCommand();
-  #said = make("p", { class: "engine-hidden", role: "status" });
+  #said = make("p", { class: "visually-hidden", role: "status" });
 
   /** @param {(path: string, options: {signal: AbortSignal}) => Promise<object>} get */
   constructor(get) {
