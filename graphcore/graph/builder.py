@@ -4,7 +4,7 @@ Legend: B batch, T tokens, D model dim.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -129,14 +129,14 @@ class GraphBuilder:
         rows = self.sampling_rows(batch)
         program = self._program(batch, "decode", state=rows.state)
         choice = choose_step(rows.state, rows.choosing, phase)
-        return self._captured(Program(program.state, [*program.steps, choice], choice))
+        return self._captured(replace(program, steps=[*program.steps, choice], choice=choice))
 
     def _captured(self, program: Program) -> Program:
         """Return a decode program as CUDA graphs."""
         state = program.state
         boundary = BoundaryBuffers.allocate(len(state.token_ids), self.decoder.spec, self.tables, self.device)
-        steps = captured(state, program.steps, self.streamed, boundary, self.captures)
-        return Program(state, steps, program.choice)
+        steps = captured(state, program.steps, self.streamed, boundary, self.captures, program.fusion)
+        return replace(program, steps=steps)
 
     @property
     def most_together(self) -> int:
@@ -200,7 +200,7 @@ class GraphBuilder:
                 for index in layers
             ]
             steps.append(BlocksStep(group, state, bound))
-        return Program(state, [*steps, *self._head_steps(state, None)])
+        return Program(state, [*steps, *self._head_steps(state, None)], fusion=memory)
 
     def _state(self, batch: int) -> StepState:
         state = StepState.empty(batch, 1, self.device)

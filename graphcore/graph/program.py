@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from graphcore.graph.gpu.sampling import ChooseStep
 from graphcore.graph.state import StepState
-from graphcore.graph.step import HeadStep, Step
+from graphcore.graph.step import FusionMemory, HeadStep, Step
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,13 @@ class Program:
     Attributes:
         choice: last step of a program that samples on the device, which can also be run alone; None for any other
             program.
+        fusion: norm-fusion buffers of the steps; None if none of them may run on decode kernels.
     """
 
     state: StepState
     steps: Sequence[Step]
     choice: ChooseStep | None = None
+    fusion: FusionMemory | None = None
 
     @property
     def heads(self) -> list[HeadStep]:

@@ -39,6 +39,11 @@ class FusionMemory:
     rows: Tensor
     squares: Tensor
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All the tensors."""
+        return self.rows, self.squares
+
 
 @dataclass(frozen=True)
 class Neighbours:

@@ -21,7 +21,7 @@ from graphcore.errors import GraphcoreError, GraphError
 from graphcore.graph.gpu.partition import BoundaryBuffers, cut, with_boundary_copies
 from graphcore.graph.gpu.sampling import ChooseStep
 from graphcore.graph.state import StepState
-from graphcore.graph.step import Step
+from graphcore.graph.step import FusionMemory, Step
 from graphcore.kernels.gpu.pdl import dependent_launches
 
 WARMUP_RUNS = 2
@@ -192,14 +192,24 @@ class CapturedStep:
 
 
 def captured(
-    state: StepState, steps: Sequence[Step], streamed: Collection[int], boundary: BoundaryBuffers, captures: Captures
+    state: StepState,
+    steps: Sequence[Step],
+    streamed: Collection[int],
+    boundary: BoundaryBuffers,
+    captures: Captures,
+    fusion: FusionMemory | None = None,
 ) -> list[Step]:
-    """Return the steps merged into as few captured ones as streamed weights and steps on the host allow."""
+    """Return the steps merged into as few captured ones as streamed weights and steps on the host allow.
+
+    Args:
+        fusion: norm-fusion buffers of the steps, by which a piece prepares the next one's first norm.
+    """
     pieces = cut(steps, streamed)
     if len(pieces) == 1 and pieces[0].may_capture:
         return [CapturedStep(pieces[0].group, state, steps, captures)]  # a single piece hands nothing over
     whole = [with_boundary_copies(piece, state, boundary) for piece in pieces]
+    handed = (*boundary.tensors, *(() if fusion is None else fusion.tensors))
     return [
-        CapturedStep(piece.group, state, piece.steps, captures, boundary.tensors) if piece.may_capture else piece
+        CapturedStep(piece.group, state, piece.steps, captures, handed) if piece.may_capture else piece
         for piece in whole
     ]

@@ -146,11 +146,13 @@ def test_memory_and_seconds_are_counted(cuda: FakeCuda) -> None:
 
 
 @pytest.mark.thorough
-def test_a_gpus_own_kernels_are_captured_where_they_change_what_pieces_hand_on(cuda: FakeCuda) -> None:
-    rows, spec = random_ids(1, 4), model_of(FULL)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_gpus_own_kernels_are_captured_where_they_change_what_pieces_hand_on(cuda: FakeCuda, layers: int) -> None:
+    """Each piece is captured when it first runs, between others, and prepares the first norm of the next."""
+    rows, spec = random_ids(1, 4), model_of(*[FULL] * layers)
     builder, plain = builder_of(spec, "captured", 1), builder_of(spec, "eager", 1)
     builder.functions.decode_kernels = DeviceBlocks.allocate(builder.caches, CPU)
-    builder.streamed = (1,)
+    builder.streamed = range(1, layers + 1)
     for one in (builder, plain):
         feed(plain.prefill(1), rows, [0])
         for cache, filled in zip(one.caches, plain.caches, strict=True):
@@ -160,7 +162,7 @@ def test_a_gpus_own_kernels_are_captured_where_they_change_what_pieces_hand_on(c
     token = [[int(plain.prefill(1).state.token_ids[0, 0])]]
     found.state.span.starts.fill_(4)
     assert torch.allclose(feed_inputs(found, token), feed(expected, token, [4]), atol=1e-4)
-    assert [step.group for step in found.steps] == [0, 1, 2]
+    assert [step.group for step in found.steps] == [*range(layers + 2)]
     for step in found.steps:  # the token that was chosen, at the next position, without anybody's help
         step.replay()
     again = feed(expected, found_token(expected), [5])
