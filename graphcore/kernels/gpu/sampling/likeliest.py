@@ -21,16 +21,24 @@ MOST_VOCAB = 1 << 24  # indices are kept as float32
 # maximum, the number of logits that are not finite, and the maximum of the logits with the penalty (drawn.py).
 FIELDS = 6
 BEST, COLUMN, LARGEST, TOTAL, BAD, HIGHEST = (tl.constexpr(index) for index in range(FIELDS))
+UNITS = tl.constexpr(2.0**40)  # exponentials are added as integers in units of 2^-40
+UNIT = tl.constexpr(2.0**-40)
 
 
 @triton.jit
 def store_logit_sums(parts, part, num_parts, values, is_there):
-    """Store the sums of a part's logits."""
+    """Store the sums of a part's logits.
+
+    Exponentials are added as integers, exactly, so that a log probability does not depend on how many numbers a thread
+    holds: Triton's compiler chooses that for each kernel, and several kernels call this function.
+    """
     largest = tl.max(tl.where(is_there & (values == values), values, float("-inf")), axis=0)
-    total = tl.sum(tl.where(is_there, tl.exp(values - largest), 0.0), axis=0)
+    shares = tl.exp(values - largest)
+    shares = tl.where(is_there & (shares == shares), shares, 0.0)
+    total = tl.sum((shares * UNITS).to(tl.int64), axis=0).to(tl.float32) * UNIT
     is_bad = is_there & ((values != values) | (tl.abs(values) == float("inf")))
     tl.store(parts + LARGEST * num_parts + part, largest)
-    tl.store(parts + TOTAL * num_parts + part, tl.where(largest == float("-inf"), 0.0, total))
+    tl.store(parts + TOTAL * num_parts + part, total)
     tl.store(parts + BAD * num_parts + part, tl.sum(is_bad.to(tl.float32), axis=0))
 
 

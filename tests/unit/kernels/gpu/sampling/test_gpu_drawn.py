@@ -4,7 +4,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from choosing import drawn
+from choosing import drawn, likeliest
 from draws import changed, draw_of
 from torch import Tensor
 
@@ -159,3 +159,13 @@ def test_a_draw_is_the_same_alone_and_beside_others() -> None:
     for at in (0, 8, 14):
         assert drawn(logits[at : at + 1], draws[at : at + 1]).chosen.tolist() == together[at : at + 1]
         assert choose_token(logits[at], draws[at]) == together[at]
+
+
+@pytest.mark.parametrize("vocab", [96, 700, 3000])
+def test_a_log_probability_has_the_same_bits_as_in_a_greedy_step(vocab: int) -> None:
+    """Steps in which a row draws, and those in which none does, run kernels of different layouts."""
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
+    greedy = draw_of(seed=1, position=9, temperature=0.0)
+    found = drawn(logits, [greedy, *[draw_of(seed=2, position=9, temperature=0.7)] * 2, greedy]).report
+    expected = likeliest(logits).report
+    assert torch.equal(found[[0, 3]], expected[[0, 3]])
