@@ -232,6 +232,9 @@ class PageTable:
             for number in numbers:
                 self._entries[row, number % reach] = held.get(number, NULL_PAGE)
             return
+        if len(numbers) == 1:  # what a decode step adds or frees; a fill allocates nothing
+            self._table[row, numbers[0] % reach].fill_(held.get(numbers[0], NULL_PAGE))
+            return
         places = on_device([number % reach for number in numbers], self._table.device)
         pages = on_device([held.get(number, NULL_PAGE) for number in numbers], self._table.device, TABLE_DTYPE)
         self._table[row].index_copy_(0, places, pages)
