@@ -29,7 +29,7 @@ ALL = (
     Part("machine", "machine:run", 20, "RAM, control group, and how much of it can be locked"),
     Part("ceilings", "ceilings:run", 10, "measured copy and read bandwidth, pinned transfer rates, bf16 GEMM rate"),
     Part("smoke_three", "correctness:smoke_three", 70, "llama3, gpt_oss and bitnet once, eager and captured"),
-    Part("decode_8b_bf16", "decode:llama_bf16", 65, "Llama-3.1-8B bf16: decode, prefill of 2048, batch 8"),
+    Part("decode_8b_bf16", "decode:llama_bf16", 75, "Llama-3.1-8B bf16: decode, prefill of 2048, batch 8"),
     Part("decode_8b_q4_k", "decode:llama_q4_k", 55, "the same shape in q4_k: decode"),
     Part("decode_gpt_oss", "decode:gpt_oss", 60, "gpt-oss-20b shape, experts in mxfp4: decode"),
     Part("stream_8b", "streaming:llama", 105, "8B bf16, streaming=on and auto, against resident to the bit"),

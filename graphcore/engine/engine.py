@@ -154,7 +154,7 @@ class Engine:
 
     @property
     def batching(self) -> Batching:
-        """The scheduler of the engine's requests; for measurements inside `holding_back`."""
+        """The scheduler of the engine's requests; for measurements inside `while_idle`."""
         return self._queue.batching
 
     @property
@@ -345,6 +345,16 @@ class Engine:
     def holding_back(self) -> Iterator[None]:
         """Start all requests that are submitted inside the block when it ends; waiting for one inside it fails."""
         with self._queue.holding_back():
+            yield
+
+    @contextmanager
+    def while_idle(self) -> Iterator[None]:
+        """Wait until no request runs, and start none inside the block; waiting for one inside it fails.
+
+        Raises:
+            BusyError: the call is inside `on_progress` or a mask.
+        """
+        with self._queue.while_idle():
             yield
 
     def status(self) -> list[RequestStatus]:

@@ -131,6 +131,7 @@ class RequestQueue:
         self._was_job = False
         self._glanced = 0.0  # time.monotonic() of the last look at whether the interpreter is ending
         self._holder: int | None = None  # the thread that is inside `holding_back`
+        self._is_computing = False  # whether the worker thread runs a pass or a job
         self.is_closed = False
 
     def check_open(self) -> None:
@@ -211,6 +212,15 @@ class RequestQueue:
             finally:
                 self._holder = before
 
+    @contextmanager
+    def while_idle(self) -> Iterator[None]:
+        """Wait until no request and no job runs, and begin none inside the block."""
+        self._refuse_inside("while_idle")
+        with self.changes:
+            self.changes.wait_for(lambda: not self._is_computing)
+            with self.holding_back():
+                yield
+
     def status(self) -> list[RequestStatus]:
         """Return the progress of each request that has not ended, running ones first."""
         self._leave_parent()
@@ -250,7 +260,7 @@ class RequestQueue:
     def _leave_parent(self) -> None:
         """In a forked process, drop the parent's thread, its lock and its requests."""
         if self._process != os.getpid():  # the parent's thread is not here, and its requests are the parent's
-            self._process, self._thread = os.getpid(), None
+            self._process, self._thread, self._is_computing = os.getpid(), None, False
             self.changes = threading.Condition(threading.RLock())
             self._end_all(forked_error())
 
@@ -282,6 +292,13 @@ class RequestQueue:
 
     def next_work(self) -> Callable[[], None] | None:
         """Return the thread's next work; None if there is none. The lock is held."""
+        work, was_computing = self._next_work(), self._is_computing
+        self._is_computing = work is not None
+        if was_computing and work is None:
+            self.changes.notify_all()
+        return work
+
+    def _next_work(self) -> Callable[[], None] | None:
         if self.is_closed or self._is_broken or self._sees_the_end():
             has_any = bool(self._waiting or self._jobs or any(not one.has_ended for one in self.batching.running))
             return self._end_all if has_any else None

@@ -63,7 +63,6 @@ class ContinuousBatching(Batching):
 
     def resume(self, requests: Sequence[Request], cached: int) -> None:
         """Start running requests whose first `cached` tokens are in the first rows; their prompts are not shared."""
-        self.leave()  # those that have ended since the last pass
         assert not self.running, "rows are in use"
         for row, request in enumerate(requests):
             request.begin(row, cached, is_bit_exact=False)

@@ -83,7 +83,7 @@ class RandomBatch:
         """Run a request for each prompt until all have ended; its row already holds the first `cached` tokens."""
         requests = [Request(ids, new_tokens, frozenset(), None, StopStrings([])) for ids in prompts]
         batching = self.engine.batching
-        with self.engine.holding_back():
+        with self.engine.while_idle():
             batching.resume(requests, cached)
             try:
                 while not all(request.has_ended for request in requests):

@@ -325,6 +325,32 @@ def test_calls_inside_the_thread_and_waits_inside_a_block_that_holds_it_back_are
     queue.close()
 
 
+def test_work_while_idle_waits_for_the_pass_in_which_the_last_request_ended() -> None:
+    ends, seen = threading.Event(), list[list[Request]]()
+
+    class EndsLate(FakeBatching):
+        def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
+            super().run(on_progress, is_stopped)
+            ends.wait(SECONDS)
+
+    queue, request = RequestQueue(EndsLate(), 100, lambda: None, ignore_progress, lambda: None), request_of(1, 1)
+
+    def look() -> None:
+        with queue.while_idle():
+            seen.append(list(queue.batching.running))
+
+    queue.submit([request], "submit", waits=False)
+    request.output.wait_to_end(SECONDS)
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join(0.05)
+    assert seen == []
+    ends.set()
+    thread.join(SECONDS)
+    assert seen == [[]]
+    queue.close()
+
+
 def test_an_idle_thread_ends_and_the_next_request_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "LINGER", 0.0)
     monkeypatch.setattr(queue_module, "GLANCE", 0.001)
