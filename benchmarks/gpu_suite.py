@@ -1,8 +1,8 @@
 """Run the GPU suite: every GPU speed that docs/numbers.md states, in parts of under 8 minutes each.
 
-    python benchmarks/gpu_suite.py --out FOLDER --call 1                      one of three calls of at most 9 minutes
+    python benchmarks/gpu_suite.py --out FOLDER --call 1                      one of six calls of at most 5 minutes
     python benchmarks/gpu_suite.py --out FOLDER                               all parts, the most valuable first
-    python benchmarks/gpu_suite.py --out FOLDER --parts decode_8b_bf16,smoke  some parts; the report keeps earlier ones
+    python benchmarks/gpu_suite.py --out FOLDER --parts decode_8b_bf16,host   some parts; the report keeps earlier ones
     python benchmarks/gpu_suite.py --out FOLDER --budget-minutes 9            starts no part that would not fit
     python benchmarks/gpu_suite.py --out FOLDER --merge FOLDER1 FOLDER2       one report of several runs
     python benchmarks/gpu_suite.py --list                                     parts and estimates
@@ -106,7 +106,7 @@ def parse_options() -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--parts", type=parts, help="comma-separated names; all if left out")
     what.add_argument(
-        "--call", type=int, choices=CALLS, help="run the parts of one of the fixed calls, of at most 9 minutes each"
+        "--call", type=int, choices=CALLS, help="run the parts of one of the fixed calls, of at most 5 minutes each"
     )
     parser.add_argument("--again", action="store_true", help="with --call: also the parts that succeeded before")
     parser.add_argument(

@@ -1,9 +1,10 @@
-"""The tests that need a GPU, as parts: several files at a time, each in processes of its own.
+"""The tests that need a GPU, as parts: the tests of a part in several processes at a time.
 
-    files -> shares -> workers, each of which starts pytest for one share after another
-                         a process that dies (SIGABRT, a CUDA error that sticks) is replaced and goes on with the rest
+    tests -> groups (those of one model, which compile the same kernels) -> shares -> a process for each
+                                       a process that dies (SIGABRT, a sticky CUDA error) is replaced and continues
 
-What each test says is on the disk as it ends (tests.jsonl, written by pytest_lines.py), so that a killed run keeps it.
+Most of their time goes to compilers. What each test says is on the disk as it ends (tests.jsonl, written by
+pytest_lines.py), so that a killed run keeps it.
 """
 
 import os
@@ -13,7 +14,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 
 from suite.bench import Bench
@@ -23,82 +23,33 @@ from suite.pytest_lines import BEGAN, append_line, lines_of
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "cuda"
 KERNELS = ROOT / "tests" / "unit" / "kernels" / "gpu"
-PRODUCTS = (
-    "products/test_dense_product.py",
-    "packed/test_gpu_packed_products.py",
-    "packed/test_gpu_to_dense.py",
-    "experts/test_gpu_experts.py",
-    "experts/test_gpu_packed_experts.py",
+# Files of tests/cuda in the order in which a process runs them, but those that measure an idle card.
+MODELS = (
+    *("smoke", "captured", "streamed", "joins", "kernel_lists", "repeats", "steady", "experts", "sampling", "tokens"),
+    *("compiled", "fallback"),
 )
-SMOKE_THREE = "llama3 or gpt_oss or bitnet"
+IDLE_CARD = ("pinning", "budgets")
 RESULTS = "tests.jsonl"
-WORKERS = 10  # processes at a time, each with a context on the card and one core for compilers
+WORKERS = 20  # processes at a time, at most, each with a context on the card
+WORKERS_PER_CPU = 1.25  # each waits for the device or the disk some of the time
 COMPLETE = (0, 1, 5)  # pytest: all passed, some failed, no test was left
 LOOK = 2.0  # seconds between two looks at what has ended
 EVERY = 20  # tests between two rows of the report
 BAD = ("FAILED", "ERROR", "DIED")
 
 
-@dataclass(frozen=True)
-class Share:
-    """Tests that one process runs: those of one file, or every so manyth of them."""
-
-    path: str
-    number: int
-    shares: int
-
-
-def smoke_three(bench: Bench) -> None:
-    """Run three architectures; a dry run collects all tests that need a GPU instead."""
-    tests = [str(TESTS)] if bench.is_dry else files("smoke")
-    run_tests(bench, "smoke of three", tests, select=SMOKE_THREE)
-
-
-def smoke(bench: Bench) -> None:
-    run_tests(bench, "smoke", files("smoke"))
+def models(bench: Bench) -> None:
+    """Run the tests of whole models; those that write kernel lists write them to the run's folder."""
+    run_tests(bench, "models", files(*MODELS), f"--kernel-lists={bench.folder}", group_by="name")
 
 
 def kernels(bench: Bench) -> None:
-    others = sorted(path for path in KERNELS.rglob("test_*.py") if str(path.relative_to(KERNELS)) not in PRODUCTS)
-    run_tests(bench, "kernels", map(str, others))
-
-
-def products(bench: Bench) -> None:
-    run_tests(bench, "products", [str(KERNELS / name) for name in PRODUCTS])
-
-
-def captured(bench: Bench) -> None:
-    run_tests(bench, "captured", files("captured"))
-
-
-def tokens(bench: Bench) -> None:
-    run_tests(bench, "tokens", files("tokens"))
-
-
-def steady(bench: Bench) -> None:
-    lists = f"--kernel-lists={bench.folder}"
-    run_tests(bench, "steady", files("steady", "repeats", "kernel_lists", "sampling"), lists)
-
-
-def joins(bench: Bench) -> None:
-    run_tests(bench, "joins", files("joins"))
-
-
-def compiled(bench: Bench) -> None:
-    run_tests(bench, "compiled", files("compiled"))
-
-
-def streamed(bench: Bench) -> None:
-    run_tests(bench, "streamed", files("streamed", "experts"))
-
-
-def fallback(bench: Bench) -> None:
-    run_tests(bench, "fallback", files("fallback"))
+    run_tests(bench, "kernels", [str(KERNELS)])
 
 
 def budgets(bench: Bench) -> None:
     """Run one file after another: free memory and what may be locked are measured."""
-    run_tests(bench, "budgets", files("pinning", "budgets"), workers=1)
+    run_tests(bench, "budgets", files(*IDLE_CARD), workers=1)
 
 
 def files(*names: str) -> list[str]:
@@ -106,24 +57,27 @@ def files(*names: str) -> list[str]:
 
 
 def run_tests(
-    bench: Bench, name: str, paths: Iterable[str], *more: str, select: str = "", workers: int | None = None
+    bench: Bench, name: str, paths: Sequence[str], *options: str, group_by: str = "", workers: int | None = None
 ) -> None:
     """Run the tests marked cuda; in a dry run only collect them.
 
     Args:
-        more: options of pytest.  select: pytest's -k.
+        options: options of pytest.
+        group_by: parameter of tests; those with the same value run in one process. Empty for no parameter.
+        workers: processes at a time; None for as many as this machine has processors for.
 
     Raises:
         RuntimeError: one failed, none passed, or pytest is not installed.
     """
-    options = [*more, *([f"-k={select}"] if select else [])]
     if bench.is_dry:
         collect(paths, options)
         return
-    workers = min(WORKERS, os.cpu_count() or 1) if workers is None else workers
+    if workers is None:
+        workers = min(WORKERS, int(WORKERS_PER_CPU * (os.cpu_count() or 1)))
+    shares = [(f"--share={number}/{workers}", f"--group-by={group_by}") for number in range(1, workers + 1)]
     lines, label = bench.folder / RESULTS, f"{bench.log.run} {bench.log.part}"
     with ThreadPoolExecutor(workers) as pool:
-        left = {pool.submit(run_share, share, options, lines, label) for share in shares_of(list(paths), workers)}
+        left = {pool.submit(run_share, paths, [*share, *options], lines, label) for share in shares}
         ended, said = set[Future[str]](), 0
         while left:
             now, left = wait(left, LOOK, FIRST_COMPLETED)
@@ -142,12 +96,6 @@ def run_tests(
         raise RuntimeError(f"{len(failed)} of {len(verdicts)} tests failed: {', '.join(failed[:5])}")
     if "PASSED" not in verdicts.values():
         raise RuntimeError(f"no test passed: {len(verdicts)} were skipped; {RESULTS} says why")
-
-
-def shares_of(paths: Sequence[str], workers: int) -> list[Share]:
-    """Return two shares or so for each worker; where workers are as many as files or fewer, a few for each file."""
-    shares = min(workers, -(-2 * workers // len(paths))) if workers > 1 else 1
-    return [Share(path, number, shares) for number in range(1, shares + 1) for path in paths]
 
 
 def pytest_command(options: Sequence[str], *paths: str) -> list[str]:
@@ -173,11 +121,11 @@ def collect(paths: Iterable[str], options: Sequence[str]) -> None:
         raise RuntimeError(f"pytest ended with status {done.returncode}; is it installed? suite.log has its words")
 
 
-def run_share(share: Share, options: Sequence[str], lines: Path, label: str) -> str:
+def run_share(paths: Sequence[str], options: Sequence[str], lines: Path, label: str) -> str:
     """Run a share's tests, in a new process where one died; return what went wrong with pytest itself, if anything."""
     written = ["-p", "suite.pytest_lines", f"--lines={lines}", f"--label={label}"]
-    how = [f"--share={share.number}/{share.shares}", "-vv", "--tb=short", "-rf", "--durations=5"]
-    command, environment = pytest_command([*written, *how, *options], share.path), own_environment()
+    how = ["-vvv", "--tb=short", "-rf", "--durations=5"]
+    command, environment = pytest_command([*written, *how, *options], *paths), own_environment()
     while True:
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)

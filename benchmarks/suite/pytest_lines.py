@@ -1,6 +1,6 @@
-"""A plugin of pytest: lines on the disk as tests begin and end, a share of a file's tests, an end with the device.
+"""A plugin of pytest: lines on the disk as tests begin and end, a share of the tests, an end with the device.
 
-    pytest -p suite.pytest_lines --lines FILE --label RUN --share 2/5 tests/cuda/test_cuda_captured.py
+    pytest -p suite.pytest_lines --lines FILE --label RUN --share 2/5 --group-by name tests/cuda
 
 Tests of the same label that FILE says have begun are left out, so the same command goes on where a process died. After
 a test that failed the device is asked whether it still answers: an error that sticks would fail all tests that follow,
@@ -10,7 +10,7 @@ so the process ends, with `BROKEN` as its status. Imports nothing heavy.
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lines", type=Path, help="file that gets a line for each test")
     parser.addoption("--label", default="", help="of this run, in its lines")
     parser.addoption("--share", default="1/1", help="2/5: the second of five shares of the tests")
+    parser.addoption("--group-by", default="", help="parameter whose values keep tests together in one share")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,7 +56,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     number, shares = map(int, config.getoption("--share").split("/"))
     label = config.getoption("--label")
     begun = {line["test"] for line in lines_of(config.getoption("--lines")) if line["label"] == label}
-    items[:] = [item for item in items[number - 1 :: shares] if item.nodeid not in begun]
+    parameter = config.getoption("--group-by")
+    own = shares_of(items, parameter, shares)[number - 1] if parameter else items[number - 1 :: shares]
+    items[:] = [item for item in own if item.nodeid not in begun]
+
+
+def shares_of(items: Sequence[pytest.Item], parameter: str, shares: int) -> list[list[pytest.Item]]:
+    """Return the tests in shares of about as many each; those with the same value of a parameter are in one.
+
+    Tests without the parameter are grouped by their function.
+    """
+    groups: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        values = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        groups.setdefault(values.get(parameter, item.nodeid.partition("[")[0]), []).append(item)
+    found: list[list[pytest.Item]] = [[] for _ in range(shares)]
+    for group in sorted(groups.values(), key=len, reverse=True):
+        min(found, key=len).extend(group)
+    return found
 
 
 class Lines:

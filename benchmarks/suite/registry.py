@@ -12,7 +12,7 @@ class Part:
     Attributes:
         run: module and function in this folder; the function takes a `Bench`.
         seconds: estimate on a fresh machine with an H100 and 16 cores, including the start of the process. It was
-            measured there for the parts of the first call, smoke, captured steps, kernels, tokens, host and context.
+            measured there for the tests of models and kernels, decode, streaming of an 8B, host and context.
         limit: seconds after which the process is killed.
         needs_gpu: True if a dry run leaves the part out: without a GPU it would show nothing, or nothing new.
     """
@@ -28,7 +28,9 @@ class Part:
 ALL = (
     Part("machine", "machine:run", 20, "RAM, control group, and how much of it can be locked"),
     Part("ceilings", "ceilings:run", 10, "measured copy and read bandwidth, pinned transfer rates, bf16 GEMM rate"),
-    Part("smoke_three", "correctness:smoke_three", 70, "llama3, gpt_oss and bitnet once, eager and captured"),
+    Part("test_models", "correctness:models", 230, "tests: whole models against transformers, eager and resident ones"),
+    Part("test_kernels", "correctness:kernels", 190, "tests: each kernel against float64", needs_gpu=True),
+    Part("test_budgets", "correctness:budgets", 100, "tests: budgets, locked memory, faults", needs_gpu=True),
     Part("decode_8b_bf16", "decode:llama_bf16", 75, "Llama-3.1-8B bf16: decode, prefill of 2048, batch 8"),
     Part("decode_8b_q4_k", "decode:llama_q4_k", 55, "the same shape in q4_k: decode"),
     Part("decode_gpt_oss", "decode:gpt_oss", 60, "gpt-oss-20b shape, experts in mxfp4: decode"),
@@ -36,10 +38,7 @@ ALL = (
     Part("decode_bitnet", "decode:bitnet", 45, "BitNet 2B-4T shape, i2_s: decode"),
     Part("decode_8b_q8_0", "decode:llama_q8_0", 45, "the same shape in q8_0: decode"),
     Part("ncu", "tools:ncu", 60, "six kernels under ncu: throughput, issue, registers, occupancy", needs_gpu=True),
-    Part("smoke", "correctness:smoke", 50, "every architecture once, eager and captured", needs_gpu=True),
-    Part("test_captured", "correctness:captured", 85, "tests: captured logits are the eager ones", needs_gpu=True),
     Part("fenced_70b_q4_k", "fenced:llama_q4_k", 150, "70B q4_k under 14 GiB of device memory"),
-    Part("test_kernels", "correctness:kernels", 80, "tests: all other kernels against float64", needs_gpu=True),
     Part("peers_8b", "peers:llama", 190, "transformers and gpt-fast's loop, compiled, in alternating runs"),
     Part("host", "host:run", 40, "host time per token, capture, second load"),
     Part("context_128k", "context:run", 60, "8B at 128K: bytes, decode at depth, what attention costs"),
@@ -51,36 +50,28 @@ ALL = (
         "memcheck and racecheck over a captured step",
         needs_gpu=True,
     ),
-    Part("test_products", "correctness:products", 300, "tests: products' kernels against float64", needs_gpu=True),
-    Part("test_streamed", "correctness:streamed", 300, "tests: streamed is resident to the bit", needs_gpu=True),
-    Part("test_budgets", "correctness:budgets", 200, "tests: budgets, locked memory, experts, faults", needs_gpu=True),
-    Part("test_tokens", "correctness:tokens", 60, "tests: 256 greedy tokens are the eager ones", needs_gpu=True),
-    Part("test_steady", "correctness:steady", 200, "tests: loops that allocate nothing, kernels", needs_gpu=True),
-    Part("test_joins", "correctness:joins", 150, "tests: requests join and leave captured steps", needs_gpu=True),
     Part("fenced_70b_i2_s", "fenced:llama_i2_s", 120, "70B i2_s under 14 GiB of device memory"),
     Part("overlap", "batch:run", 120, "how busy the link is with work to hide behind: batch of 32, prefill of 2048"),
     Part("start", "start:run", 150, "time to first token of an 8B from the page cache"),
     Part("slowdown_7b_13b", "slowdown:small", 120, "i2_s of 7B and 13B: resident, on, auto"),
     Part("slowdown_30b", "slowdown:middle", 120, "the same of 30B"),
     Part("slowdown_70b", "slowdown:large", 200, "the same of 70B"),
-    Part("test_compiled", "correctness:compiled", 250, "tests: compiled blocks are the eager ones", needs_gpu=True),
-    Part("test_fallback", "correctness:fallback", 90, "tests: transformers' own classes on the device", needs_gpu=True),
     Part("peers_gpt_oss", "peers:gpt_oss", 180, "transformers on the gpt-oss-20b shape in bf16", needs_gpu=True),
 )
 PARTS = {part.name: part for part in ALL}
 
-CALL_SECONDS = 540  # of one call, its start and the report included
-ENDING = 15  # seconds kept for a part's end and the report
-INSTALLING = 15  # seconds for the wheels and the imports of the command itself
+CALL_SECONDS = 300  # of one call, its start and the report included
+ENDING = 10  # seconds kept for a part's end and the report
+INSTALLING = 10  # seconds for the wheels and the imports of the command itself
 CALLS = {
-    1: (
-        *("machine", "ceilings", "smoke_three", "decode_8b_bf16", "decode_8b_q4_k", "decode_gpt_oss", "stream_8b"),
-        *("decode_bitnet", "decode_8b_q8_0"),
-    ),
-    2: ("ncu", "smoke", "test_captured", "fenced_70b_q4_k", "test_kernels", "test_tokens"),
-    3: ("peers_8b", "host", "context_128k", "experts", "sanitizer"),
+    1: ("ceilings", "test_models"),
+    2: ("test_kernels",),
+    3: ("decode_8b_bf16", "decode_8b_q4_k", "decode_gpt_oss", "decode_8b_q8_0", "decode_bitnet"),
+    4: ("stream_8b", "fenced_70b_q4_k"),
+    5: ("peers_8b", "host"),
+    6: ("test_budgets", "context_128k", "ncu", "sanitizer"),
 }
 EXTRA = (  # in no call: run by --parts, or without it
-    *("test_products", "test_streamed", "test_budgets", "test_steady", "test_joins", "fenced_70b_i2_s", "overlap"),
-    *("start", "slowdown_7b_13b", "slowdown_30b", "slowdown_70b", "test_compiled", "test_fallback", "peers_gpt_oss"),
+    *("machine", "experts", "fenced_70b_i2_s", "overlap", "start", "slowdown_7b_13b", "slowdown_30b", "slowdown_70b"),
+    "peers_gpt_oss",
 )

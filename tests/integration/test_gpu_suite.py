@@ -17,9 +17,9 @@ pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).parents[2]
 SUITE = ROOT / "benchmarks" / "gpu_suite.py"
-# pytest finds the tests that need a GPU in each run of all tests; smoke_three would only let it find them once more.
+# pytest finds the tests that need a GPU in each run of all tests; test_models would only let it find them once more.
 # Two of the parts about slowdown differ from the third in sizes that a dry run makes tiny.
-LEFT_OUT = ("smoke_three", "slowdown_30b", "slowdown_70b")
+LEFT_OUT = ("test_models", "slowdown_30b", "slowdown_70b")
 PARTS = [part.name for part in ALL if not (part.needs_gpu or part.name in LEFT_OUT)]
 # Every row of the table of targets, by words of its name and of its target.
 TARGETS = (

@@ -50,7 +50,7 @@ def test_the_list_names_every_part_with_its_estimate_and_its_call() -> None:
     lines = run_suite("--list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == [part.name for part in ALL]
     assert all("about" in line for line in lines)
-    assert "call 3" in next(line for line in lines if line.startswith("host"))
+    assert "call 5" in next(line for line in lines if line.startswith("host"))
 
 
 def test_a_call_that_is_repeated_leaves_out_what_ended_well(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def chosen(folder: Path, *more: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_call_has_nine_minutes_and_starts_nothing_that_does_not_fit(tmp_path: Path) -> None:
+def test_a_call_has_five_minutes_and_starts_nothing_that_does_not_fit(tmp_path: Path) -> None:
     run_suite("--out", tmp_path, "--call", 1, "--budget-minutes", 0.2, expect=1)
     outcomes = {line["part"]: line["outcome"] for line in read_lines(tmp_path) if "outcome" in line}
     assert list(outcomes) == list(CALLS[1])
@@ -167,7 +167,7 @@ def part_of(process_id: int) -> int:
 
 
 def test_without_a_gpu_no_part_is_ok(tmp_path: Path) -> None:
-    command = [sys.executable, str(SUITE), "--out", str(tmp_path), "--parts", "test_captured"]
+    command = [sys.executable, str(SUITE), "--out", str(tmp_path), "--parts", "test_models"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from suite import correctness
 from suite.bench import Bench
-from suite.correctness import RESULTS, run_tests, shares_of
+from suite.correctness import RESULTS, run_tests
 from suite.log import Log, read_lines
 
 HEAD = "import os, sys, types, pytest\npytestmark = pytest.mark.cuda\n"
@@ -25,7 +25,7 @@ sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # these tests need no plugin but the suite's
-    return Bench(tmp_path, Log(tmp_path, "run", False, "test_captured"), False)
+    return Bench(tmp_path, Log(tmp_path, "run", False, "test_models"), False)
 
 
 def verdicts(bench: Bench) -> dict[str, str]:
@@ -73,16 +73,28 @@ def test_every_test_of_a_file_is_in_one_share(bench: Bench) -> None:
 
 def test_a_dry_run_only_finds_the_tests(tmp_path: Path, bench: Bench) -> None:
     dry = Bench(tmp_path, bench.log, True)
-    run_tests(dry, "smoke", [write_tests(bench, "fails", "def test_fails(): assert 0\n")], select="fails")
+    run_tests(dry, "smoke", [write_tests(bench, "fails", "def test_fails(): assert 0\n")], group_by="name")
     assert not (tmp_path / RESULTS).exists()
     with pytest.raises(RuntimeError, match="pytest ended with status 2"):
         run_tests(dry, "smoke", [write_tests(bench, "broken", "raise ImportError('no such module')\n")])
 
 
-def test_a_worker_has_about_two_shares_and_one_worker_whole_files() -> None:
-    assert len(shares_of(["a"], 10)) == 10
-    assert len(shares_of(["a", "b", "c", "d"], 10)) == 20
-    assert [share.shares for share in shares_of(["a", "b"], 1)] == [1, 1]
+def test_tests_of_one_model_run_in_one_process_in_the_order_of_their_files(bench: Bench) -> None:
+    """A test without a model runs beside others of its function."""
+    models = "@pytest.mark.parametrize('name', ['llama', 'gpt', 'gemma'])\n"
+    texts = {
+        "b": f"{models}def test_b(name): pass\n",
+        "a": f"{models}@pytest.mark.parametrize('at', [1, 2])\ndef test_a(name, at): pass\n"
+        "@pytest.mark.parametrize('at', [1, 2])\ndef test_alone(at): pass\n",
+    }
+    run_tests(bench, "models", [write_tests(bench, *each) for each in texts.items()], group_by="name", workers=4)
+    lines = [json.loads(line) for line in (bench.folder / RESULTS).read_text(encoding="utf-8").splitlines()]
+    ran: dict[int, list[str]] = {}
+    for line in lines:
+        if line["verdict"] == "PASSED":
+            ran.setdefault(line["process"], []).append(line["test"].rpartition("::")[2])
+    of_models = [[f"test_b[{name}]", f"test_a[1-{name}]", f"test_a[2-{name}]"] for name in ("gemma", "gpt", "llama")]
+    assert sorted(ran.values()) == sorted([*of_models, ["test_alone[1]", "test_alone[2]"]])
 
 
 def test_a_part_whose_tests_were_all_skipped_is_not_ok(bench: Bench) -> None:
@@ -97,7 +109,7 @@ def test_a_python_without_pytest_is_an_error(bench: Bench, monkeypatch: pytest.M
     python.chmod(0o755)
     monkeypatch.setattr(correctness.sys, "executable", str(python))
     with pytest.raises(RuntimeError, match="pytest ended with status 1"):
-        correctness.captured(bench)
+        correctness.models(bench)
 
 
 def test_tests_of_a_part_do_not_write_over_the_report_of_who_runs_the_part(
