@@ -12,8 +12,8 @@ that in the file.
     block       rounded to 8 bits per 32 columns      at most 1 %
     token       rounded to 8 bits per row             exact products for ternary weights, as in BitNet
 
-For many tokens, float and wide unpack the matrix once and multiply it densely, in x's dtype or, if the processor has no
-fast products in that dtype, in float32; block and token multiply the packed codes, which is faster.
+For many tokens, float unpacks the matrix once and multiplies it densely, in x's dtype or, if the processor has no fast
+products in that dtype, in float32; so does wide, but with AVX2. The others multiply the packed codes, which is faster.
 """
 
 import ctypes
@@ -118,6 +118,10 @@ class KernelPacking(Packing):
         library.graphcore_unpack(torch.get_num_threads(), ctypes.byref(matrix), DTYPE_NUMBERS[dtype], dense.data_ptr())
         return dense
 
+    def unpacks(self, rounding: str) -> bool:
+        """Return whether `DENSE_TOKENS` tokens or more are multiplied with the unpacked matrix."""
+        return bool(open_library(self.library).graphcore_unpacks(ROUNDINGS[rounding]))
+
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
         """Multiply without unpacking; `rounding` is "float", "wide", "block" or "token", as at the top of this file."""
         return packed_linear(x, packed, bias, self, rounding)
@@ -133,7 +137,7 @@ def _matrix_cpu(packed: Tensor, packing: KernelPacking, dtype: torch.dtype) -> T
 
 def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, packing: KernelPacking, rounding: str) -> Tensor:
     tokens = x.numel() // x.shape[-1] if x.numel() else 0
-    if rounding in ("float", "wide") and tokens >= DENSE_TOKENS:
+    if tokens >= DENSE_TOKENS and packing.unpacks(rounding):
         return _dense_product(x, packed, bias, packing)
     x = x.contiguous()
     y = empty_product(x, packing)

@@ -182,6 +182,7 @@ def open_library(path: str) -> ctypes.CDLL:
         "share_threads": (None, [pointer]),
         "seconds_late": (ctypes.c_double, [number]),
         "packed_nbytes": (size, [number, number, number]),
+        "unpacks": (ctypes.c_bool, [number]),
         "pack": (None, [number, number, number, number, pointer, size, pointer]),
         "unpack": (None, [number, matrix, number, pointer]),
         "rows": (None, [matrix, pointer, number, number, pointer]),

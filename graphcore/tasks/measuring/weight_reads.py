@@ -85,10 +85,9 @@ def weight_formats(decoder: Decoder, is_tied: bool) -> list[dict[str, str | int]
 def prefill_roundings(decoder: Decoder) -> list[str]:
     """Return the different roundings of activations before matrices when many tokens run together.
 
-    Float and 16-bit activations are then multiplied with the unpacked matrix in the compute dtype
-    (kernels/cpu/kernel_packing.py).
+    A matrix that is then unpacked is multiplied with activations in the compute dtype (kernels/cpu/kernel_packing.py).
     """
-    return sorted({"float" if rounding == "wide" else rounding for rounding in _roundings(decoder)})
+    return sorted(set(_roundings(decoder, is_prefill=True)))
 
 
 def decode_roundings(decoder: Decoder) -> list[str]:
@@ -96,9 +95,12 @@ def decode_roundings(decoder: Decoder) -> list[str]:
     return sorted(set(_roundings(decoder)))
 
 
-def _roundings(decoder: Decoder) -> Iterator[str]:
+def _roundings(decoder: Decoder, is_prefill: bool = False) -> Iterator[str]:
     for module in decoder.modules():
         if isinstance(module, Linear) and module.int8_order is not None:
             yield "token"
         elif isinstance(module, Linear | ExpertLinear):
-            yield module.rounding if isinstance(module.packing, KernelPacking) else "float"
+            packing = module.packing
+            unpacks = is_prefill and isinstance(module, Linear)  # experts have kernels for any number of tokens
+            is_packed = isinstance(packing, KernelPacking) and not (unpacks and packing.unpacks(module.rounding))
+            yield module.rounding if is_packed else "float"

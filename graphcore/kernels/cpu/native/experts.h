@@ -72,10 +72,10 @@ class ExpertsJob final : public Job {
         const float* bias = bias_at(biases, matrix.rows, a_.experts[index], group);
         const int height = std::min(GROUP_ROWS, matrix.rows - group * GROUP_ROWS), end = a_.begins[index + 1];
         const f32x16 added = bias ? load_some(bias, height) : f32x16{};
-        for (int begin = a_.begins[index]; begin < end; begin += TOKEN_TILE) {
-            f32x16 totals[TOKEN_TILE];
-            int rows[TOKEN_TILE];
-            const int count = std::min(TOKEN_TILE, end - begin);
+        for (int begin = a_.begins[index]; begin < end; begin += TOKENS_AT_ONCE) {
+            f32x16 totals[TOKENS_AT_ONCE];
+            int rows[TOKENS_AT_ONCE];
+            const int count = std::min(TOKENS_AT_ONCE, end - begin);
             for (int t = 0; t < count; t++) rows[t] = row_of(begin + t);
             multiply_group(matrix, group, x, rows, count, totals);
             for (int t = 0; t < count; t++) put(begin + t, height, bias ? totals[t] + added : totals[t]);

@@ -21,6 +21,9 @@ constexpr int TOKEN_TILE = 8, DENSE_TILE = 4;
 constexpr int TOKEN_TILE = 2, DENSE_TILE = 1;
 #endif
 
+// Most tokens that a group is multiplied with at once: it is read from memory once for all of them.
+constexpr int TOKENS_AT_ONCE = 128;
+
 // A function that multiplies the sixteen rows of one group with rows rows[0] .. rows[tokens - 1] of x.
 using Multiply = void (*)(const uint8_t* group, int columns, const Activations& x, const int* rows, int tokens, f32x16* totals);
 

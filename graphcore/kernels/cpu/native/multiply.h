@@ -1,6 +1,7 @@
 // The macro GRAPHCORE_MULTIPLY(F), which defines multiply_F: the products (products.h) of one format.
 #pragma once
 
+#include "expanded.h"
 #include "matrix.h"
 
 namespace graphcore {
@@ -30,6 +31,11 @@ void multiply(const uint8_t* group, int columns, const Activations& x, const int
             return;
         }
     }
+#if GRAPHCORE_AVX2
+    if (x.rounding != Rounding::NONE && tokens >= EXPANDED_TOKENS)
+        return x.rounding == Rounding::WIDE ? multiply_expanded<F, true>(group, columns, x, rows, tokens, totals)
+                                            : multiply_expanded<F, false>(group, columns, x, rows, tokens, totals);
+#endif
     multiply_tiles<F>(group, columns, x, rows, tokens, totals);
 }
 

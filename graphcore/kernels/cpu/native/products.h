@@ -95,6 +95,22 @@ inline FloatPart correction(const uint8_t* meta, int part, int lane, FloatPart s
     return per_unit;
 }
 
+template <class F>
+constexpr bool CORRECTS = F::HALVES || F::OFFSET || F::HAS_MINIMUM;
+
+// Returns a row's sum with one more block. product: of codes and whole numbers of x, times the scales of the codes.
+// first, second: the corrections of the block's halves, or the first of the whole block.  index: of the block in x.
+template <bool HALVES, bool CORRECTS>
+__attribute__((always_inline)) inline FloatPart with_block(FloatPart sum, FloatPart product, FloatPart first, FloatPart second, const Activations& x, size_t index) {
+    if constexpr (HALVES) {
+        sum += first * splat(x.half_q_sums[2 * index]);
+        sum += second * splat(x.half_q_sums[2 * index + 1]);
+    } else if constexpr (CORRECTS) {
+        sum += first * splat(x.q_sums[index]);
+    }
+    return sum + product * splat(x.scales[index]);
+}
+
 // Multiplies one block of 32 columns with several tokens, for the rows of one register, which begin at `lane`. Codes are
 // widened once for all tokens.
 template <class F, int TOKENS, bool WIDE>
@@ -120,14 +136,9 @@ __attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, 
         const size_t index = firsts[t] + block, at = index * BLOCK_COLUMNS;
         FloatPart& sum = sums[t][lane / PART_LANES];
         FloatPart product = to_float(dot_quads<F::LARGEST, WIDE>(values, 0, F::HALVES ? QUADS / 2 : QUADS, x, at)) * scales[0];
-        if constexpr (F::HALVES) {
+        if constexpr (F::HALVES)
             product += to_float(dot_quads<F::LARGEST, WIDE>(values, QUADS / 2, QUADS, x, at)) * scales[1];
-            sum += corrections[0] * splat(x.half_q_sums[2 * index]);
-            sum += corrections[1] * splat(x.half_q_sums[2 * index + 1]);
-        } else if constexpr (F::OFFSET || F::HAS_MINIMUM) {
-            sum += corrections[0] * splat(x.q_sums[index]);
-        }
-        sum += product * splat(x.scales[index]);
+        sum = with_block<F::HALVES, CORRECTS<F>>(sum, product, corrections[0], corrections[1], x, index);
     }
 }
 
