@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import subprocess
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cases import CASES, prepare
+from instruction_sets import SETS, environment_of
 from peer import Peer, find_peers
 from reporting import draw_bars, installed, is_ours, spread
 
@@ -28,7 +28,7 @@ class Worker:
     weight_nbytes: int = 0
 
     @classmethod
-    def start(cls, name: str, source: str, threads: int, context: int) -> "Worker":
+    def start(cls, name: str, source: str, threads: int, context: int, instruction_set: str = "native") -> "Worker":
         command = [
             sys.executable,
             str(Path(__file__).with_name("peer_process.py")),
@@ -37,7 +37,7 @@ class Worker:
             str(threads),
             str(context),
         ]
-        quiet = {**os.environ, "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        quiet = {**environment_of(instruction_set), "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=quiet)
         worker = cls(name, process)
         ready = worker._answer()
@@ -71,7 +71,13 @@ def main() -> None:
     context = options.prompt_tokens + options.new_tokens + 32
     names = [name for name in options.engines if is_ours(name) or path is not None]
     workers = [
-        Worker.start(name, json.dumps(overrides) if is_ours(name) else str(path), options.threads, context)
+        Worker.start(
+            name,
+            json.dumps(overrides) if is_ours(name) else str(path),
+            options.threads,
+            context,
+            options.instruction_set,
+        )
         for name in names
     ]
     for worker in workers:
@@ -118,6 +124,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--instruction-set", default="native", choices=SETS, help="what engines may use: avx2 leaves AVX-512 unused"
+    )
     parser.add_argument("--baseline", default="llama.cpp", help="engine that ratios are relative to")
     parser.add_argument("--output", type=Path, default=Path("outputs/compare"))
     return parser.parse_args()
@@ -155,10 +164,11 @@ def write_report(
     table, bandwidth = summary(runs, options.baseline), read_bandwidth(options.threads)
     add_reading(table, weight_nbytes, bandwidth["best"] or float("nan"))
     options.output.mkdir(parents=True, exist_ok=True)
-    stem = options.output / f"{Path(options.model).stem}-{options.prompt_tokens}-{options.new_tokens}"
+    lengths = f"{options.prompt_tokens}-{options.new_tokens}"
+    stem = options.output / f"{Path(options.model).stem}-{lengths}-{options.instruction_set}-{options.threads}"
     record = {
         "command": " ".join(sys.argv),
-        "machine": {"system": platform.platform(), "threads": options.threads},
+        "machine": machine_of(options),
         "versions": {name: installed(name) for name in ("graphcore", "torch", "transformers", "llama-cpp-python")},
         "read_gb_per_second": bandwidth,
         "summary": table,
@@ -170,11 +180,20 @@ def write_report(
     print(markdown(options, table, bandwidth["best"]))
 
 
+def machine_of(options: argparse.Namespace) -> dict[str, object]:
+    """Return the machine, and what engines use of it."""
+    from graphcore.device import cpu_name
+
+    own = {"instruction_set": options.instruction_set, "threads": options.threads}
+    return {"system": platform.platform(), "processor": cpu_name(), **own}
+
+
 def markdown(options: argparse.Namespace, table: Table, gb_per_second: float | None) -> str:
     ratio = f"x {options.baseline}"
     lines = [
         f"{options.model}: {options.prompt_tokens} prompt tokens, {options.new_tokens} new tokens, "
-        f"{options.threads} threads, {options.repeats} alternating repeats; tokens/s, median (min to max); GB/s of "
+        f"{options.threads} threads, instruction set {options.instruction_set}, {options.repeats} alternating repeats; "
+        "tokens/s, median (min to max); GB/s of "
         f"weights that decode reads, and their share of the {gb_per_second:.1f} GB/s that memory gives",
         "",
         f"| engine | prefill | {ratio} | decode | {ratio} | GB/s | share |",

@@ -9,6 +9,7 @@ engines: what an engine needs is imported where it is loaded.
 
 import importlib
 import pkgutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,12 +21,20 @@ OnToken = Callable[[], None]
 Kind = TypeVar("Kind", "Peer", "StreamingPeer")
 
 
-class PeerEngine(ABC):
-    """One loaded engine with an empty cache."""
+class TimedEngine(ABC):
+    """An engine whose prefill and decode can be timed."""
 
     @abstractmethod
     def weight_nbytes(self) -> int:
         """Return the bytes of weights that a decode step reads, without an embedding table that is not the head."""
+
+    @abstractmethod
+    def timed_run(self, prompt_tokens: int, new_tokens: int) -> dict[str, object]:
+        """Return tokens per second of a "prefill" of that many tokens and of a "decode"."""
+
+
+class PeerEngine(TimedEngine):
+    """One loaded engine with an empty cache."""
 
     @abstractmethod
     def prefill(self, token_ids: list[int]) -> int:
@@ -34,6 +43,20 @@ class PeerEngine(ABC):
     @abstractmethod
     def decode(self, token_id: int, new_tokens: int) -> list[int]:
         """Return that many tokens, each the likeliest after the one before; the first run is of `token_id`."""
+
+    def timed_run(self, prompt_tokens: int, new_tokens: int) -> dict[str, object]:
+        """Return the rates of a prefill and of a decode after it, and the first tokens."""
+        prompt = prompt_ids(prompt_tokens)
+        began = time.perf_counter()
+        token_id = self.prefill(prompt)
+        middle = time.perf_counter()
+        chosen = self.decode(token_id, new_tokens)
+        ended = time.perf_counter()
+        return {
+            "prefill": prompt_tokens / (middle - began),
+            "decode": new_tokens / (ended - middle),
+            "tokens": chosen[:16],
+        }
 
 
 @dataclass(frozen=True)
@@ -91,7 +114,7 @@ class Peer:
     """
 
     name: str
-    load: Callable[[str, int, int], PeerEngine]
+    load: Callable[[str, int, int], TimedEngine]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,16 @@ import numpy as np
 from peer import OnToken, Peer, PeerEngine, StreamedRun, StreamingEngine, StreamingPeer
 
 
+def gguf_weight_nbytes(path: str) -> int:
+    """Return the bytes of weights in a GGUF file that a decode step reads."""
+    from gguf import GGUFReader
+
+    tensors = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(path).tensors}
+    if "output.weight" in tensors:
+        del tensors["token_embd.weight"]
+    return sum(tensors.values())
+
+
 class LlamaCpp(PeerEngine):
     def __init__(self, path: str, threads: int, context: int) -> None:
         import llama_cpp
@@ -15,12 +25,7 @@ class LlamaCpp(PeerEngine):
         self.path = path
 
     def weight_nbytes(self) -> int:
-        from gguf import GGUFReader
-
-        tensors = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(self.path).tensors}
-        if "output.weight" in tensors:
-            del tensors["token_embd.weight"]
-        return sum(tensors.values())
+        return gguf_weight_nbytes(self.path)
 
     def prefill(self, token_ids: list[int]) -> int:
         self.llama.reset()

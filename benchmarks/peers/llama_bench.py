@@ -1,0 +1,111 @@
+"""llama-bench of llama.cpp and of ik_llama.cpp, built from the sources in their Python packages.
+
+A build takes minutes (ik_llama.cpp: 15 on two cores) and is kept in benchmarks/ of graphcore's cache folder, one for
+each instruction set. cmake, make and a C++ compiler are needed. Decode starts from an empty cache, as llama-bench does.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from instruction_sets import current_set
+from peer import Peer, TimedEngine
+
+from peers.llama_cpp_engine import gguf_weight_nbytes
+
+COMMON = ("-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DGGML_CCACHE=OFF")
+FLAGS = {
+    "native": ("-DGGML_NATIVE=ON",),
+    "avx2": ("-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON"),
+}
+# A script of ik_llama.cpp that its package leaves out; it asks git for a version.
+BUILD_INFO = Path("common/cmake/build-info-gen-cpp.cmake")
+BUILD_INFO_TEXT = """set(BUILD_NUMBER 0)
+set(BUILD_COMMIT "package")
+set(BUILD_COMPILER "unknown")
+set(BUILD_TARGET "unknown")
+set(COMMON_FOLDER "${CMAKE_CURRENT_LIST_DIR}/..")
+configure_file("${COMMON_FOLDER}/build-info.cpp.in" "${COMMON_FOLDER}/build-info.cpp" @ONLY)
+"""
+
+
+@dataclass(frozen=True)
+class BenchSource:
+    """A project that has a llama-bench.
+
+    Attributes:
+        package: its Python package, with the version.
+        folder: of the sources, in vendor/ of the source package.
+        options: further options of llama-bench.
+    """
+
+    package: str
+    folder: str
+    options: tuple[str, ...] = ()
+
+    def binary(self, cache: Path) -> Path:
+        """Return llama-bench for this process's instruction set, built now if it is not there."""
+        name = current_set()
+        build = cache / f"{self.folder}-{name}"
+        binary = build / "bin" / "llama-bench"
+        if not binary.exists():
+            sources = self._sources(cache)
+            self._run("cmake", "-S", str(sources), "-B", str(build), *COMMON, *FLAGS[name])
+            self._run("cmake", "--build", str(build), "--target", "llama-bench", "-j", str(os.cpu_count() or 1))
+        return binary
+
+    def _sources(self, cache: Path) -> Path:
+        """Return the folder of the sources, downloaded now if they are not there."""
+        found = sorted(cache.glob(f"*/vendor/{self.folder}/CMakeLists.txt"))
+        if not found:
+            fetch = ("download", "--no-deps", "--no-binary=:all:", f"--dest={cache}", self.package)
+            self._run(sys.executable, "-m", "pip", *fetch)
+            stem = self.package.partition("==")[0].replace("-", "_")
+            for archive in cache.glob(f"{stem}-*.tar.gz"):
+                with tarfile.open(archive) as tar:
+                    tar.extractall(cache, filter="data")
+            found = sorted(cache.glob(f"*/vendor/{self.folder}/CMakeLists.txt"))
+        info = found[0].parent / BUILD_INFO
+        if not info.exists() and (found[0].parent / "common" / "build-info.cpp.in").exists():
+            info.parent.mkdir(exist_ok=True)
+            info.write_text(BUILD_INFO_TEXT, encoding="utf-8")
+        return found[0].parent
+
+    @staticmethod
+    def _run(*command: str) -> None:
+        print(*command, file=sys.stderr)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+class LlamaBench(TimedEngine):
+    """Starts llama-bench for each run; it loads the model, and warms up, before it measures."""
+
+    def __init__(self, source: BenchSource, path: str, threads: int, context: int) -> None:
+        from graphcore.config.compose import compose_settings
+
+        cache = compose_settings([]).cache_folder / "benchmarks" / "llama-bench"
+        cache.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.command = [str(source.binary(cache)), "-m", path, "-t", str(threads), *source.options]
+
+    def weight_nbytes(self) -> int:
+        return gguf_weight_nbytes(self.path)
+
+    def timed_run(self, prompt_tokens: int, new_tokens: int) -> dict[str, object]:
+        sizes = ["-p", str(prompt_tokens), "-n", str(new_tokens), "-r", "1", "-o", "json"]
+        done = subprocess.run([*self.command, *sizes], check=True, capture_output=True, text=True)
+        rows = json.loads(done.stdout)
+        (prefill,) = (row["avg_ts"] for row in rows if row["n_prompt"])
+        (decode,) = (row["avg_ts"] for row in rows if row["n_gen"])
+        return {"prefill": prefill, "decode": decode}
+
+
+LLAMA_CPP = BenchSource("llama-cpp-python==0.3.36", "llama.cpp")
+IK_LLAMA_CPP = BenchSource("ik-llama-cpp-python==0.1.5", "ik_llama.cpp", ("-rtr", "1"))
+LLAMA_BENCH = Peer("llama-bench", partial(LlamaBench, LLAMA_CPP))
+IK_LLAMA_BENCH = Peer("ik-llama-bench", partial(LlamaBench, IK_LLAMA_CPP))
