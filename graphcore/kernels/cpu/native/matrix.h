@@ -1,6 +1,8 @@
 // A weight matrix of any format, and the table of operations for each format.
 #pragma once
 
+#include <type_traits>
+
 #include "products.h"
 #include "team.h"
 
