@@ -22,8 +22,9 @@ constexpr int TOKEN_TILE = 8;
 #else
 constexpr int TOKEN_TILE = 2;
 #endif
-constexpr int DENSE_FIRST = 4;                 // tokens that are multiplied while a dense group is read from memory
-constexpr int DENSE_ROWS = 4, DENSE_TILE = 3;  // rows and tokens of a tile, for further tokens
+constexpr int DENSE_FIRST = 4;  // most tokens of a dense group that are multiplied row by row
+constexpr int DENSE_ROWS = 4;   // rows of a tile of dense rows
+constexpr size_t L1_NBYTES = 32 * 1024;
 
 // Most tokens that a group is multiplied with at once: it is read from memory once for all of them.
 constexpr int TOKENS_AT_ONCE = 128;
@@ -65,30 +66,37 @@ inline void multiply_dense_rows(const T* rows, int height, int columns, const fl
     for (int row = 0; row < height; row++) multiply_dense_row<TOKENS>(rows + size_t(row) * columns, columns, x, results, row);
 }
 
-template <int TOKENS, class T>
+template <int TOKENS, bool FETCHES, class T>
 inline void multiply_dense_tiles(const T* rows, int height, int columns, const float* const* x, float (*results)[LANES]) {
     int row = 0;
     for (; row + DENSE_ROWS <= height; row += DENSE_ROWS)
-        multiply_dense_tile<DENSE_ROWS, TOKENS>(rows + size_t(row) * columns, columns, x, results, row);
+        multiply_dense_tile<DENSE_ROWS, TOKENS, FETCHES>(rows + size_t(row) * columns, columns, x, results, row);
     for (; row < height; row++) multiply_dense_row<TOKENS>(rows + size_t(row) * columns, columns, x, results, row);
 }
 
+// Multiplies a group row by row with the first tokens, which reads memory fastest, and in tiles with the others. Wide registers
+// begin with tiles where x does not stay in L1 from one row to the next: a tile loads it once for several rows.
 template <class T>
 inline void multiply_dense_group(const T* rows, int height, int columns, const float* const* x, int tokens, float (*results)[LANES]) {
-    const auto first = [&](auto count) { multiply_dense_rows<count>(rows, height, columns, x, results); };
-    switch (tokens < DENSE_FIRST ? tokens : DENSE_FIRST) {
-        case 1: return first(std::integral_constant<int, 1>{});
-        case 2: return first(std::integral_constant<int, 2>{});
-        case 3: return first(std::integral_constant<int, 3>{});
-        default: first(std::integral_constant<int, 4>{});
+    using One = std::integral_constant<int, 1>;
+    using Two = std::integral_constant<int, 2>;
+    using Three = std::integral_constant<int, 3>;
+    using Four = std::integral_constant<int, 4>;
+    int t = 0;
+    const int first = tokens < DENSE_FIRST ? tokens : DENSE_FIRST;
+    if (tokens == 1 || PARTS > 1 || size_t(first) * columns * sizeof(float) <= L1_NBYTES) {
+        const auto by_rows = [&](auto count) { multiply_dense_rows<count>(rows, height, columns, x, results); };
+        t = first;
+        t == 1 ? by_rows(One{}) : t == 2 ? by_rows(Two{}) : t == 3 ? by_rows(Three{}) : by_rows(Four{});
     }
-    for (int t = DENSE_FIRST; t < tokens; t += DENSE_TILE) {
-        const auto further = [&](auto count) { multiply_dense_tiles<count>(rows, height, columns, x + t, results + t); };
-        switch (tokens - t) {
-            case 1: further(std::integral_constant<int, 1>{}); break;
-            case 2: further(std::integral_constant<int, 2>{}); break;
-            default: further(std::integral_constant<int, 3>{});
-        }
+    while (t < tokens) {
+        const int left = tokens - t, count = left == 4 || left == 2 ? 2 : left == 1 ? 1 : 3;
+        const auto in_tiles = [&](auto count) {
+            if (t) multiply_dense_tiles<count, false>(rows, height, columns, x + t, results + t);
+            else multiply_dense_tiles<count, true>(rows, height, columns, x, results);
+        };
+        count == 1 ? in_tiles(One{}) : count == 2 ? in_tiles(Two{}) : in_tiles(Three{});
+        t += count;
     }
 }
 

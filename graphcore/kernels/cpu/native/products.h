@@ -313,9 +313,10 @@ inline void multiply_dense_row(const T* row, int columns, const float* const* x,
     for (int t = 0; t < TOKENS; t++) results[t][at] = dense_total(sums[t], rest_of_row(row + c, x[t] + c, columns - c));
 }
 
-// Multiplies ROWS rows, which are in a cache, with TOKENS tokens: each vector of the rows and of x is loaded once for several
-// products. With narrow registers one of the sums of all products is computed at a time.
-template <int ROWS, int TOKENS, class T>
+// Multiplies ROWS rows with TOKENS tokens: each vector of the rows and of x is loaded once for several products. With narrow
+// registers one of the sums of all products is computed at a time.
+// FETCHES: the rows are read from memory, and the rows after them are prefetched; else they are in a cache.
+template <int ROWS, int TOKENS, bool FETCHES, class T>
 inline void multiply_dense_tile(const T* rows, int columns, const float* const* x, float (*results)[LANES], int at) {
     constexpr bool IS_WIDE = PARTS == 1;
     FloatPart sums[TOKENS][ROWS][DENSE_SUMS][PARTS];
@@ -331,10 +332,24 @@ inline void multiply_dense_tile(const T* rows, int columns, const float* const* 
             for (int t = 0; t < TOKENS; t++) held[t][r] += weights * values[t];
         }
     };
+    const auto fetch = [&](int c) __attribute__((always_inline)) {
+        constexpr int NEAR_NBYTES = 1024;
+        const uint8_t* next = (const uint8_t*)(rows + size_t(ROWS) * columns) + size_t(c) * ROWS * sizeof(T);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++)
+            for (size_t line = 0; line < DENSE_TURN * sizeof(T); line += VECTOR_NBYTES) {
+                __builtin_prefetch((const uint8_t*)(rows + size_t(r) * columns + c) + NEAR_NBYTES + line);
+                __builtin_prefetch(next + r * DENSE_TURN * sizeof(T) + line, 0, 2);
+            }
+    };
     if constexpr (IS_WIDE) {
         FloatPart first[TOKENS][ROWS] = {}, second[TOKENS][ROWS] = {};
         int c = 0;
-        for (; c + DENSE_TURN <= whole; c += DENSE_TURN) add_vectors(first, c), add_vectors(second, c + LANES);
+        for (; c + DENSE_TURN <= whole; c += DENSE_TURN) {
+            if constexpr (FETCHES) fetch(c);
+            add_vectors(first, c);
+            add_vectors(second, c + LANES);
+        }
         if (c < whole) add_vectors(first, c);
         for (int t = 0; t < TOKENS; t++)
             for (int r = 0; r < ROWS; r++) sums[t][r][0][0] = first[t][r], sums[t][r][1][0] = second[t][r];
@@ -342,7 +357,11 @@ inline void multiply_dense_tile(const T* rows, int columns, const float* const* 
         for (int i = 0; i < DENSE_SUMS; i++)
             for (int part = 0; part < PARTS; part++) {
                 FloatPart held[TOKENS][ROWS] = {};
-                for (int c = i * LANES; c < whole; c += DENSE_TURN) add_vectors(held, c + part * PART_LANES);
+                for (int c = i * LANES; c < whole; c += DENSE_TURN) {
+                    if constexpr (FETCHES)
+                        if (i == 0 && part == 0) fetch(c);
+                    add_vectors(held, c + part * PART_LANES);
+                }
                 for (int t = 0; t < TOKENS; t++)
                     for (int r = 0; r < ROWS; r++) sums[t][r][i][part] = held[t][r];
             }
