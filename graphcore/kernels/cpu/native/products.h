@@ -282,36 +282,95 @@ __attribute__((noinline)) float rest_of_row(const T* row, const float* x, int co
     return total;
 }
 
-// Multiplies rows of a dense matrix with several rows of x; values are widened once for all of them.
+// A product of a dense row and a token has two sums of LANES lanes, which take turns from one LANES columns to the next. All
+// functions below add in this order, so a product does not depend on the rows and tokens beside it.
+constexpr int DENSE_SUMS = 2;
+constexpr int DENSE_TURN = DENSE_SUMS * LANES;  // columns
+
+inline float dense_total(const FloatPart (&sums)[DENSE_SUMS][PARTS], float rest) {
+    FloatPart all[PARTS];
+    for (int part = 0; part < PARTS; part++) all[part] = sums[0][part] + sums[1][part];
+    return sum(all) + rest;
+}
+
+// Multiplies one row with a few tokens. Memory is read from front to back, as fast as it can be.
 template <int TOKENS, class T>
-inline void multiply_dense(const T* rows, int num_rows, int columns, const float* const (&x)[TOKENS], f32x16* totals) {
-    constexpr int WIDTH = 4;  // independent sums, to hide the latency of additions
-    float results[TOKENS][LANES] = {};
-    for (int row = 0; row < num_rows; row++) {
-        const T* from = rows + size_t(row) * columns;
-        FloatPart sums[TOKENS][WIDTH][PARTS] = {};
-        const auto add_sixteen = [&](int i, int c) {
-            for (int part = 0; part < PARTS; part++, c += PART_LANES) {
-                const FloatPart values = widen(from + c);
-                for (int t = 0; t < TOKENS; t++) sums[t][i][part] += values * load<FloatPart>(x[t] + c);
-            }
-        };
-        int c = 0;
-        for (; c + WIDTH * LANES <= columns; c += WIDTH * LANES) {
-            for (size_t line = 0; line < WIDTH * LANES * sizeof(T); line += VECTOR_NBYTES)
-                prefetch((const uint8_t*)(from + c) + line);
-            for (int i = 0; i < WIDTH; i++) add_sixteen(i, c + i * LANES);
+inline void multiply_dense_row(const T* row, int columns, const float* const* x, float (*results)[LANES], int at) {
+    constexpr int WIDTH = 4 * LANES;  // columns between two prefetches
+    FloatPart sums[TOKENS][DENSE_SUMS][PARTS] = {};
+    const auto add_sixteen = [&](int i, int c) __attribute__((always_inline)) {
+        for (int part = 0; part < PARTS; part++, c += PART_LANES) {
+            const FloatPart weights = widen(row + c);
+            for (int t = 0; t < TOKENS; t++) sums[t][i][part] += weights * load<FloatPart>(x[t] + c);
         }
-        for (; c + LANES <= columns; c += LANES) add_sixteen(0, c);
-        for (int t = 0; t < TOKENS; t++) {
-            const float rest = rest_of_row(from + c, x[t] + c, columns - c);
-            FloatPart all[PARTS];
-            for (int part = 0; part < PARTS; part++)
-                all[part] = (sums[t][0][part] + sums[t][1][part]) + (sums[t][2][part] + sums[t][3][part]);
-            results[t][row] = sum(all) + rest;
-        }
+    };
+    int c = 0;
+    for (; c + WIDTH <= columns; c += WIDTH) {
+        for (size_t line = 0; line < WIDTH * sizeof(T); line += VECTOR_NBYTES) prefetch((const uint8_t*)(row + c) + line);
+        for (int i = 0; i < WIDTH / LANES; i++) add_sixteen(i % DENSE_SUMS, c + i * LANES);
     }
-    for (int t = 0; t < TOKENS; t++) totals[t] = load<f32x16>(results[t]);
+    for (int i = 0; c + LANES <= columns; c += LANES, i ^= 1) add_sixteen(i, c);
+    for (int t = 0; t < TOKENS; t++) results[t][at] = dense_total(sums[t], rest_of_row(row + c, x[t] + c, columns - c));
+}
+
+// Multiplies ROWS rows with TOKENS tokens: each vector of the rows and of x is loaded once for several products. With narrow
+// registers one of the sums of all products is computed at a time.
+// FETCHES: the rows are read from memory, and the rows after them are prefetched; else they are in a cache.
+template <int ROWS, int TOKENS, bool FETCHES, class T>
+inline void multiply_dense_tile(const T* rows, int columns, const float* const* x, float (*results)[LANES], int at) {
+    constexpr bool IS_WIDE = PARTS == 1;
+    FloatPart sums[TOKENS][ROWS][DENSE_SUMS][PARTS];
+    const int whole = columns / LANES * LANES;
+    const auto add_vectors = [&](FloatPart (&held)[TOKENS][ROWS], int c) __attribute__((always_inline)) {
+        FloatPart values[TOKENS];
+#pragma GCC unroll 8
+        for (int t = 0; t < TOKENS; t++) values[t] = load<FloatPart>(x[t] + c);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            const FloatPart weights = widen(rows + size_t(r) * columns + c);
+#pragma GCC unroll 8
+            for (int t = 0; t < TOKENS; t++) held[t][r] += weights * values[t];
+        }
+    };
+    const auto fetch = [&](int c) __attribute__((always_inline)) {
+        constexpr int NEAR_NBYTES = 1024;
+        const uint8_t* next = (const uint8_t*)(rows + size_t(ROWS) * columns) + size_t(c) * ROWS * sizeof(T);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++)
+            for (size_t line = 0; line < DENSE_TURN * sizeof(T); line += VECTOR_NBYTES) {
+                __builtin_prefetch((const uint8_t*)(rows + size_t(r) * columns + c) + NEAR_NBYTES + line);
+                __builtin_prefetch(next + r * DENSE_TURN * sizeof(T) + line, 0, 2);
+            }
+    };
+    if constexpr (IS_WIDE) {
+        FloatPart first[TOKENS][ROWS] = {}, second[TOKENS][ROWS] = {};
+        int c = 0;
+        for (; c + DENSE_TURN <= whole; c += DENSE_TURN) {
+            if constexpr (FETCHES) fetch(c);
+            add_vectors(first, c);
+            add_vectors(second, c + LANES);
+        }
+        if (c < whole) add_vectors(first, c);
+        for (int t = 0; t < TOKENS; t++)
+            for (int r = 0; r < ROWS; r++) sums[t][r][0][0] = first[t][r], sums[t][r][1][0] = second[t][r];
+    } else {
+        for (int i = 0; i < DENSE_SUMS; i++)
+            for (int part = 0; part < PARTS; part++) {
+                FloatPart held[TOKENS][ROWS] = {};
+                for (int c = i * LANES; c < whole; c += DENSE_TURN) {
+                    if constexpr (FETCHES)
+                        if (i == 0 && part == 0) fetch(c);
+                    add_vectors(held, c + part * PART_LANES);
+                }
+                for (int t = 0; t < TOKENS; t++)
+                    for (int r = 0; r < ROWS; r++) sums[t][r][i][part] = held[t][r];
+            }
+    }
+    for (int t = 0; t < TOKENS; t++)
+        for (int r = 0; r < ROWS; r++) {
+            const float rest = rest_of_row(rows + size_t(r) * columns + whole, x[t] + whole, columns - whole);
+            results[t][at + r] = dense_total(sums[t][r], rest);
+        }
 }
 
 }  // namespace graphcore
