@@ -54,12 +54,12 @@ class BenchSource:
         build = cache / f"{self.folder}-{name}"
         binary = build / "bin" / "llama-bench"
         if not binary.exists():
-            sources = self._sources(cache)
+            sources = self.sources(cache)
             self._run("cmake", "-S", str(sources), "-B", str(build), *COMMON, *FLAGS[name])
             self._run("cmake", "--build", str(build), "--target", "llama-bench", "-j", str(os.cpu_count() or 1))
         return binary
 
-    def _sources(self, cache: Path) -> Path:
+    def sources(self, cache: Path) -> Path:
         """Return the folder of the sources, downloaded now if they are not there."""
         found = sorted(cache.glob(f"*/vendor/{self.folder}/CMakeLists.txt"))
         if not found:
@@ -82,16 +82,21 @@ class BenchSource:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
+def builds_folder() -> Path:
+    """Return the folder of sources and builds."""
+    from graphcore.config.compose import compose_settings
+
+    folder = compose_settings([]).cache_folder / "benchmarks" / "llama-bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 class LlamaBench(TimedEngine):
     """Starts llama-bench for each run; it loads the model, and warms up, before it measures."""
 
     def __init__(self, source: BenchSource, path: str, threads: int, context: int) -> None:
-        from graphcore.config.compose import compose_settings
-
-        cache = compose_settings([]).cache_folder / "benchmarks" / "llama-bench"
-        cache.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self.command = [str(source.binary(cache)), "-m", path, "-t", str(threads), *source.options]
+        self.command = [str(source.binary(builds_folder())), "-m", path, "-t", str(threads), *source.options]
 
     def weight_nbytes(self) -> int:
         return gguf_weight_nbytes(self.path)

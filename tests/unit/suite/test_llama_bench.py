@@ -1,0 +1,60 @@
+"""llama-bench as a peer: which binary runs, with which options, and what is read from its answer."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from instruction_sets import LIMIT, environment_of
+from peers import llama_bench
+from peers.llama_bench import IK_LLAMA_BENCH, IK_LLAMA_CPP, LLAMA_BENCH
+
+SCRIPT = """#!/bin/sh
+echo "$@" > {log}
+echo '[{{"n_prompt": 256, "n_gen": 0, "avg_ts": 512.5}}, {{"n_prompt": 0, "n_gen": 128, "avg_ts": 41.25}}]'
+"""
+
+
+@pytest.fixture
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of builds whose binaries write their options into a file beside them."""
+    monkeypatch.setattr(llama_bench, "builds_folder", lambda: tmp_path)
+    for name in ("llama.cpp-native", "ik_llama.cpp-native", "ik_llama.cpp-avx2"):
+        binary = tmp_path / name / "bin" / "llama-bench"
+        binary.parent.mkdir(parents=True)
+        binary.write_text(SCRIPT.format(log=binary.with_name("asked")), encoding="utf-8")
+        binary.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("peer", "instruction_set", "folder", "more"),
+    [
+        (LLAMA_BENCH, "native", "llama.cpp-native", ""),
+        (IK_LLAMA_BENCH, "native", "ik_llama.cpp-native", " -rtr 1"),
+        (IK_LLAMA_BENCH, "avx2", "ik_llama.cpp-avx2", " -rtr 1"),
+    ],
+)
+def test_the_binary_of_the_instruction_set_is_asked_for_both_rates(
+    peer, instruction_set: str, folder: str, more: str, builds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIMIT, instruction_set)
+    found = peer.load("model.gguf", 3, 512).timed_run(256, 128)
+    assert found == {"prefill": 512.5, "decode": 41.25}
+    asked = (builds / folder / "bin" / "asked").read_text(encoding="utf-8").strip()
+    assert asked == f"-m model.gguf -t 3{more} -p 256 -n 128 -r 1 -o json"
+
+
+def test_a_script_that_the_package_leaves_out_is_written(tmp_path: Path) -> None:
+    sources = tmp_path / "ik-1.0" / "vendor" / "ik_llama.cpp"
+    (sources / "common").mkdir(parents=True)
+    for name in ("CMakeLists.txt", "common/build-info.cpp.in"):
+        (sources / name).touch()
+    assert IK_LLAMA_CPP.sources(tmp_path) == sources
+    assert "configure_file" in (sources / "common/cmake/build-info-gen-cpp.cmake").read_text(encoding="utf-8")
+
+
+def test_a_process_for_avx2_is_told_so_in_words_that_torch_and_onednn_read() -> None:
+    own = environment_of("avx2")
+    assert (own["ATEN_CPU_CAPABILITY"], own["ONEDNN_MAX_CPU_ISA"], own[LIMIT]) == ("avx2", "AVX2", "avx2")
+    assert json.dumps(environment_of("native")) == json.dumps({**os.environ, LIMIT: "native"})
