@@ -86,15 +86,25 @@ inline float sum(const FloatPart parts[PARTS]) {
 }
 
 inline int32_t sum(IntPart value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)value);
+#elif GRAPHCORE_AVX2
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128((__m256i)value), _mm256_extracti128_si256((__m256i)value, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+#else
     int32_t total = 0;
     for (int lane = 0; lane < PART_LANES; lane++) total += value[lane];
     return total;
+#endif
 }
 
 inline FloatPart larger(FloatPart a, FloatPart b) { return a > b ? a : b; }
 
 inline float largest(FloatPart value) {
-#if GRAPHCORE_AVX2
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)value);
+#elif GRAPHCORE_AVX2
     const __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
