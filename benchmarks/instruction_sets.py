@@ -6,7 +6,7 @@ Torch and oneDNN read variables when they are imported; graphcore chooses its li
 import os
 
 SETS = ("native", "avx2")
-LIMIT = "GRAPHCORE_BENCHMARK_CPU"  # variable of an engine's process
+LIMIT = "GRAPHCORE_LIMIT_CPU"  # variable of an engine's process, and of tests
 VARIABLES = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 OVER_AVX2 = ("avx512", "avx_vnni", "amx")  # beginnings of the names of what is left out
 

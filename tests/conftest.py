@@ -1,6 +1,7 @@
 """Fixtures for all tests: real checkpoints, fetched once, and tiny random ones, saved once by transformers."""
 
 import os
+import sys
 import tempfile
 
 # No test reads or fills the user's own Hugging Face cache:
@@ -9,6 +10,12 @@ os.environ["HF_HUB_CACHE"] = os.path.join(tempfile.gettempdir(), "graphcore-test
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of two workers must not spin
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that each import torch
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # g++ is not tried with each instruction set of the processor
+
+if os.environ.get("GRAPHCORE_LIMIT_CPU"):  # tests as on a processor with another instruction set
+    sys.path.append(os.path.join(os.path.dirname(__file__), os.pardir, "benchmarks"))  # noqa: PTH118, PTH120
+    from instruction_sets import environment_of
+
+    os.environ.update(environment_of(os.environ["GRAPHCORE_LIMIT_CPU"]))
 
 import gc
 import signal
@@ -37,6 +44,11 @@ PREFILL_CHUNK = 16
 BATCH_SIZE = 3
 CONTEXT = 256
 ONLY_THOROUGH = "(thorough) and not slow"  # what `-m thorough` becomes
+
+if os.environ.get("GRAPHCORE_LIMIT_CPU"):
+    from instruction_sets import apply_limit
+
+    apply_limit()
 
 if find_spec("triton"):
     from triton_interpreter import mend_interpreter

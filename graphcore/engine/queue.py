@@ -361,14 +361,13 @@ class RequestQueue:
             self._enter_thread()
             with one_wakeup_per_loop:
                 batching.run(self._report, self._is_given_up)
+            batching.leave()
         except StoppedError:
             if self.is_closed:
                 batching.fail(closed_error())
             batching.give_up()
         except BaseException as error:  # noqa: BLE001  # it is raised for the readers of the requests
             self._fail_pass(error)
-        if not self._is_broken:
-            batching.leave()
 
     def _report(self, stage: str, group: int | None, done: int, total: int) -> None:
         """Call `on_progress` after waking the tasks that wait for tokens: it may wait for one of them."""

@@ -351,6 +351,27 @@ def test_work_while_idle_waits_for_the_pass_in_which_the_last_request_ended() ->
     queue.close()
 
 
+def test_an_error_after_a_pass_is_the_requests_error_and_the_thread_goes_on() -> None:
+    errors = [ValueError("a row is lost")]
+
+    class LeavesBadly(FakeBatching):
+        def leave(self) -> None:
+            if errors and any(request.has_ended for request in self.requests):
+                raise errors.pop()
+            super().leave()
+
+    queue = RequestQueue(LeavesBadly(), 100, lambda: None, ignore_progress, lambda: None)
+    ends, goes_on, later = request_of(1, 1), request_of(2, 3), request_of(3, 1)
+    with queue.holding_back():
+        queue.submit([ends, goes_on], "submit", waits=False)
+    ends.output.wait_to_end(SECONDS)
+    with pytest.raises(ValueError, match="a row is lost"):
+        goes_on.output.wait_to_end(SECONDS)
+    queue.submit([later], "submit", waits=False)
+    later.output.wait_to_end(SECONDS)
+    queue.close()
+
+
 def test_an_idle_thread_ends_and_the_next_request_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "LINGER", 0.0)
     monkeypatch.setattr(queue_module, "GLANCE", 0.001)
