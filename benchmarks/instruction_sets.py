@@ -9,10 +9,17 @@ SETS = ("native", "avx2")
 LIMIT = "GRAPHCORE_LIMIT_CPU"  # variable of an engine's process, and of tests
 VARIABLES = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 OVER_AVX2 = ("avx512", "avx_vnni", "amx")  # beginnings of the names of what is left out
+BUILD_FLAGS = ("-march=x86-64-v3",)  # of a library that is built because none was built in advance
 
 
 def environment_of(instruction_set: str) -> dict[str, str]:
-    """Return the environment of an engine's process."""
+    """Return the environment of an engine's process.
+
+    Raises:
+        ValueError: no instruction set is called that.
+    """
+    if instruction_set not in SETS:
+        raise ValueError(f"{LIMIT}={instruction_set} is no instruction set; use {' or '.join(SETS)}")
     return {**os.environ, LIMIT: instruction_set, **(VARIABLES if instruction_set == "avx2" else {})}
 
 
@@ -22,7 +29,7 @@ def current_set() -> str:
 
 
 def apply_limit() -> None:
-    """Let graphcore see only the flags of the instruction set that this process was started for."""
+    """Let graphcore use only the instruction set that this process was started for; call it before an engine loads."""
     if current_set() == "native":
         return
     from graphcore import device
@@ -31,3 +38,6 @@ def apply_limit() -> None:
     flags = frozenset(flag for flag in device.cpu_flags() if not flag.startswith(OVER_AVX2))
     for module in (device, library):
         setattr(module, "cpu_flags", lambda: flags)  # noqa: B010 - both names of the function
+    setattr(library, "native_flags", lambda: BUILD_FLAGS)  # noqa: B010
+    for chosen in (library.prebuilt_library, library.build_library):
+        chosen.cache_clear()

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ class BenchSource:
     def binary(self, cache: Path) -> Path:
         """Return llama-bench for this process's instruction set, built now if it is not there."""
         name = current_set()
-        build = cache / f"{self.folder}-{name}"
+        build = cache / f"{self.package}-{name}"
         binary = build / "bin" / "llama-bench"
         if not binary.exists():
             sources = self.sources(cache)
@@ -61,20 +62,21 @@ class BenchSource:
 
     def sources(self, cache: Path) -> Path:
         """Return the folder of the sources, downloaded now if they are not there."""
-        found = sorted(cache.glob(f"*/vendor/{self.folder}/CMakeLists.txt"))
-        if not found:
-            fetch = ("download", "--no-deps", "--no-binary=:all:", f"--dest={cache}", self.package)
-            self._run(sys.executable, "-m", "pip", *fetch)
-            stem = self.package.partition("==")[0].replace("-", "_")
-            for archive in cache.glob(f"{stem}-*.tar.gz"):
+        own = cache / self.package
+        if not own.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+                fetch = ("download", "--no-deps", "--no-binary=:all:", f"--dest={scratch}", self.package)
+                self._run(sys.executable, "-m", "pip", *fetch)
+                (archive,) = Path(scratch).glob("*.tar.gz")
                 with tarfile.open(archive) as tar:
-                    tar.extractall(cache, filter="data")
-            found = sorted(cache.glob(f"*/vendor/{self.folder}/CMakeLists.txt"))
-        info = found[0].parent / BUILD_INFO
-        if not info.exists() and (found[0].parent / "common" / "build-info.cpp.in").exists():
+                    tar.extractall(Path(scratch) / "unpacked", filter="data")
+                (Path(scratch) / "unpacked").rename(own)
+        (found,) = own.glob(f"*/vendor/{self.folder}/CMakeLists.txt")
+        info = found.parent / BUILD_INFO
+        if not info.exists() and (found.parent / "common" / "build-info.cpp.in").exists():
             info.parent.mkdir(exist_ok=True)
             info.write_text(BUILD_INFO_TEXT, encoding="utf-8")
-        return found[0].parent
+        return found.parent
 
     @staticmethod
     def _run(*command: str) -> None:

@@ -64,7 +64,7 @@ def run_tests(
     Args:
         options: options of pytest.
         group_by: parameter of tests; those with the same value run in one process. Empty for no parameter.
-        workers: processes at a time; None for as many as this machine has processors for.
+        workers: processes at a time; None for WORKERS_PER_CPU of them for each processor, at most WORKERS.
 
     Raises:
         RuntimeError: one failed, none passed, or pytest is not installed.

@@ -352,7 +352,7 @@ class Engine:
         """Wait until no request runs, and start none inside the block; waiting for one inside it fails.
 
         Raises:
-            BusyError: the call is inside `on_progress` or a mask.
+            BusyError: the call is inside `on_progress`, a mask or `holding_back`.
         """
         with self._queue.while_idle():
             yield

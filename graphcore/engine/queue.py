@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -214,10 +215,17 @@ class RequestQueue:
 
     @contextmanager
     def while_idle(self) -> Iterator[None]:
-        """Wait until no request and no job runs, and begin none inside the block."""
+        """Wait until no request and no job runs, and begin none inside the block.
+
+        Raises:
+            BusyError: it is the worker thread, or the call is inside `holding_back`, which the wait would end.
+        """
         self._refuse_inside("while_idle")
+        self._leave_parent()
+        if self._holder == threading.get_ident():
+            raise BusyError("while_idle() waits for requests, which do not run inside holding_back(); call it before")
         with self.changes:
-            self.changes.wait_for(lambda: not self._is_computing)
+            self.changes.wait_for(lambda: not self._is_computing or not self._lives())
             with self.holding_back():
                 yield
 
@@ -281,9 +289,12 @@ class RequestQueue:
         if self._holder == threading.get_ident():
             raise BusyError("requests do not run inside holding_back(); wait for the answer after the block")
 
+    def _lives(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def _start(self) -> None:
         """Wake the thread, or start one; the lock is held."""
-        if self._thread is None or not self._thread.is_alive():
+        if not self._lives():
             arguments = weakref.ref(self), self.changes
             thread = EngineThread(target=compute_for, args=arguments, name="graphcore", daemon=False)
             thread.start()
@@ -292,7 +303,11 @@ class RequestQueue:
 
     def next_work(self) -> Callable[[], None] | None:
         """Return the thread's next work; None if there is none. The lock is held."""
-        work, was_computing = self._next_work(), self._is_computing
+        was_computing = self._is_computing
+        try:
+            work = self._next_work()
+        except BaseException as error:  # noqa: BLE001  # rows could not be freed: the thread lives on, to end requests
+            work = partial(self._fail_pass, error)
         self._is_computing = work is not None
         if was_computing and work is None:
             self.changes.notify_all()

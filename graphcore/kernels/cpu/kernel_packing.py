@@ -12,8 +12,8 @@ that in the file.
     block       rounded to 8 bits per 32 columns      at most 1 %
     token       rounded to 8 bits per row             exact products for ternary weights, as in BitNet
 
-For many tokens, float unpacks the matrix once and multiplies it densely, in x's dtype or, if the processor has no fast
-products in that dtype, in float32; so does wide, but with AVX2. The others multiply the packed codes, which is faster.
+For many tokens, float and, except with AVX2, wide unpack the matrix once and multiply it densely, in x's dtype or, if
+the processor has no fast products in that dtype, in float32. The others multiply the packed codes, which is faster.
 """
 
 import ctypes

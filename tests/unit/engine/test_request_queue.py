@@ -372,6 +372,46 @@ def test_an_error_after_a_pass_is_the_requests_error_and_the_thread_goes_on() ->
     queue.close()
 
 
+def test_an_error_between_two_passes_is_the_requests_error_and_the_thread_goes_on() -> None:
+    """A request is cancelled while the thread waits for the lock, which it holds when it frees rows between passes."""
+    errors, in_pass, goes_on = [ValueError("a row is lost")], threading.Event(), threading.Event()
+
+    class LeavesBadly(FakeBatching):
+        def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
+            super().run(on_progress, is_stopped)
+            in_pass.set()
+            goes_on.wait(SECONDS)
+
+        def leave(self) -> None:
+            if errors and cancelled.has_ended:
+                raise errors.pop()
+            super().leave()
+
+    class CancelsBetween(RequestQueue):
+        def end_overdue(self) -> None:
+            super().end_overdue()
+            if in_pass.is_set():  # after a pass, before the next work is chosen
+                cancelled.end("interrupted")
+
+    queue = CancelsBetween(LeavesBadly(), 100, lambda: None, ignore_progress, lambda: None)
+    cancelled, other, later = request_of(1, 50), request_of(2, 50), request_of(3, 1)
+    with queue.holding_back():
+        queue.submit([cancelled, other], "submit", waits=False)
+    goes_on.set()
+    with pytest.raises(ValueError, match="a row is lost"):
+        other.output.wait_to_end(SECONDS)
+    queue.submit([later], "submit", waits=False)
+    later.output.wait_to_end(SECONDS)
+    queue.close()
+
+
+def test_waiting_for_idleness_inside_a_block_that_holds_back_is_refused() -> None:
+    queue = threaded()
+    with queue.holding_back(), pytest.raises(BusyError, match="while_idle"), queue.while_idle():
+        pass
+    queue.close()
+
+
 def test_an_idle_thread_ends_and_the_next_request_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "LINGER", 0.0)
     monkeypatch.setattr(queue_module, "GLANCE", 0.001)

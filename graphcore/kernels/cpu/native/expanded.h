@@ -1,4 +1,4 @@
-// Products of many tokens with AVX2: the codes of eight blocks are expanded once for all tokens, into memory that stays in L1.
+// Products of four tokens or more with AVX2: the codes of eight blocks are expanded once for all tokens, into memory that stays in L1.
 // (AVX-512 has registers for the codes of a block, and expands them again for each eight tokens, which is as fast.)
 //
 //     chunk of 256 columns -> expand 16 rows -> for each tile of tokens: dot products of a block, times scales, added to the sums
@@ -17,14 +17,14 @@ constexpr int EXPANDED_TOKENS = 4;  // tokens of a tile
 
 // Quads that are added in 16 bits; 0 for pairs of 16 bits.
 template <class F, bool WIDE>
-constexpr int RUN = WIDE ? 0 : quads_in_16_bits(F::LARGEST);
+constexpr int QUADS_OF_RUN = WIDE ? 0 : quads_in_16_bits(F::LARGEST);
 
 // Eight blocks of sixteen rows. Pairs are the codes of columns 0 and 2 of a quad, then those of columns 1 and 3.
-template <int RUN_>
+template <int RUN>
 struct ExpandedChunk {
-    static constexpr bool IN_PAIRS = RUN_ == 0;
+    static constexpr bool IN_PAIRS = RUN == 0;
     __m256i codes[CHUNK_BLOCKS][QUADS][IN_PAIRS ? 2 : 1][PARTS];
-    FloatPart scales[CHUNK_BLOCKS][2][PARTS], corrections[CHUNK_BLOCKS][2][PARTS];
+    FloatPart scales[CHUNK_BLOCKS][2][PARTS], corrections[CHUNK_BLOCKS][2][PARTS];  // of a block, or of its halves
 
     template <class F>
     void expand(const Stretch<F>& here) {
@@ -37,6 +37,7 @@ struct ExpandedChunk {
                     codes[within][j][0][part] = IN_PAIRS ? _mm256_and_si256(bytes, _mm256_set1_epi16(0xff)) : bytes;
                     if constexpr (IN_PAIRS) codes[within][j][1][part] = _mm256_srli_epi16(bytes, 8);
                 }
+                if constexpr (!F::HALVES) corrections[within][1][part] = FloatPart{};
                 for (int half = 0; half < (F::HALVES ? 2 : 1); half++) {
                     const int number = here.part_of(within) + half;
                     scales[within][half][part] = F::scale(here.meta_of(within), number, lane);
@@ -51,13 +52,12 @@ struct ExpandedChunk {
 template <int TOKENS>
 using TileSums = IntPart[TOKENS][PARTS];
 
-// dot_tile(codes, first, end, x, at, totals) sets totals to the dot products of quads first .. end - 1 of a block. at: index of
-// the first number of each token's block in the arrays of x.
-
 // Add in place: with the intrinsics GCC 12 computes all products before it adds, and keeps some sums in memory.
 __attribute__((always_inline)) inline void add_words(__m256i& sum, __m256i words) { asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(words)); }
 __attribute__((always_inline)) inline void add_integers(__m256i& sum, __m256i integers) { asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(integers)); }
 
+// dot_tile(codes, first, end, x, at, totals) sets totals to the dot products of quads first .. end - 1 of a block. at: index of
+// the first number of each token's block in the arrays of x.
 template <int RUN, int TOKENS>
 __attribute__((always_inline)) inline void dot_tile(const __m256i (&codes)[QUADS][1][PARTS], int first, int end, const Activations& x, const size_t (&at)[TOKENS], TileSums<TOKENS>& totals) {
     for (int begin = first; begin < end; begin += RUN) {
@@ -135,12 +135,12 @@ void multiply_chunk_tiles(const ExpandedChunk<RUN>& chunk, int first, int blocks
 
 template <class F, bool WIDE>
 void multiply_expanded(const uint8_t* group, int columns, const Activations& x, const int* rows, int tokens, f32x16* totals) {
-    ExpandedChunk<RUN<F, WIDE>> expanded;
+    ExpandedChunk<QUADS_OF_RUN<F, WIDE>> expanded;
     for (int t = 0; t < tokens; t++) totals[t] = f32x16{};
     for (int chunk = 0; chunk < num_chunks(columns); chunk++) {
         const Stretch<F> here(group, columns, chunk);
         expanded.template expand<F>(here);
-        multiply_chunk_tiles<RUN<F, WIDE>, F::HALVES, CORRECTS<F>>(expanded, here.first, here.blocks, x, rows, tokens, totals);
+        multiply_chunk_tiles<QUADS_OF_RUN<F, WIDE>, F::HALVES, HAS_CORRECTION<F>>(expanded, here.first, here.blocks, x, rows, tokens, totals);
     }
 }
 

@@ -110,10 +110,10 @@ void load_dtype(const uint8_t* from, int count, int dtype, float* to) {
 
 int element_nbytes(int dtype) { return dtype == F32 ? 4 : 2; }
 
-// The job y = x @ matrix.T (+ bias), for TOKENS_AT_ONCE tokens after another, in two phases each: round x, multiply.
+// The job y = x @ matrix.T (+ bias), in batches of TOKENS_AT_ONCE tokens and two phases for each: round x, multiply.
 class Product final : public Job {
   public:
-    // activations: room for the first `tokens` of TOKENS_AT_ONCE.
+    // activations: room for a batch.
     Product(const Matrix& matrix, const uint8_t* x, int tokens, int dtype, const float* bias, uint8_t* y, Activations& activations)
         : matrix_(matrix), x_(x), tokens_(tokens), dtype_(dtype), bias_(bias), y_(y), activations_(activations) {}
 

@@ -15,8 +15,8 @@ struct Matrix {
     float scale;  // scale of the whole tensor if it has one, else 1
 };
 
-// Largest number of tokens that share the widening of a block, a power of two. Narrow registers have room for fewer sums, and
-// larger tiles take the compiler a minute.
+// Largest number of tokens of `multiply_rounded` and `multiply_float`, a power of two. Narrow registers have room for fewer
+// sums, and larger tiles take the compiler a minute.
 #if defined(__AVX512F__)
 constexpr int TOKEN_TILE = 8;
 #else
@@ -92,8 +92,9 @@ inline void multiply_dense_group(const T* rows, int height, int columns, const f
     while (t < tokens) {
         const int left = tokens - t, count = left == 4 || left == 2 ? 2 : left == 1 ? 1 : 3;
         const auto in_tiles = [&](auto count) {
-            if (t) multiply_dense_tiles<count, false>(rows, height, columns, x + t, results + t);
-            else multiply_dense_tiles<count, true>(rows, height, columns, x, results);
+            if constexpr (PARTS == 1)  // narrow registers have begun row by row
+                if (!t) return multiply_dense_tiles<count, true>(rows, height, columns, x, results);
+            multiply_dense_tiles<count, false>(rows, height, columns, x + t, results + t);
         };
         count == 1 ? in_tiles(One{}) : count == 2 ? in_tiles(Two{}) : in_tiles(Three{});
         t += count;

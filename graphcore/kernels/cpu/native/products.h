@@ -96,7 +96,7 @@ inline FloatPart correction(const uint8_t* meta, int part, int lane, FloatPart s
 }
 
 template <class F>
-constexpr bool CORRECTS = F::HALVES || F::OFFSET || F::HAS_MINIMUM;
+constexpr bool HAS_CORRECTION = F::HALVES || F::OFFSET || F::HAS_MINIMUM;
 
 // Returns a row's sum with one more block. product: of codes and whole numbers of x, times the scales of the codes.
 // first, second: the corrections of the block's halves, or the first of the whole block.  index: of the block in x.
@@ -126,7 +126,7 @@ __attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, 
         if constexpr (IS_EXPANDED) return quads[j];
         else return values_of<F>(codes + 4 * lane, j);
     };
-    FloatPart scales[2], corrections[2];
+    FloatPart scales[2], corrections[2] = {};
     for (int half = 0; half < (F::HALVES ? 2 : 1); half++) {
         scales[half] = F::scale(meta, part + half, lane);
         corrections[half] = correction<F>(meta, part + half, lane, scales[half]);
@@ -138,7 +138,7 @@ __attribute__((always_inline)) inline void multiply_block(const uint8_t* codes, 
         FloatPart product = to_float(dot_quads<F::LARGEST, WIDE>(values, 0, F::HALVES ? QUADS / 2 : QUADS, x, at)) * scales[0];
         if constexpr (F::HALVES)
             product += to_float(dot_quads<F::LARGEST, WIDE>(values, QUADS / 2, QUADS, x, at)) * scales[1];
-        sum = with_block<F::HALVES, CORRECTS<F>>(sum, product, corrections[0], corrections[1], x, index);
+        sum = with_block<F::HALVES, HAS_CORRECTION<F>>(sum, product, corrections[0], corrections[1], x, index);
     }
 }
 

@@ -3,6 +3,7 @@
 Legend: O rows (output features), I columns (input features), T tokens.
 """
 
+import ctypes
 from itertools import product as every_pair
 
 import numpy as np
@@ -21,7 +22,8 @@ from packed_matrices import (
 from torch import Tensor
 
 from graphcore.checkpoint.ternary_checkpoint import pack_i2_s
-from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS, KernelPacking
+from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS, DTYPE_NUMBERS, ROUNDINGS, KernelPacking
+from graphcore.kernels.cpu.library import Matrix, open_library
 from graphcore.quant import FORMATS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -144,10 +146,10 @@ def test_prompts_are_multiplied_in_float32_where_narrow_products_are_slow(monkey
         matrix, bias = stored_matrix("q4_k", 53, 512), torch.arange(53.0)
         for dtype in (torch.bfloat16, torch.float16):
             x = random_x(DENSE_TOKENS, 512, dtype)
-            y = product(matrix, library, x, "wide", bias.to(dtype))
+            y = product(matrix, library, x, "float", bias.to(dtype))
             assert y.dtype == dtype
             assert relative_error(y, expected(matrix, x, bias)) < torch.finfo(dtype).eps / 4
-            assert torch.equal(y, product(matrix, library, x.float(), "wide", bias).to(dtype))
+            assert torch.equal(y, product(matrix, library, x.float(), "float", bias).to(dtype))
 
 
 @pytest.mark.parametrize("name", KERNEL_FORMATS)
@@ -175,6 +177,25 @@ def test_one_token_at_a_time_and_all_together_give_the_same(library: str, name: 
                 assert relative_error(together, alone[:tokens]) < bound, (rounding, tokens)
             else:
                 assert torch.equal(together, alone[:tokens]), (rounding, tokens)
+
+
+@pytest.mark.parametrize("columns", [43, 2085, 4131])  # x of a few tokens in L1, and beyond it; no whole vectors
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dense_rows_have_the_same_bits_for_any_number_of_tokens(library: str, dtype: torch.dtype, columns: int) -> None:
+    weight = torch.randn(21, columns, generator=torch.Generator().manual_seed(2)).to(dtype)
+    x = random_x(16, columns)
+    alone = torch.cat([dense_product(library, weight, token[None]) for token in x])
+    assert relative_error(alone, x.double() @ weight.double().T) < 1e-6
+    for tokens in (2, 3, 4, 5, 6, 7, 8, 16):
+        assert torch.equal(dense_product(library, weight, x[:tokens]), alone[:tokens]), tokens
+
+
+def dense_product(library: str, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    matrix = Matrix(weight.data_ptr(), *weight.shape, DTYPE_NUMBERS[weight.dtype], 1.0)
+    y = torch.empty(len(x), len(weight))
+    sizes = len(x), DTYPE_NUMBERS[x.dtype], ROUNDINGS["float"], None
+    open_library(library).graphcore_linear(2, ctypes.byref(matrix), x.contiguous().data_ptr(), *sizes, y.data_ptr())
+    return y
 
 
 @pytest.mark.parametrize("name", KERNEL_FORMATS)
