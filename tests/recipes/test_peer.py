@@ -62,7 +62,7 @@ def test_a_peer_is_one_module(checkout: Checkout) -> None:
     done = checkout.script(*command, *sizes, *where)
     assert done.status == 0, done.error
     assert "| counting |" in done.out
-    report = json.loads((checkout.root / "out" / "llama3-4-5.json").read_text(encoding="utf-8"))
+    report = json.loads((checkout.root / "out" / "llama3-4-5-native-1.json").read_text(encoding="utf-8"))
     assert report["runs"].keys() == {"counting", "counting-slowly"}
     assert [len(runs) for runs in report["runs"].values()] == [2, 2]
     assert report["runs"]["counting"][0]["tokens"] == [123, 124, 125, 126, 127]  # after the prompt's last, 121, and 122
