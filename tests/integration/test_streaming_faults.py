@@ -226,6 +226,7 @@ def test_an_error_while_ctrl_c_is_being_handled_leaves_an_engine_that_works(fold
             if not presses:
                 presses.append("while a group is waited for")
                 os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.1)  # the main thread handles it meanwhile, before the pass is over
             wait(ticket)
 
         def cancel_pressed(tickets: Collection[ReadTicket]) -> None:
