@@ -154,7 +154,7 @@ class Engine:
 
     @property
     def batching(self) -> Batching:
-        """The scheduler of the engine's requests; for measurements inside `while_idle`."""
+        """The batch scheduler of the engine's requests. Only benchmarks call it directly, inside `while_idle`."""
         return self._queue.batching
 
     @property
@@ -349,7 +349,10 @@ class Engine:
 
     @contextmanager
     def while_idle(self) -> Iterator[None]:
-        """Wait until no request runs, and start none inside the block; waiting for one inside it fails.
+        """Wait until the engine is idle, and keep it idle inside the block.
+
+        Requests that are submitted inside the block start when it ends; waiting for their results inside it raises
+        BusyError.
 
         Raises:
             BusyError: the call is inside `on_progress`, a mask or `holding_back`.

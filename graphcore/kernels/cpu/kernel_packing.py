@@ -119,7 +119,7 @@ class KernelPacking(Packing):
         return dense
 
     def unpacks(self, rounding: str) -> bool:
-        """Return whether `DENSE_TOKENS` tokens or more are multiplied with the unpacked matrix."""
+        """Return whether the matrix is unpacked and multiplied densely for a batch of `DENSE_TOKENS` tokens or more."""
         return bool(open_library(self.library).graphcore_unpacks(ROUNDINGS[rounding]))
 
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:

@@ -27,7 +27,7 @@ UNIT = tl.constexpr(2.0**-40)
 
 @triton.jit
 def store_logit_sums(parts, part, num_parts, values, is_there):
-    """Store the sums of a part's logits.
+    """Store the maximum, the sum of exponentials and the number of non-finite logits of one part of the vocabulary.
 
     Exponentials are added as integers, exactly, so that a log probability does not depend on how many numbers a thread
     holds: Triton's compiler chooses that for each kernel, and several kernels call this function.
