@@ -208,6 +208,23 @@ def test_a_reload_keeps_what_had_arrived(visit: Visit, running: Running) -> None
     assert visit.answers() == ["It had begun and ended."]
 
 
+def test_a_draft_outlives_a_reload_that_the_database_did_not_wait_for(visit: Visit) -> None:
+    open_scripted(visit)
+    visit.push(delta("stop", content="Done."), is_last=True)
+    visit.wait_answer()
+    visit.page.evaluate("IDBObjectStore.prototype.put = () => {}")  # until the reload, nothing is written
+    visit.page.fill("#message-field", "typed last")
+    visit.page.reload()
+    field = visit.page.locator("#message-field")
+    expect(field).to_have_value("typed last")
+    visit.page.reload()
+    expect(field).to_have_value("typed last")
+    visit.page.fill("#message-field", "")
+    visit.page.reload()
+    expect(visit.page.locator(".answer-text")).to_contain_text("Done.")
+    expect(field).to_have_value("")
+
+
 def test_progress_comes_from_the_status(visit: Visit) -> None:
     open_scripted(visit)
     own = visit.page.evaluate("asked[0].id")

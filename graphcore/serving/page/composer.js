@@ -16,6 +16,7 @@ export class Composer {
   #store;
   #files = [];
   #draftId = null; // before the first conversation is opened
+  #isReading = false; // the draft, which is kept as it is until something else is typed
   #timer = 0;
   #field = make("textarea", { id: "message-field", rows: 1, placeholder: "Write a message", enterkeyhint: "send",
     "aria-describedby": "composer-hint composer-said" });
@@ -61,7 +62,7 @@ export class Composer {
     });
     this.#input.addEventListener("change", () => (this.#add([...this.#input.files]), (this.#input.value = "")));
     this.#listenToDrops(target);
-    window.addEventListener("pagehide", () => this.#save());
+    window.addEventListener("pagehide", () => this.#leave());
     window.addEventListener("resize", () => this.#fit());
   }
 
@@ -126,14 +127,21 @@ export class Composer {
     if (this.#draftId !== null && draftId !== this.#draftId) this.#save();
     this.#draftId = draftId;
     this.#set({ text: "", files: [] });
+    this.#isReading = true;
     const draft = await this.#store.draft(draftId);
-    const isTouched = this.#field.value !== "" || this.#files.length > 0; // while the draft was read
-    if (draft && draftId === this.#draftId && !isTouched) this.#set(draft);
+    if (draftId !== this.#draftId) return;
+    this.#isReading = false;
+    if (draft && !this.#isTouched()) this.#set(draft);
+  }
+
+  #isTouched() {
+    return this.#field.value !== "" || this.#files.length > 0;
   }
 
   /** Follows a new conversation that got its first message: what is typed now belongs to it. */
   begun(draftId) {
     this.#draftId = draftId;
+    this.#isReading = false;
   }
 
   #set({ text, files }) {
@@ -154,6 +162,12 @@ export class Composer {
     clearTimeout(this.#timer);
     if (this.#draftId === null) return;
     this.#store.saveDraft(this.#draftId, { text: this.#field.value, files: this.#files });
+  }
+
+  #leave() {
+    if (this.#draftId === null || (this.#isReading && !this.#isTouched())) return;
+    this.#save();
+    this.#store.leaveDraft(this.#draftId, this.#field.value);
   }
 
   #say(text) {

@@ -22,6 +22,7 @@
 import { kept, openDatabase, resultOf } from "./database.js";
 
 const CHANNEL = "graphcore.conversations";
+const LEFT_DRAFT = "graphcore.draft"; // in sessionStorage: what was typed last before the page was left
 
 /**
  * Events: "conversations" (the list has changed, `detail` is the conversation's id), "deleted" (`detail` is the
@@ -141,8 +142,24 @@ export class ConversationStore extends EventTarget {
    * @param {string} id of a conversation, or "new"
    * @returns {Promise<{text: string, files: object[]}|undefined>}
    */
-  draft(id) {
-    return resultOf(this.#stores("readonly", "drafts").drafts.get(id));
+  async draft(id) {
+    const left = leftDraft();
+    const draft = await resultOf(this.#stores("readonly", "drafts").drafts.get(id));
+    if (left?.id !== id) return draft;
+    return { files: draft?.files ?? [], text: left.text };
+  }
+
+  /**
+   * Keeps the text of a draft while the page is being left, which may be over before the database has written it.
+   * @param {string} id of a conversation, or "new"
+   * @param {string} text
+   */
+  leaveDraft(id, text) {
+    try {
+      sessionStorage.setItem(LEFT_DRAFT, JSON.stringify({ id, text }));
+    } catch {
+      // the browser keeps nothing for this page, or not so much: the database may have it
+    }
   }
 
   /**
@@ -152,6 +169,7 @@ export class ConversationStore extends EventTarget {
    */
   saveDraft(id, draft) {
     const isEmpty = draft.text === "" && draft.files.length === 0;
+    if (leftDraft()?.id === id) forgetLeftDraft(); // it is older
     if (this.#deleted.has(id)) return Promise.resolve();
     return this.#write(["drafts"], ({ drafts }) => (isEmpty ? drafts.delete(id) : drafts.put({ ...draft, id })));
   }
@@ -185,5 +203,21 @@ export class ConversationStore extends EventTarget {
   #emit(type, detail) {
     if (type === "deleted") this.#deleted.add(detail);
     this.dispatchEvent(new CustomEvent(type, { detail }));
+  }
+}
+
+function leftDraft() {
+  try {
+    return JSON.parse(sessionStorage.getItem(LEFT_DRAFT));
+  } catch {
+    return null; // the browser keeps nothing for this page
+  }
+}
+
+function forgetLeftDraft() {
+  try {
+    sessionStorage.removeItem(LEFT_DRAFT);
+  } catch {
+    // the browser keeps nothing for this page
   }
 }
