@@ -46,9 +46,9 @@ class Worker:
         worker.weight_nbytes = json.loads(ready)["weight_bytes"]
         return worker
 
-    def run(self, prompt_tokens: int, new_tokens: int) -> dict[str, float]:
+    def run(self, prompt_tokens: int, new_tokens: int, depth: int = 0) -> dict[str, float]:
         assert self.process.stdin is not None
-        print(prompt_tokens, new_tokens, file=self.process.stdin, flush=True)
+        print(prompt_tokens, new_tokens, depth, file=self.process.stdin, flush=True)
         answer = self._answer()
         if not answer:
             raise SystemExit(f"{self.name} died; its message is above")
@@ -68,7 +68,7 @@ class Worker:
 def main() -> None:
     options = parse_options()
     overrides, path = prepare(options.model, options.num_layers)
-    context = options.prompt_tokens + options.new_tokens + 32
+    context = options.depth + options.prompt_tokens + options.new_tokens + 32
     names = [name for name in options.engines if is_ours(name) or path is not None]
     workers = [
         Worker.start(
@@ -81,11 +81,11 @@ def main() -> None:
         for name in names
     ]
     for worker in workers:
-        worker.run(options.prompt_tokens, 8)  # warm-up, not counted
+        worker.run(options.prompt_tokens, 8, options.depth)  # warm-up, not counted
     runs: dict[str, list[dict[str, float]]] = {worker.name: [] for worker in workers}
     for repeat in range(options.repeats):
         for worker in workers:
-            runs[worker.name].append(worker.run(options.prompt_tokens, options.new_tokens))
+            runs[worker.name].append(worker.run(options.prompt_tokens, options.new_tokens, options.depth))
             print(
                 f"repeat {repeat + 1}/{options.repeats} {worker.name}: {short(runs[worker.name][-1])}", file=sys.stderr
             )
@@ -122,6 +122,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--num-layers", type=int, help="layers of a random model, for a quick trial")
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--depth", type=int, default=0, help="tokens in the cache before each run, not timed")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
@@ -164,7 +165,7 @@ def write_report(
     table, bandwidth = summary(runs, options.baseline), read_bandwidth(options.threads)
     add_reading(table, weight_nbytes, bandwidth["best"] or float("nan"))
     options.output.mkdir(parents=True, exist_ok=True)
-    lengths = f"{options.prompt_tokens}-{options.new_tokens}"
+    lengths = f"{options.prompt_tokens}-{options.new_tokens}" + (f"-at-{options.depth}" if options.depth else "")
     stem = options.output / f"{Path(options.model).stem}-{lengths}-{options.instruction_set}-{options.threads}"
     record = {
         "command": " ".join(sys.argv),
@@ -192,6 +193,7 @@ def markdown(options: argparse.Namespace, table: Table, gb_per_second: float | N
     ratio = f"x {options.baseline}"
     lines = [
         f"{options.model}: {options.prompt_tokens} prompt tokens, {options.new_tokens} new tokens, "
+        f"{f'{options.depth} tokens in the cache before, ' if options.depth else ''}"
         f"{options.threads} threads, instruction set {options.instruction_set}, {options.repeats} alternating repeats; "
         "tokens/s, median (min to max); GB/s of "
         f"weights that decode reads, and their share of the {gb_per_second:.1f} GB/s that memory gives",

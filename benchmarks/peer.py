@@ -29,8 +29,8 @@ class TimedEngine(ABC):
         """Return the bytes of weights that a decode step reads, without an embedding table that is not the head."""
 
     @abstractmethod
-    def timed_run(self, prompt_tokens: int, new_tokens: int) -> dict[str, object]:
-        """Return tokens per second of a "prefill" of that many tokens and of a "decode"."""
+    def timed_run(self, prompt_tokens: int, new_tokens: int, depth: int = 0) -> dict[str, object]:
+        """Return tokens per second of a "prefill" of that many tokens after `depth` others, and of a "decode"."""
 
 
 class PeerEngine(TimedEngine):
@@ -44,11 +44,17 @@ class PeerEngine(TimedEngine):
     def decode(self, token_id: int, new_tokens: int) -> list[int]:
         """Return that many tokens, each the likeliest after the one before; the first run is of `token_id`."""
 
-    def timed_run(self, prompt_tokens: int, new_tokens: int) -> dict[str, object]:
+    def extend(self, token_ids: list[int]) -> int:
+        """Run the tokens after those in the cache, return the likeliest next token."""
+        raise SystemExit(f"{type(self).__name__} is compared from an empty cache only; leave it out, or --depth")
+
+    def timed_run(self, prompt_tokens: int, new_tokens: int, depth: int = 0) -> dict[str, object]:
         """Return the rates of a prefill and of a decode after it, and the first tokens."""
         prompt = prompt_ids(prompt_tokens)
+        if depth:
+            self.prefill(prompt_ids(depth))
         began = time.perf_counter()
-        token_id = self.prefill(prompt)
+        token_id = self.extend(prompt) if depth else self.prefill(prompt)
         middle = time.perf_counter()
         chosen = self.decode(token_id, new_tokens)
         ended = time.perf_counter()

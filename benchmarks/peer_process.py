@@ -1,7 +1,7 @@
 """One peer of compare.py in a process of its own: it loads once, then runs prefill and greedy decode as often as asked.
 
 Run as `python peer_process.py NAME SOURCE THREADS CONTEXT`: says that it is ready with a line of JSON, then answers
-each line "prompt_tokens new_tokens" on standard input with another. What an engine itself prints goes to standard
+each line "prompt_tokens new_tokens depth" on standard input with another. What an engine itself prints goes to standard
 error. SOURCE is a model file or folder; for graphcore a JSON list of its settings.
 """
 
@@ -21,8 +21,7 @@ def main() -> None:
     engine = find_peers(Peer)[name].load(path, int(threads), int(context))
     print(json.dumps({"weight_bytes": engine.weight_nbytes()}), file=answers, flush=True)
     for line in sys.stdin:
-        prompt_tokens, new_tokens = map(int, line.split())
-        print(json.dumps(engine.timed_run(prompt_tokens, new_tokens)), file=answers, flush=True)
+        print(json.dumps(engine.timed_run(*map(int, line.split()))), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from torch import Tensor
 from graphcore.compiler import prebuilt_name, targets_here
 from graphcore.config.compose import compose_settings
 from graphcore.kernels.backend import NativeBackend
-from graphcore.kernels.cpu.kernel_packing import FORMAT_NUMBERS, KernelPacking
-from graphcore.kernels.cpu.library import PREBUILT, SOURCES, build_library, find_library
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.library import FORMAT_NUMBERS, PREBUILT, SOURCES, build_library, find_library
 from graphcore.quant import FORMATS
 
 GOLDEN = Path(__file__).parent / "golden"

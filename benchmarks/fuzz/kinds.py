@@ -23,8 +23,8 @@ from graphcore.config.settings import Settings
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.errors import TemplateError
-from graphcore.kernels.cpu.kernel_packing import FORMAT_NUMBERS, KernelPacking
-from graphcore.kernels.cpu.library import find_library
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.library import FORMAT_NUMBERS, find_library
 from graphcore.progress import ignore_progress
 from graphcore.quant import FORMATS
 from graphcore.tokenizer.chat_template import ChatTemplate

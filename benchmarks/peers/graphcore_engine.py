@@ -29,6 +29,13 @@ class Graphcore(PeerEngine):
             self.length = len(token_ids)
             return int(self.runner.extend([token_ids], [0]).argmax())
 
+    def extend(self, token_ids: list[int]) -> int:
+        import torch
+
+        with torch.inference_mode():
+            self.length += len(token_ids)
+            return int(self.runner.extend([token_ids], [self.length - len(token_ids)]).argmax())
+
     def decode(self, token_id: int, new_tokens: int) -> list[int]:
         import torch
 

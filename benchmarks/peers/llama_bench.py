@@ -43,11 +43,14 @@ class BenchSource:
         package: its Python package, with the version.
         folder: of the sources, in vendor/ of the source package.
         options: further options of llama-bench.
+        has_depth: True if it fills the cache with `-d` tokens first. Otherwise a prefill at a depth is the difference
+            of two prompts, and a decode follows a prompt of that length (`-gp`).
     """
 
     package: str
     folder: str
     options: tuple[str, ...] = ()
+    has_depth: bool = True
 
     def binary(self, cache: Path) -> Path:
         """Return llama-bench for this process's instruction set, built now if it is not there."""
@@ -97,22 +100,37 @@ class LlamaBench(TimedEngine):
     """Starts llama-bench for each run; it loads the model, and warms up, before it measures."""
 
     def __init__(self, source: BenchSource, path: str, threads: int, context: int) -> None:
-        self.path = path
+        self.source, self.path = source, path
         self.command = [str(source.binary(builds_folder())), "-m", path, "-t", str(threads), *source.options]
 
     def weight_nbytes(self) -> int:
         return gguf_weight_nbytes(self.path)
 
-    def timed_run(self, prompt_tokens: int, new_tokens: int) -> dict[str, object]:
-        sizes = ["-p", str(prompt_tokens), "-n", str(new_tokens), "-r", "1", "-o", "json"]
-        done = subprocess.run([*self.command, *sizes], check=True, capture_output=True, text=True)
-        rows = json.loads(done.stdout)
+    def timed_run(self, prompt_tokens: int, new_tokens: int, depth: int = 0) -> dict[str, object]:
+        if depth and not self.source.has_depth:
+            return self._at_depth(prompt_tokens, new_tokens, depth)
+        sizes = ["-p", str(prompt_tokens), "-n", str(new_tokens), *(("-d", str(depth)) if depth else ())]
+        rows = self._rows(*sizes)
         (prefill,) = (row["avg_ts"] for row in rows if row["n_prompt"])
         (decode,) = (row["avg_ts"] for row in rows if row["n_gen"])
         return {"prefill": prefill, "decode": decode}
 
+    def _at_depth(self, prompt_tokens: int, new_tokens: int, depth: int) -> dict[str, object]:
+        prompts = f"{depth},{depth + prompt_tokens}"
+        rows = self._rows("-p", prompts, "-n", "0", "-gp", f"{depth},{new_tokens}")
+        short, long = sorted(row["avg_ns"] for row in rows if not row["n_gen"])
+        (decode,) = (row["avg_ts"] for row in rows if row["n_gen"])
+        return {"prefill": prompt_tokens / (long - short) * 1e9, "decode": decode}
+
+    def _rows(self, *sizes: str) -> list[dict[str, float]]:
+        done = subprocess.run(
+            [*self.command, *sizes, "-r", "1", "-o", "json"], check=True, capture_output=True, text=True
+        )
+        rows: list[dict[str, float]] = json.loads(done.stdout)
+        return rows
+
 
 LLAMA_CPP = BenchSource("llama-cpp-python==0.3.36", "llama.cpp")
-IK_LLAMA_CPP = BenchSource("ik-llama-cpp-python==0.1.5", "ik_llama.cpp", ("-rtr", "1"))
+IK_LLAMA_CPP = BenchSource("ik-llama-cpp-python==0.1.5", "ik_llama.cpp", ("-rtr", "1"), has_depth=False)
 LLAMA_BENCH = Peer("llama-bench", partial(LlamaBench, LLAMA_CPP))
 IK_LLAMA_BENCH = Peer("ik-llama-bench", partial(LlamaBench, IK_LLAMA_CPP))

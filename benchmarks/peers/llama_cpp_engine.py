@@ -32,6 +32,10 @@ class LlamaCpp(PeerEngine):
         self.llama.eval(token_ids)
         return self._likeliest()
 
+    def extend(self, token_ids: list[int]) -> int:
+        self.llama.eval(token_ids)
+        return self._likeliest()
+
     def decode(self, token_id: int, new_tokens: int) -> list[int]:
         chosen = []
         for _ in range(new_tokens):

@@ -194,7 +194,7 @@ class Decoder(nn.Module):
             assert isinstance(block, Block), f"{type(block).__name__} is no block"
             is_reference = block.dtype is torch.float32 and block.spec.int8_activations is not None
             for module in block.modules():
-                if isinstance(module, Block | Attention | DeltaNet | MLP | RMSNorm | UnitNorm):
+                if isinstance(module, Block | Attention | DeltaNet | Linear | MLP | RMSNorm | UnitNorm):
                     module.backend = TorchBackend() if is_reference else backend
 
     def rope_tables(self, positions: int, device: torch.device) -> tuple[Tensor, ...]:

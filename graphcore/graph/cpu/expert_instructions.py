@@ -5,7 +5,7 @@ from torch import Tensor
 
 from graphcore.graph.cpu.operands import Routing
 from graphcore.kernels.cpu import instructions
-from graphcore.kernels.cpu.kernel_packing import ROUNDINGS
+from graphcore.kernels.cpu.library import ROUNDINGS
 from graphcore.kernels.cpu.program import NativeProgram
 from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.nn.moe import Experts

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from graphcore.kernels.cpu import instructions
 from graphcore.kernels.cpu import program as native
-from graphcore.kernels.cpu.kernel_packing import ROUNDINGS
-from graphcore.kernels.cpu.library import Matrix
+from graphcore.kernels.cpu.library import ROUNDINGS, Matrix
 from graphcore.nn.linear import Linear
 from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm
 

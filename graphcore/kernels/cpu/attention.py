@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from graphcore.kernels.cpu.kernel_packing import DTYPE_NUMBERS, FORMAT_NUMBERS
-from graphcore.kernels.cpu.library import open_library
+from graphcore.kernels.cpu.library import DTYPE_NUMBERS, FORMAT_NUMBERS, open_library
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.kv_formats import (
     entries,

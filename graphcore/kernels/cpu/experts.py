@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from graphcore.activations import Gating
-from graphcore.kernels.cpu.kernel_packing import DTYPE_NUMBERS, ROUNDINGS, KernelPacking
-from graphcore.kernels.cpu.library import Matrix, open_library
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.library import DTYPE_NUMBERS, ROUNDINGS, Matrix, open_library
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 

@@ -12,8 +12,9 @@ that in the file.
     block       rounded to 8 bits per 32 columns      at most 1 %
     token       rounded to 8 bits per row             exact products for ternary weights, as in BitNet
 
-For many tokens, float and, except with AVX2, wide unpack the matrix once and multiply it densely, in x's dtype or, if
-the processor has no fast products in that dtype, in float32. The others multiply the packed codes, which is faster.
+For many tokens, float and, except with AVX2, wide unpack the matrix once and multiply it densely: bf16 in panels
+(products.py) if the processor has AVX512-BF16, else by torch, in x's dtype or, if the processor has no fast products in
+that dtype, in float32. The others multiply the packed codes, which is faster.
 """
 
 import ctypes
@@ -23,23 +24,12 @@ import torch
 from torch import Tensor
 
 from graphcore.device import product_dtype
-from graphcore.kernels.cpu.library import Matrix, open_library
+from graphcore.kernels.cpu import products
+from graphcore.kernels.cpu.library import DTYPE_NUMBERS, FORMAT_NUMBERS, ROUNDINGS, Matrix, open_library
+from graphcore.kernels.cpu.products import Operand
 from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows, write_tail
-from graphcore.quant.registry import FORMATS
 
-FORMAT_NUMBERS = dict(
-    sorted(
-        ((one.name, one.kernel_number) for one in FORMATS.values() if one.kernel_number is not None),
-        key=lambda pair: pair[1],
-    )
-)
-DTYPE_NUMBERS = {
-    torch.float32: FORMAT_NUMBERS["f32"],
-    torch.float16: FORMAT_NUMBERS["f16"],
-    torch.bfloat16: FORMAT_NUMBERS["bf16"],
-}
-ROUNDINGS = {"float": 0, "block": 1, "token": 2, "wide": 3}
 TAIL_NBYTES = 64  # bytes after the last group, if the tensor has a float32 scale
 SLICE_ELEMENTS = 1 << 20  # weights unpacked at a time: 2 MiB in bf16, 4 MiB in float32
 DENSE_TOKENS = 16  # from this many tokens on, a dense product of the unpacked matrix is faster than float kernels
@@ -122,6 +112,15 @@ class KernelPacking(Packing):
         """Return whether the matrix is unpacked and multiplied densely for a batch of `DENSE_TOKENS` tokens or more."""
         return bool(open_library(self.library).graphcore_unpacks(ROUNDINGS[rounding]))
 
+    def operand(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Operand | None:
+        """Return the matrix as the C++ kernels multiply `x` [..., I] with it; None if it is unpacked for torch."""
+        tokens, method = x.numel() // x.shape[-1] if x.numel() else 0, rounding
+        if tokens >= DENSE_TOKENS and self.unpacks(rounding):
+            if x.dtype is not torch.bfloat16 or not products.has_panels(self.library):
+                return None
+            method = products.PANELS
+        return Operand(self.matrix(packed), packed, bias, method)
+
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
         """Multiply without unpacking; `rounding` is "float", "wide", "block" or "token", as at the top of this file."""
         return packed_linear(x, packed, bias, self, rounding)
@@ -136,23 +135,12 @@ def _matrix_cpu(packed: Tensor, packing: KernelPacking, dtype: torch.dtype) -> T
 
 
 def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, packing: KernelPacking, rounding: str) -> Tensor:
-    tokens = x.numel() // x.shape[-1] if x.numel() else 0
-    if tokens >= DENSE_TOKENS and packing.unpacks(rounding):
-        return _dense_product(x, packed, bias, packing)
-    x = x.contiguous()
-    y = empty_product(x, packing)
-    wide = None if bias is None else bias.float()
-    open_library(packing.library).graphcore_linear(
-        torch.get_num_threads(),
-        ctypes.byref(packing.matrix(packed)),
-        x.data_ptr(),
-        tokens,
-        DTYPE_NUMBERS[x.dtype],
-        ROUNDINGS[rounding],
-        None if wide is None else wide.data_ptr(),
-        y.data_ptr(),
+    operand = packing.operand(x, packed, bias, rounding)
+    return (
+        _dense_product(x, packed, bias, packing)
+        if operand is None
+        else products.multiply(x, [operand], packing.library)[0]
     )
-    return y
 
 
 def _dense_product(x: Tensor, packed: Tensor, bias: Tensor | None, packing: KernelPacking) -> Tensor:

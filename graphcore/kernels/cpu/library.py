@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from graphcore.build_folder import build_folder, temporary_folder
 from graphcore.checked_file import read_checked, write_checked
 from graphcore.compiler import (
@@ -28,9 +30,24 @@ from graphcore.compiler import (
 from graphcore.device import cpu_flags, cpu_name
 from graphcore.errors import GraphError
 from graphcore.progress import Progress, ignore_progress
+from graphcore.quant.registry import FORMATS
 
 SOURCES = Path(__file__).parent / "native"
 PREBUILT = Path(__file__).parent / "built"  # hatch_build.py puts the libraries there
+
+# Numbers of the C interface (native/encodings.h, native/activations.h).
+FORMAT_NUMBERS = dict(
+    sorted(
+        ((one.name, one.kernel_number) for one in FORMATS.values() if one.kernel_number is not None),
+        key=lambda pair: pair[1],
+    )
+)
+DTYPE_NUMBERS = {
+    torch.float32: FORMAT_NUMBERS["f32"],
+    torch.float16: FORMAT_NUMBERS["f16"],
+    torch.bfloat16: FORMAT_NUMBERS["bf16"],
+}
+ROUNDINGS = {"float": 0, "block": 1, "token": 2, "wide": 3}
 
 
 def native_flags() -> tuple[str, ...]:
@@ -179,14 +196,16 @@ def open_library(path: str) -> ctypes.CDLL:
     pointer, number, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
     matrix = ctypes.POINTER(Matrix)
     signatures = {
-        "share_threads": (None, [pointer]),
+        "share_threads": (None, [pointer, pointer]),
         "seconds_late": (ctypes.c_double, [number]),
         "packed_nbytes": (size, [number, number, number]),
         "unpacks": (ctypes.c_bool, [number]),
         "pack": (None, [number, number, number, number, pointer, size, pointer]),
         "unpack": (None, [number, matrix, number, pointer]),
         "rows": (None, [matrix, pointer, number, number, pointer]),
-        "linear": (None, [number, matrix, pointer, number, number, number, pointer, pointer]),
+        "products": (None, [number, pointer, number, number, number, number, pointer, number]),
+        "has_panels": (ctypes.c_bool, []),
+        "panels": (None, [number, pointer, number, number, pointer, number]),
         "draw_nbytes": (size, [number]),
         "draw": (None, [number, pointer, number, number, pointer]),
         "run": (None, [number, pointer, pointer, number, pointer, number, pointer, size, size]),
@@ -205,16 +224,18 @@ def open_library(path: str) -> ctypes.CDLL:
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"graphcore_{name}")  # ctypes caches attributes, but not items
         function.restype, function.argtypes = result, arguments
-    library.graphcore_share_threads(_openmp_region())
+    library.graphcore_share_threads(*_openmp_functions())
     return library
 
 
-def _openmp_region() -> ctypes.c_void_p | None:
-    """Return the address of GOMP_parallel, by which GNU's OpenMP library starts its threads; None if torch has another.
+def _openmp_functions() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]:
+    """Return the addresses of GOMP_parallel and omp_get_thread_num of GNU's OpenMP library; None if torch has another.
 
     torch loads its OpenMP library for all modules of the process.
     """
+    everything = ctypes.CDLL(None)
     try:
-        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p)
+        region, number = everything.GOMP_parallel, everything.omp_get_thread_num
     except AttributeError:
-        return None
+        return None, None
+    return ctypes.cast(region, ctypes.c_void_p), ctypes.cast(number, ctypes.c_void_p)

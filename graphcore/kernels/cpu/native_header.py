@@ -6,8 +6,8 @@ The headers are committed, so that the kernels build without Python; a test comp
 """
 
 from graphcore.encodings import Encoding
-from graphcore.kernels.cpu.kernel_packing import FORMAT_NUMBERS, TAIL_NBYTES
-from graphcore.kernels.cpu.library import SOURCES
+from graphcore.kernels.cpu.kernel_packing import TAIL_NBYTES
+from graphcore.kernels.cpu.library import FORMAT_NUMBERS, SOURCES
 from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.quant.registry import FORMATS
 from graphcore.sampling_params import KERNEL_PARAMETERS, WHOLE_NUMBERS

@@ -24,8 +24,8 @@ from graphcore.kernels.cpu.instructions import (
     PerRow,
     Project,
 )
-from graphcore.kernels.cpu.kernel_packing import DTYPE_NUMBERS, KernelPacking
-from graphcore.kernels.cpu.library import Matrix, open_library
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
+from graphcore.kernels.cpu.library import DTYPE_NUMBERS, Matrix, open_library
 from graphcore.kernels.ops.gated_delta import DeltaParts, delta_arguments
 from graphcore.kernels.packing import Packing
 

@@ -5,15 +5,19 @@ prompt of 128 tokens. Numbers are rounded where the modules of nn/ round them.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from graphcore.activations import Activation
-from graphcore.kernels.cpu.kernel_packing import DTYPE_NUMBERS
-from graphcore.kernels.cpu.library import open_library
+from graphcore.kernels.cpu import products
+from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS, KernelPacking
+from graphcore.kernels.cpu.library import DTYPE_NUMBERS, Matrix, open_library
+from graphcore.kernels.cpu.products import Operand
 from graphcore.kernels.custom_ops import register_custom_op
+from graphcore.kernels.packing import Packing
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int32
 SHARED_ELEMENTS = 1 << 15  # from this many numbers on, threads share the work
@@ -154,6 +158,36 @@ class TokenRows:
     def add(self, x: Tensor, added: Tensor) -> Tensor:
         """Return x + added, float32, for `x` in float32 and `added` of the same shape in any of the dtypes."""
         return add_rows(x, added, self.library)
+
+    def operand(
+        self, x: Tensor, weight: Tensor, packing: Packing | None, rounding: str, bias: Tensor | None
+    ) -> Operand | None:
+        """Return a matrix as `products` and `gated_product` take it, or None if these kernels do not multiply it.
+
+        Args:
+            x: [..., I].
+            weight: [O, I] of a dtype, or packed.
+            packing: of the weight; None if it is dense.
+            rounding: of `x` for a packed weight.
+            bias: [O], or None.
+        """
+        if packing is not None:
+            return packing.operand(x, weight, bias, rounding) if isinstance(packing, KernelPacking) else None
+        is_narrow = x.dtype is weight.dtype is torch.bfloat16
+        is_whole = weight.is_contiguous() and x.shape[-1] % products.BLOCK_COLUMNS == 0
+        is_long = x.numel() >= DENSE_TOKENS * x.shape[-1]
+        if not (is_narrow and is_whole and is_long and products.has_panels(self.library)):
+            return None
+        matrix = Matrix(weight.data_ptr(), *weight.shape, DTYPE_NUMBERS[weight.dtype], 1.0)
+        return Operand(matrix, weight, bias, products.PANELS)
+
+    def products(self, x: Tensor, operands: Sequence[Operand]) -> list[Tensor]:
+        """Return x @ W.T (+ bias) for each matrix: [..., O] of x's dtype each, as `products.multiply` does."""
+        return products.multiply(x, operands, self.library)
+
+    def gated_product(self, x: Tensor, gate: Operand, up: Operand, activation: Activation) -> Tensor:
+        """Return `gated` of the products with two matrices of one shape: [..., O] of x's dtype."""
+        return products.multiply_gated(x, gate, up, activation, self.library)
 
 
 def runs_now(x: Tensor) -> bool:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from graphcore.kernels.cpu.instructions import MOST_TAPS, Delta
-from graphcore.kernels.cpu.kernel_packing import DTYPE_NUMBERS
-from graphcore.kernels.cpu.library import open_library
+from graphcore.kernels.cpu.library import DTYPE_NUMBERS, open_library
 from graphcore.kernels.custom_ops import register_custom_op, register_implementation
 from graphcore.kernels.ops.delta_rule import (
     delta_gates,

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from graphcore.kernels.cpu import instructions
 from graphcore.kernels.cpu import program as native
-from graphcore.kernels.cpu.kernel_packing import FORMAT_NUMBERS
-from graphcore.kernels.cpu.library import Matrix
+from graphcore.kernels.cpu.library import FORMAT_NUMBERS, Matrix
 from graphcore.tasks.measuring.decode_operations import Operation, OperationName
 
 FORMAT_NAMES = {number: name for name, number in FORMAT_NUMBERS.items()}

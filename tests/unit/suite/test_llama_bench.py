@@ -1,5 +1,6 @@
 """llama-bench as a peer: which binary runs, with which options, and what is read from its answer."""
 
+import json
 import os
 import subprocess
 import sys
@@ -46,6 +47,30 @@ def test_the_binary_of_the_instruction_set_is_asked_for_both_rates(
     assert found == {"prefill": 512.5, "decode": 41.25}
     asked = (builds / folder / "bin" / "asked").read_text(encoding="utf-8").strip()
     assert asked == f"-m model.gguf -t 3{more} -p 256 -n 128 -r 1 -o json"
+
+
+def test_llama_cpp_is_asked_for_a_depth(builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIMIT, "native")
+    LLAMA_BENCH.load("model.gguf", 3, 512).timed_run(256, 128, 4096)
+    asked = (builds / f"{LLAMA_CPP.package}-native" / "bin" / "asked").read_text(encoding="utf-8").strip()
+    assert asked == "-m model.gguf -t 3 -p 256 -n 128 -d 4096 -r 1 -o json"
+
+
+def test_ik_llama_cpps_prefill_at_a_depth_is_the_difference_of_two_prompts(
+    builds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIMIT, "native")
+    binary = builds / f"{IK_LLAMA_CPP.package}-native" / "bin" / "llama-bench"
+    rows = [
+        {"n_prompt": 4352, "n_gen": 0, "avg_ns": 9_000_000_000},
+        {"n_prompt": 4096, "n_gen": 0, "avg_ns": 8_000_000_000},
+        {"n_prompt": 4096, "n_gen": 32, "avg_ns": 2_000_000_000, "avg_ts": 16.0},
+    ]
+    binary.write_text(f"#!/bin/sh\necho \"$@\" > '{binary.with_name('asked')}'\necho '{json.dumps(rows)}'\n")
+    found = IK_LLAMA_BENCH.load("model.gguf", 3, 512).timed_run(256, 32, 4096)
+    assert found == {"prefill": 256.0, "decode": 16.0}
+    asked = binary.with_name("asked").read_text(encoding="utf-8").strip()
+    assert asked == "-m model.gguf -t 3 -rtr 1 -p 4096,4352 -n 0 -gp 4096,32 -r 1 -o json"
 
 
 def test_a_script_that_the_package_leaves_out_is_written(tmp_path: Path) -> None:

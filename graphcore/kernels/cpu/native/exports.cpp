@@ -1,10 +1,11 @@
 // The C interface of the library, which Python calls with ctypes.
 #include <memory>
 
+#include "code_product.h"
 #include "delta.h"
-#include "experts.h"
 #include "draw.h"
-#include "token_rows.h"
+#include "experts.h"
+#include "panel_product.h"
 
 using namespace graphcore;
 
@@ -28,6 +29,9 @@ Team& team_of(int threads) {
 // GOMP_parallel of the OpenMP library whose threads run torch's operations, or null.
 using ParallelRegion = void (*)(void (*)(void*), void*, unsigned, unsigned);
 std::atomic<ParallelRegion> region_of_torch{nullptr};
+// omp_get_thread_num of that library: a thread keeps its number, and so its scratch memory in its core's cache.
+using ThreadNumber = int (*)();
+std::atomic<ThreadNumber> number_in_region{nullptr};
 
 // The decode loop's jobs: a step after another, without torch's operations in between.
 void carry_out_on_team(int threads, Job& job, int64_t linger = 0) {
@@ -42,7 +46,7 @@ void carry_out(int threads, Job& job) {
     if (threads == 1 || !region) return carry_out_on_team(threads, job);
     for (int phase = 0; phase < job.phases(); phase++) {
         SharedPhase shared{job, phase, job.deal(phase, threads), threads};
-        region([](void* all) { static_cast<SharedPhase*>(all)->take_part(); }, &shared, unsigned(threads), 0);
+        region([](void* all) { static_cast<SharedPhase*>(all)->take_part(number_in_region.load(std::memory_order_relaxed)()); }, &shared, unsigned(threads), 0);
     }
 }
 
@@ -83,86 +87,6 @@ void on_threads_with(int threads, int units, int floats, const Body& body) {
     });
 }
 
-template <class T>
-void store_as(const float* from, int count, T* to);
-template <>
-void store_as(const float* from, int count, float* to) { std::memcpy(to, from, size_t(count) * 4); }
-template <>
-void store_as(const float* from, int count, Bf16* to) {
-    for (int i = 0; i < count; i++) to[i].bits = float_to_bf16(from[i]);
-}
-template <>
-void store_as(const float* from, int count, Fp16* to) {
-    for (int i = 0; i < count; i++) to[i].bits = float_to_half(from[i]);
-}
-
-void store_dtype(const float* from, int count, int dtype, uint8_t* to) {
-    if (dtype == F32) return store_as(from, count, (float*)to);
-    if (dtype == BF16) return store_as(from, count, (Bf16*)to);
-    store_as(from, count, (Fp16*)to);
-}
-
-void load_dtype(const uint8_t* from, int count, int dtype, float* to) {
-    if (dtype == F32) return std::memcpy(to, from, size_t(count) * 4), void();
-    for (int i = 0; i < count; i++)
-        to[i] = dtype == BF16 ? widen_one((const Bf16*)from + i) : widen_one((const Fp16*)from + i);
-}
-
-int element_nbytes(int dtype) { return dtype == F32 ? 4 : 2; }
-
-// The job y = x @ matrix.T (+ bias), in batches of TOKENS_AT_ONCE tokens and two phases for each: round x, multiply.
-class Product final : public Job {
-  public:
-    // activations: room for a batch.
-    Product(const Matrix& matrix, const uint8_t* x, int tokens, int dtype, const float* bias, uint8_t* y, Activations& activations)
-        : matrix_(matrix), x_(x), tokens_(tokens), dtype_(dtype), bias_(bias), y_(y), activations_(activations) {}
-
-    int phases() const override { return 2 * ((tokens_ + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE); }
-
-    Deal deal(int phase, int threads) const override { return Deal::even(phase % 2 == ROUND ? count_of(phase) : num_groups(matrix_.rows), threads); }
-
-    void carry_out(int phase, Range units, int) override {
-        const int first = phase / 2 * TOKENS_AT_ONCE;
-        for (int unit = units.begin; unit < units.end; unit++) phase % 2 == ROUND ? round(first, unit) : multiply(first, count_of(phase), unit);
-    }
-
-  private:
-    enum { ROUND, MULTIPLY };
-
-    int count_of(int phase) const { return std::min(TOKENS_AT_ONCE, tokens_ - phase / 2 * TOKENS_AT_ONCE); }
-
-    void round(int first, int row) {
-        const int columns = matrix_.columns;
-        float* to = activations_.x + size_t(row) * activations_.columns;
-        std::memset(to + columns, 0, size_t(activations_.columns - columns) * 4);
-        load_dtype(x_ + size_t(first + row) * columns * element_nbytes(dtype_), columns, dtype_, to);
-        activations_.finish(row);
-    }
-
-    void multiply(int first, int count, int group) {
-        const int height = std::min(GROUP_ROWS, matrix_.rows - group * GROUP_ROWS);
-        f32x16 totals[TOKENS_AT_ONCE];
-        int rows[TOKENS_AT_ONCE];
-        for (int t = 0; t < count; t++) rows[t] = t;
-        multiply_group(matrix_, group, activations_, rows, count, totals);
-        for (int t = 0; t < count; t++) put(totals[t], group, height, first + t);
-    }
-
-    void put(f32x16 total, int group, int height, int token) {
-        float out[GROUP_ROWS];
-        store(out, total);
-        if (bias_) for (int lane = 0; lane < height; lane++) out[lane] += bias_[group * GROUP_ROWS + lane];
-        store_dtype(out, height, dtype_, y_ + (size_t(token) * matrix_.rows + size_t(group) * GROUP_ROWS) * element_nbytes(dtype_));
-    }
-
-    const Matrix& matrix_;
-    const uint8_t* x_;
-    int tokens_, dtype_;
-    const float* bias_;
-    uint8_t* y_;
-    Activations& activations_;
-};
-
 // A job that runs instructions in order, each as one phase.
 class Step final : public Job {
   public:
@@ -193,8 +117,11 @@ class Step final : public Job {
 
 extern "C" {
 
-// Makes jobs between torch's operations run on torch's threads.
-void graphcore_share_threads(ParallelRegion region) { region_of_torch.store(region); }
+// Makes jobs between torch's operations run on torch's threads; with null, on those of `team_of`.
+void graphcore_share_threads(ParallelRegion region, ThreadNumber number) {
+    number_in_region.store(number);
+    region_of_torch.store(region);
+}
 
 // Returns the seconds that callers slept in jobs of the team of that size because another thread was late.
 double graphcore_seconds_late(int threads) { return threads == 1 ? 0 : team_of(threads).seconds_late(); }
@@ -232,7 +159,7 @@ void graphcore_pack(int threads, int format, int rows, int columns, const uint8_
 // Unpacks the whole matrix. dense: [rows, columns] of float32, fp16 or bf16.
 void graphcore_unpack(int threads, const Matrix* matrix, int dtype, uint8_t* dense) {
     const FormatOps& ops = format_ops(matrix->format);
-    const size_t row_nbytes = size_t(matrix->columns) * element_nbytes(dtype), group_nbytes = ops.group_nbytes(matrix->columns);
+    const size_t row_nbytes = size_t(matrix->columns) * format_nbytes(dtype), group_nbytes = ops.group_nbytes(matrix->columns);
     on_threads(threads, num_groups(matrix->rows), [&](Range groups) {
         for (int group = groups.begin; group < groups.end; group++)
             ops.unpack_group(matrix->bytes + group * group_nbytes, matrix->columns, matrix->scale,
@@ -248,19 +175,30 @@ void graphcore_rows(const Matrix* matrix, const int64_t* ids, int count, int dty
     for (int i = 0; i < count; i++) {
         const int lane = int(ids[i] % GROUP_ROWS);
         ops.unpack_row(matrix->bytes + ids[i] / GROUP_ROWS * group_nbytes, matrix->columns, matrix->scale, lane, (float*)row.get());
-        store_dtype((const float*)row.get(), matrix->columns, dtype, dense + size_t(i) * matrix->columns * element_nbytes(dtype));
+        narrow_row((const float*)row.get(), matrix->columns, dtype, dense + size_t(i) * matrix->columns * format_nbytes(dtype));
     }
 }
 
-// Computes y = x @ matrix.T (+ bias). x: [tokens, columns] of dtype.  y: [tokens, rows] of dtype.  bias: [rows] float32, or
-// null.
-void graphcore_linear(int threads, const Matrix* matrix, const uint8_t* x, int tokens, int dtype, int rounding, const float* bias, uint8_t* y) {
+// Computes products with the same x, in the codes of packed matrices. x: [tokens, columns] of dtype.
+void graphcore_products(int threads, const uint8_t* x, int tokens, int columns, int dtype, int rounding, const ProductOutput* outputs, int count) {
     Activations activations;
     activations.rounding = Rounding(rounding);
     const int together = std::min(tokens, TOKENS_AT_ONCE);
-    const auto memory = scratch(Activations::nbytes(together, matrix->columns));
-    activations.place(memory.get(), together, matrix->columns);
-    Product job(*matrix, x, tokens, dtype, bias, y, activations);
+    const auto memory = scratch(Activations::nbytes(together, columns));
+    activations.place(memory.get(), together, columns);
+    CodeProduct job(x, tokens, columns, dtype, outputs, count, activations);
+    carry_out(threads, job);
+}
+
+// Returns whether graphcore_panels can be called here, and is faster than the product of a library.
+bool graphcore_has_panels() { return has_panels(); }
+
+// Computes products with the same x in panels, for packed matrices or dense bf16. x: [tokens, columns] of bf16; columns: a
+// multiple of 32.
+void graphcore_panels(int threads, const uint8_t* x, int tokens, int columns, const ProductOutput* outputs, int count) {
+    const auto tiles = scratch(PanelProduct::tile_nbytes(tokens, columns));
+    const auto work = scratch(threads * PanelProduct::work_nbytes(tokens));
+    PanelProduct job(threads, x, tokens, columns, outputs, count, (uint8_t*)tiles.get(), (uint8_t*)work.get());
     carry_out(threads, job);
 }
 

@@ -82,21 +82,11 @@ struct Block {
 
     // Returns the weights of columns column .. column + PART_LANES - 1 of row `lane`.
     FloatPart weights(int lane, int column, float scale) const {
-        const IntPart values = widen_bytes(codes[lane] + column) - F::OFFSET;
         const int part = F::HALVES ? column / 16 : 0;
-        FloatPart result = to_float(values) * splat(F::ONE_SCALE ? scale : scales[part][lane]);
-        if constexpr (F::HAS_MINIMUM) result += splat(minimums[part][lane]);
-        return result;
+        const FloatPart minimum = F::HAS_MINIMUM ? splat(minimums[part][lane]) : FloatPart{};
+        return weights_of<F>(widen_bytes(codes[lane] + column), splat(F::ONE_SCALE ? scale : scales[part][lane]), minimum);
     }
 };
-
-#if defined(__AVX512F__)
-inline void store_halves(uint8_t* to, WordPart bits) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)bits)); }
-#elif GRAPHCORE_AVX2
-inline void store_halves(uint8_t* to, WordPart bits) {
-    _mm_storeu_si128((__m128i*)to, _mm_packus_epi32(_mm256_castsi256_si128((__m256i)bits), _mm256_extracti128_si256((__m256i)bits, 1)));
-}
-#endif
 
 inline void store_narrow(int target, FloatPart values, uint8_t* row, int column) {
     if (target == F32) return store(row + 4 * column, values);
@@ -107,19 +97,12 @@ inline void store_narrow(int target, FloatPart values, uint8_t* row, int column)
         return;
     }
 #endif
-#if defined(__AVX512F__) || GRAPHCORE_AVX2
-    if (target == BF16) {
-        const WordPart bits = (WordPart)values, high = bits >> 16;
-        const WordPart rounded = (bits + 0x7fffu + (high & 1)) >> 16;
-        const WordPart kept = (bits & 0x7fffffffu) > 0x7f800000u ? high | 0x40u : rounded;  // NaN stays NaN
-        return store_halves(row + 2 * column, kept);
-    }
-#endif
+    if (target == BF16) return store_halves(row + 2 * column, bf16_bits(values));
 #if GRAPHCORE_AVX2 && defined(__F16C__)
     return store(row + 2 * column, _mm256_cvtps_ph((__m256)values, _MM_FROUND_TO_NEAREST_INT));
 #endif
     for (int lane = 0; lane < PART_LANES; lane++) {
-        const uint16_t bits = target == BF16 ? float_to_bf16(values[lane]) : float_to_half(values[lane]);
+        const uint16_t bits = float_to_half(values[lane]);
         std::memcpy(row + 2 * (column + lane), &bits, 2);
     }
 }

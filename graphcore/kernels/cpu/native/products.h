@@ -95,6 +95,14 @@ inline FloatPart correction(const uint8_t* meta, int part, int lane, FloatPart s
     return per_unit;
 }
 
+// Returns weights from codes. Unpacked weights are ggml's to the bit only in sources without contraction (compiler.py).
+template <class F>
+__attribute__((always_inline)) inline FloatPart weights_of(IntPart codes, FloatPart scale, FloatPart minimum) {
+    const FloatPart weights = to_float(codes - F::OFFSET) * scale;
+    if constexpr (F::HAS_MINIMUM) return weights + minimum;
+    return weights;
+}
+
 template <class F>
 constexpr bool HAS_CORRECTION = F::HALVES || F::OFFSET || F::HAS_MINIMUM;
 

@@ -125,10 +125,9 @@ struct SharedPhase {
     int phase;
     Deal deal;
     int threads;
-    std::atomic<int> arrived{0}, taken{0};
+    std::atomic<int> taken{0};
 
-    void take_part() {
-        const int thread = arrived++;
+    void take_part(int thread) {
         bool has_entered = false;
         for (int owner = 0, before = 0, mine = taken++; owner < threads; before += deal.portions(owner, threads), owner++)
             for (; mine - before < deal.portions(owner, threads); mine = taken++) {

@@ -241,6 +241,28 @@ inline uint16_t float_to_bf16(float value) {
     return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// Returns the bits of bf16 in the low half of each lane.
+inline WordPart bf16_bits(FloatPart value) {
+    const WordPart bits = (WordPart)value, high = bits >> 16;
+    return (bits & 0x7fffffffu) > 0x7f800000u ? high | 0x40u : (bits + 0x7fffu + (high & 1)) >> 16;  // NaN stays NaN
+}
+
+inline FloatPart rounded_to_bf16(FloatPart value) { return (FloatPart)(bf16_bits(value) << 16); }
+
+// Stores the low half of each lane.
+inline void store_halves(uint8_t* to, WordPart bits) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)bits));
+#elif GRAPHCORE_AVX2
+    _mm_storeu_si128((__m128i*)to, _mm_packus_epi32(_mm256_castsi256_si128((__m256i)bits), _mm256_extracti128_si256((__m256i)bits, 1)));
+#else
+    for (int lane = 0; lane < PART_LANES; lane++) {
+        const uint16_t half = uint16_t(bits[lane]);
+        std::memcpy(to + 2 * lane, &half, 2);
+    }
+#endif
+}
+
 // ---- Functions of float32 lanes
 
 // Returns exp(x) to within 2 ulp for x in [-87, 88]; below that 0, above it exp(88). It uses Cody and Waite's reduction and

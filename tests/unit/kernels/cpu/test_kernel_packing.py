@@ -3,7 +3,6 @@
 Legend: O rows (output features), I columns (input features), T tokens.
 """
 
-import ctypes
 from itertools import product as every_pair
 
 import numpy as np
@@ -22,8 +21,9 @@ from packed_matrices import (
 from torch import Tensor
 
 from graphcore.checkpoint.ternary_checkpoint import pack_i2_s
-from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS, DTYPE_NUMBERS, ROUNDINGS, KernelPacking
-from graphcore.kernels.cpu.library import Matrix, open_library
+from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS, KernelPacking
+from graphcore.kernels.cpu.library import DTYPE_NUMBERS, Matrix
+from graphcore.kernels.cpu.products import Operand, multiply
 from graphcore.quant import FORMATS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -140,6 +140,7 @@ def test_no_sum_overflows(library: str, name: str, rounding: str) -> None:
 def test_prompts_are_multiplied_in_float32_where_narrow_products_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The result is float32's, rounded once; of one slice of rows and of several."""
     monkeypatch.setattr("graphcore.kernels.cpu.kernel_packing.product_dtype", lambda _: torch.float32)
+    monkeypatch.setattr("graphcore.kernels.cpu.products.has_panels", lambda _: False)
     library = native_kernels()
     for elements in (1 << 20, 1):
         monkeypatch.setattr("graphcore.kernels.cpu.kernel_packing.SLICE_ELEMENTS", elements)
@@ -192,10 +193,7 @@ def test_dense_rows_have_the_same_bits_for_any_number_of_tokens(library: str, dt
 
 def dense_product(library: str, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     matrix = Matrix(weight.data_ptr(), *weight.shape, DTYPE_NUMBERS[weight.dtype], 1.0)
-    y = torch.empty(len(x), len(weight))
-    sizes = len(x), DTYPE_NUMBERS[x.dtype], ROUNDINGS["float"], None
-    open_library(library).graphcore_linear(2, ctypes.byref(matrix), x.contiguous().data_ptr(), *sizes, y.data_ptr())
-    return y
+    return multiply(x, [Operand(matrix, weight, None, "float")], library)[0]
 
 
 @pytest.mark.parametrize("name", KERNEL_FORMATS)

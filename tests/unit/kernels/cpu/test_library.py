@@ -15,7 +15,7 @@ from graphcore.device import find_cpp_compiler
 from graphcore.errors import GraphError
 from graphcore.kernels.cpu import instructions as native_instructions
 from graphcore.kernels.cpu import library
-from graphcore.kernels.cpu.kernel_packing import FORMAT_NUMBERS, ROUNDINGS
+from graphcore.kernels.cpu.library import FORMAT_NUMBERS, ROUNDINGS
 from graphcore.kernels.cpu.native_header import HEADERS
 
 build = library.build_library.__wrapped__  # without the process's own memory of what it has built

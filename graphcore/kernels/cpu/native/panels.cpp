@@ -1,0 +1,154 @@
+// Implements panels.h. compiler.py compiles this file without fused multiply-adds (contraction), so that panels have the bits
+// of unpacked weights.
+#include "panels.h"
+
+#if defined(__AVX512F__)
+#include <cpuid.h>
+
+// A library for any processor with AVX-512 has these functions; has_panels() tells whether they can be called.
+#define BF16_TARGET __attribute__((target("avx512bf16")))
+
+namespace graphcore {
+namespace {
+
+constexpr int PAIR_NBYTES = PANEL_GROUPS * VECTOR_NBYTES;  // of a panel, for each pair of columns
+
+// Stores two columns' weights as the pairs of sixteen rows.
+BF16_TARGET inline void store_pairs(f32x16 first, f32x16 second, uint8_t* to) {
+    alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i columns = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    store(to, (u8x64)_mm512_permutexvar_epi16(load<__m512i>(ORDER), columns));
+}
+
+// Unpacks blocks of a group. to: of the first block, in this group's half of the panel.
+template <class F>
+BF16_TARGET void fill_group(const uint8_t* group, int columns, Range blocks, float scale, uint8_t* to) {
+    for (int block = blocks.begin; block < blocks.end; block++) {
+        const Stretch<F> here(group, columns, block / CHUNK_BLOCKS);
+        const int within = block % CHUNK_BLOCKS, part = here.part_of(within);
+        const uint8_t *codes = here.codes_of(within), *meta = here.meta_of(within);
+        for (int half = 0; half < 2; half++) {
+            const int own = part + (F::HALVES ? half : 0);
+            const FloatPart scales = F::ONE_SCALE ? splat(scale) : F::scale(meta, own, 0);
+            FloatPart minimum{};
+            if constexpr (F::HAS_MINIMUM) minimum = F::minimum(meta, own, 0);
+            for (int j = half * QUADS / 2; j < (half + 1) * QUADS / 2; j++) {
+                const IntPart quad = (IntPart)values_of<F>(codes, j);
+                for (int pair = 0; pair < 2; pair++, to += PAIR_NBYTES)
+                    store_pairs(weights_of<F>((quad >> 16 * pair) & 255, scales, minimum), weights_of<F>((quad >> (16 * pair + 8)) & 255, scales, minimum), to);
+            }
+        }
+    }
+}
+
+// Gathers pairs of four rows each. Afterwards quarter q of rows[i + c], for i a multiple of four, has the pairs 4 * q + c of rows
+// i .. i + 3.
+template <int ROWS>
+inline void gather_fours(__m512i (&rows)[ROWS]) {
+    __m512i twos[ROWS];
+    for (int i = 0; i < ROWS; i += 2) {
+        twos[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        twos[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < ROWS; i += 4)
+        for (int half = 0; half < 2; half++) {
+            rows[i + 2 * half] = _mm512_unpacklo_epi64(twos[i + half], twos[i + half + 2]);
+            rows[i + 2 * half + 1] = _mm512_unpackhi_epi64(twos[i + half], twos[i + half + 2]);
+        }
+}
+
+// Transposes 16 x 16 pairs.
+inline void transpose_pairs(__m512i (&rows)[LANES]) {
+    __m512i eights[LANES];
+    gather_fours<LANES>(rows);
+    for (int i = 0; i < LANES; i += 8)
+        for (int c = 0; c < 4; c++) {
+            eights[i + c] = _mm512_shuffle_i32x4(rows[i + c], rows[i + c + 4], 0x88);      // pairs c and c + 8 of eight rows
+            eights[i + c + 4] = _mm512_shuffle_i32x4(rows[i + c], rows[i + c + 4], 0xdd);  // pairs c + 4 and c + 12
+        }
+    for (int c = 0; c < LANES / 2; c++) {
+        rows[c] = _mm512_shuffle_i32x4(eights[c], eights[c + 8], 0x88);
+        rows[c + 8] = _mm512_shuffle_i32x4(eights[c], eights[c + 8], 0xdd);
+    }
+}
+
+// Copies columns of a group of dense rows; rows that the matrix does not have are its last one again.
+void copy_group(const uint8_t* first, int rows, int columns, Range part, uint8_t* to) {
+    for (int column = part.begin; column < part.end; column += BLOCK_COLUMNS, to += LANES * PAIR_NBYTES) {
+        __m512i pairs[LANES];
+        for (int lane = 0; lane < LANES; lane++)
+            pairs[lane] = load<__m512i>(first + (size_t(std::min(lane, rows - 1)) * columns + column) * 2);
+        transpose_pairs(pairs);
+        for (int pair = 0; pair < LANES; pair++) store(to + pair * PAIR_NBYTES, pairs[pair]);
+    }
+}
+
+using FillGroup = void (*)(const uint8_t* group, int columns, Range blocks, float scale, uint8_t* to);
+
+#define GRAPHCORE_FILL(F) fill_group<F>,
+constexpr FillGroup FILL[] = {GRAPHCORE_FORMATS(GRAPHCORE_FILL)};
+
+}  // namespace
+
+bool has_panels() {
+    constexpr unsigned AVX512_BF16 = 1 << 5, AMX_BF16 = 1 << 22;
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & AVX512_BF16)) return false;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && !(d & AMX_BF16);
+}
+
+void arrange_tile(const uint8_t* x, int tokens, int columns, uint32_t* tile) {
+    const __m512i lows = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), highs = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    for (int column = 0; column < columns; column += BLOCK_COLUMNS, tile += LANES * PANEL_TOKENS) {
+        __m512i rows[PANEL_TOKENS];
+        for (int t = 0; t < PANEL_TOKENS; t++) rows[t] = t < tokens ? load<__m512i>(x + (size_t(t) * columns + column) * 2) : __m512i{};
+        gather_fours<PANEL_TOKENS>(rows);
+        for (int c = 0; c < 4; c++) {
+            const __m512i low = _mm512_permutex2var_epi64(rows[c], lows, rows[c + 4]), high = _mm512_permutex2var_epi64(rows[c], highs, rows[c + 4]);
+            store(tile + PANEL_TOKENS * c, _mm512_castsi512_si256(low));
+            store(tile + PANEL_TOKENS * (c + 4), _mm512_extracti64x4_epi64(low, 1));
+            store(tile + PANEL_TOKENS * (c + 8), _mm512_castsi512_si256(high));
+            store(tile + PANEL_TOKENS * (c + 12), _mm512_extracti64x4_epi64(high, 1));
+        }
+    }
+}
+
+void fill_panel(const Matrix& matrix, int group, Range columns, int place, uint8_t* panel) {
+    uint8_t* to = panel + place * VECTOR_NBYTES;
+    const int row = group * GROUP_ROWS;
+    if (matrix.format == BF16) return copy_group(matrix.bytes + size_t(row) * matrix.columns * 2, matrix.rows - row, matrix.columns, columns, to);
+    const uint8_t* bytes = matrix.bytes + group * format_ops(matrix.format).group_nbytes(matrix.columns);
+    FILL[matrix.format - DENSE_FORMATS](bytes, matrix.columns, {columns.begin / BLOCK_COLUMNS, columns.end / BLOCK_COLUMNS}, matrix.scale, to);
+}
+
+BF16_TARGET void multiply_panel(const uint8_t* panel, const uint32_t* tile, int pairs, TileSums& sums) {
+    __m512 all[PANEL_TOKENS][PANEL_GROUPS];
+    for (int t = 0; t < PANEL_TOKENS; t++)
+        for (int i = 0; i < PANEL_GROUPS; i++) all[t][i] = _mm512_loadu_ps(sums[t] + i * LANES);
+    for (int pair = 0; pair < pairs; pair++) {
+        __m512bh weights[PANEL_GROUPS];
+        for (int i = 0; i < PANEL_GROUPS; i++) weights[i] = (__m512bh)load<__m512i>(panel + size_t(pair) * PAIR_NBYTES + i * VECTOR_NBYTES);
+#pragma GCC unroll 8
+        for (int t = 0; t < PANEL_TOKENS; t++) {
+            const __m512bh x = (__m512bh)_mm512_set1_epi32(int(tile[PANEL_TOKENS * pair + t]));
+            for (int i = 0; i < PANEL_GROUPS; i++) all[t][i] = _mm512_dpbf16_ps(all[t][i], weights[i], x);
+        }
+    }
+    for (int t = 0; t < PANEL_TOKENS; t++)
+        for (int i = 0; i < PANEL_GROUPS; i++) _mm512_storeu_ps(sums[t] + i * LANES, all[t][i]);
+}
+
+}  // namespace graphcore
+
+#else
+
+namespace graphcore {
+
+bool has_panels() { return false; }
+void arrange_tile(const uint8_t*, int, int, uint32_t*) {}
+void fill_panel(const Matrix&, int, Range, int, uint8_t*) {}
+void multiply_panel(const uint8_t*, const uint32_t*, int, TileSums&) {}
+
+}  // namespace graphcore
+#endif

@@ -1,0 +1,115 @@
+"""Products of one x with several matrices in one call of the C++ kernels (native/product_output.h).
+
+    method      products
+    panels      bf16, of weights that are unpacked or dense (native/panels.h); many tokens, with AVX512-BF16
+    a rounding  of the codes of packed matrices with x rounded so (kernel_packing.py)
+
+Legend: T tokens, I columns (input features), O rows (output features) of a matrix.
+"""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graphcore.activations import Activation
+from graphcore.kernels.cpu.library import DTYPE_NUMBERS, ROUNDINGS, Matrix, open_library
+
+PANELS = "panels"
+BLOCK_COLUMNS = 32  # columns of a matrix in panels are a multiple (native/codes.h)
+
+
+class ProductOutput(ctypes.Structure):
+    """The struct of native/product_output.h."""
+
+    _fields_ = (
+        ("matrix", Matrix),
+        ("up", Matrix),
+        *((name, ctypes.c_void_p) for name in ("bias", "up_bias", "y")),
+        *((name, ctypes.c_int32) for name in ("activation", "unused")),
+    )
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix, and how it is multiplied.
+
+    Attributes:
+        matrix: the kernels' struct.
+        weight: tensor that the struct points to.
+        bias: [O] any dtype, or None.
+        method: `PANELS`, or a rounding of x.
+    """
+
+    matrix: Matrix
+    weight: Tensor
+    bias: Tensor | None
+    method: str
+
+
+@functools.cache
+def has_panels(library: str) -> bool:
+    """Return whether bf16 products of many tokens are fastest in panels on this processor; asking takes 15 us."""
+    return bool(open_library(library).graphcore_has_panels())
+
+
+def multiply(x: Tensor, operands: Sequence[Operand], library: str) -> list[Tensor]:
+    """Return x @ W.T (+ bias) for each matrix. A token's bits depend on no other token, and on no other matrix.
+
+    Args:
+        x: [..., I] float32, fp16 or bf16; bf16 for panels.
+        operands: matrices of I columns and one method.
+        library: path of the kernels' library.
+
+    Returns:
+        [..., O] of x's dtype each.
+    """
+    x = x.contiguous()
+    results = [x.new_empty((*x.shape[:-1], one.matrix.rows)) for one in operands]
+    biases = [_wide(one.bias) for one in operands]
+    outputs = [
+        ProductOutput(one.matrix, Matrix(), _address(bias), None, y.data_ptr(), 0, 0)
+        for one, bias, y in zip(operands, biases, results, strict=True)
+    ]
+    _run(x, outputs, operands[0].method, library)
+    return results
+
+
+def multiply_gated(x: Tensor, gate: Operand, up: Operand, activation: Activation, library: str) -> Tensor:
+    """Return activation(x @ gate.T) * (x @ up.T), with the biases; products and activation are rounded to x's dtype.
+
+    Args:
+        x: [..., I], as in `multiply`.
+        gate, up: matrices of one shape and one method.
+        library: path of the kernels' library.
+
+    Returns:
+        [..., O] of x's dtype.
+    """
+    x = x.contiguous()
+    y = x.new_empty((*x.shape[:-1], gate.matrix.rows))
+    bias, up_bias = _wide(gate.bias), _wide(up.bias)
+    addresses = _address(bias), _address(up_bias), y.data_ptr()
+    _run(x, [ProductOutput(gate.matrix, up.matrix, *addresses, int(activation), 0)], gate.method, library)
+    return y
+
+
+def _run(x: Tensor, outputs: Sequence[ProductOutput], method: str, library: str) -> None:
+    kernels, columns = open_library(library), x.shape[-1]
+    inputs = torch.get_num_threads(), x.data_ptr(), x.numel() // columns, columns
+    array = (ProductOutput * len(outputs))(*outputs)
+    if method == PANELS:
+        kernels.graphcore_panels(*inputs, array, len(outputs))
+    else:
+        kernels.graphcore_products(*inputs, DTYPE_NUMBERS[x.dtype], ROUNDINGS[method], array, len(outputs))
+
+
+def _wide(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.float()
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,136 @@
+"""Products of many tokens in bf16: bits of unpacked weights, sums against float64, any number of tokens and threads.
+
+Legend: O rows (output features), I columns (input features), T tokens.
+"""
+
+import pytest
+import torch
+from packed_matrices import KERNEL_FORMATS, native_kernels, relative_error, stored_matrix
+from torch import Tensor
+
+from graphcore.activations import Activation
+from graphcore.kernels.backend import NativeBackend
+from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
+from graphcore.kernels.cpu.products import Operand, has_panels
+from graphcore.kernels.cpu.token_rows import TokenRows
+from graphcore.nn.linear import Linear, gated_product, products
+from graphcore.nn.mlp import MLP
+from graphcore.nn.spec import MLPSpec
+from graphcore.quant import FORMATS
+
+BF16_ERROR = 4e-3  # relative RMS error of a result that is rounded to bf16
+
+
+@pytest.fixture(scope="module")
+def kernels() -> TokenRows:
+    library = native_kernels()
+    if not has_panels(library):
+        pytest.skip("this processor has no AVX512-BF16, or it has AMX, whose products are faster")
+    return TokenRows(library)
+
+
+def numbers(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def operand(kernels: TokenRows, weight: Tensor, bias: Tensor | None = None) -> Operand:
+    found = kernels.operand(numbers(DENSE_TOKENS, weight.shape[1]), weight, None, "float", bias)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_panels_have_the_bits_of_the_unpacked_matrix(kernels: TokenRows, name: str) -> None:
+    """Each token of the identity matrix selects a column."""
+    columns = FORMATS[name].block_elements * max(1, 64 // FORMATS[name].block_elements)
+    for rows in (1, 16, 53):
+        matrix = stored_matrix(name, rows, columns)
+        x = torch.eye(columns, dtype=torch.bfloat16)
+        y = matrix.packing(kernels.library).linear(x, matrix.packed(kernels.library), None, "wide")
+        assert torch.equal(y, matrix.dense.T.bfloat16()), rows  # a sum that begins with 0 turns -0 into 0
+
+
+@pytest.mark.parametrize("name", [*KERNEL_FORMATS, "bf16"])
+def test_products_of_long_rows_are_float64s(kernels: TokenRows, name: str) -> None:
+    """Rows of more than one panel's columns; the last panel has one group, and the last group few rows."""
+    columns = 2048 + 256
+    x, bias = numbers(19, columns), numbers(53, seed=2)
+    if name == "bf16":
+        dense = numbers(53, columns, seed=3)
+        (y,) = kernels.products(x, [operand(kernels, dense, bias)])
+    else:
+        matrix = stored_matrix(name, 53, columns)
+        packed, dense = matrix.packed(kernels.library), matrix.dense
+        y = matrix.packing(kernels.library).linear(x, packed, bias, "wide")
+    assert relative_error(y, x.double() @ dense.double().T + bias.double()) < BF16_ERROR
+
+
+def test_a_token_has_the_same_bits_beside_any_others_on_any_number_of_threads(kernels: TokenRows) -> None:
+    weight, x = numbers(85, 96), numbers(131, 96, seed=2)
+    (whole,) = kernels.products(x, [operand(kernels, weight)])
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            for tokens in (16, 17, 40, 131):
+                (y,) = kernels.products(x[-tokens:], [operand(kernels, weight)])
+                assert torch.equal(y, whole[-tokens:]), (threads, tokens)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_several_matrices_of_one_call_have_the_bits_of_each_alone(kernels: TokenRows) -> None:
+    x, bias = numbers(24, 64), numbers(20, seed=9)
+    all_of_them = [operand(kernels, numbers(rows, 64, seed=rows)) for rows in (1, 33, 96)]
+    all_of_them.append(operand(kernels, numbers(20, 64, seed=8), bias))
+    for together, one in zip(kernels.products(x, all_of_them), all_of_them, strict=True):
+        assert torch.equal(together, kernels.products(x, [one])[0])
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+def test_a_gated_product_is_the_gate_of_both_products(kernels: TokenRows, activation: Activation) -> None:
+    x = numbers(21, 64)
+    for rows in (1, 16, 53):
+        gate = operand(kernels, numbers(rows, 64, seed=1), numbers(rows, seed=3))
+        up = operand(kernels, numbers(rows, 64, seed=2), numbers(rows, seed=4))
+        both = kernels.products(x, [gate, up])
+        assert torch.equal(kernels.gated_product(x, gate, up, activation), kernels.gated(*both, activation)), rows
+
+
+def test_what_is_not_multiplied_in_panels_has_no_operand(kernels: TokenRows) -> None:
+    x, weight = numbers(DENSE_TOKENS, 64), numbers(8, 64)
+    assert kernels.operand(x, weight, None, "float", None) is not None
+    assert kernels.operand(x[1:], weight, None, "float", None) is None  # few tokens
+    assert kernels.operand(x.float(), weight, None, "float", None) is None
+    assert kernels.operand(x, weight.float(), None, "float", None) is None
+    assert kernels.operand(x[:, :43].contiguous(), weight[:, :43].contiguous(), None, "float", None) is None
+    assert kernels.operand(x, numbers(64, 8).T, None, "float", None) is None
+    matrix = stored_matrix("q4_k", 8, 256)
+    packing, packed = matrix.packing(kernels.library), matrix.packed(kernels.library)
+    wide = numbers(DENSE_TOKENS, 256)
+    assert kernels.operand(wide, packed, packing, "wide", None).method == "panels"
+    assert kernels.operand(wide, packed, packing, "block", None).method == "block"  # int8 activations
+    assert kernels.operand(wide.float(), packed, packing, "wide", None) is None  # unpacked, and multiplied by torch
+
+
+def linear(rows: int, columns: int, kernels: TokenRows, seed: int) -> Linear:
+    made = Linear(columns, rows, bias=False, dtype=torch.bfloat16)
+    made.weight = numbers(rows, columns, seed=seed)
+    made.backend = NativeBackend(kernels.library)
+    return made
+
+
+def test_modules_multiply_in_panels(kernels: TokenRows) -> None:
+    """Dense modules give the kernels' bits, alone, together and gated; an MLP is its three products."""
+    x, (first, second) = numbers(2, 20, 64), (linear(40, 64, kernels, seed) for seed in (1, 2))
+    alone = [kernels.products(x, [operand(kernels, one.weight)])[0] for one in (first, second)]
+    assert torch.equal(first(x), alone[0])
+    assert all(map(torch.equal, products([first, second], x), alone))
+    gated = gated_product(first, second, x, Activation.SILU)
+    assert gated is not None
+    assert torch.equal(gated, kernels.gated(*alone, Activation.SILU))
+    mlp = MLP(MLPSpec(40, "silu"), 64, torch.bfloat16)
+    mlp.gate_proj, mlp.up_proj, mlp.backend = first, second, first.backend
+    mlp.down_proj.weight = numbers(64, 40, seed=5)
+    assert torch.equal(mlp(x), mlp.down_proj(gated))
+    assert gated_product(first, second, x[:1, :8], Activation.SILU) is None
