@@ -12,6 +12,14 @@ LLAMA_1B = (
     "model.random_config.rope_scaling=null",
     "model.random_config.max_position_embeddings=4096",
 )
+LLAMA_8B = (
+    *LLAMA_1B,
+    "model.random_config.hidden_size=4096",
+    "model.random_config.intermediate_size=14336",
+    "model.random_config.num_hidden_layers=32",
+    "model.random_config.head_dim=128",
+    "model.random_config.tie_word_embeddings=false",
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,7 @@ CASES = {
     "gemma3": Case(("model=gemma3",)),
     "llama1b-q4_k": Case(LLAMA_1B, "q4_k"),
     "llama1b-q8_0": Case(LLAMA_1B, "q8_0"),
+    "llama8b-q4_k": Case(LLAMA_8B, "q4_k"),
     "bitnet2b": Case(("model=bitnet", "model.checkpoint=random:"), has_peers=False),
 }
 

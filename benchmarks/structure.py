@@ -74,10 +74,13 @@ def show_layout() -> None:
 
 
 def frames_of(frame: FrameType | None) -> Iterator[tuple[str, str]]:
-    """Yield file and function of each call of graphcore's that is under way, the innermost first."""
+    """Yield file and function of each call of graphcore's that is under way, the innermost first.
+
+    Comprehensions, which Python 3.12 calls no more, are left out.
+    """
     while frame is not None:
         path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(ROOT):
+        if path.is_relative_to(ROOT) and not frame.f_code.co_name.startswith("<"):
             yield str(path.relative_to(ROOT)), frame.f_code.co_name
         frame = frame.f_back
 

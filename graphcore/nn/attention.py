@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from graphcore.kernels.backend import Backend, Positions, TorchBackend
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
-from graphcore.nn.linear import Linear, products
+from graphcore.nn.linear import Linear, joint_projections
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.norm import UnitNorm, build_norm
 from graphcore.nn.rope import rotate
@@ -60,14 +60,13 @@ class Attention(nn.Module):
         """
         shared, spec = self.q_proj.prepare(x), self.spec
         cache = k_cache, v_cache, table
-        inner = [one for one in (self.q_proj, self.k_proj, self.v_proj) if one is not None]
-        projected = products(inner, shared)
-        query = projected[0].unflatten(-1, (-1, spec.head_dim))  # type: ignore[no-untyped-call]  # [B, T, H, E]
+        linears = [one for one in (self.q_proj, self.k_proj, self.v_proj) if one is not None]
+        projected = joint_projections(linears, shared) or [one(shared) for one in linears]
+        query, *others = (one.unflatten(-1, (-1, spec.head_dim)) for one in projected)  # type: ignore[no-untyped-call]
         if self.k_proj is None:
             heads = self.backend.attend(self._turned(query, self.q_norm, rope), None, None, cache, *self._scoring(span))
         else:
-            key = projected[1].unflatten(-1, (-1, spec.head_dim))  # type: ignore[no-untyped-call]  # [B, T, K, E]
-            value = key if self.v_proj is None else projected[2].unflatten(-1, (-1, spec.head_dim))  # type: ignore[no-untyped-call]
+            key, value = others[0], others[-1]  # [B, T, K, E]; keys are values too if there is no v_proj
             if self.q_norm is not None and self.k_norm is not None:
                 query, key = self.q_norm(query), self.k_norm(key)
             if self.v_norm is not None:

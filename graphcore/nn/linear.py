@@ -4,15 +4,13 @@ Legend: B batch, T tokens, I input features, O output features.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx, nn
 
 from graphcore.activations import Activation
 from graphcore.kernels.backend import Backend, TorchBackend
-from graphcore.kernels.cpu.products import Operand
-from graphcore.kernels.cpu.token_rows import TokenRows
+from graphcore.kernels.cpu.products import Operand, multiply, multiply_gated
 from graphcore.kernels.ops.int8_rows import Int8Rows, quantize_rows
 from graphcore.kernels.packing import Packing
 from graphcore.nn.spec import Int8Order
@@ -120,8 +118,8 @@ class Linear(nn.Module):
             if self.packing is not None and (self.int8_order is None or self.rounding == "token"):
                 return self._packed_product(x, self.packing)
             if self.int8_order is None:
-                found = _in_one_call([self], x)
-                return _linear(x, self.weight, self.bias) if found is None else found.products()[0]
+                operands = _operands([self], x)
+                return multiply(x, operands)[0] if operands else _linear(x, self.weight, self.bias)
             x = quantize_rows(x)
         product = self._product_of_codes(x)
         if self.bias is not None:
@@ -150,52 +148,32 @@ class Linear(nn.Module):
         return product if scale is None else product * scale
 
 
-def products(linears: Sequence[Linear], x: Tensor | Int8Rows) -> list[Tensor]:
-    """Return each projection of the same `x`, in one call if the C++ kernels multiply all of them in one way.
+def joint_projections(linears: Sequence[Linear], x: Tensor | Int8Rows) -> list[Tensor] | None:
+    """Return each projection of the same `x`, [..., O] compute dtype, if one call of the C++ kernels can; else None.
 
     Args:
         x: as in `Linear.forward`.
-
-    Returns:
-        [..., O] compute dtype each.
     """
-    found = _in_one_call(linears, x)
-    return [linear(x) for linear in linears] if found is None else found.products()
+    if isinstance(x, Tensor) and (operands := _operands(linears, x)):
+        return multiply(x, operands)
+    return None
 
 
-def gated_product(gate: Linear, up: Linear, x: Tensor | Int8Rows, activation: Activation) -> Tensor | None:
+def gated_projection(gate: Linear, up: Linear, x: Tensor | Int8Rows, activation: Activation) -> Tensor | None:
     """Return activation(gate(x)) * up(x), [..., O] compute dtype, if one call of the C++ kernels can; else None."""
-    found = _in_one_call([gate, up], x)
-    return None if found is None else found.gated(activation)
+    if isinstance(x, Tensor) and (operands := _operands([gate, up], x)):
+        return multiply_gated(x, operands[0], operands[1], activation)
+    return None
 
 
-@dataclass(frozen=True)
-class _OneCall:
-    """Products of one x that the C++ kernels compute in one call (kernels/cpu/products.py)."""
-
-    kernels: TokenRows
-    x: Tensor
-    operands: Sequence[Operand]
-
-    def products(self) -> list[Tensor]:
-        return self.kernels.products(self.x, self.operands)
-
-    def gated(self, activation: Activation) -> Tensor:
-        gate, up = self.operands
-        return self.kernels.gated_product(self.x, gate, up, activation)
-
-
-def _in_one_call(linears: Sequence[Linear], x: Tensor | Int8Rows) -> _OneCall | None:
-    """Return the linears' products of `x` in one call, or None if the C++ kernels multiply them in several ways."""
-    kernels = linears[0].backend.token_rows(x) if isinstance(x, Tensor) else None
-    if kernels is None or any(not one.is_plain for one in linears):
-        return None
-    assert isinstance(x, Tensor), "int8 rows have no kernels for rows of tokens"
-    operands = [kernels.operand(x, one.weight, one.packing, one.rounding, one.bias) for one in linears]
-    found = [one for one in operands if one is not None]
-    if len(found) < len(linears) or len({one.method for one in found}) > 1:
-        return None
-    return _OneCall(kernels, x, found)
+def _operands(linears: Sequence[Linear], x: Tensor) -> list[Operand]:
+    """Return the matrices if the C++ kernels multiply `x` with all of them in one way, else an empty list."""
+    kernels = linears[0].backend.token_rows(x)
+    if kernels is None or not all(one.is_plain for one in linears):
+        return []
+    found = [kernels.operand(x, one.weight, one.packing, one.rounding, one.bias) for one in linears]
+    operands = [one for one in found if one is not None]
+    return operands if len(operands) == len(found) and len({one.method for one in operands}) == 1 else []
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

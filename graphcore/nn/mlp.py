@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from graphcore.activations import ACTIVATIONS
 from graphcore.kernels.backend import Backend, TorchBackend
 from graphcore.kernels.ops.gating import FUNCTIONS
-from graphcore.nn.linear import Linear, gated_product
+from graphcore.nn.linear import Linear, gated_projection
 from graphcore.nn.norm import build_norm
 from graphcore.nn.spec import Int8Order, MLPSpec
 
@@ -55,7 +55,7 @@ class MLP(nn.Module):
         """Map `x` [B, T, D] to [B, T, D]."""
         shared = self.up_proj.prepare(x)
         if self.ffn_sub_norm is None and self.gate_proj is not None:
-            hidden = gated_product(self.gate_proj, self.up_proj, shared, self.activation.kind)
+            hidden = gated_projection(self.gate_proj, self.up_proj, shared, self.activation.kind)
             if hidden is not None:
                 return self.down_proj(hidden)  # type: ignore[no-any-return]  # Module.__call__
         up = self.up_proj(shared)

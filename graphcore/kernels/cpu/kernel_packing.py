@@ -119,7 +119,7 @@ class KernelPacking(Packing):
             if x.dtype is not torch.bfloat16 or not products.has_panels(self.library):
                 return None
             method = products.PANELS
-        return Operand(self.matrix(packed), packed, bias, method)
+        return Operand(self.matrix(packed), packed, bias, method, self.library)
 
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
         """Multiply without unpacking; `rounding` is "float", "wide", "block" or "token", as at the top of this file."""
@@ -136,11 +136,7 @@ def _matrix_cpu(packed: Tensor, packing: KernelPacking, dtype: torch.dtype) -> T
 
 def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, packing: KernelPacking, rounding: str) -> Tensor:
     operand = packing.operand(x, packed, bias, rounding)
-    return (
-        _dense_product(x, packed, bias, packing)
-        if operand is None
-        else products.multiply(x, [operand], packing.library)[0]
-    )
+    return _dense_product(x, packed, bias, packing) if operand is None else products.multiply(x, [operand])[0]
 
 
 def _dense_product(x: Tensor, packed: Tensor, bias: Tensor | None, packing: KernelPacking) -> Tensor:

@@ -42,12 +42,14 @@ class Operand:
         weight: tensor that the struct points to.
         bias: [O] any dtype, or None.
         method: `PANELS`, or a rounding of x.
+        library: path of the kernels' library.
     """
 
     matrix: Matrix
     weight: Tensor
     bias: Tensor | None
     method: str
+    library: str
 
 
 @functools.cache
@@ -56,13 +58,12 @@ def has_panels(library: str) -> bool:
     return bool(open_library(library).graphcore_has_panels())
 
 
-def multiply(x: Tensor, operands: Sequence[Operand], library: str) -> list[Tensor]:
+def multiply(x: Tensor, operands: Sequence[Operand]) -> list[Tensor]:
     """Return x @ W.T (+ bias) for each matrix. A token's bits depend on no other token, and on no other matrix.
 
     Args:
         x: [..., I] float32, fp16 or bf16; bf16 for panels.
-        operands: matrices of I columns and one method.
-        library: path of the kernels' library.
+        operands: matrices of I columns, one method and one library.
 
     Returns:
         [..., O] of x's dtype each.
@@ -74,17 +75,16 @@ def multiply(x: Tensor, operands: Sequence[Operand], library: str) -> list[Tenso
         ProductOutput(one.matrix, Matrix(), _address(bias), None, y.data_ptr(), 0, 0)
         for one, bias, y in zip(operands, biases, results, strict=True)
     ]
-    _run(x, outputs, operands[0].method, library)
+    _run(x, outputs, operands[0])
     return results
 
 
-def multiply_gated(x: Tensor, gate: Operand, up: Operand, activation: Activation, library: str) -> Tensor:
+def multiply_gated(x: Tensor, gate: Operand, up: Operand, activation: Activation) -> Tensor:
     """Return activation(x @ gate.T) * (x @ up.T), with the biases; products and activation are rounded to x's dtype.
 
     Args:
         x: [..., I], as in `multiply`.
-        gate, up: matrices of one shape and one method.
-        library: path of the kernels' library.
+        gate, up: matrices of one shape, one method and one library.
 
     Returns:
         [..., O] of x's dtype.
@@ -93,18 +93,18 @@ def multiply_gated(x: Tensor, gate: Operand, up: Operand, activation: Activation
     y = x.new_empty((*x.shape[:-1], gate.matrix.rows))
     bias, up_bias = _wide(gate.bias), _wide(up.bias)
     addresses = _address(bias), _address(up_bias), y.data_ptr()
-    _run(x, [ProductOutput(gate.matrix, up.matrix, *addresses, int(activation), 0)], gate.method, library)
+    _run(x, [ProductOutput(gate.matrix, up.matrix, *addresses, int(activation), 0)], gate)
     return y
 
 
-def _run(x: Tensor, outputs: Sequence[ProductOutput], method: str, library: str) -> None:
-    kernels, columns = open_library(library), x.shape[-1]
+def _run(x: Tensor, outputs: Sequence[ProductOutput], how: Operand) -> None:
+    kernels, columns = open_library(how.library), x.shape[-1]
     inputs = torch.get_num_threads(), x.data_ptr(), x.numel() // columns, columns
     array = (ProductOutput * len(outputs))(*outputs)
-    if method == PANELS:
+    if how.method == PANELS:
         kernels.graphcore_panels(*inputs, array, len(outputs))
     else:
-        kernels.graphcore_products(*inputs, DTYPE_NUMBERS[x.dtype], ROUNDINGS[method], array, len(outputs))
+        kernels.graphcore_products(*inputs, DTYPE_NUMBERS[x.dtype], ROUNDINGS[how.method], array, len(outputs))
 
 
 def _wide(bias: Tensor | None) -> Tensor | None:

@@ -5,7 +5,6 @@ prompt of 128 tokens. Numbers are rounded where the modules of nn/ round them.
 """
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -162,13 +161,13 @@ class TokenRows:
     def operand(
         self, x: Tensor, weight: Tensor, packing: Packing | None, rounding: str, bias: Tensor | None
     ) -> Operand | None:
-        """Return a matrix as `products` and `gated_product` take it, or None if these kernels do not multiply it.
+        """Return a matrix as products.py multiplies it, or None if the kernels do not.
 
         Args:
             x: [..., I].
             weight: [O, I] of a dtype, or packed.
-            packing: of the weight; None if it is dense.
-            rounding: of `x` for a packed weight.
+            packing: layout of the weight; None if it is dense.
+            rounding: rounding of `x` for a packed weight.
             bias: [O], or None.
         """
         if packing is not None:
@@ -179,15 +178,7 @@ class TokenRows:
         if not (is_narrow and is_whole and is_long and products.has_panels(self.library)):
             return None
         matrix = Matrix(weight.data_ptr(), *weight.shape, DTYPE_NUMBERS[weight.dtype], 1.0)
-        return Operand(matrix, weight, bias, products.PANELS)
-
-    def products(self, x: Tensor, operands: Sequence[Operand]) -> list[Tensor]:
-        """Return x @ W.T (+ bias) for each matrix: [..., O] of x's dtype each, as `products.multiply` does."""
-        return products.multiply(x, operands, self.library)
-
-    def gated_product(self, x: Tensor, gate: Operand, up: Operand, activation: Activation) -> Tensor:
-        """Return `gated` of the products with two matrices of one shape: [..., O] of x's dtype."""
-        return products.multiply_gated(x, gate, up, activation, self.library)
+        return Operand(matrix, weight, bias, products.PANELS, self.library)
 
 
 def runs_now(x: Tensor) -> bool:

@@ -204,9 +204,18 @@ inline void softmax(float* scores, int count, const float* sink) {
             store(scores + i + p * PART_LANES, weight);
             total[p] += weight;
         }
-    float rest = sum(total) + (sink ? std::exp(*sink - most) : 0.0f);
-    for (; i < count; i++) rest += scores[i] = std::exp(scores[i] - most);
-    const float scale = 1.0f / rest;
+    if (i < count) {
+        float last[LANES];
+        std::fill(last, last + LANES, -INFINITY);  // whose weights are 0
+        std::memcpy(last, scores + i, size_t(count - i) * 4);
+        for (int p = 0; p < PARTS; p++) {
+            const FloatPart weight = exponential(load<FloatPart>(last + p * PART_LANES) - shift);
+            store(last + p * PART_LANES, weight);
+            total[p] += weight;
+        }
+        std::memcpy(scores + i, last, size_t(count - i) * 4);
+    }
+    const float scale = 1.0f / (sum(total) + (sink ? std::exp(*sink - most) : 0.0f));
     for (i = 0; i < count; i++) scores[i] *= scale;
 }
 

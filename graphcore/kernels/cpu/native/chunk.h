@@ -1,8 +1,8 @@
 // Prefill attention: a chunk of one sequence, many tokens whose keys and values are not in the cache yet.
 //
 // First all keys and values that the chunk sees, old and new, are widened to float32. New ones are first rounded to the
-// cache's format, so that outputs do not depend on the chunking. Keys are transposed, so that a vector has one feature of
-// sixteen keys, and no score is a sum across lanes:
+// cache's format, so that outputs do not depend on the chunking. Keys are transposed sixteen at a time, so that a vector has
+// one feature of sixteen keys, and no score is a sum across lanes:
 //
 //     scores[row][16 keys] += q[row][e] * keys[e][16 keys]          out[row] += weights[row][key] * values[key]
 //
@@ -29,7 +29,9 @@ struct Chunk {
     Places places() const { return {pages, num_pages, page, kv_heads}; }
 };
 
-constexpr int ROW_TILE = 8;
+constexpr int ROW_TILE = 16;
+constexpr int SCORE_ROWS = 8, VALUE_ROWS = 4;  // rows of a tile whose sums are in registers together
+constexpr int VALUE_KEYS = 64;  // keys whose values all rows of a tile are multiplied with while they are in the L1 cache
 
 inline void widen_row(const uint8_t* from, int count, int format, float* to) {
     for (int i = 0; i < count; i++)
@@ -57,8 +59,8 @@ inline size_t format_nbytes(int format) { return format == F32 ? 4 : 2; }
 struct Seen {
     int64_t first;   // position of the oldest key
     int count;       // number of keys, the chunk's own included
-    size_t stride;   // floats of one row of keys: count, padded to whole vectors
-    float *keys;     // [kv_heads, head_dim, stride]
+    size_t stride;   // count, padded to whole vectors: floats of one row of scores
+    float *keys;     // [kv_heads, stride / LANES, head_dim, LANES]
     float *values;   // [kv_heads, count, head_dim]
 
     explicit Seen(const Chunk& a) {
@@ -68,6 +70,9 @@ struct Seen {
     }
 
     size_t nbytes(const Chunk& a) const { return size_t(a.kv_heads) * a.head_dim * (stride + count) * 4 + VECTOR_NBYTES; }
+
+    // Returns a feature of sixteen keys, which begin at a multiple of sixteen.
+    float* keys_at(int kv_head, int head_dim, int key) const { return keys + (size_t(kv_head) * stride + key) * head_dim; }
 
     void place(const Chunk& a, void* memory) {
         keys = (float*)((uintptr_t(memory) + 63) / 64 * 64);
@@ -89,43 +94,42 @@ inline void widen_entry(const Chunk& a, const Seen& seen, int kv_head, int index
         rounded.get(0, to);
     };
     fetch(a.k_cache, a.k_format, a.key, row);
-    float* keys = seen.keys + size_t(kv_head) * head_dim * seen.stride + index;
-    for (int e = 0; e < head_dim; e++) keys[e * seen.stride] = row[e];
+    float* keys = seen.keys_at(kv_head, head_dim, index / LANES * LANES) + index % LANES;
+    for (int e = 0; e < head_dim; e++) keys[e * LANES] = row[e];
     fetch(a.v_cache, a.v_format, a.value, seen.values + (size_t(kv_head) * seen.count + index) * head_dim);
 }
 
-// Computes the scores of ROW_TILE rows with keys begin .. end - 1. begin: a multiple of LANES.
-inline void score_tile(const float* q, int head_dim, const float* keys, size_t stride, int begin, int end, float* scores) {
-    for (int key = begin; key < end; key += PART_LANES) {
-        FloatPart sums[ROW_TILE] = {};
+// Computes the scores of SCORE_ROWS rows with sixteen keys.
+inline void score_keys(const float* q, int head_dim, const float* keys, size_t stride, float* scores) {
+    for (int lane = 0; lane < LANES; lane += PART_LANES) {
+        FloatPart sums[SCORE_ROWS] = {};
         for (int e = 0; e < head_dim; e++) {
-            const FloatPart column = load<FloatPart>(keys + e * stride + key);
-            for (int r = 0; r < ROW_TILE; r++) sums[r] += splat(q[r * head_dim + e]) * column;
+            const FloatPart column = load<FloatPart>(keys + e * LANES + lane);
+            for (int r = 0; r < SCORE_ROWS; r++) sums[r] += splat(q[r * head_dim + e]) * column;
         }
-        for (int r = 0; r < ROW_TILE; r++) store(scores + r * stride + key, sums[r]);
+        for (int r = 0; r < SCORE_ROWS; r++) store(scores + r * stride + lane, sums[r]);
     }
 }
 
-// Computes out[r] = sum over key of weights[r][key] * values[key] for four rows.
-inline void weigh_values(const float* weights, size_t stride, const float* values, int head_dim, int begin, int end, float* out) {
-    constexpr int ROWS = 4, WIDTH = PARTS > 1 ? 2 : 4;
+// Computes out[r] += sum over key of weights[r][key] * values[key] for VALUE_ROWS rows.
+inline void add_weighted(const float* weights, size_t stride, const float* values, int head_dim, int begin, int end, float* out) {
+    constexpr int WIDTH = PARTS > 1 ? 2 : 4;
     int e = 0;
     for (; e + WIDTH * PART_LANES <= head_dim; e += WIDTH * PART_LANES) {
-        FloatPart sums[ROWS][WIDTH] = {};
+        FloatPart sums[VALUE_ROWS][WIDTH];
+        for (int r = 0; r < VALUE_ROWS; r++)
+            for (int v = 0; v < WIDTH; v++) sums[r][v] = load<FloatPart>(out + r * head_dim + e + v * PART_LANES);
         for (int key = begin; key < end; key++)
             for (int v = 0; v < WIDTH; v++) {
                 const FloatPart part = load<FloatPart>(values + size_t(key) * head_dim + e + v * PART_LANES);
-                for (int r = 0; r < ROWS; r++) sums[r][v] += splat(weights[r * stride + key]) * part;
+                for (int r = 0; r < VALUE_ROWS; r++) sums[r][v] += splat(weights[r * stride + key]) * part;
             }
-        for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < VALUE_ROWS; r++)
             for (int v = 0; v < WIDTH; v++) store(out + r * head_dim + e + v * PART_LANES, sums[r][v]);
     }
     for (int rest = e; rest < head_dim; rest++)
-        for (int r = 0; r < ROWS; r++) {
-            float total = 0;
-            for (int key = begin; key < end; key++) total += weights[r * stride + key] * values[size_t(key) * head_dim + rest];
-            out[r * head_dim + rest] = total;
-        }
+        for (int r = 0; r < VALUE_ROWS; r++)
+            for (int key = begin; key < end; key++) out[r * head_dim + rest] += weights[r * stride + key] * values[size_t(key) * head_dim + rest];
 }
 
 // Returns the floats of one thread's scratch.
@@ -146,7 +150,9 @@ inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile,
     const auto end_of = [&](int r) { return int(a.start + row_of(r) / group + 1 - seen.first); };
     const auto begin_of = [&](int r) { return a.window ? std::max(0, end_of(r) - a.window) : 0; };
     const int begin = begin_of(0) / LANES * LANES, end = end_of(ROW_TILE - 1);
-    score_tile(q, head_dim, seen.keys + size_t(kv_head) * head_dim * seen.stride, seen.stride, begin, end, scores);
+    for (int key = begin; key < end; key += LANES)
+        for (int r = 0; r < ROW_TILE; r += SCORE_ROWS)
+            score_keys(q + r * head_dim, head_dim, seen.keys_at(kv_head, head_dim, key), seen.stride, scores + r * seen.stride + key);
     for (int r = 0; r < ROW_TILE; r++) {
         float* row = scores + r * seen.stride;
         const int from = begin_of(r), to = end_of(r);
@@ -156,7 +162,10 @@ inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile,
         std::fill(row + to, row + end, 0.0f);
     }
     const float* values = seen.values + size_t(kv_head) * seen.count * head_dim;
-    for (int r = 0; r < ROW_TILE; r += 4) weigh_values(scores + r * seen.stride, seen.stride, values, head_dim, begin, end, out + r * head_dim);
+    std::fill(out, out + ROW_TILE * head_dim, 0.0f);
+    for (int key = begin; key < end; key += VALUE_KEYS)
+        for (int r = 0; r < ROW_TILE; r += VALUE_ROWS)
+            add_weighted(scores + r * seen.stride, seen.stride, values, head_dim, key, std::min(key + VALUE_KEYS, end), out + r * head_dim);
     for (int r = 0; r < ROW_TILE && first_row + r < num_rows; r++) {
         if (is_mixed(a.v_format)) mix_head(out + r * head_dim, head_dim);
         narrow_row(out + r * head_dim, head_dim, a.format, a.out + place_of(first_row + r) * format_nbytes(a.format));

@@ -193,7 +193,7 @@ def test_dense_rows_have_the_same_bits_for_any_number_of_tokens(library: str, dt
 
 def dense_product(library: str, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     matrix = Matrix(weight.data_ptr(), *weight.shape, DTYPE_NUMBERS[weight.dtype], 1.0)
-    return multiply(x, [Operand(matrix, weight, None, "float")], library)[0]
+    return multiply(x, [Operand(matrix, weight, None, "float", library)])[0]
 
 
 @pytest.mark.parametrize("name", KERNEL_FORMATS)

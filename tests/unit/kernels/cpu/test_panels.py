@@ -11,9 +11,9 @@ from torch import Tensor
 from graphcore.activations import Activation
 from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
-from graphcore.kernels.cpu.products import Operand, has_panels
+from graphcore.kernels.cpu.products import Operand, has_panels, multiply, multiply_gated
 from graphcore.kernels.cpu.token_rows import TokenRows
-from graphcore.nn.linear import Linear, gated_product, products
+from graphcore.nn.linear import Linear, gated_projection, joint_projections
 from graphcore.nn.mlp import MLP
 from graphcore.nn.spec import MLPSpec
 from graphcore.quant import FORMATS
@@ -57,7 +57,7 @@ def test_products_of_long_rows_are_float64s(kernels: TokenRows, name: str) -> No
     x, bias = numbers(19, columns), numbers(53, seed=2)
     if name == "bf16":
         dense = numbers(53, columns, seed=3)
-        (y,) = kernels.products(x, [operand(kernels, dense, bias)])
+        (y,) = multiply(x, [operand(kernels, dense, bias)])
     else:
         matrix = stored_matrix(name, 53, columns)
         packed, dense = matrix.packed(kernels.library), matrix.dense
@@ -67,13 +67,13 @@ def test_products_of_long_rows_are_float64s(kernels: TokenRows, name: str) -> No
 
 def test_a_token_has_the_same_bits_beside_any_others_on_any_number_of_threads(kernels: TokenRows) -> None:
     weight, x = numbers(85, 96), numbers(131, 96, seed=2)
-    (whole,) = kernels.products(x, [operand(kernels, weight)])
+    (whole,) = multiply(x, [operand(kernels, weight)])
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
             for tokens in (16, 17, 40, 131):
-                (y,) = kernels.products(x[-tokens:], [operand(kernels, weight)])
+                (y,) = multiply(x[-tokens:], [operand(kernels, weight)])
                 assert torch.equal(y, whole[-tokens:]), (threads, tokens)
     finally:
         torch.set_num_threads(before)
@@ -83,8 +83,8 @@ def test_several_matrices_of_one_call_have_the_bits_of_each_alone(kernels: Token
     x, bias = numbers(24, 64), numbers(20, seed=9)
     all_of_them = [operand(kernels, numbers(rows, 64, seed=rows)) for rows in (1, 33, 96)]
     all_of_them.append(operand(kernels, numbers(20, 64, seed=8), bias))
-    for together, one in zip(kernels.products(x, all_of_them), all_of_them, strict=True):
-        assert torch.equal(together, kernels.products(x, [one])[0])
+    for together, one in zip(multiply(x, all_of_them), all_of_them, strict=True):
+        assert torch.equal(together, multiply(x, [one])[0])
 
 
 @pytest.mark.parametrize("activation", list(Activation))
@@ -93,8 +93,8 @@ def test_a_gated_product_is_the_gate_of_both_products(kernels: TokenRows, activa
     for rows in (1, 16, 53):
         gate = operand(kernels, numbers(rows, 64, seed=1), numbers(rows, seed=3))
         up = operand(kernels, numbers(rows, 64, seed=2), numbers(rows, seed=4))
-        both = kernels.products(x, [gate, up])
-        assert torch.equal(kernels.gated_product(x, gate, up, activation), kernels.gated(*both, activation)), rows
+        both = multiply(x, [gate, up])
+        assert torch.equal(multiply_gated(x, gate, up, activation), kernels.gated(*both, activation)), rows
 
 
 def test_what_is_not_multiplied_in_panels_has_no_operand(kernels: TokenRows) -> None:
@@ -123,14 +123,16 @@ def linear(rows: int, columns: int, kernels: TokenRows, seed: int) -> Linear:
 def test_modules_multiply_in_panels(kernels: TokenRows) -> None:
     """Dense modules give the kernels' bits, alone, together and gated; an MLP is its three products."""
     x, (first, second) = numbers(2, 20, 64), (linear(40, 64, kernels, seed) for seed in (1, 2))
-    alone = [kernels.products(x, [operand(kernels, one.weight)])[0] for one in (first, second)]
+    alone = [multiply(x, [operand(kernels, one.weight)])[0] for one in (first, second)]
     assert torch.equal(first(x), alone[0])
-    assert all(map(torch.equal, products([first, second], x), alone))
-    gated = gated_product(first, second, x, Activation.SILU)
+    together = joint_projections([first, second], x)
+    assert together is not None
+    assert all(map(torch.equal, together, alone))
+    gated = gated_projection(first, second, x, Activation.SILU)
     assert gated is not None
     assert torch.equal(gated, kernels.gated(*alone, Activation.SILU))
     mlp = MLP(MLPSpec(40, "silu"), 64, torch.bfloat16)
     mlp.gate_proj, mlp.up_proj, mlp.backend = first, second, first.backend
     mlp.down_proj.weight = numbers(64, 40, seed=5)
     assert torch.equal(mlp(x), mlp.down_proj(gated))
-    assert gated_product(first, second, x[:1, :8], Activation.SILU) is None
+    assert gated_projection(first, second, x[:1, :8], Activation.SILU) is None

@@ -34,8 +34,8 @@ def test_matrices_of_several_formats_have_the_bits_of_each_alone(
         if len(operands) < len(found):  # unpacked, and multiplied by torch
             assert tokens == 130
             continue
-        for together, one in zip(multiply(x, operands, library), operands, strict=True):
-            (alone,) = multiply(x, [one], library)
+        for together, one in zip(multiply(x, operands), operands, strict=True):
+            (alone,) = multiply(x, [one])
             assert (alone.shape, alone.dtype) == ((1, tokens, one.matrix.rows), dtype)
             assert torch.equal(together, alone), (tokens, one.matrix.rows)
 
@@ -50,8 +50,8 @@ def test_a_gated_product_is_the_gate_of_both_products(library: str, activation: 
         up = operand(library, "q5_0", rows, "block", x, numbers(rows, seed=4))
         assert gate is not None
         assert up is not None
-        expected = TokenRows(library).gated(*multiply(x, [gate, up], library), activation)
-        found = multiply_gated(x, gate, up, activation, library)
+        expected = TokenRows(library).gated(*multiply(x, [gate, up]), activation)
+        found = multiply_gated(x, gate, up, activation)
         if dtype is torch.float32:
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
         else:
