@@ -1,14 +1,13 @@
 """Products of one x with several matrices in one call of the C++ kernels (native/product_output.h).
 
     method      products
-    panels      bf16, of weights that are unpacked or dense (native/panels.h); many tokens, with AVX512-BF16
+    panels      bf16, of weights that are unpacked or dense (native/bf16_pairs.h); many tokens, with AVX512-BF16
     a rounding  of the codes of packed matrices with x rounded so (kernel_packing.py)
 
 Legend: T tokens, I columns (input features), O rows (output features) of a matrix.
 """
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,9 +51,8 @@ class Operand:
     library: str
 
 
-@functools.cache
 def has_panels(library: str) -> bool:
-    """Return whether bf16 products of many tokens are fastest in panels on this processor; asking takes 15 us."""
+    """Return whether bf16 products of many tokens are fastest in panels on this processor."""
     return bool(open_library(library).graphcore_has_panels())
 
 

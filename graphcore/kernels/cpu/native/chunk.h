@@ -6,11 +6,15 @@
 //
 //     scores[row][16 keys] += q[row][e] * keys[e][16 keys]          out[row] += weights[row][key] * values[key]
 //
+// With AVX512-BF16, bf16 keys and values stay bf16: keys in pairs of features, values in pairs of neighbouring keys, and weights
+// are rounded to bf16, too (bf16_pairs.h). Pairs begin at even positions, whatever the chunk sees.
+//
 // A row is one query head of one token. The rows of a kv head are ordered by token. Later tokens see more keys, so threads
 // take tiles one at a time. The pages are written last, because the chunk may overwrite old keys that it sees.
 #pragma once
 
 #include "attend.h"
+#include "bf16_pairs.h"
 
 namespace graphcore {
 
@@ -55,30 +59,55 @@ inline float rounded_to(float value, int format) {
 
 inline size_t format_nbytes(int format) { return format == F32 ? 4 : 2; }
 
-// The widened keys and values that a chunk sees, for all kv heads.
+// The keys and values that a chunk sees, widened or in pairs, for all kv heads.
 struct Seen {
-    int64_t first;   // position of the oldest key
+    bool in_pairs;
+    int64_t first;   // position of the oldest key; in pairs it may be before the window, up to a multiple of LANES
     int count;       // number of keys, the chunk's own included
-    size_t stride;   // count, padded to whole vectors: floats of one row of scores
-    float *keys;     // [kv_heads, stride / LANES, head_dim, LANES]
-    float *values;   // [kv_heads, count, head_dim]
+    size_t stride;   // count, padded to whole vectors and pairs of them: floats of one row of scores
+    float *keys;     // [kv_heads, stride / LANES, head_dim, LANES]; in pairs [kv_heads, stride / LANES, head_dim / 2, LANES] uint32
+    float *values;   // [kv_heads, count, head_dim]; in pairs [kv_heads, stride / 2, head_dim] uint32
 
     explicit Seen(const Chunk& a) {
-        first = a.window ? std::max<int64_t>(0, a.start + 1 - a.window) : 0;
+        in_pairs = has_bf16_pairs() && a.format == BF16 && a.k_format == BF16 && a.v_format == BF16 && a.head_dim % BLOCK_COLUMNS == 0;
+        first = oldest(a) / (in_pairs ? LANES : 1) * (in_pairs ? LANES : 1);
         count = int(a.start + a.tokens - first);
-        stride = size_t(count + LANES - 1) / LANES * LANES;
+        stride = size_t(count + PAIR_KEYS - 1) / PAIR_KEYS * PAIR_KEYS;
     }
 
-    size_t nbytes(const Chunk& a) const { return size_t(a.kv_heads) * a.head_dim * (stride + count) * 4 + VECTOR_NBYTES; }
+    static int64_t oldest(const Chunk& a) { return a.window ? std::max<int64_t>(0, a.start + 1 - a.window) : 0; }
 
-    // Returns a feature of sixteen keys, which begin at a multiple of sixteen.
+    size_t nbytes(const Chunk& a) const { return size_t(a.kv_heads) * a.head_dim * 2 * stride * (in_pairs ? 2 : 4) + VECTOR_NBYTES; }
+
+    // Returns sixteen keys, which begin at a multiple of sixteen.
     float* keys_at(int kv_head, int head_dim, int key) const { return keys + (size_t(kv_head) * stride + key) * head_dim; }
+    uint32_t* key_pairs_at(int kv_head, int head_dim, int key) const { return (uint32_t*)keys + (size_t(kv_head) * stride + key) * head_dim / 2; }
+    uint32_t* value_pairs_at(int kv_head, int head_dim, int key) const { return (uint32_t*)values + (size_t(kv_head) * stride + key) * head_dim / 2; }
 
     void place(const Chunk& a, void* memory) {
         keys = (float*)((uintptr_t(memory) + 63) / 64 * 64);
-        values = keys + size_t(a.kv_heads) * a.head_dim * stride;
+        values = keys + size_t(a.kv_heads) * a.head_dim * stride / (in_pairs ? 2 : 1);
     }
 };
+
+// Arranges sixteen keys and values in pairs. zeros: [head_dim] scratch, for those that the chunk does not see.
+inline void arrange_entries(const Chunk& a, const Seen& seen, int kv_head, int index, float* zeros) {
+    const uint8_t *keys[LANES], *values[LANES];
+    const size_t nbytes = size_t(a.head_dim) * 2;
+    std::memset(zeros, 0, nbytes);
+    const auto find = [&](uint8_t* cache, const uint8_t* chunk, int64_t position) -> const uint8_t* {
+        if (position < Seen::oldest(a) || position >= seen.first + seen.count) return (const uint8_t*)zeros;
+        const Places places = a.places();
+        if (position < a.start || !a.key) return places.of(cache, BF16, a.head_dim, position, kv_head).base + places.slot(position) * nbytes;
+        return chunk + (size_t(position - a.start) * a.kv_heads + kv_head) * nbytes;
+    };
+    for (int i = 0; i < LANES; i++) {
+        keys[i] = find(a.k_cache, a.key, seen.first + index + i);
+        values[i] = find(a.v_cache, a.value, seen.first + index + i);
+    }
+    arrange_keys(keys, a.head_dim, seen.key_pairs_at(kv_head, a.head_dim, index));
+    arrange_values(values, a.head_dim, seen.value_pairs_at(kv_head, a.head_dim, index));
+}
 
 // Widens one key and value, from the pages, or a new one after rounding it to the cache's format. row: [2 * head_dim] scratch.
 inline void widen_entry(const Chunk& a, const Seen& seen, int kv_head, int index, float* row) {
@@ -135,40 +164,81 @@ inline void add_weighted(const float* weights, size_t stride, const float* value
 // Returns the floats of one thread's scratch.
 inline size_t tile_floats(const Chunk& a, const Seen& seen) { return ROW_TILE * (2 * size_t(a.head_dim) + seen.stride) + LANES; }
 
-// Computes attention for one tile of rows of a kv head. Rows beyond the last row repeat it and are not stored.
-inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile, float* scratch) {
-    const int group = a.heads / a.kv_heads, head_dim = a.head_dim, num_rows = a.tokens * group, first_row = tile * ROW_TILE;
-    float *q = scratch, *out = q + ROW_TILE * head_dim, *scores = out + ROW_TILE * head_dim;
-    const auto place_of = [&](int row) { return (size_t(row / group) * a.heads + kv_head * group + row % group) * head_dim; };
-    const auto row_of = [&](int r) { return std::min(first_row + r, num_rows - 1); };
-    for (int r = 0; r < ROW_TILE; r++) {
-        widen_row(a.query + place_of(row_of(r)) * format_nbytes(a.format), head_dim, a.format, q + r * head_dim);
-        if (is_mixed(a.k_format)) mix_head(q + r * head_dim, head_dim);
-        for (int e = 0; e < head_dim; e++) q[r * head_dim + e] *= a.scale;
-    }
+// One tile of rows of a kv head. Rows beyond the last row repeat it and are not stored.
+struct RowTile {
+    const Chunk& a;
+    const Seen& seen;
+    int kv_head, first_row;
+    int group = a.heads / a.kv_heads, num_rows = a.tokens * group;
+
+    int row_of(int r) const { return std::min(first_row + r, num_rows - 1); }
+    size_t place_of(int r) const { return (size_t(row_of(r) / group) * a.heads + kv_head * group + row_of(r) % group) * a.head_dim; }
+
     // Row r sees keys begin_of(r) .. end_of(r) - 1. Index 0 is the chunk's oldest key.
-    const auto end_of = [&](int r) { return int(a.start + row_of(r) / group + 1 - seen.first); };
-    const auto begin_of = [&](int r) { return a.window ? std::max(0, end_of(r) - a.window) : 0; };
-    const int begin = begin_of(0) / LANES * LANES, end = end_of(ROW_TILE - 1);
-    for (int key = begin; key < end; key += LANES)
-        for (int r = 0; r < ROW_TILE; r += SCORE_ROWS)
-            score_keys(q + r * head_dim, head_dim, seen.keys_at(kv_head, head_dim, key), seen.stride, scores + r * seen.stride + key);
-    for (int r = 0; r < ROW_TILE; r++) {
-        float* row = scores + r * seen.stride;
+    int end_of(int r) const { return int(a.start + row_of(r) / group + 1 - seen.first); }
+    int begin_of(int r) const { return a.window ? std::max(0, end_of(r) - a.window) : 0; }
+    int begin() const { return begin_of(0) / PAIR_KEYS * PAIR_KEYS; }
+    int end() const { return (end_of(ROW_TILE - 1) + 1) / 2 * 2; }  // of whole pairs
+
+    // q: [ROW_TILE, head_dim] floats.  scores: [ROW_TILE, stride].
+    void score(float* q, float* scores) const {
+        for (int r = 0; r < ROW_TILE; r++) {
+            float* row = q + r * a.head_dim;
+            widen_row(a.query + place_of(r) * format_nbytes(a.format), a.head_dim, a.format, row);
+            if (is_mixed(a.k_format)) mix_head(row, a.head_dim);
+            for (int e = 0; e < a.head_dim; e++) row[e] *= a.scale;
+        }
+        for (int key = begin(); key < end(); key += LANES)
+            for (int r = 0; r < ROW_TILE; r += SCORE_ROWS)
+                score_keys(q + r * a.head_dim, a.head_dim, seen.keys_at(kv_head, a.head_dim, key), seen.stride, scores + r * seen.stride + key);
+    }
+
+    // q: [ROW_TILE, head_dim] of bf16.
+    void score_in_pairs(uint8_t* q, float* scores) const {
+        const size_t nbytes = size_t(a.head_dim) * 2;
+        for (int r = 0; r < ROW_TILE; r++) std::memcpy(q + r * nbytes, a.query + place_of(r) * 2, nbytes);
+        for (int key = begin(); key < end(); key += PAIR_KEYS)
+            for (int r = 0; r < ROW_TILE; r += PAIR_ROWS)
+                score_pairs(q + r * nbytes, a.head_dim, seen.key_pairs_at(kv_head, a.head_dim, key), a.scale, seen.stride, scores + r * seen.stride + key);
+    }
+
+    void weigh(float* row, int r) const {
         const int from = begin_of(r), to = end_of(r);
         if (a.cap) cap_scores(row + from, to - from, a.cap);
         softmax(row + from, to - from, a.sinks ? a.sinks + kv_head * group + row_of(r) % group : nullptr);
-        std::fill(row + begin, row + from, 0.0f);
-        std::fill(row + to, row + end, 0.0f);
+        std::fill(row + begin(), row + from, 0.0f);
+        std::fill(row + to, row + end(), 0.0f);
+        if (seen.in_pairs)
+            for (int key = begin(); key < end(); key += PART_LANES) store_halves((uint8_t*)row + 2 * key, bf16_bits(load<FloatPart>(row + key)));
     }
-    const float* values = seen.values + size_t(kv_head) * seen.count * head_dim;
-    std::fill(out, out + ROW_TILE * head_dim, 0.0f);
-    for (int key = begin; key < end; key += VALUE_KEYS)
-        for (int r = 0; r < ROW_TILE; r += VALUE_ROWS)
-            add_weighted(scores + r * seen.stride, seen.stride, values, head_dim, key, std::min(key + VALUE_KEYS, end), out + r * head_dim);
-    for (int r = 0; r < ROW_TILE && first_row + r < num_rows; r++) {
-        if (is_mixed(a.v_format)) mix_head(out + r * head_dim, head_dim);
-        narrow_row(out + r * head_dim, head_dim, a.format, a.out + place_of(first_row + r) * format_nbytes(a.format));
+
+    // Computes the sums of values of VALUE_ROWS rows. weights: of the first row, as `weigh` leaves them.
+    void add_values(const float* weights, float* out) const {
+        const int head_dim = a.head_dim;
+        for (int key = begin(), last; key < end(); key = last) {
+            last = std::min(key + VALUE_KEYS, end());
+            for (int r = 0; r < ROW_TILE; r += VALUE_ROWS) {
+                const float* row = weights + r * seen.stride;
+                if (seen.in_pairs)
+                    add_weighted_pairs((const uint8_t*)row, seen.stride * 4, seen.value_pairs_at(kv_head, head_dim, 0), head_dim, key / 2, last / 2, out + r * head_dim);
+                else
+                    add_weighted(row, seen.stride, seen.values + size_t(kv_head) * seen.count * head_dim, head_dim, key, std::min(last, end_of(ROW_TILE - 1)), out + r * head_dim);
+            }
+        }
+    }
+};
+
+// Computes attention for one tile. scratch: tile_floats.
+inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile, float* scratch) {
+    const RowTile rows{a, seen, kv_head, tile * ROW_TILE};
+    float *q = scratch, *out = q + ROW_TILE * a.head_dim, *scores = out + ROW_TILE * a.head_dim;
+    seen.in_pairs ? rows.score_in_pairs((uint8_t*)q, scores) : rows.score(q, scores);
+    for (int r = 0; r < ROW_TILE; r++) rows.weigh(scores + r * seen.stride, r);
+    std::fill(out, out + ROW_TILE * a.head_dim, 0.0f);
+    rows.add_values(scores, out);
+    for (int r = 0; r < ROW_TILE && rows.first_row + r < rows.num_rows; r++) {
+        if (is_mixed(a.v_format)) mix_head(out + r * a.head_dim, a.head_dim);
+        narrow_row(out + r * a.head_dim, a.head_dim, a.format, a.out + rows.place_of(r) * format_nbytes(a.format));
     }
 }
 
@@ -181,14 +251,14 @@ class ChunkJob final : public Job {
     int phases() const override { return a_.key ? 3 : 2; }
 
     Deal deal(int phase, int threads) const override {
-        if (phase == WIDEN) return Deal::even(seen_.count * a_.kv_heads, threads);
+        if (phase == WIDEN) return Deal::even(widened() * a_.kv_heads, threads);
         return phase == ATTEND ? Deal{tiles() * a_.kv_heads, 1} : Deal::even(a_.kv_heads * kept(), threads);
     }
 
     void carry_out(int phase, Range units, int thread) override {
         float* scratch = scratch_ + thread * stride_;
         for (int item = units.begin; item < units.end; item++) {
-            if (phase == WIDEN) widen_entry(a_, seen_, item / seen_.count, item % seen_.count, scratch);
+            if (phase == WIDEN) widen(item / widened(), item % widened(), scratch);
             if (phase == ATTEND) attend_tile(a_, seen_, item % a_.kv_heads, item / a_.kv_heads, scratch);
             if (phase == WRITE) write_entry(item / kept(), a_.tokens - kept() + item % kept(), scratch);
         }
@@ -196,6 +266,12 @@ class ChunkJob final : public Job {
 
   private:
     enum { WIDEN, ATTEND, WRITE };
+
+    int widened() const { return seen_.in_pairs ? int(seen_.stride) / LANES : seen_.count; }  // units of a kv head
+
+    void widen(int kv_head, int unit, float* scratch) const {
+        seen_.in_pairs ? arrange_entries(a_, seen_, kv_head, unit * LANES, scratch) : widen_entry(a_, seen_, kv_head, unit, scratch);
+    }
 
     int kept() const { return int(std::min<int64_t>(a_.tokens, a_.places().slots())); }  // new entries that the chunk does not overwrite itself
     int tiles() const { return (a_.tokens * (a_.heads / a_.kv_heads) + ROW_TILE - 1) / ROW_TILE; }

@@ -1,7 +1,7 @@
-// The job of products in panels (panels.h) with the same x.
+// The job of products in panels (bf16_pairs.h) with the same x.
 #pragma once
 
-#include "panels.h"
+#include "bf16_pairs.h"
 #include "product_output.h"
 
 namespace graphcore {

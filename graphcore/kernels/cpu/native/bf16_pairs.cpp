@@ -1,11 +1,11 @@
-// Implements panels.h. compiler.py compiles this file without fused multiply-adds (contraction), so that panels have the bits
+// Implements bf16_pairs.h. compiler.py compiles this file without fused multiply-adds (contraction), so that panels have the bits
 // of unpacked weights.
-#include "panels.h"
+#include "bf16_pairs.h"
 
 #if defined(__AVX512F__)
 #include <cpuid.h>
 
-// A library for any processor with AVX-512 has these functions; has_panels() tells whether they can be called.
+// A library for any processor with AVX-512 has these functions; has_bf16_pairs() tells whether they can be called.
 #define BF16_TARGET __attribute__((target("avx512bf16")))
 
 namespace graphcore {
@@ -91,11 +91,28 @@ constexpr FillGroup FILL[] = {GRAPHCORE_FORMATS(GRAPHCORE_FILL)};
 
 }  // namespace
 
-bool has_panels() {
-    constexpr unsigned AVX512_BF16 = 1 << 5, AMX_BF16 = 1 << 22;
+namespace {
+
+bool has_avx512_bf16() {
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & AVX512_BF16)) return false;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && !(d & AMX_BF16);
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 5);
+}
+
+bool has_amx_bf16() {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1 << 22);
+}
+
+}  // namespace
+
+bool has_bf16_pairs() {
+    static const bool found = has_avx512_bf16();  // asking takes microseconds on a virtual machine
+    return found;
+}
+
+bool has_panels() {
+    static const bool found = has_bf16_pairs() && !has_amx_bf16();
+    return found;
 }
 
 void arrange_tile(const uint8_t* x, int tokens, int columns, uint32_t* tile) {
@@ -139,16 +156,81 @@ BF16_TARGET void multiply_panel(const uint8_t* panel, const uint32_t* tile, int 
         for (int i = 0; i < PANEL_GROUPS; i++) _mm512_storeu_ps(sums[t] + i * LANES, all[t][i]);
 }
 
+void arrange_keys(const uint8_t* const keys[LANES], int head_dim, uint32_t* to) {
+    for (int e = 0; e < head_dim; e += BLOCK_COLUMNS, to += LANES * LANES) {
+        __m512i pairs[LANES];
+        for (int key = 0; key < LANES; key++) pairs[key] = load<__m512i>(keys[key] + 2 * e);
+        transpose_pairs(pairs);
+        for (int pair = 0; pair < LANES; pair++) store(to + LANES * pair, pairs[pair]);
+    }
+}
+
+void arrange_values(const uint8_t* const values[LANES], int head_dim, uint32_t* to) {
+    for (int pair = 0; pair < LANES / 2; pair++, to += head_dim)
+        for (int e = 0; e < head_dim; e += LANES) {
+            const __m512i first = _mm512_cvtepu16_epi32(load<__m256i>(values[2 * pair] + 2 * e));
+            const __m512i second = _mm512_cvtepu16_epi32(load<__m256i>(values[2 * pair + 1] + 2 * e));
+            store(to + e, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
+        }
+}
+
+BF16_TARGET void score_pairs(const uint8_t* q, int head_dim, const uint32_t* keys, float scale, size_t stride, float* scores) {
+    __m512 all[PAIR_ROWS][2];
+    for (int r = 0; r < PAIR_ROWS; r++) all[r][0] = all[r][1] = _mm512_setzero_ps();
+    const uint32_t* others = keys + LANES * head_dim / 2;
+    for (int pair = 0; pair < head_dim / 2; pair++) {
+        const __m512bh first = (__m512bh)load<__m512i>(keys + LANES * pair), second = (__m512bh)load<__m512i>(others + LANES * pair);
+#pragma GCC unroll 8
+        for (int r = 0; r < PAIR_ROWS; r++) {
+            const __m512bh x = (__m512bh)_mm512_set1_epi32(load<int>(q + size_t(2) * (r * head_dim + 2 * pair)));
+            all[r][0] = _mm512_dpbf16_ps(all[r][0], first, x);
+            all[r][1] = _mm512_dpbf16_ps(all[r][1], second, x);
+        }
+    }
+    for (int r = 0; r < PAIR_ROWS; r++)
+        for (int half = 0; half < 2; half++) _mm512_storeu_ps(scores + r * stride + half * LANES, _mm512_mul_ps(all[r][half], _mm512_set1_ps(scale)));
+}
+
+template <int WIDTH>
+BF16_TARGET inline void add_features_of_pairs(const uint8_t* weights, size_t stride, const uint32_t* values, int head_dim, int begin, int end, float* out) {
+    constexpr int ROWS = 4;
+    __m512 all[ROWS][WIDTH];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < WIDTH; v++) all[r][v] = _mm512_loadu_ps(out + r * head_dim + v * LANES);
+    for (int pair = begin; pair < end; pair++) {
+        __m512bh parts[WIDTH];
+        for (int v = 0; v < WIDTH; v++) parts[v] = (__m512bh)load<__m512i>(values + size_t(pair) * head_dim + v * LANES);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++) {
+            const __m512bh weight = (__m512bh)_mm512_set1_epi32(load<int>(weights + r * stride + 4 * size_t(pair)));
+            for (int v = 0; v < WIDTH; v++) all[r][v] = _mm512_dpbf16_ps(all[r][v], parts[v], weight);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < WIDTH; v++) _mm512_storeu_ps(out + r * head_dim + v * LANES, all[r][v]);
+}
+
+void add_weighted_pairs(const uint8_t* weights, size_t stride, const uint32_t* values, int head_dim, int begin, int end, float* out) {
+    int e = 0;
+    for (; e + 4 * LANES <= head_dim; e += 4 * LANES) add_features_of_pairs<4>(weights, stride, values + e, head_dim, begin, end, out + e);
+    if (e < head_dim) add_features_of_pairs<2>(weights, stride, values + e, head_dim, begin, end, out + e);  // half of that
+}
+
 }  // namespace graphcore
 
 #else
 
 namespace graphcore {
 
+bool has_bf16_pairs() { return false; }
 bool has_panels() { return false; }
 void arrange_tile(const uint8_t*, int, int, uint32_t*) {}
 void fill_panel(const Matrix&, int, Range, int, uint8_t*) {}
 void multiply_panel(const uint8_t*, const uint32_t*, int, TileSums&) {}
+void arrange_keys(const uint8_t* const*, int, uint32_t*) {}
+void arrange_values(const uint8_t* const*, int, uint32_t*) {}
+void score_pairs(const uint8_t*, int, const uint32_t*, float, size_t, float*) {}
+void add_weighted_pairs(const uint8_t*, size_t, const uint32_t*, int, int, int, float*) {}
 
 }  // namespace graphcore
 #endif
