@@ -126,7 +126,10 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--instruction-set", default="native", choices=SETS, help="what engines may use: avx2 leaves AVX-512 unused"
+        "--instruction-set",
+        default="native",
+        choices=SETS,
+        help="what engines may use of the processor",
     )
     parser.add_argument("--baseline", default="llama.cpp", help="engine that ratios are relative to")
     parser.add_argument("--output", type=Path, default=Path("outputs/compare"))

@@ -1,15 +1,22 @@
-"""The instruction sets that engines are compared with: the processor's own, or AVX2 on a processor that has more.
+"""The instruction sets that engines are compared with: the processor's own, or less on a processor that has more.
+
+    native      all that the processor has
+    avx-vnni    AVX2 and AVX-VNNI, as recent laptops have
+    avx2        AVX2
 
 Torch and oneDNN read variables when they are imported; graphcore chooses its library by the flags of the processor.
 """
 
 import os
 
-SETS = ("native", "avx2")
 LIMIT = "GRAPHCORE_LIMIT_CPU"  # variable of an engine's process, and of tests
 VARIABLES = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
-OVER_AVX2 = ("avx512", "avx_vnni", "amx")  # beginnings of the names of what is left out
-BUILD_FLAGS = ("-march=x86-64-v3",)  # of a library that is built because none was built in advance
+LEFT_OUT = {"avx-vnni": ("avx512", "amx"), "avx2": ("avx512", "avx_vnni", "amx")}  # beginnings of names of features
+BUILD_FLAGS = {  # of a library that is built because none was built in advance
+    "avx-vnni": ("-march=x86-64-v3", "-mavxvnni"),
+    "avx2": ("-march=x86-64-v3",),
+}
+SETS = ("native", *LEFT_OUT)
 
 
 def environment_of(instruction_set: str) -> dict[str, str]:
@@ -19,8 +26,8 @@ def environment_of(instruction_set: str) -> dict[str, str]:
         ValueError: no instruction set is called that.
     """
     if instruction_set not in SETS:
-        raise ValueError(f"{LIMIT}={instruction_set} is no instruction set; use {' or '.join(SETS)}")
-    return {**os.environ, LIMIT: instruction_set, **(VARIABLES if instruction_set == "avx2" else {})}
+        raise ValueError(f"{LIMIT}={instruction_set} is no instruction set; use {', '.join(SETS)}")
+    return {**os.environ, LIMIT: instruction_set, **(VARIABLES if instruction_set in LEFT_OUT else {})}
 
 
 def current_set() -> str:
@@ -35,9 +42,10 @@ def apply_limit() -> None:
     from graphcore import device
     from graphcore.kernels.cpu import library
 
-    flags = frozenset(flag for flag in device.cpu_flags() if not flag.startswith(OVER_AVX2))
+    left_out, build_flags = LEFT_OUT[current_set()], BUILD_FLAGS[current_set()]
+    flags = frozenset(flag for flag in device.cpu_flags() if not flag.startswith(left_out))
     for module in (device, library):
         setattr(module, "cpu_flags", lambda: flags)  # noqa: B010 - both names of the function
-    setattr(library, "native_flags", lambda: BUILD_FLAGS)  # noqa: B010
+    setattr(library, "native_flags", lambda: build_flags)  # noqa: B010
     for chosen in (library.prebuilt_library, library.build_library):
         chosen.cache_clear()

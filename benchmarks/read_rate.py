@@ -16,6 +16,7 @@ from graphcore import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.bandwidth import LINE_NBYTES, native_sum
+from graphcore.kernels.cpu.library import open_library
 from graphcore.nn.linear import Linear
 
 CACHED = 128  # tokens in the cache
@@ -42,6 +43,7 @@ def main() -> None:
         assert isinstance(runner, ProgramRunner), "graphcore's own programs are timed"
         backend = runner.builder.backend
         assert isinstance(backend, NativeBackend), "a step in C++ is timed"
+        open_library(backend.library).graphcore_share_threads(None, None)  # the reader runs on the step's own threads
         weights = matrices(runner)
         nbytes = sum(weight.numel() for weight in weights)
         with torch.inference_mode():

@@ -67,6 +67,7 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_
 TARGETS: Mapping[str, tuple[Target, ...]] = {
     "x86_64": (
         Target("x86-64-v4-vnni", ("-march=x86-64-v4", "-mavx512vnni"), "x86_64_v4+avx512vnni", _V4),
+        Target("x86-64-v3-vnni", ("-march=x86-64-v3", "-mavxvnni"), "x86_64_v3+avxvnni", _V3 | {"avx_vnni"}),
         Target("x86-64-v3", ("-march=x86-64-v3",), "x86_64_v3", _V3),
         Target("x86-64", ("-march=x86-64",), "x86_64", more=("-O1",)),
     ),

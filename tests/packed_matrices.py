@@ -15,6 +15,7 @@ from torch import Tensor
 
 from graphcore.compiler import prebuilt_name, targets_here
 from graphcore.config.compose import compose_settings
+from graphcore.device import cpu_flags
 from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.cpu.library import FORMAT_NUMBERS, PREBUILT, SOURCES, build_library, find_library
@@ -53,12 +54,14 @@ def kernels_for(target: str, folder: Path) -> str:
     """Return the library that pip has built for an x86-64 level, or one built now; skip where it could not run."""
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip(f"{target} is no target of a {platform.machine()} processor")
-    if target == "x86-64-v3" and "avx2" not in torch.backends.cpu.get_cpu_capability().lower().replace("512", "2"):
-        pytest.skip("this processor has no AVX2")
-    in_advance = [PREBUILT / prebuilt_name(SOURCES, one) for one in targets_here() if one.name == target]
-    if in_advance and in_advance[0].exists():
-        return str(in_advance[0])
-    library = build_library(folder, (f"-march={target}", "-O1"))  # less optimised: a third of the time to build
+    (chosen,) = (one for one in targets_here() if one.name == target)
+    missing = sorted(chosen.needs - cpu_flags())
+    if missing:
+        pytest.skip(f"this processor has no {', '.join(missing)}")
+    in_advance = PREBUILT / prebuilt_name(SOURCES, chosen)
+    if in_advance.exists():
+        return str(in_advance)
+    library = build_library(folder, (*chosen.cpu, "-O1"))  # less optimised: a third of the time to build
     if library is None:
         pytest.skip("no C++ compiler works here")
     return str(library)

@@ -20,9 +20,11 @@ from peer import Peer, TimedEngine
 from peers.llama_cpp_engine import gguf_weight_nbytes
 
 COMMON = ("-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DGGML_CCACHE=OFF")
+AVX2 = ("-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON")
 FLAGS = {
     "native": ("-DGGML_NATIVE=ON",),
-    "avx2": ("-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON"),
+    "avx-vnni": (*AVX2, "-DGGML_AVX_VNNI=ON"),  # ik_llama.cpp has no such option, and uses AVX2
+    "avx2": AVX2,
 }
 # A script of ik_llama.cpp that its package leaves out; it asks git for a version.
 BUILD_INFO = Path("common/cmake/build-info-gen-cpp.cmake")

@@ -12,7 +12,7 @@ from packed_matrices import kernels_for, native_kernels
 from graphcore.compiler import prebuilt_name, targets_here
 from graphcore.kernels.cpu.library import PREBUILT, SOURCES, prebuilt_library
 
-LEVELS = ("x86-64-v3", "x86-64")  # AVX2; SSE2, which is also what plain vectors become
+LEVELS = ("x86-64-v3-vnni", "x86-64-v3", "x86-64")  # AVX-VNNI; AVX2; SSE2, which is also what plain vectors become
 
 
 def distinct_targets() -> list[str]:

@@ -1,8 +1,8 @@
 // Integer dot products of a block: lane r of the result is the sum over columns of row r's codes times x. The sums are
 // exact, so every instruction set returns the same numbers.
 //
-// VNNI multiplies four bytes of each lane at once. It multiplies 16-bit activations in two passes: high bytes, then low
-// bytes. AVX2 has two ways:
+// VNNI (AVX-512 VNNI and AVX-VNNI) multiplies four bytes of each lane at once. It multiplies 16-bit activations in two passes:
+// high bytes, then low bytes. AVX2 without it has two ways:
 //
 //     bytes   Codes times bytes of x give 16-bit sums of two neighbours. As many quads as cannot overflow are added in 16
 //             bits, then the sums are widened to 32 bits.
@@ -17,7 +17,7 @@
 
 namespace graphcore {
 
-#if GRAPHCORE_AVX2
+#if GRAPHCORE_PAIRS
 
 inline __m256i four_everywhere(const void* from) { return _mm256_set1_epi32(load<int32_t>(from)); }
 
@@ -65,6 +65,8 @@ __attribute__((always_inline)) inline IntPart dot_quads(const Values& values, in
 inline IntPart dot4(IntPart total, BytePart codes, int32_t x) {
 #if defined(__AVX512VNNI__)
     return (IntPart)_mm512_dpbusd_epi32((__m512i)total, (__m512i)codes, _mm512_set1_epi32(x));
+#elif GRAPHCORE_AVX2 && defined(__AVXVNNI__)
+    return (IntPart)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)codes, _mm256_set1_epi32(x));
 #elif defined(__AVX512BW__)
     // Even and odd bytes are multiplied separately, as 16-bit numbers, so that no sum of two products saturates.
     const __m512i four = _mm512_set1_epi32(x);

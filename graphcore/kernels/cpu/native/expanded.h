@@ -15,14 +15,22 @@ namespace graphcore {
 
 constexpr int EXPANDED_TOKENS = 4;  // tokens of a tile
 
-// Quads that are added in 16 bits; 0 for pairs of 16 bits.
+// Quads that are added in 16 bits, or at all with AVX-VNNI; 0 for 16-bit x.
 template <class F, bool WIDE>
+#if GRAPHCORE_PAIRS
 constexpr int QUADS_OF_RUN = WIDE ? 0 : quads_in_16_bits(F::LARGEST);
+#else
+constexpr int QUADS_OF_RUN = WIDE ? 0 : QUADS;
+#endif
 
 // Eight blocks of sixteen rows. Pairs are the codes of columns 0 and 2 of a quad, then those of columns 1 and 3.
 template <int RUN>
 struct ExpandedChunk {
+#if GRAPHCORE_PAIRS
     static constexpr bool IN_PAIRS = RUN == 0;
+#else
+    static constexpr bool IN_PAIRS = false;
+#endif
     __m256i codes[CHUNK_BLOCKS][QUADS][IN_PAIRS ? 2 : 1][PARTS];
     FloatPart scales[CHUNK_BLOCKS][2][PARTS], corrections[CHUNK_BLOCKS][2][PARTS];  // of a block, or of its halves
 
@@ -52,12 +60,14 @@ struct ExpandedChunk {
 template <int TOKENS>
 using TileSums = IntPart[TOKENS][PARTS];
 
+// dot_tile(codes, first, end, x, at, totals) sets totals to the dot products of quads first .. end - 1 of a block. at: index of
+// the first number of each token's block in the arrays of x.
+#if GRAPHCORE_PAIRS
+
 // Add in place: with the intrinsics GCC 12 computes all products before it adds, and keeps some sums in memory.
 __attribute__((always_inline)) inline void add_words(__m256i& sum, __m256i words) { asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(words)); }
 __attribute__((always_inline)) inline void add_integers(__m256i& sum, __m256i integers) { asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(integers)); }
 
-// dot_tile(codes, first, end, x, at, totals) sets totals to the dot products of quads first .. end - 1 of a block. at: index of
-// the first number of each token's block in the arrays of x.
 template <int RUN, int TOKENS>
 __attribute__((always_inline)) inline void dot_tile(const __m256i (&codes)[QUADS][1][PARTS], int first, int end, const Activations& x, const size_t (&at)[TOKENS], TileSums<TOKENS>& totals) {
     for (int begin = first; begin < end; begin += RUN) {
@@ -94,6 +104,34 @@ __attribute__((always_inline)) inline void dot_tile(const __m256i (&codes)[QUADS
             }
     std::memcpy(totals, sums, sizeof(sums));
 }
+
+#else
+
+template <int TOKENS>
+__attribute__((always_inline)) inline void dot_bytes_of_tile(const __m256i (&codes)[QUADS][1][PARTS], int first, int end, const int8_t* q, const size_t (&at)[TOKENS], IntPart (&sums)[TOKENS][PARTS]) {
+#pragma GCC unroll 8
+    for (int j = first; j < end; j++)
+#pragma GCC unroll 4
+        for (int t = 0; t < TOKENS; t++) {
+            const int32_t four = four_at(q + at[t] + 4 * j);
+#pragma GCC unroll 2
+            for (int part = 0; part < PARTS; part++) sums[t][part] = dot4(sums[t][part], (BytePart)codes[j][0][part], four);
+        }
+}
+
+template <int RUN, int TOKENS>
+__attribute__((always_inline)) inline void dot_tile(const __m256i (&codes)[QUADS][1][PARTS], int first, int end, const Activations& x, const size_t (&at)[TOKENS], TileSums<TOKENS>& totals) {
+    IntPart high[TOKENS][PARTS] = {};
+    dot_bytes_of_tile<TOKENS>(codes, first, end, x.q, at, high);
+    if constexpr (RUN == 0) {
+        for (int t = 0; t < TOKENS; t++)
+            for (int part = 0; part < PARTS; part++) high[t][part] <<= 8;
+        dot_bytes_of_tile<TOKENS>(codes, first, end, x.low, at, high);
+    }
+    std::memcpy(totals, high, sizeof(high));
+}
+
+#endif
 
 // Adds the products of a chunk and a tile of tokens to their sums.
 template <int RUN, bool HALVES, bool CORRECTS, int TOKENS>

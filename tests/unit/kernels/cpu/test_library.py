@@ -141,6 +141,7 @@ V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni"
         ("", "x86-64"),
         (V3.replace("fma ", ""), "x86-64"),
         (V3, "x86-64-v3"),
+        (f"{V3} avx_vnni", "x86-64-v3-vnni"),
         (V4.replace(" avx512_vnni", ""), "x86-64-v3"),
         (V4, "x86-64-v4-vnni"),
     ],
@@ -148,7 +149,7 @@ V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni"
 def test_the_best_library_that_the_processor_runs_is_chosen(
     flags: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = prebuilt(tmp_path / "built", "x86-64", "x86-64-v3", "x86-64-v4-vnni")
+    places = prebuilt(tmp_path / "built", *(one.name for one in TARGETS["x86_64"]))
     monkeypatch.setattr(library, "PREBUILT", tmp_path / "built")
     monkeypatch.setattr(library, "targets_here", lambda: TARGETS["x86_64"])
     monkeypatch.setattr(library, "cpu_flags", lambda: frozenset(flags.split()))
