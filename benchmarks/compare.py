@@ -129,7 +129,7 @@ def parse_options() -> argparse.Namespace:
         "--instruction-set",
         default="native",
         choices=SETS,
-        help="what engines may use of the processor",
+        help="what engines may use: avx2 and avx-vnni leave AVX-512 unused",
     )
     parser.add_argument("--baseline", default="llama.cpp", help="engine that ratios are relative to")
     parser.add_argument("--output", type=Path, default=Path("outputs/compare"))

@@ -47,7 +47,7 @@ def main() -> None:
         weights = matrices(runner)
         nbytes = sum(weight.numel() for weight in weights)
         with torch.inference_mode():
-            runner.reserve(0, CACHED, CACHED + 1)
+            runner.reserve(0, CACHED, CACHED + given.turns)
             program = runner.builder.decode(1, is_greedy=True)
             program.state.put_rows([[5]], [CACHED])
             steps, reads = [], []

@@ -1,7 +1,7 @@
 """llama-bench of llama.cpp and of ik_llama.cpp, built from the sources in their Python packages.
 
 A build takes minutes (ik_llama.cpp: 15 on two cores) and is kept in benchmarks/ of graphcore's cache folder, one for
-each instruction set. cmake, make and a C++ compiler are needed. Decode starts from an empty cache, as llama-bench does.
+each instruction set. cmake, make and a C++ compiler are needed. Decode starts from an empty cache, or at the depth.
 """
 
 import json
@@ -120,7 +120,12 @@ class LlamaBench(TimedEngine):
     def _at_depth(self, prompt_tokens: int, new_tokens: int, depth: int) -> dict[str, object]:
         prompts = f"{depth},{depth + prompt_tokens}"
         rows = self._rows("-p", prompts, "-n", "0", "-gp", f"{depth},{new_tokens}")
-        short, long = sorted(row["avg_ns"] for row in rows if not row["n_gen"])
+        by_length = sorted((row["n_prompt"], row["avg_ns"]) for row in rows if not row["n_gen"])
+        (_, short), (_, long) = by_length
+        if long <= short:
+            raise SystemExit(
+                f"{self.path}: the longer prompt took less time than the shorter; run it on an idle machine"
+            )
         (decode,) = (row["avg_ts"] for row in rows if row["n_gen"])
         return {"prefill": prompt_tokens / (long - short) * 1e9, "decode": decode}
 

@@ -169,7 +169,7 @@ def gated_projection(gate: Linear, up: Linear, x: Tensor | Int8Rows, activation:
 def _operands(linears: Sequence[Linear], x: Tensor) -> list[Operand]:
     """Return the matrices if the C++ kernels multiply `x` with all of them in one way, else an empty list."""
     kernels = linears[0].backend.token_rows(x)
-    if kernels is None or not all(one.is_plain for one in linears):
+    if kernels is None or not all(type(one) is Linear and one.is_plain for one in linears):
         return []
     found = [kernels.operand(x, one.weight, one.packing, one.rounding, one.bias) for one in linears]
     operands = [one for one in found if one is not None]

@@ -94,6 +94,7 @@ def attention_nbytes(spec: ModelSpec, context: int, tokens: int, dtype: torch.dt
 def _attention_nbytes(one: AttentionSpec, context: int, tokens: int, dtype: torch.dtype, threads: int | None) -> int:
     seen = context if one.window is None else min(context, one.window + tokens)
     if threads is not None:
+        seen += 2 * limits.CHUNK_KEYS  # an aligned first key, and whole blocks
         widened = 2 * one.kv_heads * one.head_dim * seen
         return FLOAT32_NBYTES * (widened + threads * limits.CHUNK_ROWS * (2 * one.head_dim + seen))
     copied = (4 * one.kv_heads + 2 * one.heads) * one.head_dim * seen * dtype.itemsize

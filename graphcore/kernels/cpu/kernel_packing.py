@@ -13,8 +13,8 @@ that in the file.
     token       rounded to 8 bits per row             exact products for ternary weights, as in BitNet
 
 For many tokens, float and, except with AVX2, wide unpack the matrix once and multiply it densely: bf16 in panels
-(products.py) if the processor has AVX512-BF16, else by torch, in x's dtype or, if the processor has no fast products in
-that dtype, in float32. The others multiply the packed codes, which is faster.
+(products.py) if the processor has AVX512-BF16 and no AMX, else by torch, in x's dtype or, if the processor has no fast
+products in that dtype, in float32. The others multiply the packed codes, which is faster.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
 """Finds or builds the library of C++ kernels: built by pip if possible, else once per machine, in the cache folder.
 
 The sources include no torch headers, so that they build in seconds; Python calls plain functions through ctypes. The
-compiler targets the native processor, and the sources select AVX-512 VNNI, AVX2 or plain vectors by its predefined
-macros (graphcore/compiler.py lists processors and compilers).
+compiler targets the native processor, and the sources select AVX-512 VNNI, AVX-VNNI, AVX2 or plain vectors by its
+predefined macros (graphcore/compiler.py lists processors and compilers). AVX512-BF16 is asked for at run time.
 """
 
 import ctypes

@@ -1,7 +1,8 @@
 """Products of one x with several matrices in one call of the C++ kernels (native/product_output.h).
 
     method      products
-    panels      bf16, of weights that are unpacked or dense (native/bf16_pairs.h); many tokens, with AVX512-BF16
+    panels      bf16, of weights that are unpacked or dense (native/bf16_pairs.h); many tokens, with AVX512-BF16 and
+                without AMX
     a rounding  of the codes of packed matrices with x rounded so (kernel_packing.py)
 
 Legend: T tokens, I columns (input features), O rows (output features) of a matrix.
@@ -57,7 +58,7 @@ def has_panels(library: str) -> bool:
 
 
 def multiply(x: Tensor, operands: Sequence[Operand]) -> list[Tensor]:
-    """Return x @ W.T (+ bias) for each matrix. A token's bits depend on no other token, and on no other matrix.
+    """Return x @ W.T (+ bias) for each matrix. With one method a token's bits depend on no other token or matrix.
 
     Args:
         x: [..., I] float32, fp16 or bf16; bf16 for panels.
@@ -87,6 +88,8 @@ def multiply_gated(x: Tensor, gate: Operand, up: Operand, activation: Activation
     Returns:
         [..., O] of x's dtype.
     """
+    assert gate.matrix.rows == up.matrix.rows, "a gate is as wide as what it multiplies"
+    assert gate.matrix.columns == up.matrix.columns, "both are multiplied with x"
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], gate.matrix.rows))
     bias, up_bias = _wide(gate.bias), _wide(up.bias)
@@ -97,6 +100,7 @@ def multiply_gated(x: Tensor, gate: Operand, up: Operand, activation: Activation
 
 def _run(x: Tensor, outputs: Sequence[ProductOutput], how: Operand) -> None:
     kernels, columns = open_library(how.library), x.shape[-1]
+    assert all(one.matrix.columns == columns for one in outputs), f"x has {columns} columns, and a matrix others"
     inputs = torch.get_num_threads(), x.data_ptr(), x.numel() // columns, columns
     array = (ProductOutput * len(outputs))(*outputs)
     if how.method == PANELS:
@@ -106,7 +110,7 @@ def _run(x: Tensor, outputs: Sequence[ProductOutput], how: Operand) -> None:
 
 
 def _wide(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.float()
+    return None if bias is None else bias.float().contiguous()
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -73,10 +73,13 @@ def test_the_plan_counts_the_scores_of_as_many_rows_as_a_thread_attends_at_once_
 ) -> None:
     header = Path(limits.__file__).parent / "cpu" / "native" / "chunk.h"
     assert f"constexpr int ROW_TILE = {limits.CHUNK_ROWS};" in header.read_text(encoding="utf-8")
+    pairs = header.with_name("bf16_pairs.h").read_text(encoding="utf-8")
+    assert (limits.CHUNK_KEYS, "PAIR_KEYS = 2 * LANES;" in pairs) == (32, True)
     spec, _ = opened("llama3", tmp_path)
-    before = attention_nbytes(spec, 4096, 512, BF16, threads=2)
-    monkeypatch.setattr(limits, "CHUNK_ROWS", 2 * limits.CHUNK_ROWS)
-    assert attention_nbytes(spec, 4096, 512, BF16, threads=2) > before
+    for limit in ("CHUNK_ROWS", "CHUNK_KEYS"):
+        before = attention_nbytes(spec, 4096, 512, BF16, threads=2)
+        monkeypatch.setattr(limits, limit, 2 * getattr(limits, limit))
+        assert attention_nbytes(spec, 4096, 512, BF16, threads=2) > before
 
 
 def test_the_kernels_follow_the_same_limits(monkeypatch: pytest.MonkeyPatch) -> None:

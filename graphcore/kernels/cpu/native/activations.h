@@ -22,7 +22,7 @@ struct Activations {
     float* x = nullptr;         // [rows, columns]
     float* half_sums = nullptr; // [rows, columns / 16] sums of x over 16 columns
     int8_t* q = nullptr;        // [rows, columns] whole numbers; if wide, their high bytes (unused if there are pairs)
-#if GRAPHCORE_PAIRS
+#if GRAPHCORE_NO_VNNI
     int16_t* pairs = nullptr;   // [rows, columns] whole numbers; those of a quad are in the order 0 2 1 3
 #else
     int8_t* low = nullptr;      // [rows, columns] low bytes of whole numbers, if wide
@@ -52,7 +52,7 @@ struct Activations {
         x = (float*)take(all * 4);
         half_sums = (float*)take(all / 16 * 4);
         q = (int8_t*)take(all);
-#if GRAPHCORE_PAIRS
+#if GRAPHCORE_NO_VNNI
         pairs = (int16_t*)take(2 * all);
 #else
         low = (int8_t*)take(all);
@@ -121,7 +121,7 @@ struct Activations {
         return sum(total);
     }
 
-#if GRAPHCORE_PAIRS
+#if GRAPHCORE_NO_VNNI
     void keep(IntPart whole, size_t at) {
         const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 4, 5, 2, 3, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0);
         const __m256i quads = _mm256_shuffle_epi8(_mm256_packs_epi32((__m256i)whole, (__m256i)whole), order);

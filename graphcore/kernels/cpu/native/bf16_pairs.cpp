@@ -89,10 +89,6 @@ using FillGroup = void (*)(const uint8_t* group, int columns, Range blocks, floa
 #define GRAPHCORE_FILL(F) fill_group<F>,
 constexpr FillGroup FILL[] = {GRAPHCORE_FORMATS(GRAPHCORE_FILL)};
 
-}  // namespace
-
-namespace {
-
 bool has_avx512_bf16() {
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 5);
@@ -103,17 +99,13 @@ bool has_amx_bf16() {
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1 << 22);
 }
 
+// Asked when the library is loaded: it takes microseconds on a virtual machine.
+const bool HAS_BF16_PAIRS = has_avx512_bf16(), HAS_PANELS = HAS_BF16_PAIRS && !has_amx_bf16();
+
 }  // namespace
 
-bool has_bf16_pairs() {
-    static const bool found = has_avx512_bf16();  // asking takes microseconds on a virtual machine
-    return found;
-}
-
-bool has_panels() {
-    static const bool found = has_bf16_pairs() && !has_amx_bf16();
-    return found;
-}
+bool has_bf16_pairs() { return HAS_BF16_PAIRS; }
+bool has_panels() { return HAS_PANELS; }
 
 void arrange_tile(const uint8_t* x, int tokens, int columns, uint32_t* tile) {
     const __m512i lows = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), highs = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
@@ -139,7 +131,7 @@ void fill_panel(const Matrix& matrix, int group, Range columns, int place, uint8
     FILL[matrix.format - DENSE_FORMATS](bytes, matrix.columns, {columns.begin / BLOCK_COLUMNS, columns.end / BLOCK_COLUMNS}, matrix.scale, to);
 }
 
-BF16_TARGET void multiply_panel(const uint8_t* panel, const uint32_t* tile, int pairs, TileSums& sums) {
+BF16_TARGET void multiply_panel(const uint8_t* panel, const uint32_t* tile, int pairs, PanelSums& sums) {
     __m512 all[PANEL_TOKENS][PANEL_GROUPS];
     for (int t = 0; t < PANEL_TOKENS; t++)
         for (int i = 0; i < PANEL_GROUPS; i++) all[t][i] = _mm512_loadu_ps(sums[t] + i * LANES);
@@ -226,7 +218,7 @@ bool has_bf16_pairs() { return false; }
 bool has_panels() { return false; }
 void arrange_tile(const uint8_t*, int, int, uint32_t*) {}
 void fill_panel(const Matrix&, int, Range, int, uint8_t*) {}
-void multiply_panel(const uint8_t*, const uint32_t*, int, TileSums&) {}
+void multiply_panel(const uint8_t*, const uint32_t*, int, PanelSums&) {}
 void arrange_keys(const uint8_t* const*, int, uint32_t*) {}
 void arrange_values(const uint8_t* const*, int, uint32_t*) {}
 void score_pairs(const uint8_t*, int, const uint32_t*, float, size_t, float*) {}

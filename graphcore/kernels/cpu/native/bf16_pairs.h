@@ -1,5 +1,5 @@
-// Kernels for bf16 on processors with AVX512-BF16, whose instruction multiplies sixteen pairs of numbers with one pair and adds
-// both products to float32 sums: products of many tokens, and attention of a chunk (chunk.h).
+// Kernels for bf16 on processors with AVX512-BF16: products of many tokens, and attention of a chunk (chunk.h). A pair is two
+// numbers of bf16 in a lane of 32 bits. vdpbf16ps multiplies sixteen pairs with others and adds both products to float32 sums.
 //
 // A panel is two groups of weights, unpacked to bf16 or copied from dense rows of bf16. It has a vector for each pair of columns
 // and each group, with the pair of each of the sixteen rows. x is in tiles of PANEL_TOKENS tokens, which have the pair of each
@@ -15,7 +15,7 @@ constexpr int PANEL_TOKENS = 8;
 constexpr int PANEL_COLUMNS = 2048;  // most columns of a panel, which stays in the L2 cache for all tokens
 constexpr size_t PANEL_NBYTES = size_t(PANEL_ROWS) * PANEL_COLUMNS * 2;
 
-using TileSums = float[PANEL_TOKENS][PANEL_ROWS];
+using PanelSums = float[PANEL_TOKENS][PANEL_ROWS];
 
 // Returns whether this processor has AVX512-BF16; all other functions need it.
 bool has_bf16_pairs();
@@ -31,7 +31,7 @@ void arrange_tile(const uint8_t* x, int tokens, int columns, uint32_t* tile);
 void fill_panel(const Matrix& matrix, int group, Range columns, int place, uint8_t* panel);
 
 // Adds the products of a panel and a tile to the sums. tile: of the panel's first column.
-void multiply_panel(const uint8_t* panel, const uint32_t* tile, int pairs, TileSums& sums);
+void multiply_panel(const uint8_t* panel, const uint32_t* tile, int pairs, PanelSums& sums);
 
 // ---- Attention. head_dim: a multiple of BLOCK_COLUMNS.
 
@@ -43,7 +43,7 @@ void arrange_keys(const uint8_t* const keys[LANES], int head_dim, uint32_t* to);
 // Writes sixteen values, each [head_dim] of bf16, as [LANES / 2, head_dim] pairs of neighbours.
 void arrange_values(const uint8_t* const values[LANES], int head_dim, uint32_t* to);
 
-// Computes scale * (q . key) for PAIR_ROWS rows and PAIR_KEYS keys. q: [PAIR_ROWS, head_dim] of bf16.  keys: two arranged sixteens.
+// Computes scale * (q . key) for PAIR_ROWS rows and PAIR_KEYS keys. q: [PAIR_ROWS, head_dim] of bf16.  keys: two blocks of arrange_keys.
 void score_pairs(const uint8_t* q, int head_dim, const uint32_t* keys, float scale, size_t stride, float* scores);
 
 // Adds weights times values to out, for four rows and key pairs begin .. end - 1. weights: bf16, rows `stride` bytes apart.

@@ -64,7 +64,7 @@ struct Seen {
     bool in_pairs;
     int64_t first;   // position of the oldest key; in pairs it may be before the window, up to a multiple of LANES
     int count;       // number of keys, the chunk's own included
-    size_t stride;   // count, padded to whole vectors and pairs of them: floats of one row of scores
+    size_t stride;   // count, rounded up to PAIR_KEYS: floats of one row of scores
     float *keys;     // [kv_heads, stride / LANES, head_dim, LANES]; in pairs [kv_heads, stride / LANES, head_dim / 2, LANES] uint32
     float *values;   // [kv_heads, count, head_dim]; in pairs [kv_heads, stride / 2, head_dim] uint32
 
@@ -242,7 +242,7 @@ inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile,
     }
 }
 
-// The attention of a chunk as a job of three phases: widen keys and values, attend, and write the pages if there are new keys.
+// The attention of a chunk as a job of three phases: gather keys and values, attend, and write the pages if there are new keys.
 class ChunkJob final : public Job {
   public:
     // scratch: [threads, tile_floats]
@@ -251,25 +251,25 @@ class ChunkJob final : public Job {
     int phases() const override { return a_.key ? 3 : 2; }
 
     Deal deal(int phase, int threads) const override {
-        if (phase == WIDEN) return Deal::even(widened() * a_.kv_heads, threads);
+        if (phase == GATHER) return Deal::even(gather_units() * a_.kv_heads, threads);
         return phase == ATTEND ? Deal{tiles() * a_.kv_heads, 1} : Deal::even(a_.kv_heads * kept(), threads);
     }
 
     void carry_out(int phase, Range units, int thread) override {
         float* scratch = scratch_ + thread * stride_;
         for (int item = units.begin; item < units.end; item++) {
-            if (phase == WIDEN) widen(item / widened(), item % widened(), scratch);
+            if (phase == GATHER) gather(item / gather_units(), item % gather_units(), scratch);
             if (phase == ATTEND) attend_tile(a_, seen_, item % a_.kv_heads, item / a_.kv_heads, scratch);
             if (phase == WRITE) write_entry(item / kept(), a_.tokens - kept() + item % kept(), scratch);
         }
     }
 
   private:
-    enum { WIDEN, ATTEND, WRITE };
+    enum { GATHER, ATTEND, WRITE };
 
-    int widened() const { return seen_.in_pairs ? int(seen_.stride) / LANES : seen_.count; }  // units of a kv head
+    int gather_units() const { return seen_.in_pairs ? int(seen_.stride) / LANES : seen_.count; }  // of a kv head
 
-    void widen(int kv_head, int unit, float* scratch) const {
+    void gather(int kv_head, int unit, float* scratch) const {
         seen_.in_pairs ? arrange_entries(a_, seen_, kv_head, unit * LANES, scratch) : widen_entry(a_, seen_, kv_head, unit, scratch);
     }
 

@@ -17,7 +17,7 @@
 
 namespace graphcore {
 
-#if GRAPHCORE_PAIRS
+#if GRAPHCORE_NO_VNNI
 
 inline __m256i four_everywhere(const void* from) { return _mm256_set1_epi32(load<int32_t>(from)); }
 

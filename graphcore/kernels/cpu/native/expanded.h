@@ -17,7 +17,7 @@ constexpr int EXPANDED_TOKENS = 4;  // tokens of a tile
 
 // Quads that are added in 16 bits, or at all with AVX-VNNI; 0 for 16-bit x.
 template <class F, bool WIDE>
-#if GRAPHCORE_PAIRS
+#if GRAPHCORE_NO_VNNI
 constexpr int QUADS_OF_RUN = WIDE ? 0 : quads_in_16_bits(F::LARGEST);
 #else
 constexpr int QUADS_OF_RUN = WIDE ? 0 : QUADS;
@@ -26,7 +26,7 @@ constexpr int QUADS_OF_RUN = WIDE ? 0 : QUADS;
 // Eight blocks of sixteen rows. Pairs are the codes of columns 0 and 2 of a quad, then those of columns 1 and 3.
 template <int RUN>
 struct ExpandedChunk {
-#if GRAPHCORE_PAIRS
+#if GRAPHCORE_NO_VNNI
     static constexpr bool IN_PAIRS = RUN == 0;
 #else
     static constexpr bool IN_PAIRS = false;
@@ -62,7 +62,7 @@ using TileSums = IntPart[TOKENS][PARTS];
 
 // dot_tile(codes, first, end, x, at, totals) sets totals to the dot products of quads first .. end - 1 of a block. at: index of
 // the first number of each token's block in the arrays of x.
-#if GRAPHCORE_PAIRS
+#if GRAPHCORE_NO_VNNI
 
 // Add in place: with the intrinsics GCC 12 computes all products before it adds, and keeps some sums in memory.
 __attribute__((always_inline)) inline void add_words(__m256i& sum, __m256i words) { asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(words)); }

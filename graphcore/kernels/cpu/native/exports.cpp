@@ -75,7 +75,7 @@ struct FreeDeleter {
 };
 
 std::unique_ptr<void, FreeDeleter> scratch(size_t nbytes) {
-    return std::unique_ptr<void, FreeDeleter>(std::malloc(nbytes));
+    return std::unique_ptr<void, FreeDeleter>(std::aligned_alloc(64, (nbytes + 63) / 64 * 64));  // of whole cache lines
 }
 
 // Calls body(unit, work) for all units; `work` is memory for `floats` numbers.
@@ -128,7 +128,7 @@ double graphcore_seconds_late(int threads) { return threads == 1 ? 0 : team_of(t
 
 size_t graphcore_packed_nbytes(int format, int rows, int columns) { return matrix_nbytes(format, rows, columns); }
 
-// Returns whether many tokens are multiplied faster with the unpacked matrix, by a library's dense product. AVX2 has no
+// Returns whether many tokens are multiplied faster with the unpacked matrix, in panels or by a library's dense product. AVX2 has no
 // products of bf16, and its products of 16-bit integers do twice as much as those of float32.
 bool graphcore_unpacks(int rounding) {
 #if GRAPHCORE_AVX2
@@ -196,6 +196,7 @@ bool graphcore_has_panels() { return has_panels(); }
 // Computes products with the same x in panels, for packed matrices or dense bf16. x: [tokens, columns] of bf16; columns: a
 // multiple of 32.
 void graphcore_panels(int threads, const uint8_t* x, int tokens, int columns, const ProductOutput* outputs, int count) {
+    if (!tokens || !count) return;
     const auto tiles = scratch(PanelProduct::tile_nbytes(tokens, columns));
     const auto work = scratch(threads * PanelProduct::work_nbytes(tokens));
     PanelProduct job(threads, x, tokens, columns, outputs, count, (uint8_t*)tiles.get(), (uint8_t*)work.get());

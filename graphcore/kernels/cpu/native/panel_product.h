@@ -18,7 +18,7 @@ class PanelProduct final : public Job {
 
     static int num_tiles(int tokens) { return (tokens + PANEL_TOKENS - 1) / PANEL_TOKENS; }
     static size_t tile_nbytes(int tokens, int columns) { return size_t(num_tiles(tokens)) * PANEL_TOKENS * columns * 2; }
-    static size_t work_nbytes(int tokens) { return PANEL_NBYTES + num_tiles(tokens) * sizeof(TileSums); }
+    static size_t work_nbytes(int tokens) { return PANEL_NBYTES + num_tiles(tokens) * sizeof(PanelSums); }
 
     int phases() const override { return 2; }
 
@@ -42,8 +42,8 @@ class PanelProduct final : public Job {
     void multiply(int unit, uint8_t* work) {
         const auto [output, panel] = find_output(outputs_, unit / parts_, panels_of);
         const Range tiles = share(num_tiles(tokens_), unit % parts_, parts_);
-        auto* sums = (TileSums*)(work + PANEL_NBYTES);
-        std::memset(sums, 0, (tiles.end - tiles.begin) * sizeof(TileSums));
+        auto* sums = (PanelSums*)(work + PANEL_NBYTES);
+        std::memset(sums, 0, (tiles.end - tiles.begin) * sizeof(PanelSums));
         for (int begin = 0; begin < columns_; begin += PANEL_COLUMNS) {
             const int end = std::min(begin + PANEL_COLUMNS, columns_);
             fill(*output, panel, {begin, end}, work);

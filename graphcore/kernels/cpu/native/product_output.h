@@ -11,7 +11,7 @@ struct ProductOutput {
     const float *bias, *up_bias;  // [rows] each, or null
     uint8_t* y;                   // [tokens, rows]
     Activation activation;        // f
-    int32_t unused;
+    int32_t unused;               // padding
 
     bool is_gated() const { return up.rows > 0; }
     int groups() const { return num_groups(matrix.rows); }

@@ -20,9 +20,9 @@ namespace graphcore {
 constexpr int LANES = GROUP_ROWS;  // lanes of a vector: one for each row of a group
 static_assert(LANES == 16, "vectors are written out in sixteens");
 #if defined(__AVX2__) && !defined(__AVX512F__)
-#define GRAPHCORE_AVX2 1  // AVX2 is the best that the target has, or AVX-VNNI, its products of four bytes
+#define GRAPHCORE_AVX2 1  // the target has AVX2 and no AVX-512
 #if !defined(__AVXVNNI__)
-#define GRAPHCORE_PAIRS 1  // products of 16-bit activations take them in pairs (dot.h)
+#define GRAPHCORE_NO_VNNI 1  // and no products of four bytes (dot.h)
 #endif
 constexpr int PART_LANES = 8;
 #else
