@@ -20,6 +20,7 @@ from streamed_engine import collect_until, fill_threads, load, stream_of, unwrap
 from tiny_models import TinyModel
 
 from graphcore import Engine
+from graphcore.engine.request import Request
 from graphcore.errors import CheckpointError, ConfigError, GraphcoreError, StreamingError
 from graphcore.streaming.read_ticket import ReadTicket
 
@@ -213,8 +214,18 @@ def test_ctrl_c_ends_the_generation_and_the_engine_works_again(folder: Path, pla
             assert engine.generate([PROMPT], max_new_tokens=6)[0].token_ids == expected
 
 
-def test_an_error_while_ctrl_c_is_being_handled_leaves_an_engine_that_works(folder: Path) -> None:
+def test_an_error_while_ctrl_c_is_being_handled_leaves_an_engine_that_works(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It comes while it is waited for that threads are out of their reads."""
+    end, interrupted = Request.end, threading.Event()
+
+    def end_noted(request: Request, reason: str) -> None:
+        end(request, reason)
+        if reason == "interrupted":
+            interrupted.set()
+
+    monkeypatch.setattr(Request, "end", end_noted)
     with load(folder) as engine:
         expected = engine.generate([PROMPT], max_new_tokens=6)[0].token_ids
         filler = stream_of(engine).filler
@@ -226,7 +237,7 @@ def test_an_error_while_ctrl_c_is_being_handled_leaves_an_engine_that_works(fold
             if not presses:
                 presses.append("while a group is waited for")
                 os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.1)  # the main thread handles it meanwhile, before the pass is over
+                assert interrupted.wait(SECONDS)  # the main thread has ended the request before the pass is over
             wait(ticket)
 
         def cancel_pressed(tickets: Collection[ReadTicket]) -> None:
