@@ -98,7 +98,7 @@ class Linear(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the projection is the product of `x` and the weight, in the kernels' roundings."""
+        """Whether the forward pass is x @ weight.T (+ bias) without a separate scale or int8 step."""
         return self.weight_scale is None and (self.int8_order is None or self.rounding == "token")
 
     def prepare(self, x: Tensor) -> Tensor | Int8Rows:
@@ -149,7 +149,7 @@ class Linear(nn.Module):
 
 
 def joint_projections(linears: Sequence[Linear], x: Tensor | Int8Rows) -> list[Tensor] | None:
-    """Return each projection of the same `x`, [..., O] compute dtype, if one call of the C++ kernels can; else None.
+    """Return the projections of one input by a single C++ call, [..., O] compute dtype each; None if there is none.
 
     Args:
         x: as in `Linear.forward`.
@@ -160,14 +160,14 @@ def joint_projections(linears: Sequence[Linear], x: Tensor | Int8Rows) -> list[T
 
 
 def gated_projection(gate: Linear, up: Linear, x: Tensor | Int8Rows, activation: Activation) -> Tensor | None:
-    """Return activation(gate(x)) * up(x), [..., O] compute dtype, if one call of the C++ kernels can; else None."""
+    """Return activation(gate(x)) * up(x) by a single C++ call, [..., O] compute dtype; None if there is none."""
     if isinstance(x, Tensor) and (operands := _operands([gate, up], x)):
         return multiply_gated(x, operands[0], operands[1], activation)
     return None
 
 
 def _operands(linears: Sequence[Linear], x: Tensor) -> list[Operand]:
-    """Return the matrices if the C++ kernels multiply `x` with all of them in one way, else an empty list."""
+    """Return the operands of a single C++ call; empty if the weights need different kernels, or torch."""
     kernels = linears[0].backend.token_rows(x)
     if kernels is None or not all(type(one) is Linear and one.is_plain for one in linears):
         return []

@@ -109,11 +109,11 @@ class KernelPacking(Packing):
         return dense
 
     def unpacks(self, rounding: str) -> bool:
-        """Return whether the matrix is unpacked and multiplied densely for a batch of `DENSE_TOKENS` tokens or more."""
+        """Return whether a batch of at least `DENSE_TOKENS` tokens is multiplied with the unpacked (dense) weight."""
         return bool(open_library(self.library).graphcore_unpacks(ROUNDINGS[rounding]))
 
     def operand(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Operand | None:
-        """Return the matrix as the C++ kernels multiply `x` [..., I] with it; None if it is unpacked for torch."""
+        """Return the operand of the C++ kernels for `x` [..., I]; None if torch multiplies the unpacked weight."""
         tokens, method = x.numel() // x.shape[-1] if x.numel() else 0, rounding
         if tokens >= DENSE_TOKENS and self.unpacks(rounding):
             if x.dtype is not torch.bfloat16 or not products.has_panels(self.library):

@@ -229,7 +229,7 @@ def open_library(path: str) -> ctypes.CDLL:
 
 
 def _openmp_functions() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]:
-    """Return the addresses of GOMP_parallel and omp_get_thread_num of GNU's OpenMP library; None if torch has another.
+    """Return the addresses of libgomp's GOMP_parallel and omp_get_thread_num; None if torch uses another OpenMP.
 
     torch loads its OpenMP library for all modules of the process.
     """

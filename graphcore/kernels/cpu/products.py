@@ -1,4 +1,4 @@
-"""Products of one x with several matrices in one call of the C++ kernels (native/product_output.h).
+"""Matrix products that share an input, computed by one call of the C++ kernels (native/product_output.h).
 
     method      products
     panels      bf16, of weights that are unpacked or dense (native/bf16_pairs.h); many tokens, with AVX512-BF16 and
@@ -23,7 +23,7 @@ BLOCK_COLUMNS = 32  # columns of a matrix in panels are a multiple (native/codes
 
 
 class ProductOutput(ctypes.Structure):
-    """The struct of native/product_output.h."""
+    """One output of a call, y = x @ W.T or a gated pair: the C++ struct of native/product_output.h."""
 
     _fields_ = (
         ("matrix", Matrix),
@@ -35,7 +35,7 @@ class ProductOutput(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix, and how it is multiplied.
+    """A weight matrix as the C++ kernels read it, and the kernel that multiplies it.
 
     Attributes:
         matrix: the kernels' struct.
@@ -58,7 +58,7 @@ def has_panels(library: str) -> bool:
 
 
 def multiply(x: Tensor, operands: Sequence[Operand]) -> list[Tensor]:
-    """Return x @ W.T (+ bias) for each matrix. With one method a token's bits depend on no other token or matrix.
+    """Return x @ W.T (+ bias) for each matrix; for one method, a token's result does not depend on the batch.
 
     Args:
         x: [..., I] float32, fp16 or bf16; bf16 for panels.

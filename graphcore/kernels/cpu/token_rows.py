@@ -161,7 +161,7 @@ class TokenRows:
     def operand(
         self, x: Tensor, weight: Tensor, packing: Packing | None, rounding: str, bias: Tensor | None
     ) -> Operand | None:
-        """Return a matrix as products.py multiplies it, or None if the kernels do not.
+        """Return the operand of the C++ kernels (products.py) for a weight, or None if torch has to multiply it.
 
         Args:
             x: [..., I].
