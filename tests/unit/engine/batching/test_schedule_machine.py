@@ -28,7 +28,7 @@ from stepped_queue import SteppedQueue
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.batching.host_decode_loop import HostDecodeLoop
-from graphcore.engine.masks import AnswerMask, MaskThreads
+from graphcore.engine.masks import AnswerMask, MaskThreads, NextTokens
 from graphcore.engine.request import Request
 from graphcore.kvcache.swap_file import SwapFile
 from graphcore.progress import ignore_progress
@@ -43,6 +43,36 @@ PROMPTS = st.builds(lambda shared, own: [7] * shared + own, st.integers(0, 24), 
 
 class BrokenMaskError(Exception):
     """An error in a caller's mask."""
+
+
+class SteppedMasks(MaskThreads):
+    """Mask threads without threads: every second mask is there at once, the others after a step of the machine.
+
+    The draws of a run must not depend on how fast a thread is, or hypothesis calls the test flaky.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: list[tuple[Future[NextTokens], Callable[[], NextTokens]]] = []
+        self._submitted = 0
+
+    def submit(self, work: Callable[[], NextTokens], is_first: bool) -> Future[NextTokens]:
+        future: Future[NextTokens] = Future()
+        self._submitted += 1
+        self.late.append((future, work))
+        if self._submitted % 2:
+            self.compute()
+        return future
+
+    def compute(self) -> None:
+        """Compute what is late."""
+        late, self.late = self.late, []
+        for future, work in late:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BrokenMaskError as error:
+                    future.set_exception(error)
 
 
 @dataclass(eq=False)
@@ -71,6 +101,7 @@ class Schedule(RuleBasedStateMachine):
         batching = ContinuousBatching(self.runner, HostDecodeLoop(self.runner), self.admission)
         self.queue = SteppedQueue(batching, 100, lambda: None, ignore_progress, lambda: None)
         self.asked: list[Asked] = []
+        self.masks = SteppedMasks()
 
     def submit(self, prompt: Sequence[int], max_new_tokens: int, **given: Any) -> Asked:
         ends = frozenset({END}) if len(prompt) % 2 else frozenset[int]()
@@ -98,15 +129,13 @@ class Schedule(RuleBasedStateMachine):
         if len(ids) <= self.runner.sizes.context:
             self.submit(ids, 6, reuses_cache=reuses)
 
-    mask_threads = MaskThreads()
-
     @rule(prompt=PROMPTS, last=st.integers(0, 3))
     def ask_with_a_mask_that_fails(self, prompt: list[int], last: int) -> None:
         def mask(ids: Sequence[int]) -> None:
             if len(ids) == last:
                 raise BrokenMaskError
 
-        self.submit(prompt, 10, mask=AnswerMask(mask, VOCAB, self.mask_threads)).is_hurt = True
+        self.submit(prompt, 10, mask=AnswerMask(mask, VOCAB, self.masks)).is_hurt = True
 
     @rule(prompt=PROMPTS, seconds=st.sampled_from([-1.0, 1000.0]))
     def ask_with_a_deadline(self, prompt: list[int], seconds: float) -> None:
@@ -211,9 +240,10 @@ class Schedule(RuleBasedStateMachine):
         running = [one for one in self.queue.batching.running if not one.has_ended and not one.is_unwanted]
         oldest = running[0] if running and running[0].cache_row is not None else None
         before = (oldest.num_computed, len(oldest.token_ids)) if oldest else None
-        was_masked = oldest is None or oldest.mask is None or oldest.mask.future.done()  # it may be done too late, too
+        was_masked = oldest is None or oldest.mask is None or oldest.mask.future.done()
         passes = self.runner.num_passes
         has_worked = self.queue.step()
+        self.masks.compute()
         if oldest is not None and not oldest.has_ended and self.runner.num_passes > passes:
             assert oldest.cache_row is not None
             assert (oldest.num_computed, len(oldest.token_ids)) != before or not was_masked
