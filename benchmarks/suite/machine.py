@@ -84,7 +84,8 @@ def run(bench: "Bench") -> None:
 
 def locked_row(registrar: "Registrar", most: int, seconds: float, chunk: int = GIB) -> "Measurement":
     """Return the row of how much could be locked, chunk by chunk, until the machine refuses or the time is over."""
-    from graphcore.streaming.pinned_memory import Pins, private_pages
+    from graphcore.host_pages import private_pages
+    from graphcore.streaming.pinned_memory import Pins
     from suite.log import Measurement
 
     pins, locked, why = Pins(registrar), 0, "more was not tried"

@@ -31,6 +31,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from graphcore.host_pages import zeros
 from graphcore.kvcache.sizes import TABLE_DTYPE, CacheSizes, own_buffers, pool_pages, stored_shapes, windows_of_tables
 from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
 
@@ -144,12 +145,12 @@ def allocate_cache(spec: ModelSpec, sizes: CacheSizes, device: torch.device) -> 
         stored = stored_shapes(layer, shapes, sizes.dtype)
         if isinstance(layer, DeltaSpec):
             rows = batch + sizes.snapshots
-            return DeltaCache(*(torch.zeros(rows, *shape, dtype=kind, device=device) for shape, kind in stored))
+            return DeltaCache(*(zeros((rows, *shape), kind, device) for shape, kind in stored))
         reach, _, page, _ = shapes[0]
         pages = pool_pages(reach, windows[reach], page, sizes)
         if reach not in tables:
             tables[reach] = first_pages(batch, reach, not sizes.tokens, device)
-        k, v = (torch.zeros(pages, *shape[1:], dtype=kind, device=device) for shape, kind in stored)
+        k, v = (zeros((pages, *shape[1:]), kind, device) for shape, kind in stored)
         return KVCache(k, v, tables[reach])
 
     made = {layer: empty(spec.blocks[layer].attention, shapes) for layer, shapes in own.items()}

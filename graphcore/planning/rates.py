@@ -10,6 +10,7 @@ from itertools import groupby
 
 import torch
 
+from graphcore.host_pages import private_pages
 from graphcore.kernels.backend import Backend
 from graphcore.kernels.bandwidth import measure_read_bandwidth
 from graphcore.memory_limit import affordable_nbytes
@@ -21,7 +22,6 @@ from graphcore.streaming.experts.reading import expert_conversions
 from graphcore.streaming.fill_jobs import ByteCopy, FillJob, file_jobs
 from graphcore.streaming.link_rate import PROBE_NBYTES, measure_copies, measure_jobs
 from graphcore.streaming.moving_weights import MovingWeights, open_files
-from graphcore.streaming.pinned_memory import private_pages
 from graphcore.streaming.thread_filler import THREADS
 from graphcore.weights.conversion import conversions_of
 from graphcore.weights.groups import Group

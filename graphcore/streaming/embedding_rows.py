@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from graphcore.checkpoint.streamed_file import ByteSource
+from graphcore.host_pages import shared_pages
 from graphcore.kernels.packing import Packing
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.streaming.fill_jobs import BUFFER_NBYTES, file_jobs, read_job
 from graphcore.streaming.host_store import MatrixModule
-from graphcore.streaming.pinned_memory import shared_pages
 from graphcore.weights.conversion import RowConversion, row_span
 from graphcore.weights.loader import Loader
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
+from graphcore.host_pages import private_pages
 from graphcore.kernels.packing import Packing
-from graphcore.streaming.pinned_memory import private_pages
 from graphcore.weights.conversion import fill_weight
 from graphcore.weights.groups import Group, GroupWeight
 from graphcore.weights.loader import Loader

@@ -163,25 +163,6 @@ def spread(units: Sequence[list[Key]]) -> list[list[Key]]:
     return [units[index] for index in sorted(range(len(units)), key=lambda index: f"{index:0{bits}b}"[::-1])]
 
 
-def shared_pages(nbytes: int) -> Tensor:
-    """Return page-aligned memory, uint8, that a fork shares instead of copying: for buffers rewritten often."""
-    return torch.frombuffer(mmap.mmap(-1, max(nbytes, mmap.PAGESIZE)), dtype=torch.uint8)
-
-
-def private_pages(nbytes: int) -> Tensor:
-    """Return page-aligned memory, [nbytes] uint8, in huge pages if the system has them: for data that is written once.
-
-    The system allocates the pages when they are first written. Huge pages are filled and locked much faster.
-    """
-    length = max(nbytes, mmap.PAGESIZE)
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
-        return shared_pages(length)[:nbytes]
-    pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)[:nbytes]
-
-
 @dataclass(frozen=True)
 class CudaRegistrar:
     """A registrar that locks memory with CUDA's runtime, mapped so that kernels can read it."""

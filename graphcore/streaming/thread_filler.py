@@ -20,8 +20,8 @@ from torch import Tensor
 
 from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.errors import GraphcoreError, StreamingError
+from graphcore.host_pages import shared_pages
 from graphcore.streaming.fill_jobs import BUFFER_NBYTES, FillJob, read_job, read_straight
-from graphcore.streaming.pinned_memory import shared_pages
 from graphcore.streaming.read_ticket import ReadTicket
 from graphcore.streaming.timeline import Event, Lane, Timeline
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from graphcore.checkpoint.streamed_file import ByteSource
+from graphcore.host_pages import shared_pages
 from graphcore.nn.decoder import Decoder
 from graphcore.streaming.device.copies import DeviceFiller
 from graphcore.streaming.device.queues import CudaQueues
@@ -25,7 +26,7 @@ from graphcore.streaming.host_store import HostStore, fill_store
 from graphcore.streaming.link_rate import measure_copies, measure_jobs, without_conversions
 from graphcore.streaming.movement import MovementTotals
 from graphcore.streaming.moving_weights import MovingWeights, bind_slots, open_files
-from graphcore.streaming.pinned_memory import CudaRegistrar, Pins, shared_pages
+from graphcore.streaming.pinned_memory import CudaRegistrar, Pins
 from graphcore.streaming.policy import Policy, Resident, Ring
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.thread_filler import THREADS, ThreadFiller, filler_for

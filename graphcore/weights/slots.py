@@ -7,6 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
+from graphcore.host_pages import private_pages
 from graphcore.weights.layout import ALIGNMENT, Layout
 
 
@@ -23,6 +24,8 @@ class Slot:
     @classmethod
     def allocate(cls, nbytes: int, device: torch.device) -> "Slot":
         """Allocate a slot of `nbytes` bytes, not initialised."""
+        if device.type == "cpu":
+            return cls(private_pages(nbytes))
         memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
         start = -memory.data_ptr() % ALIGNMENT
         return cls(memory[start : start + nbytes])

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.config.byte_sizes import in_words
+from graphcore.host_pages import shared_pages
 from graphcore.streaming.device.copies import DeviceFiller, HostSlots, Transfer, tensors_like
 from graphcore.streaming.device.queues import Queues
 from graphcore.streaming.fill_jobs import FillJob, jobs_of
-from graphcore.streaming.pinned_memory import Locked, Pins, shared_pages
+from graphcore.streaming.pinned_memory import Locked, Pins
 from graphcore.streaming.thread_filler import filler_for
 from graphcore.streaming.timeline import Timeline
 from graphcore.weights.groups import Group

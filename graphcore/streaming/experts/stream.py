@@ -20,6 +20,7 @@ from torch import Tensor
 from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.config.byte_sizes import in_words
 from graphcore.graph.step import FetchedExperts
+from graphcore.host_pages import shared_pages
 from graphcore.kernels.ops.expert_slots import ExpertSlots
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.moe import Experts
@@ -31,7 +32,6 @@ from graphcore.streaming.experts.reading import expert_conversions
 from graphcore.streaming.experts.slots import ExpertPool, allocate_pool, beside, bind_experts, expert_pools
 from graphcore.streaming.fill_jobs import BUFFER_NBYTES, FillJob, copy_jobs, file_jobs
 from graphcore.streaming.host_store import HostStore
-from graphcore.streaming.pinned_memory import shared_pages
 from graphcore.streaming.thread_filler import THREADS, ThreadFiller
 from graphcore.streaming.timeline import Lane, Timeline
 from graphcore.weights.experts import PARTS, expert_layers, expert_weight

@@ -8,8 +8,8 @@ from fake_source import FakeSource, numbered_bytes
 from graphcore.checkpoint.checkpoint import TensorInfo
 from graphcore.checkpoint.file_bytes import FileSpan
 from graphcore.errors import CheckpointError
+from graphcore.host_pages import shared_pages
 from graphcore.streaming.fill_jobs import ALIGNMENT, GAP, FillJob, copy_jobs, file_jobs, read_job, read_straight
-from graphcore.streaming.pinned_memory import shared_pages
 from graphcore.weights.conversion import CONVERSION_NBYTES, RowConversion
 
 OTHER = Path("other.safetensors")

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import torch
 
-from graphcore.streaming.pinned_memory import Pins, page_runs, pages_apart, shared_pages, spread
+from graphcore.host_pages import shared_pages
+from graphcore.streaming.pinned_memory import Pins, page_runs, pages_apart, spread
 
 PAGE = 4096
 

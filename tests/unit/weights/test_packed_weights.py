@@ -277,14 +277,15 @@ def peak_nbytes(decoder: Decoder, loader: Loader, folder: Path) -> int:
 def test_loading_takes_the_packed_model_and_one_tensor(
     asked: str, loader_of: Callable[[], Backend], tmp_path: Path
 ) -> None:
-    """One tensor may be there several times: as it is read, in float32, in slices of a quantiser's working, packed."""
+    """One tensor may be there several times: as it is read, in float32, in slices of a quantiser's working.
+
+    The weights themselves lie in pages of their own, which torch's allocator does not count.
+    """
     config = config_of(LLAMA, **SIZES, num_key_value_heads=2, num_hidden_layers=6)
     tensors = stored_tensors(config)
     matrices = {name: "q4_k" for name, tensor in tensors.items() if tensor.dim() == 2} if asked == "stored" else {}
     checkpoint = with_packed(tensors, matrices)
     policy = PackingPolicy(loader_of(), "wide", asked)
     decoder, loader = matched(config, checkpoint, policy)
-    packed = sum(group.layout.nbytes for group in resident_groups(decoder, loader.is_tied))
     largest = max(tensor.nbytes for tensor in checkpoint.held.values())
-    peak = peak_nbytes(decoder, loader, tmp_path)
-    assert packed < peak < packed + (2.5 if asked == "stored" else 4.5) * largest
+    assert 0 < peak_nbytes(decoder, loader, tmp_path) < (2.5 if asked == "stored" else 4.5) * largest

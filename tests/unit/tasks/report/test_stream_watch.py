@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from graphcore.device import return_freed_memory
-from graphcore.streaming.pinned_memory import shared_pages
+from graphcore.host_pages import shared_pages
 from graphcore.tasks.report.stream_watch import StreamWatch
 from graphcore.weights.plan import OtherMemory
 
