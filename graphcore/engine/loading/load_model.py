@@ -123,7 +123,7 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
     refuse_forked(torch.get_num_threads())
     try:
         loaded = _load(loader_of(settings.model), settings, on_progress, check)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise PlanError(
             f"the device has less memory than the plan counted on ({reason}); end what else uses it, or set a smaller "

@@ -73,7 +73,7 @@ class StreamWatch:
 
         On the CPU it is the planned memory plus the growth since the baseline: weights, slots and caches count whole,
         even if they had not been written to at the baseline. Read buffers are planned, too, and lie in shared memory
-        (`streaming/pinned_memory.py`) that is first written to when a group is read; that growth is not counted twice.
+        (`host_pages.py`) that is first written to when a group is read; that growth is not counted twice.
         """
         plan, free_memory = self.engine.plan, self.engine.loaded.free_memory
         if free_memory is not None:

@@ -20,6 +20,7 @@ from graphcore.arch.registry import architecture_of
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.prepare_model import match_model
+from graphcore.host_pages import private_pages
 from graphcore.kernels.backend import Backend, TorchBackend, TritonBackend
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu.device_packing import DevicePacking
@@ -29,6 +30,7 @@ from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
 from graphcore.quant import FORMATS
+from graphcore.weights import slots
 from graphcore.weights.groups import resident_groups
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights
@@ -275,17 +277,26 @@ def peak_nbytes(decoder: Decoder, loader: Loader, folder: Path) -> int:
 @pytest.mark.parametrize("asked", ["q4_0", "stored"])
 @pytest.mark.parametrize("loader_of", [native_backend, TorchBackend])
 def test_loading_takes_the_packed_model_and_one_tensor(
-    asked: str, loader_of: Callable[[], Backend], tmp_path: Path
+    asked: str, loader_of: Callable[[], Backend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One tensor may be there several times: as it is read, in float32, in slices of a quantiser's working.
 
-    The weights themselves lie in pages of their own, which torch's allocator does not count.
+    The weights themselves lie in pages of their own, once; torch's allocator does not count them.
     """
+    pages = list[int]()
+
+    def counted(nbytes: int) -> torch.Tensor:
+        pages.append(nbytes)
+        return private_pages(nbytes)
+
+    monkeypatch.setattr(slots, "private_pages", counted)
     config = config_of(LLAMA, **SIZES, num_key_value_heads=2, num_hidden_layers=6)
     tensors = stored_tensors(config)
     matrices = {name: "q4_k" for name, tensor in tensors.items() if tensor.dim() == 2} if asked == "stored" else {}
     checkpoint = with_packed(tensors, matrices)
     policy = PackingPolicy(loader_of(), "wide", asked)
     decoder, loader = matched(config, checkpoint, policy)
+    packed = sum(group.layout.nbytes for group in resident_groups(decoder, loader.is_tied))
     largest = max(tensor.nbytes for tensor in checkpoint.held.values())
     assert 0 < peak_nbytes(decoder, loader, tmp_path) < (2.5 if asked == "stored" else 4.5) * largest
+    assert pages == [packed]

@@ -15,39 +15,6 @@ namespace graphcore {
 
 constexpr int MOST_HEADS = 4;  // largest number of query heads of one kv head that share the widening of its keys
 
-// Returns [sum(rows[0]), sum(rows[1]), ...]. It folds halves onto each other until each lane holds one row's sum.
-#if GRAPHCORE_AVX2
-inline FloatPart sums_of_rows(const FloatPart rows[PART_LANES]) {
-    __m256 four[2];
-    for (int i = 0; i < 2; i++) {
-        const __m256 first = _mm256_hadd_ps((__m256)rows[4 * i], (__m256)rows[4 * i + 1]);
-        four[i] = _mm256_hadd_ps(first, _mm256_hadd_ps((__m256)rows[4 * i + 2], (__m256)rows[4 * i + 3]));
-    }
-    return (FloatPart)_mm256_permute2f128_ps(four[0], four[1], 0x20) + (FloatPart)_mm256_permute2f128_ps(four[0], four[1], 0x31);
-}
-#else
-inline f32x16 sums_of_rows(const f32x16 rows[LANES]) {
-    f32x16 eight[8], four[4], two[2];
-    for (int i = 0; i < 8; i++) {
-        const f32x16 a = rows[2 * i], b = rows[2 * i + 1];
-        eight[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-                   __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    }
-    for (int i = 0; i < 4; i++) {
-        const f32x16 a = eight[2 * i], b = eight[2 * i + 1];
-        four[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-                  __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    }
-    for (int i = 0; i < 2; i++) {
-        const f32x16 a = four[2 * i], b = four[2 * i + 1];
-        two[i] = __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
-                 __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
-    }
-    return __builtin_shufflevector(two[0], two[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
-           __builtin_shufflevector(two[0], two[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-}
-#endif
-
 // Computes totals[k][h], whose lanes add up to q[h] . key, for keys slot .. slot + KEYS - 1. Several keys share a load of q.
 template <class Reader, int HEADS, int KEYS>
 inline void multiply_keys(const float* q, const Reader& keys, int head_dim, int slot, FloatPart totals[KEYS][HEADS]) {

@@ -1,8 +1,7 @@
 // A weight matrix of any format, and the table of operations for each format.
 #pragma once
 
-#include <type_traits>
-
+#include "dense_rows.h"
 #include "products.h"
 #include "team.h"
 
@@ -22,9 +21,6 @@ constexpr int TOKEN_TILE = 8;
 #else
 constexpr int TOKEN_TILE = 2;
 #endif
-constexpr int DENSE_FIRST = 4;  // most tokens of a dense group that are multiplied row by row
-constexpr int DENSE_ROWS = 4;   // rows of a tile of dense rows
-constexpr size_t L1_NBYTES = 32 * 1024;
 
 // Most tokens that a group is multiplied with at once: it is read from memory once for all of them.
 constexpr int TOKENS_AT_ONCE = 128;
@@ -61,64 +57,22 @@ inline Matrix matrix_at(const Matrix& first, int place) {
 
 inline int num_groups(int rows) { return (rows + GROUP_ROWS - 1) / GROUP_ROWS; }
 
-template <int TOKENS, class T>
-inline void multiply_dense_rows(const T* rows, int height, int columns, const float* const* x, float (*results)[LANES]) {
-    for (int row = 0; row < height; row++) multiply_dense_row<TOKENS>(rows + size_t(row) * columns, columns, x, results, row);
-}
-
-template <int TOKENS, bool FETCHES, class T>
-inline void multiply_dense_tiles(const T* rows, int height, int columns, const float* const* x, float (*results)[LANES]) {
-    int row = 0;
-    for (; row + DENSE_ROWS <= height; row += DENSE_ROWS)
-        multiply_dense_tile<DENSE_ROWS, TOKENS, FETCHES>(rows + size_t(row) * columns, columns, x, results, row);
-    for (; row < height; row++) multiply_dense_row<TOKENS>(rows + size_t(row) * columns, columns, x, results, row);
-}
-
-// Multiplies a group row by row with the first tokens, which reads memory fastest, and in tiles with the others. Wide registers
-// begin with tiles where x does not stay in L1 from one row to the next: a tile loads it once for several rows.
-template <class T>
-inline void multiply_dense_group(const T* rows, int height, int columns, const float* const* x, int tokens, float (*results)[LANES]) {
-    using One = std::integral_constant<int, 1>;
-    using Two = std::integral_constant<int, 2>;
-    using Three = std::integral_constant<int, 3>;
-    using Four = std::integral_constant<int, 4>;
-    int t = 0;
-    const int first = tokens < DENSE_FIRST ? tokens : DENSE_FIRST;
-    if (tokens == 1 || PARTS > 1 || size_t(first) * columns * sizeof(float) <= L1_NBYTES) {
-        const auto by_rows = [&](auto count) { multiply_dense_rows<count>(rows, height, columns, x, results); };
-        t = first;
-        t == 1 ? by_rows(One{}) : t == 2 ? by_rows(Two{}) : t == 3 ? by_rows(Three{}) : by_rows(Four{});
-    }
-    while (t < tokens) {
-        const int left = tokens - t, count = left == 4 || left == 2 ? 2 : left == 1 ? 1 : 3;
-        const auto in_tiles = [&](auto count) {
-            if constexpr (PARTS == 1)  // narrow registers have begun row by row
-                if (!t) return multiply_dense_tiles<count, true>(rows, height, columns, x, results);
-            multiply_dense_tiles<count, false>(rows, height, columns, x + t, results + t);
-        };
-        count == 1 ? in_tiles(One{}) : count == 2 ? in_tiles(Two{}) : in_tiles(Three{});
-        t += count;
-    }
-}
-
 constexpr int MOST_DENSE = 16;  // tokens whose products of a dense group are computed together
 
 // Multiplies the rows of one dense group; a token's results do not depend on the other tokens.
-inline void multiply_dense(const Matrix& matrix, int group, const Activations& x, const int* rows, int tokens, f32x16* totals) {
-    const int first = group * GROUP_ROWS;
-    const int height = matrix.rows - first < GROUP_ROWS ? matrix.rows - first : GROUP_ROWS;
-    const size_t offset = size_t(first) * matrix.columns;
+inline void multiply_dense(const Matrix& matrix, int index, const Activations& x, const int* rows, int tokens, f32x16* totals) {
+    const int first = index * GROUP_ROWS;
+    const size_t row_nbytes = matrix_nbytes(matrix.format, 1, matrix.columns);
+    const DenseGroup group{matrix.bytes + first * row_nbytes, row_nbytes, std::min(GROUP_ROWS, matrix.rows - first)};
     for (int t = 0; t < tokens; t += MOST_DENSE) {
-        const int count = tokens - t < MOST_DENSE ? tokens - t : MOST_DENSE;
+        const int count = std::min(MOST_DENSE, tokens - t);
         const float* values[MOST_DENSE];
-        float results[MOST_DENSE][LANES] = {};
         for (int i = 0; i < count; i++) values[i] = x.x_row(rows[t + i]);
         switch (matrix.format) {
-            case F32: multiply_dense_group((const float*)matrix.bytes + offset, height, matrix.columns, values, count, results); break;
-            case F16: multiply_dense_group((const Fp16*)matrix.bytes + offset, height, matrix.columns, values, count, results); break;
-            default: multiply_dense_group((const Bf16*)matrix.bytes + offset, height, matrix.columns, values, count, results);
+            case F32: multiply_dense_group<float>(group, matrix.columns, values, count, totals + t); break;
+            case F16: multiply_dense_group<Fp16>(group, matrix.columns, values, count, totals + t); break;
+            default: multiply_dense_group<Bf16>(group, matrix.columns, values, count, totals + t);
         }
-        for (int i = 0; i < count; i++) totals[t + i] = load<f32x16>(results[i]);
     }
 }
 

@@ -1,8 +1,9 @@
 // Vectors for all instruction sets, by the vector extensions of GCC and clang.
 //
 // A vector has sixteen lanes. GCC keeps vectors that are wider than a register in memory. So fast loops handle sixteen
-// lanes in parts of one register each: FloatPart, IntPart, BytePart. Only conversions, table lookups and products of bytes
-// (dot.h) are written separately for each instruction set, and the preprocessor chooses between them.
+// lanes in parts of one register each: FloatPart, IntPart, BytePart. Only conversions, table lookups, sums of
+// lanes and products of bytes (dot.h) are written separately for each instruction set, and the preprocessor chooses between
+// them.
 #pragma once
 
 #include <cmath>
@@ -87,6 +88,51 @@ inline float sum(const FloatPart parts[PARTS]) {
         for (int lane = 0; lane < width; lane++) total[lane] += total[lane + width];
     return total[0];
 }
+
+// Returns [sum(rows[0]), sum(rows[1]), ...]. It folds halves onto each other until each lane holds one row's sum.
+#if defined(__AVX512F__)
+inline FloatPart sums_of_rows(const FloatPart rows[PART_LANES]) {
+    __m512 eight[8], four[4], two[2];
+    for (int i = 0; i < 8; i++)  // lanes 0..7: row i, lanes 8..15: row i + 8
+        eight[i] = _mm512_shuffle_f32x4((__m512)rows[i], (__m512)rows[i + 8], 0x44) + _mm512_shuffle_f32x4((__m512)rows[i], (__m512)rows[i + 8], 0xee);
+    for (int i = 0; i < 4; i++)  // four lanes each of rows i, i + 8, i + 4, i + 12
+        four[i] = _mm512_shuffle_f32x4(eight[i], eight[i + 4], 0x88) + _mm512_shuffle_f32x4(eight[i], eight[i + 4], 0xdd);
+    for (int i = 0; i < 2; i++)  // in each quarter two lanes of its row 2 i, and two of row 2 i + 1
+        two[i] = (__m512)_mm512_unpacklo_pd((__m512d)four[2 * i], (__m512d)four[2 * i + 1]) + (__m512)_mm512_unpackhi_pd((__m512d)four[2 * i], (__m512d)four[2 * i + 1]);
+    const FloatPart sums = (FloatPart)(_mm512_shuffle_ps(two[0], two[1], 0x88) + _mm512_shuffle_ps(two[0], two[1], 0xdd));
+    return __builtin_shufflevector(sums, sums, 0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15);
+}
+#elif GRAPHCORE_AVX2
+inline FloatPart sums_of_rows(const FloatPart rows[PART_LANES]) {
+    __m256 four[2];
+    for (int i = 0; i < 2; i++) {
+        const __m256 first = _mm256_hadd_ps((__m256)rows[4 * i], (__m256)rows[4 * i + 1]);
+        four[i] = _mm256_hadd_ps(first, _mm256_hadd_ps((__m256)rows[4 * i + 2], (__m256)rows[4 * i + 3]));
+    }
+    return (FloatPart)_mm256_permute2f128_ps(four[0], four[1], 0x20) + (FloatPart)_mm256_permute2f128_ps(four[0], four[1], 0x31);
+}
+#else
+inline f32x16 sums_of_rows(const f32x16 rows[LANES]) {
+    f32x16 eight[8], four[4], two[2];
+    for (int i = 0; i < 8; i++) {
+        const f32x16 a = rows[2 * i], b = rows[2 * i + 1];
+        eight[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+                   __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    }
+    for (int i = 0; i < 4; i++) {
+        const f32x16 a = eight[2 * i], b = eight[2 * i + 1];
+        four[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+                  __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    }
+    for (int i = 0; i < 2; i++) {
+        const f32x16 a = four[2 * i], b = four[2 * i + 1];
+        two[i] = __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+                 __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+    }
+    return __builtin_shufflevector(two[0], two[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+           __builtin_shufflevector(two[0], two[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+#endif
 
 inline int32_t sum(IntPart value) {
 #if defined(__AVX512F__)
@@ -265,6 +311,27 @@ inline void store_halves(uint8_t* to, WordPart bits) {
     }
 #endif
 }
+
+// ---- Elements of a dtype
+
+inline FloatPart widen(const float* from) { return load<FloatPart>(from); }
+struct Bf16 {
+    uint16_t bits;
+};
+struct Fp16 {
+    uint16_t bits;
+};
+inline FloatPart widen(const Bf16* from) { return bf16_to_float((const uint16_t*)from); }
+inline FloatPart widen(const Fp16* from) { return halves_to_float((const uint16_t*)from); }
+inline float widen_one(const float* from) { return *from; }
+inline float widen_one(const Bf16* from) {
+    const uint32_t bits = uint32_t(from->bits) << 16;
+    return load<float>(&bits);
+}
+inline float widen_one(const Fp16* from) { return half_to_float(from->bits); }
+inline void narrow(float value, float* to) { *to = value; }
+inline void narrow(float value, Bf16* to) { to->bits = float_to_bf16(value); }
+inline void narrow(float value, Fp16* to) { to->bits = float_to_half(value); }
 
 // ---- Functions of float32 lanes
 

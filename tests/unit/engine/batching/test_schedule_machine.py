@@ -46,7 +46,7 @@ class BrokenMaskError(Exception):
 
 
 class SteppedMasks(MaskThreads):
-    """Mask threads without threads: every second mask is there at once, the others after a step of the machine.
+    """Mask threads without threads: every second mask is there at once, the others after the next step of the machine.
 
     The draws of a run must not depend on how fast a thread is, or hypothesis calls the test flaky.
     """
@@ -59,20 +59,24 @@ class SteppedMasks(MaskThreads):
     def submit(self, work: Callable[[], NextTokens], is_first: bool) -> Future[NextTokens]:
         future: Future[NextTokens] = Future()
         self._submitted += 1
-        self.late.append((future, work))
         if self._submitted % 2:
-            self.compute()
+            self.compute(future, work)
+        else:
+            self.late.append((future, work))
         return future
 
-    def compute(self) -> None:
-        """Compute what is late."""
-        late, self.late = self.late, []
+    def compute(self, future: Future[NextTokens], work: Callable[[], NextTokens]) -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BrokenMaskError as error:
+                future.set_exception(error)
+
+    def compute_late(self, count: int) -> None:
+        """Compute the first `count` of what is late."""
+        late, self.late = self.late[:count], self.late[count:]
         for future, work in late:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(work())
-                except BrokenMaskError as error:
-                    future.set_exception(error)
+            self.compute(future, work)
 
 
 @dataclass(eq=False)
@@ -242,12 +246,13 @@ class Schedule(RuleBasedStateMachine):
         before = (oldest.num_computed, len(oldest.token_ids)) if oldest else None
         was_masked = oldest is None or oldest.mask is None or oldest.mask.future.done()
         passes = self.runner.num_passes
+        num_late = len(self.masks.late)
         has_worked = self.queue.step()
-        self.masks.compute()
+        self.masks.compute_late(num_late)
         if oldest is not None and not oldest.has_ended and self.runner.num_passes > passes:
             assert oldest.cache_row is not None
             assert (oldest.num_computed, len(oldest.token_ids)) != before or not was_masked
-        return has_worked
+        return has_worked or num_late > 0
 
     @invariant()
     def rows_and_pages_are_counted(self) -> None:

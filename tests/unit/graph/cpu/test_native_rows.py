@@ -30,7 +30,7 @@ from graphcore.nn.decoder import Decoder
 
 PAGE = 3  # divides the rings of these tests, so that they have no more room than their windows ask for
 SEQUENCES = MOST_ROWS + 2  # sequences in the caches: two never run
-COUNTS = (1, 2, 3, 5, 8, 16)
+COUNTS = (1, 2, 3, 4, 5, 7, 8, 16)
 TERNARY = feeding(attending(WIDE, sub_norm=WIDE.norm), sub_norm=WIDE.norm)
 
 
