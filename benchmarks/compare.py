@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cases import CASES, prepare
+from environments import interpreter_with
 from instruction_sets import SETS, environment_of
 from peer import Peer, find_peers
 from reporting import draw_bars, installed, is_ours, spread
@@ -30,7 +31,7 @@ class Worker:
     @classmethod
     def start(cls, name: str, source: str, threads: int, context: int, instruction_set: str = "native") -> "Worker":
         command = [
-            sys.executable,
+            interpreter_with(find_peers(Peer)[name].packages),
             str(Path(__file__).with_name("peer_process.py")),
             name,
             source,
@@ -46,9 +47,9 @@ class Worker:
         worker.weight_nbytes = json.loads(ready)["weight_bytes"]
         return worker
 
-    def run(self, prompt_tokens: int, new_tokens: int, depth: int = 0) -> dict[str, float]:
+    def run(self, prompt_tokens: int, new_tokens: int, depth: int = 0, sequences: int = 1) -> dict[str, float]:
         assert self.process.stdin is not None
-        print(prompt_tokens, new_tokens, depth, file=self.process.stdin, flush=True)
+        print(prompt_tokens, new_tokens, depth, sequences, file=self.process.stdin, flush=True)
         answer = self._answer()
         if not answer:
             raise SystemExit(f"{self.name} died; its message is above")
@@ -68,6 +69,8 @@ class Worker:
 def main() -> None:
     options = parse_options()
     overrides, path = prepare(options.model, options.num_layers)
+    if options.sequences > 1:
+        overrides.append(f"batch_size={options.sequences}")
     context = options.depth + options.prompt_tokens + options.new_tokens + 32
     names = [name for name in options.engines if is_ours(name) or path is not None]
     workers = [
@@ -81,11 +84,12 @@ def main() -> None:
         for name in names
     ]
     for worker in workers:
-        worker.run(options.prompt_tokens, 8, options.depth)  # warm-up, not counted
+        worker.run(options.prompt_tokens, 8, options.depth, options.sequences)  # warm-up, not counted
     runs: dict[str, list[dict[str, float]]] = {worker.name: [] for worker in workers}
     for repeat in range(options.repeats):
         for worker in workers:
-            runs[worker.name].append(worker.run(options.prompt_tokens, options.new_tokens, options.depth))
+            sizes = (options.prompt_tokens, options.new_tokens, options.depth, options.sequences)
+            runs[worker.name].append(worker.run(*sizes))
             print(
                 f"repeat {repeat + 1}/{options.repeats} {worker.name}: {short(runs[worker.name][-1])}", file=sys.stderr
             )
@@ -123,6 +127,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--depth", type=int, default=0, help="tokens in the cache before each run, not timed")
+    parser.add_argument("--sequences", type=int, default=1, help="sequences together; their tokens are added up")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
@@ -169,6 +174,7 @@ def write_report(
     add_reading(table, weight_nbytes, bandwidth["best"] or float("nan"))
     options.output.mkdir(parents=True, exist_ok=True)
     lengths = f"{options.prompt_tokens}-{options.new_tokens}" + (f"-at-{options.depth}" if options.depth else "")
+    lengths += f"-{options.sequences}-together" if options.sequences > 1 else ""
     stem = options.output / f"{Path(options.model).stem}-{lengths}-{options.instruction_set}-{options.threads}"
     record = {
         "command": " ".join(sys.argv),
@@ -197,6 +203,7 @@ def markdown(options: argparse.Namespace, table: Table, gb_per_second: float | N
     lines = [
         f"{options.model}: {options.prompt_tokens} prompt tokens, {options.new_tokens} new tokens, "
         f"{f'{options.depth} tokens in the cache before, ' if options.depth else ''}"
+        f"{f'{options.sequences} sequences together, ' if options.sequences > 1 else ''}"
         f"{options.threads} threads, instruction set {options.instruction_set}, {options.repeats} alternating repeats; "
         "tokens/s, median (min to max); GB/s of "
         f"weights that decode reads, and their share of the {gb_per_second:.1f} GB/s that memory gives",

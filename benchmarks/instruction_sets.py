@@ -8,6 +8,7 @@ Torch and oneDNN read variables when they are imported; graphcore chooses its li
 """
 
 import os
+from importlib.util import find_spec
 
 LIMIT = "GRAPHCORE_LIMIT_CPU"  # variable of an engine's process, and of tests
 VARIABLES = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
@@ -37,7 +38,7 @@ def current_set() -> str:
 
 def apply_limit() -> None:
     """Let graphcore use only the instruction set that this process was started for; call it before an engine loads."""
-    if current_set() == "native":
+    if current_set() == "native" or not find_spec("graphcore"):
         return
     from graphcore import device
     from graphcore.kernels.cpu import library

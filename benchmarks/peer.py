@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import peers
@@ -29,8 +30,61 @@ class TimedEngine(ABC):
         """Return the bytes of weights that a decode step reads, without an embedding table that is not the head."""
 
     @abstractmethod
-    def timed_run(self, prompt_tokens: int, new_tokens: int, depth: int = 0) -> dict[str, object]:
-        """Return tokens per second of a "prefill" of that many tokens after `depth` others, and of a "decode"."""
+    def timed_run(self, prompt_tokens: int, new_tokens: int, depth: int = 0, sequences: int = 1) -> dict[str, object]:
+        """Return tokens per second of a "prefill" of that many tokens after `depth` others, and of a "decode".
+
+        Of several sequences together, each with a prompt of its own, the tokens of all count.
+        """
+
+    def refuse(self, depth: int = 0, sequences: int = 1) -> None:
+        """End the comparison if there is a depth, or if there are several sequences."""
+        if depth:
+            raise SystemExit(f"{type(self).__name__} is compared from an empty cache only; leave it out, or --depth")
+        if sequences > 1:
+            raise SystemExit(f"{type(self).__name__} is compared with one sequence only; leave it out, or --sequences")
+
+
+@dataclass
+class WholeRuns:
+    """Times an engine by what it generates: a prefill is a run of one new token, a decode what a longer run takes more.
+
+    Attributes:
+        generate: function that generates so many tokens, each the likeliest, after every prompt.
+        num_prompts: prompts so far; no two begin alike, so that no cache of prompts helps.
+    """
+
+    generate: Callable[[list[list[int]], int], object]
+    num_prompts: int = 0
+
+    def rates(self, prompt_tokens: int, new_tokens: int, sequences: int) -> dict[str, object]:
+        """Return what `TimedEngine.timed_run` does."""
+        short, long = (self._seconds(prompt_tokens, new, sequences) for new in (1, 1 + new_tokens))
+        return {"prefill": sequences * prompt_tokens / short, "decode": sequences * new_tokens / (long - short)}
+
+    def _seconds(self, prompt_tokens: int, new_tokens: int, sequences: int) -> float:
+        prompts = [prompt_ids(prompt_tokens, self.num_prompts + index) for index in range(sequences)]
+        self.num_prompts += sequences
+        began = time.perf_counter()
+        self.generate(prompts, new_tokens)
+        return time.perf_counter() - began
+
+
+class GeneratingEngine(TimedEngine):
+    """An engine that is timed by whole runs."""
+
+    @abstractmethod
+    def run_together(self, prompts: list[list[int]], new_tokens: int) -> None:
+        """Generate that many tokens, each the likeliest, after every prompt."""
+
+    def timed_run(self, prompt_tokens: int, new_tokens: int, depth: int = 0, sequences: int = 1) -> dict[str, object]:
+        """Return the rates of a run of one new token, and of the tokens by which another run is longer."""
+        self.refuse(depth=depth)
+        return self.whole_runs.rates(prompt_tokens, new_tokens, sequences)
+
+    @cached_property
+    def whole_runs(self) -> WholeRuns:
+        """Runs of this engine."""
+        return WholeRuns(self.run_together)
 
 
 class PeerEngine(TimedEngine):
@@ -48,8 +102,9 @@ class PeerEngine(TimedEngine):
         """Run the tokens after those in the cache, return the likeliest next token."""
         raise SystemExit(f"{type(self).__name__} is compared from an empty cache only; leave it out, or --depth")
 
-    def timed_run(self, prompt_tokens: int, new_tokens: int, depth: int = 0) -> dict[str, object]:
+    def timed_run(self, prompt_tokens: int, new_tokens: int, depth: int = 0, sequences: int = 1) -> dict[str, object]:
         """Return the rates of a prefill and of a decode after it, and the first tokens."""
+        self.refuse(sequences=sequences)
         prompt = prompt_ids(prompt_tokens)
         if depth:
             self.prefill(prompt_ids(depth))
@@ -117,10 +172,12 @@ class Peer:
         name: name for --engines; graphcore's begin with "graphcore".
         load: function that loads the engine, given a model's file or folder (for graphcore a JSON list of settings),
             the number of threads, and the tokens of context.
+        packages: packages of a Python environment of its own; none if it is installed beside graphcore.
     """
 
     name: str
     load: Callable[[str, int, int], TimedEngine]
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,6 +197,6 @@ def find_peers(kind: type[Kind]) -> dict[str, Kind]:
     return found
 
 
-def prompt_ids(num_tokens: int) -> list[int]:
-    """Return the prompt that every engine runs."""
-    return [(7 * index) % 1000 + 100 for index in range(num_tokens)]
+def prompt_ids(num_tokens: int, number: int = 0) -> list[int]:
+    """Return a prompt that every engine runs; those of up to 1000 numbers begin with different tokens."""
+    return [(7 * index + number) % 1000 + 100 for index in range(num_tokens)]

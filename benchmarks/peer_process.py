@@ -1,8 +1,8 @@
 """One peer of compare.py in a process of its own: it loads once, then runs prefill and greedy decode as often as asked.
 
 Run as `python peer_process.py NAME SOURCE THREADS CONTEXT`: says that it is ready with a line of JSON, then answers
-each line "prompt_tokens new_tokens depth" on standard input with another. What an engine itself prints goes to standard
-error. SOURCE is a model file or folder; for graphcore a JSON list of its settings.
+each line "prompt_tokens new_tokens depth sequences" on standard input with another. What an engine itself prints goes
+to standard error. SOURCE is a model file or folder; for graphcore a JSON list of its settings.
 """
 
 import json

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 
-from peer import OnToken, Peer, PeerEngine, StreamedRun, StreamingEngine, StreamingPeer
+from peer import OnToken, Peer, PeerEngine, StreamedRun, StreamingEngine, StreamingPeer, WholeRuns
 
 
 class Graphcore(PeerEngine):
@@ -16,6 +17,13 @@ class Graphcore(PeerEngine):
         engine = Engine.from_settings(compose_settings(settings))
         engine.warm_up()
         self.engine, self.runner = engine, own_runner(engine, "bench")
+        self.whole_runs = WholeRuns(partial(engine.generate, ignore_eos=True))
+
+    def timed_run(self, prompt_tokens: int, new_tokens: int, depth: int = 0, sequences: int = 1) -> dict[str, object]:
+        if sequences == 1:
+            return super().timed_run(prompt_tokens, new_tokens, depth)
+        self.refuse(depth=depth)
+        return self.whole_runs.rates(prompt_tokens, new_tokens, sequences)
 
     def weight_nbytes(self) -> int:
         from graphcore.tasks.measuring.weight_reads import step_nbytes

@@ -108,7 +108,8 @@ class LlamaBench(TimedEngine):
     def weight_nbytes(self) -> int:
         return gguf_weight_nbytes(self.path)
 
-    def timed_run(self, prompt_tokens: int, new_tokens: int, depth: int = 0) -> dict[str, object]:
+    def timed_run(self, prompt_tokens: int, new_tokens: int, depth: int = 0, sequences: int = 1) -> dict[str, object]:
+        self.refuse(sequences=sequences)
         if depth and not self.source.has_depth:
             return self._at_depth(prompt_tokens, new_tokens, depth)
         sizes = ["-p", str(prompt_tokens), "-n", str(new_tokens), *(("-d", str(depth)) if depth else ())]

@@ -13,7 +13,7 @@ MODULE = '''"""A peer that counts upwards, in one speed and in another."""
 
 import time
 
-from peer import OnToken, Peer, PeerEngine, StreamedRun, StreamingEngine, StreamingPeer
+from peer import GeneratingEngine, OnToken, Peer, PeerEngine, StreamedRun, StreamingEngine, StreamingPeer
 
 
 class Counting(PeerEngine):
@@ -34,6 +34,23 @@ class Counting(PeerEngine):
         return list(range(token_id + 1, token_id + 1 + new_tokens))
 
 
+class Together(GeneratingEngine):
+    """Sleeps for 0.1 s, and 0.02 s for each new token of all sequences together; no two prompts begin alike."""
+
+    def __init__(self) -> None:
+        self.first_tokens = set()
+
+    def weight_nbytes(self) -> int:
+        return 1000
+
+    def run_together(self, prompts: list[list[int]], new_tokens: int) -> None:
+        first = {prompt[0] for prompt in prompts}
+        assert len(first) == len(prompts)
+        assert not first & self.first_tokens
+        self.first_tokens |= first
+        time.sleep(0.08 + 0.02 * new_tokens)
+
+
 class StreamedCounting(StreamingEngine):
     packages = ()
 
@@ -48,6 +65,7 @@ class StreamedCounting(StreamingEngine):
 
 COUNTING = Peer("counting", lambda source, threads, context: Counting(0.001))
 SLOW = Peer("counting-slowly", lambda source, threads, context: Counting(0.1))
+TOGETHER = Peer("counting-together", lambda source, threads, context: Together())
 STREAMED = StreamingPeer("counting", StreamedCounting)
 '''
 
@@ -69,6 +87,21 @@ def test_a_peer_is_one_module(checkout: Checkout) -> None:
     assert report["summary"]["counting"]["decode"]["ratio"] > 2
     assert report["summary"]["counting-slowly"]["decode"]["median"] < 11  # tokens/s
     checkout.assert_linter_passes()
+
+
+def test_sequences_together_are_timed_by_whole_runs(checkout: Checkout) -> None:
+    checkout.add("benchmarks/peers/counting.py", MODULE)
+    sizes = ["--prompt-tokens", "4", "--new-tokens", "5", "--repeats", "1", "--threads", "1", "--sequences", "3"]
+    where = ["--model", str(TINY), "--output", str(checkout.root / "out")]
+    command = ["benchmarks/compare.py", "--engines"]
+    done = checkout.script(*command, "counting-together", *sizes, *where)
+    assert done.status == 0, done.error
+    report = json.loads((checkout.root / "out" / "llama3-4-5-3-together-native-1.json").read_text(encoding="utf-8"))
+    (run,) = report["runs"]["counting-together"]
+    assert 80 < run["prefill"] < 120.1  # 3 x 4 tokens in 0.1 s
+    assert 100 < run["decode"] < 200  # 3 x 5 tokens in 0.1 s, which is the difference of two runs
+    done = checkout.script(*command, "counting", *sizes, *where)
+    assert "Counting is compared with one sequence only; leave it out, or --sequences" in done.error
 
 
 def test_a_streaming_peer_is_started_as_the_comparison_starts_it(checkout: Checkout) -> None:
