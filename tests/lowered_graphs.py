@@ -37,7 +37,7 @@ from graphcore.engine.loading.open_model import Model
 from graphcore.engine.loading.prepare_model import match_model
 from graphcore.graph.builder import GraphBuilder
 from graphcore.kernels.backend import Backend, TritonBackend, find_backend
-from graphcore.kvcache.buffers import allocate_cache
+from graphcore.kvcache import buffers
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.weights.packed_weights import PackingPolicy
 
@@ -200,8 +200,14 @@ def builder_of(name: str, device: torch.device, backend: Backend) -> GraphBuilde
     for module in decoder.modules():
         for key, buffer in module.named_buffers(recurse=False):
             module.register_buffer(key, torch.empty_like(buffer, device=device))
-    caches = allocate_cache(model.spec, CacheSizes(1, CONTEXT, DTYPE), device)
+    with mock.patch.object(buffers, "zeros", fake_zeros):
+        caches = buffers.allocate_cache(model.spec, CacheSizes(1, CONTEXT, DTYPE), device)
     return GraphBuilder(decoder, "compiled", [range(layers)], caches, CONTEXT, device)
+
+
+def fake_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return what the mode fakes: a cache's own pages would be real."""
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def lower(name: str, device: torch.device, backend: Backend) -> str:
