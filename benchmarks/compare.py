@@ -160,10 +160,10 @@ def summary(runs: dict[str, list[dict[str, float]]], baseline: str) -> Table:
     return table
 
 
-def add_reading(table: Table, weight_nbytes: dict[str, int], gb_per_second: float) -> None:
-    """Add to decode the weights that each engine reads: bytes per token, GB/s, and the share of the bandwidth."""
+def add_reading(table: Table, weight_nbytes: dict[str, int], sequences: int, gb_per_second: float) -> None:
+    """Add to decode the weights that each engine reads: bytes per step, GB/s, and the share of the bandwidth."""
     for name, phases in table.items():
-        rate = weight_nbytes[name] * phases["decode"]["median"] / 1e9
+        rate = weight_nbytes[name] * phases["decode"]["median"] / sequences / 1e9
         phases["decode"] |= {"weight_bytes": weight_nbytes[name], "gb_per_second": rate, "share": rate / gb_per_second}
 
 
@@ -171,7 +171,7 @@ def write_report(
     options: argparse.Namespace, runs: dict[str, list[dict[str, float]]], weight_nbytes: dict[str, int]
 ) -> None:
     table, bandwidth = summary(runs, options.baseline), read_bandwidth(options.threads)
-    add_reading(table, weight_nbytes, bandwidth["best"] or float("nan"))
+    add_reading(table, weight_nbytes, options.sequences, bandwidth["best"] or float("nan"))
     options.output.mkdir(parents=True, exist_ok=True)
     lengths = f"{options.prompt_tokens}-{options.new_tokens}" + (f"-at-{options.depth}" if options.depth else "")
     lengths += f"-{options.sequences}-together" if options.sequences > 1 else ""
