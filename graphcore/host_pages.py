@@ -1,4 +1,4 @@
-"""Memory in RAM that begins at a page: anonymous, zeroed, and given back to the system with the last tensor in it."""
+"""Page-aligned host memory from anonymous mmap, zeroed; it is unmapped when the last tensor that views it is freed."""
 
 import math
 import mmap
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def shared_pages(nbytes: int) -> Tensor:
-    """Return page-aligned memory, uint8, that a fork shares instead of copying: for buffers rewritten often.
+    """Return shared page-aligned memory, at least `nbytes` of uint8: a fork shares it, so rewriting it copies no page.
 
     Raises:
         MemoryError: the system gives no such memory.
@@ -18,10 +18,10 @@ def shared_pages(nbytes: int) -> Tensor:
 
 
 def private_pages(nbytes: int) -> Tensor:
-    """Return page-aligned memory, [nbytes] uint8, in huge pages if the system has them: for weights and caches.
+    """Return private page-aligned memory, [nbytes] uint8, backed by transparent huge pages where the system has them.
 
-    The system allocates the pages when they are first written. Huge pages are filled and locked faster, and read
-    faster in a decode step, which touches every page once (docs/lab/decode_cpu.md).
+    The system allocates the pages when they are first written. Huge pages are filled and locked faster, and need fewer
+    TLB entries: a decode step reads all weights once (docs/lab/decode_cpu.md).
 
     Raises:
         MemoryError: the system gives no such memory.
@@ -43,7 +43,7 @@ def _mapped(nbytes: int, **flags: int) -> mmap.mmap:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a zeroed tensor, on the CPU in private pages, all of which are allocated now: no answer waits for them.
+    """Return a zeroed tensor; on the CPU in `private_pages`, touched now so that decoding has no page faults.
 
     Raises:
         MemoryError: the system gives no such memory.

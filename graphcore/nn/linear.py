@@ -98,7 +98,7 @@ class Linear(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the forward pass is x @ weight.T (+ bias) without a separate scale or int8 step."""
+        """True if the forward pass is only x @ weight.T (+ bias), without an output scale or rounding to int8."""
         return self.weight_scale is None and (self.int8_order is None or self.rounding == "token")
 
     def prepare(self, x: Tensor) -> Tensor | Int8Rows:
@@ -149,10 +149,13 @@ class Linear(nn.Module):
 
 
 def joint_projections(linears: Sequence[Linear], x: Tensor | Int8Rows) -> list[Tensor] | None:
-    """Return the projections of one input by a single C++ call, [..., O] compute dtype each; None if there is none.
+    """Run several projections of x as one fused C++ kernel call; None if these weights have no such kernel.
 
     Args:
         x: as in `Linear.forward`.
+
+    Returns:
+        [..., O] in the compute dtype for each projection.
     """
     if isinstance(x, Tensor) and (operands := _operands(linears, x)):
         return multiply(x, operands)
@@ -160,7 +163,7 @@ def joint_projections(linears: Sequence[Linear], x: Tensor | Int8Rows) -> list[T
 
 
 def gated_projection(gate: Linear, up: Linear, x: Tensor | Int8Rows, activation: Activation) -> Tensor | None:
-    """Return activation(gate(x)) * up(x) by a single C++ call, [..., O] compute dtype; None if there is none."""
+    """Return activation(gate(x)) * up(x), [..., O] compute dtype, from one fused C++ call; None without a kernel."""
     if isinstance(x, Tensor) and (operands := _operands([gate, up], x)):
         return multiply_gated(x, operands[0], operands[1], activation)
     return None

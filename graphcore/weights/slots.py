@@ -23,7 +23,7 @@ class Slot:
 
     @classmethod
     def allocate(cls, nbytes: int, device: torch.device) -> "Slot":
-        """Allocate a slot of `nbytes` bytes of any value."""
+        """Allocate a slot of `nbytes` bytes; its contents are undefined."""
         if device.type == "cpu":
             return cls(private_pages(nbytes))
         memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
