@@ -12,6 +12,7 @@ from omegaconf import MISSING
 
 from graphcore.build_folder import temporary_folder
 from graphcore.config.user_path import lacks_home, user_folder
+from graphcore.sampling_params import SamplingParams
 
 
 @dataclass
@@ -41,6 +42,13 @@ class ModelSettings:
     def expected_sha256(self) -> str | None:
         """The sha256 that the checkpoint's file must have: as set, else as published for the same checkpoint."""
         return self.sha256 or (self.published.sha256 if self.checkpoint == self.published.checkpoint else None)
+
+    @property
+    def display_name(self) -> str:
+        """The model's name for users: that of its group, or the file or folder of another checkpoint."""
+        if self.checkpoint == self.published.checkpoint:
+            return self.name
+        return self.checkpoint.rstrip("/").rpartition("/")[2] or self.checkpoint
 
 
 @dataclass
@@ -169,6 +177,11 @@ class Settings:
     outputs: bool = MISSING
     trace: bool = MISSING
     debug: bool = MISSING
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        """The sampling parameters, with the seed."""
+        return SamplingParams(**vars(self.sampling), seed=self.seed)
 
     @property
     def cache_folder(self) -> Path:

@@ -5,6 +5,7 @@ Streaming settings that depend on the device are checked by the plan.
 
 import os
 from collections.abc import Sequence
+from operator import attrgetter
 
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.dtype_names import DTYPES, KV_ALIASES, KV_DTYPES, real_kv_name
@@ -28,6 +29,8 @@ NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget ap
 }
 
 QUANT_FORMATS = ("stored", *PACKABLE)
+CACHE_KEYS = ("cache.save", "cache.load")
+PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", *CACHE_KEYS)  # of tasks that answer prompts
 
 
 def validate_settings(settings: Settings) -> None:
@@ -148,6 +151,20 @@ def at_least(least: int, prefix: str, settings: object, keys: Sequence[str]) -> 
         value = vars(settings)[key]
         if value is not None and value < least:
             raise ConfigError(f"{prefix}{key}={value} must be at least {least}")
+
+
+def refuse_unused_settings(settings: Settings, task: str, keys: tuple[str, ...]) -> None:
+    """Check that no setting is given that a task does not use.
+
+    Args:
+        keys: keys of the settings that it does not use.
+
+    Raises:
+        ConfigError: one of the keys is set.
+    """
+    given = [key for key in keys if attrgetter(key)(settings) not in (None, [])]
+    if given:
+        raise ConfigError(f"{given[0]} has no effect with task={task}; leave it out")
 
 
 def check_streaming(settings: Settings) -> None:

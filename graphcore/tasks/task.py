@@ -2,19 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphcore.config.settings import Settings
-from graphcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from graphcore.tasks.report.console import Console
 
 Record = dict[str, Any]
-CACHE_KEYS = ("cache.save", "cache.load")
-PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", *CACHE_KEYS)  # of tasks that answer prompts
 
 
 @dataclass(frozen=True)
@@ -49,17 +45,3 @@ class Task:
     settings: type
     run: Callable[[Context, Any], Record]
     needs_torch: bool = True
-
-
-def refuse_unused_settings(settings: Settings, task: str, keys: tuple[str, ...]) -> None:
-    """Check that no setting is given that a task does not use.
-
-    Args:
-        keys: keys of the settings that it does not use.
-
-    Raises:
-        ConfigError: one of the keys is set.
-    """
-    given = [key for key in keys if attrgetter(key)(settings) not in (None, [])]
-    if given:
-        raise ConfigError(f"{given[0]} has no effect with task={task}; leave it out")

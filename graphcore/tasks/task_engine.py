@@ -1,7 +1,7 @@
 """Shared code of tasks that run a model: load it with progress, and describe what runs."""
 
 from graphcore.config.byte_sizes import in_words
-from graphcore.config.settings import ModelSettings, Settings
+from graphcore.config.settings import Settings
 from graphcore.engine.engine import Engine
 from graphcore.engine.loading.load_model import Check, no_check
 from graphcore.engine.loading.runtime_config import describe_runtime, refuse_graph
@@ -9,7 +9,6 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.progress import Progress
-from graphcore.sampling_params import SamplingParams
 from graphcore.tasks.report.startup import cache_state
 from graphcore.tasks.task import Context
 from graphcore.weights.plan import Plan
@@ -70,18 +69,11 @@ def group_note(context: Context, model_type: str) -> tuple[str, ...]:
     return (f"model={model.name} stands for {usual}, but the checkpoint is a {model_type} model and runs as one",)
 
 
-def model_name(model: ModelSettings) -> str:
-    """Return a model's name: that of its group, or the file or folder of another checkpoint."""
-    if model.checkpoint == model.published.checkpoint:
-        return model.name
-    return model.checkpoint.rstrip("/").rpartition("/")[2] or model.checkpoint
-
-
 def describe(engine: Engine, load_seconds: float) -> str:
     """Return one line about what runs: model, device, dtype, graph, sizes."""
     plan = engine.plan
     parts = (
-        f"{model_name(engine.settings.model)} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
+        f"{engine.settings.model.display_name} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
         *describe_runtime(engine.choices, engine.settings),
         f"weights {in_words(plan.weight_nbytes)}",
         f"kv cache {in_words(plan.kv_nbytes)} for {engine.choices.context_length} tokens",
@@ -97,11 +89,6 @@ def describe_compile(report: CompileReport) -> str:
         return "nothing compiled"
     num_graphs = report.cache_hits + report.cache_misses
     return f"{num_graphs} graphs in {report.seconds:.1f} s from a {state} cache"
-
-
-def sampling_of(settings: Settings) -> SamplingParams:
-    """Return the sampling parameters that the settings ask for."""
-    return SamplingParams(**vars(settings.sampling), seed=settings.seed)
 
 
 def stops_of(settings: Settings) -> list[str]:

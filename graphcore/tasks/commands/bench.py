@@ -10,7 +10,7 @@ from omegaconf import MISSING
 
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
-from graphcore.config.validate import at_least
+from graphcore.config.validate import PROMPT_KEYS, at_least, refuse_unused_settings
 from graphcore.device import resolve_device
 from graphcore.engine.engine import Engine
 from graphcore.engine.loading.runtime_config import DEFAULT_CONTEXT
@@ -22,7 +22,7 @@ from graphcore.tasks.measuring.timed_runs import Spread, count_kernels, time_rep
 from graphcore.tasks.report.run_record import bandwidth_of, compile_record, ran_record, share_of
 from graphcore.tasks.report.startup import seconds_since_start
 from graphcore.tasks.report.stream_watch import Interval, StreamWatch, show_streaming, streaming_of, streaming_results
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
+from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import describe, describe_compile, load_engine
 
 COLUMNS = ("", "median", "min", "q1", "q3", "max")

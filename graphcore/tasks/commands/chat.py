@@ -12,7 +12,7 @@ from itertools import chain
 from omegaconf import MISSING
 
 from graphcore.config.settings import Settings
-from graphcore.config.validate import UNLIMITED
+from graphcore.config.validate import UNLIMITED, refuse_unused_settings
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.errors import ConfigError, GraphcoreError
 from graphcore.tasks.chat.conversation import Conversation
@@ -22,13 +22,11 @@ from graphcore.tasks.chat.typed_lines import ChatLines, Entry
 from graphcore.tasks.report.run_record import compile_record, ran_record
 from graphcore.tasks.requests.cache_files import cache_record, check_cache_files, load_cache_file, save_cache_file
 from graphcore.tasks.requests.prompts import read_prompts, uses_chat
-from graphcore.tasks.task import Context, Record, Task, refuse_unused_settings
+from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import (
     describe,
     describe_compile,
     load_engine,
-    model_name,
-    sampling_of,
     stops_of,
 )
 
@@ -52,13 +50,13 @@ def run(context: Context, _task: ChatSettings) -> Record:
         load_seconds = time.perf_counter() - began
         conversation = Conversation(engine, settings.system, uses_chat(engine.prompts, settings))
         console.note(describe(engine, load_seconds))
-        compiled = engine.warm_up(params=sampling_of(settings))
+        compiled = engine.warm_up(params=settings.sampling_params)
         console.note(f"[{describe_compile(compiled)}]")
         loaded = load_cache_file(context, engine)
         console.note(HINT)
         lines = ChatLines()
         most = None if settings.max_new_tokens == UNLIMITED else settings.max_new_tokens
-        session = Session(conversation, console, lines.waiting, sampling_of(settings), most, stops_of(settings))
+        session = Session(conversation, console, lines.waiting, settings.sampling_params, most, stops_of(settings))
         status = _talk(session, opening, lines)
         saved, error = _save(context, session) if status == "ok" else (None, {})
         return {
@@ -132,10 +130,11 @@ def _check(settings: Settings) -> None:
 def _check_texts(settings: Settings, encoder: PromptEncoder) -> None:
     """Check that there is a tokenizer, and a chat template unless chat=off."""
     if encoder.known is None:
-        raise ConfigError(f"task=chat needs text, and {model_name(settings.model)} has no tokenizer; use task=generate")
+        name = settings.model.display_name
+        raise ConfigError(f"task=chat needs text, and {name} has no tokenizer; use task=generate")
     if not uses_chat(encoder, settings) and settings.chat != "off":
         raise ConfigError(
-            f"task=chat needs a chat template, and {model_name(settings.model)} has none; use an instruct model, or "
+            f"task=chat needs a chat template, and {settings.model.display_name} has none; use an instruct model, or "
             "chat=off to have it go on from what you type"
         )
 

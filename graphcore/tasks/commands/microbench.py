@@ -9,7 +9,7 @@ import torch
 from omegaconf import MISSING
 
 from graphcore.config.settings import Settings
-from graphcore.config.validate import at_least
+from graphcore.config.validate import PROMPT_KEYS, at_least, refuse_unused_settings
 from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError
 from graphcore.graph.cpu.native_decode import NativeStep
@@ -21,7 +21,7 @@ from graphcore.tasks.measuring.native_operations import native_operations
 from graphcore.tasks.measuring.torch_operations import TorchOperations
 from graphcore.tasks.measuring.weight_reads import step_nbytes
 from graphcore.tasks.report.run_record import bandwidth_of, compile_record, ran_record, share_of
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
+from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import describe, load_engine, own_runner
 
 COLUMNS = ("operation", "shape", "format", "length", "count", "warm us", "in order us", "us/step", "GB/s")

@@ -15,9 +15,10 @@ from graphcore.checkpoint.sources.inventory import StoredModel, cached_models, n
 from graphcore.checkpoint.sources.source import HubSource, PackageSource, parse_source
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.conf_folder import PublishedModel, published_models
+from graphcore.config.validate import PROMPT_KEYS, refuse_unused_settings
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
+from graphcore.tasks.task import Context, Record, Task
 
 UNKNOWN = "not recorded"
 GAP, INDENT = "  ", "  "  # between columns, and before the lines below a name

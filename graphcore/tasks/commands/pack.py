@@ -9,13 +9,14 @@ from omegaconf import MISSING
 
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.user_path import user_path
+from graphcore.config.validate import PROMPT_KEYS, refuse_unused_settings
 from graphcore.device import use_threads
 from graphcore.engine.loading.open_model import open_model
 from graphcore.errors import ConfigError
 from graphcore.export.pack import PackedTensor, Packer
 from graphcore.progress import Progress
 from graphcore.tasks.report.output_files import OutputError
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
+from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import group_note
 
 UNUSED_KEYS = (*PROMPT_KEYS, "context_length")

@@ -9,7 +9,7 @@ from omegaconf import MISSING
 from torch import Tensor
 
 from graphcore.config.settings import Settings
-from graphcore.config.validate import at_least, unknown_choice
+from graphcore.config.validate import PROMPT_KEYS, at_least, refuse_unused_settings, unknown_choice
 from graphcore.engine.engine import Engine
 from graphcore.engine.loading.runtime_config import DEFAULT_CONTEXT
 from graphcore.engine.prompt_encoder import PromptEncoder
@@ -20,8 +20,8 @@ from graphcore.tasks.measuring.likelihood import LEVEL, Likelihood, exponential
 from graphcore.tasks.measuring.sliding_windows import TokenizedText, Window, cut_windows
 from graphcore.tasks.report.run_record import compile_record, ran_record
 from graphcore.tasks.requests.text_input import LONGEST_FILE, read_text
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
-from graphcore.tasks.task_engine import describe, describe_compile, load_engine, model_name
+from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.task_engine import describe, describe_compile, load_engine
 
 DEFAULT_WINDOW = 1024  # tokens
 
@@ -122,8 +122,8 @@ def check_tokenizer(settings: Settings, encoder: PromptEncoder) -> None:
     """
     if encoder.known is None:
         raise TokenizerError(
-            f"{model_name(settings.model)} has no tokenizer, and task=perplexity scores text; choose a checkpoint with "
-            "one"
+            f"{settings.model.display_name} has no tokenizer, and task=perplexity scores text; choose a checkpoint "
+            "with one"
         )
 
 

@@ -16,6 +16,7 @@ from graphcore.checkpoint.sources.remote_headers import fetch_headers
 from graphcore.checkpoint.sources.source import HubSource, parse_source
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import ModelSettings, Settings
+from graphcore.config.validate import PROMPT_KEYS, refuse_unused_settings
 from graphcore.device import use_threads
 from graphcore.engine.fallback.transformers_loader import TransformersLoader
 from graphcore.engine.loading.open_model import open_model
@@ -40,8 +41,8 @@ from graphcore.streaming.moving_weights import find_moving
 from graphcore.streaming.weight_stream import link_opener
 from graphcore.tasks.plan_machine import machine_of, speeds_of, target_on
 from graphcore.tasks.report.plan_report import group_rows, movement_line, ram_rows, tier_rows
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
-from graphcore.tasks.task_engine import group_note, model_name
+from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.task_engine import group_note
 from graphcore.weights.plan import Plan, Tier
 
 PREDICTED_SEQUENCES = (1, 8, 32)  # batch sizes whose speeds are predicted
@@ -101,7 +102,7 @@ def run(context: Context, task: PlanSettings) -> Record:
             console.note(note)
     groups = planned_groups(plan, config.num_hidden_layers, settings.streaming.layer_group_size, outcome.expert_nbytes)
     free = machine.memory.free_nbytes
-    title = f"{model_name(settings.model)} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
+    title = f"{settings.model.display_name} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
     tiers = [("weights", group_rows(groups)), ("device", tier_rows(plan, free))]
     if outcome.ram_nbytes:
         tiers.append(("RAM", ram_rows(outcome.ram_nbytes, machine.ram_nbytes)))

@@ -8,13 +8,13 @@ import time
 from dataclasses import replace
 
 from graphcore.config.settings import Settings
-from graphcore.config.validate import at_least
+from graphcore.config.validate import PROMPT_KEYS, at_least, refuse_unused_settings
 from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError
 from graphcore.serving.serve_settings import ServeSettings
 from graphcore.tasks.report.run_record import compile_record, ran_record
-from graphcore.tasks.task import PROMPT_KEYS, Context, Record, Task, refuse_unused_settings
-from graphcore.tasks.task_engine import describe, load_engine, model_name, sampling_of
+from graphcore.tasks.task import Context, Record, Task
+from graphcore.tasks.task_engine import describe, load_engine
 
 KEY_VARIABLE = "GRAPHCORE_API_KEY"
 LOGS = ("text", "json")
@@ -46,7 +46,7 @@ def run(context: Context, task: ServeSettings) -> Record:
     context = replace(context, settings=serve_settings(context.settings, task))
     settings = check_serving(replace(task, api_key=task.api_key or os.environ.get(KEY_VARIABLE) or None))
     log_requests(settings.log)
-    name = settings.model_name or model_name(context.settings.model)
+    name = settings.model_name or context.settings.model.display_name
 
     loaded: Record = {}
     is_over = threading.Event()
@@ -70,7 +70,7 @@ def run(context: Context, task: ServeSettings) -> Record:
         for line in address_lines(settings, name, port):
             context.console.note(line)
 
-    served = serve_model(name, settings, sampling_of(context.settings), load, say_address)
+    served = serve_model(name, settings, context.settings.sampling_params, load, say_address)
     try:
         ran = {} if served.loaded_engine is None else ran_record(served.loaded_engine)
         return {"model_name": name, "num_requests": served.num_answered, **ran, **loaded}

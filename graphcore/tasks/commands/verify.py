@@ -20,7 +20,7 @@ from omegaconf import MISSING
 from torch import Tensor
 
 from graphcore.config.settings import Settings
-from graphcore.config.validate import at_least
+from graphcore.config.validate import CACHE_KEYS, at_least, refuse_unused_settings
 from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError, GraphError, UnsupportedError
 from graphcore.tasks.reference.comparison import (
@@ -39,7 +39,7 @@ from graphcore.tasks.reference.transformers_model import Reference
 from graphcore.tasks.report.run_record import ran_record
 from graphcore.tasks.requests.generation_requests import check_prompts
 from graphcore.tasks.requests.prompts import Prompt, encode_prompts, read_prompts
-from graphcore.tasks.task import CACHE_KEYS, Context, Record, Task, refuse_unused_settings
+from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import describe, load_engine
 
 COLUMNS = ["", "max error", "mean error", "largest reference value", "cosine", "lowest cosine"]

@@ -21,7 +21,7 @@ from graphcore.tasks.requests.prompts import (
 from graphcore.tasks.requests.request_lines import RequestLine
 from graphcore.tasks.requests.sampling_keys import changed_params
 from graphcore.tasks.task import Context
-from graphcore.tasks.task_engine import DEFAULT_NEW_TOKENS, sampling_of, stops_of
+from graphcore.tasks.task_engine import DEFAULT_NEW_TOKENS, stops_of
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ def generation_requests(context: Context, engine: Engine, prompts: Sequence[Prom
         return requests
     most = settings.max_new_tokens or DEFAULT_NEW_TOKENS
     encoded = encode_prompts(engine, settings, prompts, context.console.note)
-    return [GenerationRequest(prompt, sampling_of(settings), most, tuple(stops_of(settings))) for prompt in encoded]
+    return [GenerationRequest(prompt, settings.sampling_params, most, tuple(stops_of(settings))) for prompt in encoded]
 
 
 def _request_of_line(context: Context, engine: Engine, line: RequestLine) -> GenerationRequest:
     """Return a line's request; its draws depend only on its own seed or, without one, on its number in the file."""
     settings = context.settings
-    params = sampling_of(settings)
+    params = settings.sampling_params
     most = line.max_new_tokens or settings.max_new_tokens or DEFAULT_NEW_TOKENS
     stops = tuple(stops_of(settings) if line.stops is None else line.stops)
     with _named(line):

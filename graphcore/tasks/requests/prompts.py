@@ -15,7 +15,6 @@ from graphcore.engine.engine import Engine
 from graphcore.engine.prompt_encoder import NOTE_ON_BOS, PromptEncoder
 from graphcore.errors import ConfigError
 from graphcore.tasks.requests.text_input import LONGEST_PROMPT, read_text
-from graphcore.tasks.task_engine import model_name
 
 DEFAULT_QUESTION = "Why is the sky blue? Answer in two sentences."
 # A small base model soon repeats its sentences; in an alphabet each line differs from the last.
@@ -82,7 +81,7 @@ def encode_prompts(
     """
     if any(isinstance(prompt.content, str) for prompt in prompts) and _lacks_template(engine.prompts, settings):
         note(
-            f"{model_name(settings.model)} has no chat template: it continues the prompt and does not answer it; "
+            f"{settings.model.display_name} has no chat template: it continues the prompt and does not answer it; "
             "use an instruct model for answers, or set chat=off"
         )
     if prompts:
@@ -119,7 +118,7 @@ def uses_chat(encoder: PromptEncoder, settings: Settings) -> bool:
     """
     has_template = encoder.known is not None and encoder.known.has_chat_template
     if settings.chat == "on" and not has_template:
-        raise ConfigError(f"chat=on, but {model_name(settings.model)} has no chat template; use chat=off")
+        raise ConfigError(f"chat=on, but {settings.model.display_name} has no chat template; use chat=off")
     is_used = has_template and settings.chat != "off"
     if settings.system is not None and not is_used:
         raise ConfigError("system=... needs a chat template, and none is used here; put it into the prompt")
