@@ -37,7 +37,7 @@ from graphcore.serving.chat_call import (
 from graphcore.serving.fields import ListOf, RequestFields, parse_request, refuse_unless
 from graphcore.serving.message_turns import joined_turns
 from graphcore.serving.openai_options import stops_of_field
-from graphcore.serving.request_errors import RequestError
+from graphcore.serving.request_errors import NO_THREADS, RequestError, anthropic_error
 
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
@@ -63,9 +63,6 @@ BILLING = "x-anthropic-billing-header:"
 It differs in each request, so that with it no request would find its prompt in the cache.
 """
 
-NO_THREADS = "thread_unsupported_request"
-"""Code of the error for a conversation that the server should keep; by it, clients send the whole one again."""
-
 SIGNATURE = "unsigned"  # of thoughts; clients send thoughts back only if they have one, and none is checked here
 
 STOP_REASONS: Mapping[str, str] = {
@@ -75,20 +72,6 @@ STOP_REASONS: Mapping[str, str] = {
     "interrupted": "max_tokens",
 }
 """Why an answer ended, by `Ended.finish_reason`."""
-
-ERROR_TYPES: Mapping[int, str] = {
-    401: "authentication_error",
-    402: "billing_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
-"""Types of errors by HTTP status; other statuses are api_error from 500 on, and invalid_request_error below."""
 
 
 class AnthropicTool(RequestFields):
@@ -528,13 +511,6 @@ def message_usage(used: Used) -> dict[str, Any]:
         "server_tool_use": None,
         "service_tier": "standard",
     }
-
-
-def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
-    """Return the body of an error, which is also the data of the event "error", as Anthropic's interface has it."""
-    kind = ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    details = {"details": {"error_code": NO_THREADS, "unsupported": ["thread"]}} if error.code == NO_THREADS else {}
-    return {"type": "error", "error": {"type": kind, "message": error.message, **details}, "request_id": request_id}
 
 
 async def messages_events(

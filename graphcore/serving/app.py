@@ -26,7 +26,6 @@ from starlette.routing import Route
 from graphcore.engine.what_if import WhatIf
 from graphcore.serving.answering import answer_chat, begin, count_prompt, limits_of, prompt_ids
 from graphcore.serving.anthropic_messages import (
-    anthropic_error,
     messages_body,
     messages_events,
     read_count_tokens,
@@ -37,14 +36,15 @@ from graphcore.serving.engine_status import running_plan_body, status_body, what
 from graphcore.serving.event_streams import CLIENT_LEFT, DONE, Event, event_of, event_response, until_end, until_left
 from graphcore.serving.fields import ListOf, RequestFields, parse_request
 from graphcore.serving.guard import Guard
-from graphcore.serving.http_exchange import HttpExchange, new_id
+from graphcore.serving.http_exchange import HttpExchange
+from graphcore.serving.ids import new_id
 from graphcore.serving.metrics import ServingMetrics
 from graphcore.serving.openai_chat import ChatChunks, chat_body, read_chat
 from graphcore.serving.openai_completions import Completions, read_completion
 from graphcore.serving.openai_embeddings import embedding_body, read_embedding
 from graphcore.serving.openai_responses import read_responses, responses_body, responses_events
 from graphcore.serving.page_files import HEADERS, PREFIX, page_files
-from graphcore.serving.request_errors import RequestError, openai_error, request_error
+from graphcore.serving.request_errors import RequestError, error_body, request_error
 from graphcore.serving.served_model import ServedModel, ServingState
 from graphcore.serving.token_texts import TokenTexts
 
@@ -135,7 +135,8 @@ class Application:
         if error.status == 500:
             LOG.error("request %s has failed", exchange.request_id, exc_info=raised)
         self._note(exchange, error.status, error.message)
-        return JSONResponse(error_body(exchange, error), error.status, {**exchange.headers, **error.headers})
+        body = error_body(exchange.request.scope["path"], exchange.request_id, error)
+        return JSONResponse(body, error.status, {**exchange.headers, **error.headers})
 
     def _note(self, exchange: HttpExchange, status: int, message: str = "") -> None:
         exchange.note_end(self._metrics, status, message)
@@ -382,7 +383,8 @@ class Application:
         """Return a stream of events; an error after the first becomes an event."""
 
         def error_event(error: RequestError) -> Event:
-            return event_of(error_body(exchange, error), None if last else "error")
+            body = error_body(exchange.request.scope["path"], exchange.request_id, error)
+            return event_of(body, None if last else "error")
 
         whole = until_end(events, error_event, partial(self._note, exchange), last)
         return event_response(whole, self._settings.ping, self._settings.send_timeout, ping_name)
@@ -418,10 +420,9 @@ async def _named_events(events: AsyncIterator[tuple[str, dict[str, Any]]]) -> As
         yield event_of(data, name)
 
 
-def error_body(exchange: HttpExchange, error: RequestError) -> dict[str, Any]:
-    """Return the body of an error in the form of the interface that was asked."""
-    is_anthropic = exchange.request.scope["path"].startswith("/v1/messages")
-    return anthropic_error(error, exchange.request_id) if is_anthropic else openai_error(error)
+def use_request_threads() -> None:
+    """Let the running loop encode prompts and compile grammars in enough threads."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, "graphcore-requests"))
 
 
 def new_app(served: ServedModel, guard: Guard, metrics: ServingMetrics, cors_origins: Iterable[str] = ()) -> Starlette:
@@ -436,8 +437,7 @@ def new_app(served: ServedModel, guard: Guard, metrics: ServingMetrics, cors_ori
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        threads = ThreadPoolExecutor(NUM_THREADS, "graphcore-requests")
-        asyncio.get_running_loop().set_default_executor(threads)
+        use_request_threads()
         loading = asyncio.create_task(served.load())
         yield
         loading.cancel()

@@ -119,6 +119,14 @@ class Guard:
         Raises:
             RequestError: it is too large, too slow, or no JSON object.
         """
+        return json_object(await self.received(request))
+
+    async def received(self, request: Request) -> bytes:
+        """Return a request's body as it came.
+
+        Raises:
+            RequestError: it is too large or too slow.
+        """
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.max_body_bytes:
             raise self._too_large()
@@ -131,7 +139,7 @@ class Guard:
                         raise self._too_large()
         except TimeoutError:
             raise RequestError("the body took too long to arrive", status=408) from None
-        return json_object(bytes(received))
+        return bytes(received)
 
     def _too_large(self) -> RequestError:
         return RequestError(f"the body is larger than {self.max_body_bytes} bytes (task.max_body_bytes)", status=413)

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-import secrets
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from graphcore.serving.chat_call import Began, Ended, Part, Used
+from graphcore.serving.ids import request_id_of
 from graphcore.serving.metrics import ServingMetrics
 from graphcore.serving.page_files import PREFIX
 from graphcore.serving.request_errors import RequestError
@@ -25,8 +26,6 @@ QUIET = (
     PREFIX + "{name:path}",
 )  # paths that are asked all the time, and only logged if they fail
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # others are quoted, since a header may not end with a space
-LONGEST_ID = 128  # characters of an X-Request-ID that is kept
-_ID = re.compile(r"[!-~]+")  # without spaces, which would look like further fields in the log
 
 
 @dataclass
@@ -55,8 +54,7 @@ class HttpExchange:
 
     def __post_init__(self) -> None:
         """Keep the client's id, or make one."""
-        given = self.request.headers.get("x-request-id", "")[:LONGEST_ID]
-        self.request_id = given if _ID.fullmatch(given) else new_id("req")
+        self.request_id = request_id_of(self.request.headers.get("x-request-id"))
 
     @property
     def endpoint(self) -> str:
@@ -119,15 +117,36 @@ class HttpExchange:
 
 
 class JsonLines(logging.Formatter):
-    """Formats each record as a JSON object on one line: the facts of a request, or a message."""
+    """Formats each record as a JSON object on one line: the facts of a request, or a message.
+
+    Args:
+        replica: id of the process, which each line then has; None for none.
+    """
+
+    def __init__(self, replica: str | None = None) -> None:
+        super().__init__()
+        self._named = {} if replica is None else {"replica": replica}
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
         facts = getattr(record, "facts", None) or {"level": record.levelname, "message": record.getMessage()}
         trace = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
-        return json.dumps({"time": round(record.created, 3), **facts, **trace})
+        return json.dumps({"time": round(record.created, 3), **self._named, **facts, **trace})
 
 
-def new_id(prefix: str, separator: str = "-") -> str:
-    """Return a new id, such as "req-0123456789abcdef01234567"."""
-    return f"{prefix}{separator}{secrets.token_hex(12)}"
+def log_requests(form: str, replica: str | None = None) -> None:
+    """Write the requests' lines to standard error.
+
+    Args:
+        form: text or json.
+        replica: id of this process, which each line then has; None for none.
+    """
+    named = "" if replica is None else f"replica={replica} "
+    handler = logging.StreamHandler(sys.stderr)
+    lines = JsonLines(replica) if form == "json" else logging.Formatter(f"%(asctime)s {named}%(message)s")
+    handler.setFormatter(lines)
+    for name, level in (("graphcore.serving", logging.INFO), ("uvicorn", logging.WARNING)):
+        log = logging.getLogger(name)
+        log.handlers[:] = [handler]
+        log.setLevel(level)
+        log.propagate = False

@@ -1,4 +1,4 @@
-"""Errors of requests: what is wrong, where, and the HTTP status; their bodies are those of OpenAI's interface."""
+"""Errors of requests: what is wrong, where, and the HTTP status; their bodies are those of the interface asked."""
 
 import re
 from collections.abc import Mapping
@@ -20,6 +20,23 @@ TYPES: Mapping[int, str] = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""Types in Anthropic's interface by HTTP status; others are api_error from 500 on, and invalid_request_error below."""
+
+NO_THREADS = "thread_unsupported_request"
+"""Code of the error for a conversation that the server should keep; by it, clients send the whole one again."""
+
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.])/(?:[\w.+@=-]+/)+([\w.+@=-]+)")
 
 
@@ -51,6 +68,18 @@ class RequestError(Exception):
 def openai_error(error: RequestError) -> dict[str, Any]:
     """Return the body of an error, as OpenAI's interface has it."""
     return {"error": {"message": error.message, "type": error.kind, "param": error.field, "code": error.code}}
+
+
+def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
+    """Return the body of an error, which is also the data of the event "error", as Anthropic's interface has it."""
+    kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    details = {"details": {"error_code": NO_THREADS, "unsupported": ["thread"]}} if error.code == NO_THREADS else {}
+    return {"type": "error", "error": {"type": kind, "message": error.message, **details}, "request_id": request_id}
+
+
+def error_body(path: str, request_id: str, error: RequestError) -> dict[str, Any]:
+    """Return the body of an error in the form of the interface that was asked under a path."""
+    return anthropic_error(error, request_id) if path.startswith("/v1/messages") else openai_error(error)
 
 
 def request_error(error: BaseException, is_usable: bool = True) -> RequestError:

@@ -12,8 +12,7 @@ import pytest
 from chat_folder import TINY
 from command_process import ROOT, Piped, environment, graphcore
 
-from graphcore.serving.serve_settings import ServeSettings
-from graphcore.tasks.commands.serve import KEY_VARIABLE, check_serving
+from graphcore.serving.serve_settings import KEY_VARIABLE, ServeSettings, check_serving
 from graphcore.tasks.report.secret_keys import HIDDEN, hide_secrets, secrets_in, without_secrets
 
 LLAMA = ("graph=eager", "device=cpu", f"model.checkpoint={TINY / 'llama3'}", "task=serve", "task.port=0")

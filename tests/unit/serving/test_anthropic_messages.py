@@ -17,14 +17,13 @@ from starlette.responses import JSONResponse
 
 from graphcore.serving.anthropic_messages import (
     SIGNATURE,
-    anthropic_error,
     messages_body,
     messages_events,
     read_count_tokens,
     read_message_request,
 )
 from graphcore.serving.chat_call import ChatCall, Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
-from graphcore.serving.request_errors import RequestError
+from graphcore.serving.request_errors import RequestError, anthropic_error
 from tests.scripted_answers import (
     ANSWERS,
     CALLS,

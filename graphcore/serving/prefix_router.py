@@ -1,0 +1,34 @@
+"""Ray Serve's request router with the order of a `PrefixTable`; Ray skips replicas that are full or gone."""
+
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from graphcore.serving.prefix_table import PrefixTable, Route
+
+
+class PrefixRouter(RequestRouter):
+    """The router of a deployment whose methods have a `Route` as their first argument."""
+
+    def initialize_state(self, slack: int = 0, **_: Any) -> None:
+        """Take the keyword arguments of the deployment."""
+        self._table = PrefixTable(slack)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return the replicas in the order in which they are tried."""
+        by_id = {one.replica_id.unique_id: one for one in candidate_replicas}
+        route = Route()
+        if pending_request is not None:
+            route = pending_request.args[0]
+            pending_request.routing_context.should_backoff = True  # before all are tried again
+        return [[by_id[one]] for one in self._table.order(route, list(by_id))]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """Note where a request runs."""
+        self._table.note_start(pending_request.args[0], replica_id.unique_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Note that a request has ended."""
+        self._table.note_end(replica_id.unique_id)

@@ -1,0 +1,330 @@
+"""The server on Ray Serve: one address, and an engine in each of several processes, on one machine or many.
+
+    client -> Ray's proxy -> Ingress -- PrefixRouter --> Replica: the server's app and its engine
+                                     \\-----------------> Replica ...
+
+`graphcore serve task.replicas=2` runs it (ray_server.py), or `serve run` with a file (docs/scaling.md). Ray starts
+replicas again that have died or failed, and starts and stops further ones between task.replicas and task.max_replicas.
+
+A request whose replica dies before it has sent anything is given to another. A stream that has begun ends with an
+error event: text of two answers is never mixed.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve import Application
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from graphcore.config.compose import compose_settings, merge_schema
+from graphcore.config.settings import Settings
+from graphcore.serving.event_streams import event_of
+from graphcore.serving.forwarding import ForwardedRequest, Message, answer_messages
+from graphcore.serving.guard import Guard
+from graphcore.serving.ids import request_id_of
+from graphcore.serving.prefix_keys import prefix_keys
+from graphcore.serving.prefix_router import PrefixRouter
+from graphcore.serving.prefix_table import Route
+from graphcore.serving.replica_metrics import merged_metrics
+from graphcore.serving.replica_resources import replica_resources
+from graphcore.serving.request_errors import RequestError, error_body
+from graphcore.serving.serve_settings import ServeSettings, checked_settings
+
+LOG = logging.getLogger("ray.serve")
+QUIET = {"enable_access_log": False}  # replicas write a line for each request themselves
+REPLICA = "Replica"  # name of the deployment
+LOST = (RayActorError, RayServeException)  # a replica has died, or cannot be reached
+TRIES = 3  # replicas that a request is given to, one after another, if they die
+STATUS_SECONDS = 1.0  # for which the numbers of replicas are kept
+STEP = 0.05  # seconds between two looks at whether all answers have ended
+UNNAMED_EVENTS = ("/v1/chat/completions", "/v1/completions")  # paths whose streams have data alone
+PINNED = ("/status", "/plan")  # whose answers are about one replica: the same one each time
+SPARE_SECONDS = 10.0  # beyond task.grace until Ray kills a replica that ends
+
+
+def build(arguments: Mapping[str, Any]) -> Application:
+    """Return the application for `serve run graphcore.serving.ray_app:build` or a file for `serve deploy`.
+
+    Args:
+        arguments: settings by key, such as {"model": "gemma3", "task.replicas": 2}.
+
+    Raises:
+        GraphcoreError: a setting or the checkpoint stands in the way.
+    """
+    given = [f"{key}={value}" for key, value in arguments.items()]
+    settings = compose_settings(["task=serve", *given])
+    task = merge_schema(ServeSettings, settings.task, "task=serve")
+    settings, task = checked_settings(settings, task)
+    return replicated(settings, task, replica_resources(settings))
+
+
+def replicated(settings: Settings, task: ServeSettings, resources: Mapping[str, float]) -> Application:
+    """Return the application of checked settings.
+
+    Args:
+        resources: what a replica needs of its machine: num_cpus, memory in bytes, num_gpus.
+    """
+    number: dict[str, Any] = {"num_replicas": task.replicas}
+    if task.max_replicas is not None and task.max_replicas > task.replicas:
+        bounds = {"min_replicas": task.replicas, "max_replicas": task.max_replicas}
+        number = {"autoscaling_config": {**bounds, "target_ongoing_requests": task.max_sequences}}
+    router = {"slack": task.max_sequences // 2}
+    replicas: Any = serve.deployment(
+        Replica,
+        name=REPLICA,
+        **number,
+        ray_actor_options=dict(resources),
+        max_ongoing_requests=task.max_connections,
+        logging_config=QUIET,
+        graceful_shutdown_timeout_s=task.grace + SPARE_SECONDS,
+        request_router_config={"request_router_class": PrefixRouter, "request_router_kwargs": router},
+    )
+    ingress: Any = serve.deployment(
+        Ingress,
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=task.max_connections,
+        logging_config=QUIET,
+        graceful_shutdown_timeout_s=task.grace + SPARE_SECONDS,
+    )
+    application: Application = ingress.bind(replicas.bind(settings, task), task)
+    return application
+
+
+class Replica:
+    """One engine behind the server's own app; Ray sends it requests once it is loaded.
+
+    Args:
+        settings: checked settings of the engine.
+        task: checked settings of the task.
+    """
+
+    async def __init__(self, settings: Settings, task: ServeSettings) -> None:  # type: ignore[misc]  # Ray awaits it
+        from graphcore.engine.engine import Engine
+        from graphcore.serving.app import new_app, use_request_threads
+        from graphcore.serving.http_exchange import log_requests
+        from graphcore.serving.metrics import ServingMetrics
+        from graphcore.serving.served_model import ServedModel
+
+        def load() -> Engine:
+            engine = Engine.from_settings(settings)
+            engine.warm_up(engine.runner.sizes.batch_size)
+            return engine
+
+        self._id = serve.get_replica_context().replica_id.unique_id
+        log_requests(task.log, self._id)
+        name = task.model_name or settings.model.display_name
+        self._served = ServedModel(name, task, settings.sampling_params, load)
+        metrics = ServingMetrics(self._served, task.metric_aliases)
+        self._app = new_app(self._served, Guard.of(task), metrics, task.cors_origins)
+        use_request_threads()
+        await self._served.load()
+        if self._served.failure is not None:
+            raise self._served.failure
+
+    async def answer(self, _: Route, request: ForwardedRequest) -> AsyncGenerator[Message, None]:
+        """Yield the ASGI messages of the answer to a request."""
+        async for message in answer_messages(self._app, request, self._id):
+            yield message
+
+    async def end_answers(self, _: Route) -> AsyncGenerator[str, None]:
+        """End all answers as they are; yield the replica's id."""
+        self._served.cancel_all()
+        yield self._id
+
+    def check_health(self) -> None:
+        """Raise the engine's failure, so that Ray starts the replica again."""
+        if self._served.failure is not None:
+            raise self._served.failure
+
+    def __del__(self) -> None:
+        """Free the engine; Ray calls this once the answers have ended."""
+        self._served.close()
+
+
+class Ingress:
+    """Gives each request to a replica, and answers itself what is about all of them.
+
+    Args:
+        replicas: handle of the replicas.
+        task: checked settings of the task.
+    """
+
+    def __init__(self, replicas: DeploymentHandle[Any], task: ServeSettings) -> None:
+        self._replicas = replicas.options(stream=True)
+        self._guard, self._grace = Guard.of(task), task.grace
+        self._is_draining = False
+        self._num_running = self._num_answered = 0
+        self._states: dict[str, int] = {}
+        self._looked = -STATUS_SECONDS
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer a request."""
+        request_id, path = request_id_of(request.headers.get("x-request-id")), request.scope["path"]
+        try:
+            if path == "/ping":
+                return JSONResponse({"status": "alive"})
+            if path == "/health":
+                return await self._health()
+            body = await self._guard.received(request) if request.method == "POST" else b""
+            forwarded = ForwardedRequest.of(request, body, request_id)
+            if path == "/metrics":
+                return await self._metrics(forwarded)
+            if path in PINNED:
+                return await self._forward(Route((path.encode(),), is_pinned=True), forwarded)
+            return await self._forward(Route(prefix_keys(body)), forwarded)
+        except RequestError as error:
+            return JSONResponse(error_body(path, request_id, error), error.status, error.headers)
+
+    async def drain(self) -> int:
+        """Take no more requests, let running ones end within task.grace or end as they are; return how many ended."""
+        self._is_draining = True
+        await self._wait_until_idle(self._grace)
+        if self._num_running:
+            async for replica in self._each("end_answers"):
+                LOG.info("the answers of replica %s have ended as they are", replica[0])
+            await self._wait_until_idle(SPARE_SECONDS)
+        return self._num_answered
+
+    async def _wait_until_idle(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while self._num_running and time.monotonic() < end:
+            await asyncio.sleep(STEP)
+
+    async def _health(self) -> Response:
+        """Return 200 if a replica takes requests, with the number of replicas in each of Ray's states."""
+        states = await self._replica_states()
+        is_ready = bool(states.get("RUNNING")) and not self._is_draining
+        state = "draining" if self._is_draining else "ready" if is_ready else "loading"
+        return JSONResponse({"status": state, "replicas": states}, 200 if is_ready else 503)
+
+    async def _replica_states(self) -> dict[str, int]:
+        if time.monotonic() - self._looked > STATUS_SECONDS:
+            self._looked = time.monotonic()
+            self._states = await asyncio.to_thread(_replica_states)
+        return self._states
+
+    async def _metrics(self, request: ForwardedRequest) -> Response:
+        """Return the metrics of all replicas, each with its id as a label; a refusal is passed on."""
+        texts: dict[str, str] = {}
+        async for start, *pieces in self._each("answer", request):
+            response = _whole_response(start, pieces)
+            if response.status_code != 200:
+                return response
+            texts[response.headers["x-replica"]] = bytes(response.body).decode()
+        return Response(merged_metrics(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _each(self, method: str, *arguments: object) -> AsyncIterator[list[Any]]:
+        """Yield what a method of each replica yields, as a list that begins with its id or the head of its answer."""
+        seen: frozenset[str] = frozenset()
+        while True:
+            call = getattr(self._replicas, method).remote(Route(excluded=seen), *arguments)
+            with suppress(*LOST):
+                found = [one async for one in call]
+                replica = found[0] if isinstance(found[0], str) else dict(found[0]["headers"])[b"x-replica"].decode()
+                if replica in seen:
+                    return
+                seen |= {replica}
+                yield found
+
+    async def _forward(self, route: Route, request: ForwardedRequest) -> Response:
+        """Give a request to a replica, and to another one if that dies before it has sent anything.
+
+        Raises:
+            RequestError: the server is ending, no replica runs, or several have died.
+        """
+        if self._is_draining:
+            raise RequestError("the server is draining; ask again later", status=503, code="not_ready")
+        if not (await self._replica_states()).get("RUNNING"):
+            raise RequestError("no replica takes requests yet; ask again later", status=503, code="not_ready")
+        self._num_running += 1
+        try:
+            for _ in range(TRIES):
+                answer = ForwardedAnswer(self._replicas.answer.remote(route, request), request, self._ended)
+                try:
+                    await answer.begin()
+                except LOST as error:
+                    LOG.warning("a replica was lost before it answered, and another is asked: %s", error)
+                    continue
+                return answer
+        except BaseException:
+            self._ended()
+            raise
+        self._ended()
+        raise RequestError(f"{TRIES} replicas have died with this request; ask again later", status=503)
+
+    def _ended(self) -> None:
+        self._num_running -= 1
+        self._num_answered += 1
+
+
+def _replica_states() -> dict[str, int]:
+    """Return the number of this application's replicas in each of Ray's states."""
+    context = serve.get_replica_context()
+    found = serve.status().applications[context.app_name].deployments[REPLICA].replica_states
+    return {str(state): number for state, number in found.items()}
+
+
+def _whole_response(start: Message, pieces: Sequence[Message]) -> Response:
+    """Return the answer that ASGI messages are."""
+    body = b"".join(piece.get("body", b"") for piece in pieces)
+    headers = {name.decode(): value.decode() for name, value in start["headers"]}
+    return Response(body, start["status"], headers)
+
+
+class ForwardedAnswer(Response):
+    """A replica's answer, passed on message by message.
+
+    Args:
+        messages: the ASGI messages of the answer.
+        request: what it answers.
+        on_end: function that is called once, when the answer has ended, however it has.
+    """
+
+    def __init__(self, messages: Any, request: ForwardedRequest, on_end: Any) -> None:
+        self._messages, self._request, self._on_end = messages, request, on_end
+        self._first: list[Message] = []
+
+    async def begin(self) -> None:
+        """Wait for the head of the answer and the first piece of its body.
+
+        Raises:
+            RayActorError: the replica has died.
+        """
+        try:
+            head = await anext(self._messages)
+            head["headers"] = [one for one in head["headers"] if one[0] != b"x-request-id"]  # Ray's proxy adds it
+            self._first = [head, await anext(self._messages)]
+        except BaseException:
+            self._messages.cancel()
+            raise
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer; if the replica dies meanwhile, a stream ends with an error event."""
+        try:
+            for message in self._first:
+                await send(message)
+            async for message in self._messages:
+                await send(message)
+        except LOST:
+            await send({"type": "http.response.body", "body": self._error_event(), "more_body": False})
+        finally:
+            self._messages.cancel()
+            self._on_end()
+
+    def _error_event(self) -> bytes:
+        path, headers = self._request.scope["path"], dict(self._request.headers)
+        error = RequestError("the replica that wrote this answer has died; ask again", status=503, code="replica_died")
+        body = error_body(path, headers[b"x-request-id"].decode(), error)
+        event = event_of(body, None if path in UNNAMED_EVENTS else "error")
+        return "".join(f"{name}: {value}\n" for name, value in event.items()).encode() + b"\n"

@@ -1,0 +1,175 @@
+"""`graphcore serve` with replicas: starts Ray on this machine, or joins a cluster, and serves until a signal."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.schema import LoggingConfig
+
+from graphcore.config.byte_sizes import in_words
+from graphcore.config.settings import Settings
+from graphcore.errors import ConfigError
+from graphcore.processors import usable_processors
+from graphcore.serving.http_server import bound_socket
+from graphcore.serving.ray_app import SPARE_SECONDS, replicated
+from graphcore.serving.replica_resources import replica_resources
+from graphcore.serving.serve_settings import ServeSettings
+
+APP = "graphcore"  # name of the application on Ray Serve
+STORE_NBYTES = 100 << 20  # of Ray's object store: messages are small, and are not kept there
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",  # else lines of requests would be left out
+    "RAY_COLOR_PREFIX": "0",
+}
+ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+Handlers = Mapping[signal.Signals, Any]
+
+
+@dataclass(frozen=True)
+class ReplicasRun:
+    """What has run.
+
+    Attributes:
+        num_answered: requests that were answered.
+        resources: what Ray was asked for, for each replica.
+    """
+
+    num_answered: int
+    resources: Mapping[str, float]
+
+
+def serve_replicas(
+    settings: Settings, task: ServeSettings, on_start: Callable[[ServeSettings, str], None]
+) -> ReplicasRun:
+    """Serve a model from several processes until a signal ends it.
+
+    Args:
+        settings, task: checked settings.
+        on_start: function that is called once requests are taken, with the settings of the port that was chosen and
+            words about the replicas.
+
+    Raises:
+        ConfigError: this machine has too little for so many replicas, or one of them could not be loaded.
+    """
+    before: Handlers = {number: signal.getsignal(number) for number in ENDING}
+    is_own = start_ray()
+    take_signals(before)  # Ray has taken some of them
+    try:
+        settings = on_machine(settings, task, is_own)
+        resources = replica_resources(settings)
+        if is_own:
+            check_room(resources, task.replicas)
+        task = replace(task, port=free_port(task))
+        options = {"host": task.host, "port": task.port, "request_timeout_s": task.request_timeout}
+        quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
+        serve.start(http_options=options, logging_config=quiet)
+        handle = serve.run(replicated(settings, task, resources), name=APP, route_prefix="/")
+        on_start(task, words_of(resources, task))
+        wait_for_signal(before)
+        num_answered: int = handle.drain.remote().result(timeout_s=task.grace + 2 * SPARE_SECONDS)
+        serve.delete(APP)
+        return ReplicasRun(num_answered, resources)
+    finally:
+        if is_own:
+            ray.shutdown()
+
+
+def take_signals(handlers: Handlers) -> None:
+    """Set the handlers of signals."""
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def wait_for_signal(before: Handlers) -> None:
+    """Wait until a signal comes; further ones are handled as before."""
+    has_come = threading.Event()
+    take_signals({number: lambda *_: has_come.set() for number in before})
+    has_come.wait()
+    take_signals(before)
+
+
+def free_port(task: ServeSettings) -> int:
+    """Return the port to listen on, chosen now if the task leaves it open.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    with bound_socket(task.host, task.port) as found:
+        port: int = found.getsockname()[1]
+    return port
+
+
+def start_ray() -> bool:
+    """Connect to the cluster of RAY_ADDRESS, or that was started on this machine, or start Ray here.
+
+    Returns:
+        True if Ray was started, for this command alone.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    options: dict[str, Any] = {"logging_level": logging.WARNING}
+    try:
+        ray.init("auto", **options)
+    except ConnectionError:
+        if "RAY_ADDRESS" in os.environ:
+            raise ConfigError(f"there is no Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}") from None
+        ray.init(
+            "local",
+            num_cpus=usable_processors(),
+            object_store_memory=STORE_NBYTES,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            **options,
+        )
+        return True
+    return False
+
+
+def on_machine(settings: Settings, task: ServeSettings, is_own: bool) -> Settings:
+    """Return the settings of a replica: its share of this machine's processors, and a GPU if the cluster has some."""
+    if settings.device == "auto":
+        settings = replace(settings, device="cuda" if ray.cluster_resources().get("GPU") else "cpu")
+    if is_own and settings.threads is None:
+        most = task.max_replicas or task.replicas
+        settings = replace(settings, threads=max(1, usable_processors() // most))
+    return settings
+
+
+def check_room(resources: Mapping[str, float], replicas: int) -> None:
+    """Check that this machine has what replicas need.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    free = ray.available_resources()
+    for name, key, advice in (
+        ("num_cpus", "CPU", "threads"),
+        ("memory", "memory", "streaming.memory_budget with streaming=auto"),
+        ("num_gpus", "GPU", "device=cpu"),
+    ):
+        need, has = resources[name] * replicas, free.get(key, 0)
+        if need > has:
+            shown = (in_words(int(need)), in_words(int(has))) if key == "memory" else (f"{need:g}", f"{has:g}")
+            raise ConfigError(
+                f"task.replicas={replicas} need {shown[0]} of {key}, and this machine has {shown[1]}; set fewer, or "
+                f"{advice}"
+            )
+
+
+def words_of(resources: Mapping[str, float], task: ServeSettings) -> str:
+    """Return the replicas and what each of them needs, in words."""
+    most = task.max_replicas or task.replicas
+    number = f"{task.replicas} replicas" if most == task.replicas else f"{task.replicas} to {most} replicas"
+    gpu = " and a GPU" if resources["num_gpus"] else ""
+    each = f"threads={resources['num_cpus']:g} and {in_words(int(resources['memory']))}{gpu}"
+    return f"{number}, each with {each}; machines: {len(ray.nodes())}"
