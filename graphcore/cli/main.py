@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import hydra
 from hydra import initialize_config_dir
@@ -37,15 +37,13 @@ from graphcore.cli.quoting import (
     prepared_arguments,
     split_flags,
 )
+from graphcore.cli.sweep.kept_folder import kept_sweep_folder
 from graphcore.config.compose import VERSION_BASE, check_sweep, refuse_deletions, register_schemas
 from graphcore.config.conf_folder import check_groups, conf_dir
 from graphcore.config.hydra_errors import config_error
 from graphcore.errors import ConfigError, GraphcoreError
 from graphcore.tasks.report.output_files import OutputError, ResultStream
 from graphcore.tasks.termination import ended_by_signals, undisturbed
-
-if TYPE_CHECKING:
-    from graphcore.cli.sweep.child_processes import Sweep
 
 EXIT_FAILED = 1
 EXIT_UNKNOWN = 2
@@ -184,7 +182,6 @@ class Jobs:
 
     statuses: list[int] = field(default_factory=list)
     failures: list[GraphcoreError | OSError] = field(default_factory=list)
-    sweep: "Sweep | None" = None
 
     def run(self, composed: DictConfig) -> None:
         """Run a single job, or a sweep's job in a process of its own."""
@@ -204,16 +201,23 @@ class Jobs:
     def _run_child(self, composed: DictConfig, hydra_config: HydraConf) -> None:
         if not composed.outputs:  # set in an experiment's file
             raise ConfigError("outputs=false has no effect with hydra.mode=MULTIRUN; leave it out")
-        from graphcore.cli.sweep.child_processes import Sweep
+        from graphcore.cli.sweep.child_processes import run_child
 
-        self.sweep = self.sweep or Sweep()
-        self.sweep.run_child(hydra_config)
+        run_child(hydra_config)
 
     def finish(self) -> None:
         """Write the summary if this was a sweep."""
-        if self.sweep is not None:
+        folder = kept_sweep_folder()
+        if folder is not None:
+            from graphcore.cli.sweep.child_processes import finish_sweep
+
             with undisturbed():
-                self.statuses.append(self.sweep.finish())
+                self.statuses.append(finish_sweep(folder))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Prepare a process that a launcher of Hydra has started for jobs."""
+        vars(self).update(state)
+        register_schemas()
 
 
 def _refuse_completion_of_nothing(arguments: Sequence[str]) -> None:

@@ -29,14 +29,14 @@ from starlette.types import Receive, Scope, Send
 from graphcore.config.compose import compose_settings, merge_schema
 from graphcore.config.settings import Settings
 from graphcore.serving.event_streams import event_of
-from graphcore.serving.forwarding import ForwardedRequest, Message, answer_messages
 from graphcore.serving.guard import Guard
 from graphcore.serving.ids import request_id_of
-from graphcore.serving.prefix_keys import prefix_keys
-from graphcore.serving.prefix_router import PrefixRouter
-from graphcore.serving.prefix_table import Route
-from graphcore.serving.replica_metrics import merged_metrics
-from graphcore.serving.replica_resources import replica_resources
+from graphcore.serving.replicas.forwarding import ForwardedRequest, Message, answer_messages
+from graphcore.serving.replicas.prefix_keys import prefix_keys
+from graphcore.serving.replicas.prefix_router import PrefixRouter
+from graphcore.serving.replicas.prefix_table import RoutingHint
+from graphcore.serving.replicas.replica_metrics import merged_metrics
+from graphcore.serving.replicas.replica_resources import replica_resources
 from graphcore.serving.request_errors import RequestError, error_body
 from graphcore.serving.serve_settings import ServeSettings, checked_settings
 
@@ -132,12 +132,12 @@ class Replica:
         if self._served.failure is not None:
             raise self._served.failure
 
-    async def answer(self, _: Route, request: ForwardedRequest) -> AsyncGenerator[Message, None]:
+    async def answer(self, _: RoutingHint, request: ForwardedRequest) -> AsyncGenerator[Message, None]:
         """Yield the ASGI messages of the answer to a request."""
         async for message in answer_messages(self._app, request, self._id):
             yield message
 
-    async def end_answers(self, _: Route) -> AsyncGenerator[str, None]:
+    async def end_answers(self, _: RoutingHint) -> AsyncGenerator[str, None]:
         """End all answers as they are; yield the replica's id."""
         self._served.cancel_all()
         yield self._id
@@ -181,8 +181,8 @@ class Ingress:
             if path == "/metrics":
                 return await self._metrics(forwarded)
             if path in PINNED:
-                return await self._forward(Route((path.encode(),), is_pinned=True), forwarded)
-            return await self._forward(Route(prefix_keys(body)), forwarded)
+                return await self._forward(RoutingHint((path.encode(),), is_pinned=True), forwarded)
+            return await self._forward(RoutingHint(prefix_keys(body)), forwarded)
         except RequestError as error:
             return JSONResponse(error_body(path, request_id, error), error.status, error.headers)
 
@@ -228,7 +228,7 @@ class Ingress:
         """Yield what a method of each replica yields, as a list that begins with its id or the head of its answer."""
         seen: frozenset[str] = frozenset()
         while True:
-            call = getattr(self._replicas, method).remote(Route(excluded=seen), *arguments)
+            call = getattr(self._replicas, method).remote(RoutingHint(excluded=seen), *arguments)
             with suppress(*LOST):
                 found = [one async for one in call]
                 replica = found[0] if isinstance(found[0], str) else dict(found[0]["headers"])[b"x-replica"].decode()
@@ -237,7 +237,7 @@ class Ingress:
                 seen |= {replica}
                 yield found
 
-    async def _forward(self, route: Route, request: ForwardedRequest) -> Response:
+    async def _forward(self, hint: RoutingHint, request: ForwardedRequest) -> Response:
         """Give a request to a replica, and to another one if that dies before it has sent anything.
 
         Raises:
@@ -250,7 +250,7 @@ class Ingress:
         self._num_running += 1
         try:
             for _ in range(TRIES):
-                answer = ForwardedAnswer(self._replicas.answer.remote(route, request), request, self._ended)
+                answer = ForwardedAnswer(self._replicas.answer.remote(hint, request), request, self._ended)
                 try:
                     await answer.begin()
                 except LOST as error:

@@ -129,3 +129,25 @@ def test_a_signal_while_the_model_is_loaded_ends_the_server_with_status_0(tmp_pa
         process.send_signal(signal.SIGTERM)
         said = process.stderr.read()
     assert process.returncode == 0, said
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("task.replicas=0",), "task.replicas=0 must be at least 1"),
+        (("task.replicas=3", "task.max_replicas=2"), "task.max_replicas=2 is less than task.replicas=3"),
+    ],
+)
+def test_replicas_that_cannot_be_are_refused(settings: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    found = graphcore(*LLAMA, *settings, "outputs=false", cwd=tmp_path)
+    assert (found.returncode, message in found.stderr, "Traceback" in found.stderr) == (1, True, False)
+
+
+def test_replicas_without_ray_say_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise ModuleNotFoundError('No module named ray', name='ray')\n")
+    command = [sys.executable, str(ROOT / "run.py"), *LLAMA, "task.replicas=2", "outputs=false"]
+    variables = {**environment(), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    found = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=SECONDS)
+    assert found.returncode == 1
+    assert "pip install 'graphcore[ray]'" in found.stderr
+    assert "Traceback" not in found.stderr

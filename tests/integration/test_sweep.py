@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import yaml
 from chat_folder import TINY, save_chat_folder
 from command_process import Piped, graphcore
 
@@ -109,3 +110,47 @@ def test_a_sweep_whose_reader_leaves_ends_as_a_single_run_does(tmp_path: Path) -
     assert "Traceback" not in err
     assert "error" not in err.lower()
     assert [record["status"] for record in records(sweep_folder(tmp_path))] == ["interrupted", "interrupted"]
+
+
+def without_seconds(folder: Path) -> list[dict[str, str]]:
+    return [{key: value for key, value in row.items() if "seconds" not in key} for row in summary(folder)]
+
+
+LAUNCHERS = {
+    "joblib": ("hydra_joblib_launcher", ("hydra.launcher.n_jobs=2",)),
+    "submitit_local": ("hydra_submitit_launcher", ()),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_summary_is_the_same_wherever_jobs_ran(launcher: str, tmp_path: Path) -> None:
+    """One job fails, one is refused; jobs run in processes that the launcher has started."""
+    plugin, keys = LAUNCHERS[launcher]
+    pytest.importorskip(f"hydra_plugins.{plugin}", reason="launchers are an extra: pip install 'graphcore[sweeps]'")
+    jobs = ("task=plan", "context_length=16,200000,32", "-m")
+    here, there = tmp_path / "here", tmp_path / "there"
+    folders = []
+    for place, options in ((here, ()), (there, (f"hydra/launcher={launcher}", *keys))):
+        place.mkdir()
+        done = graphcore(*LLAMA, *jobs, *options, cwd=place)
+        assert (done.returncode, "sweep: 3 jobs, 1 not ok" in done.stderr) == (1, True), done.stderr
+        folders.append(sweep_folder(place))
+    assert [row["status"] for row in summary(folders[0])] == ["ok", "failed", "ok"]
+    assert without_seconds(folders[0]) == without_seconds(folders[1])
+    texts = [re.sub(r"\d+\.\d\d", "0.00", (folder / "summary.md").read_text()) for folder in folders]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "plugin", "key"),
+    [
+        ("submitit_slurm", "hydra_submitit_launcher", "partition"),
+        ("ray", "hydra_ray_launcher", "ray"),
+    ],
+)
+def test_launchers_of_clusters_compose(launcher: str, plugin: str, key: str, tmp_path: Path) -> None:
+    pytest.importorskip(f"hydra_plugins.{plugin}", reason=f"{plugin} is not installed")
+    done = graphcore("--cfg", "hydra", f"hydra/launcher={launcher}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    composed = yaml.safe_load(done.stdout)["hydra"]
+    assert (key in composed["launcher"], "sweep_folder" in composed["callbacks"]) == (True, True)

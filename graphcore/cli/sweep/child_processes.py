@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hydra.conf import HydraConf
@@ -20,68 +21,76 @@ from graphcore.tasks.termination import ENDING, OF_SIGNALS, Terminated
 
 # The package's own folder comes last on the path, for checkouts that are not installed.
 CHILD = "import sys; sys.path.append({root!r}); from graphcore.cli.main import main; main(is_quoted=True)"
+JOB_FILE = "job.json"
 SECONDS_TO_END = (3.0, 15.0)  # seconds after Ctrl-C until the job is sent a signal, and until it is killed
 INTERRUPTING = (signal.SIGINT, *ENDING)
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A job of a sweep that has ended.
+    """A job of a sweep that has ended, as its folder's job.json has it.
 
     Attributes:
+        number: place in the sweep, from 0.
+        overrides: settings as on the command line.
         status: exit status; a negative one is the signal that killed the job.
+        seconds: run time of the job's process.
     """
 
-    output_dir: Path
-    overrides: tuple[str, ...]
+    number: int
+    overrides: Sequence[str]
     status: int
     seconds: float
 
 
-@dataclass
-class Sweep:
-    """A sweep with its jobs so far."""
+def run_child(hydra_config: HydraConf) -> None:
+    """Run a job in a process of its own, so that graphs, caches and errors of other jobs do not affect it."""
+    output_dir = Path(hydra_config.runtime.output_dir)
+    # as a whole, because reading single items would remove the escape of a text's "\${"
+    written = OmegaConf.to_container(OmegaConf.create(hydra_config.overrides.task))
+    assert isinstance(written, list), "Hydra lists the overrides"
+    overrides = tuple(map(str, written))
+    code = CHILD.format(root=str(Path(graphcore.__file__).parent.parent))
+    command = [sys.executable, "-c", code, *overrides, f"hydra.run.dir={quote(str(output_dir))}"]
+    print(f"--- {' '.join(overrides)}", file=sys.stderr, flush=True)
+    began = time.perf_counter()
+    child = subprocess.Popen(command)
+    try:
+        child.wait()
+    except KeyboardInterrupt as interrupt:
+        if isinstance(interrupt, Terminated):  # the signal may have been sent to this process only
+            child.send_signal(interrupt.number)
+        end_child(child)
+        raise
+    finally:
+        job = SweepJob(hydra_config.job.num, overrides, child.returncode, time.perf_counter() - began)
+        write_json(output_dir / JOB_FILE, asdict(job))
 
-    folder: Path | None = None
-    jobs: list[SweepJob] = field(default_factory=list)
 
-    def run_child(self, hydra_config: HydraConf) -> None:
-        """Run a job in a process of its own, so that graphs, caches and errors of other jobs do not affect it."""
-        self.folder = Path(hydra_config.sweep.dir).absolute()
-        output_dir = Path(hydra_config.runtime.output_dir)
-        # as a whole, because reading single items would remove the escape of a text's "\${"
-        written = OmegaConf.to_container(OmegaConf.create(hydra_config.overrides.task))
-        assert isinstance(written, list), "Hydra lists the overrides"
-        overrides = tuple(map(str, written))
-        code = CHILD.format(root=str(Path(graphcore.__file__).parent.parent))
-        command = [sys.executable, "-c", code, *overrides, f"hydra.run.dir={quote(str(output_dir))}"]
-        print(f"--- {' '.join(overrides)}", file=sys.stderr, flush=True)
-        began = time.perf_counter()
-        child = subprocess.Popen(command)
-        try:
-            child.wait()
-        except KeyboardInterrupt as interrupt:
-            if isinstance(interrupt, Terminated):  # the signal may have been sent to this process only
-                child.send_signal(interrupt.number)
-            end_child(child)
-            raise
-        finally:
-            seconds = time.perf_counter() - began
-            self.jobs.append(SweepJob(output_dir, overrides, child.returncode, seconds))
+def finish_sweep(folder: Path) -> int:
+    """Write the results of jobs that died, and the summary of all jobs; return the sweep's exit status.
 
-    def finish(self) -> int:
-        """Write the results of jobs that died, and the summary; return the sweep's exit status.
+    Args:
+        folder: the sweep's folder, with a folder for each job, wherever that has run.
 
-        Raises:
-            OutputError: a file cannot be written.
-        """
-        assert self.folder is not None, "no job has run"
-        rows = [SweepRow.of(job.overrides, job.seconds, completed_record(job)) for job in self.jobs]
-        write_summary(self.folder, rows)
-        num_failed = sum(row.status != "ok" for row in rows)
-        ended = f"{len(rows)} jobs" + (f", {num_failed} not ok" if num_failed else "")
-        print(f"sweep: {ended}; {self.folder}/summary.md", file=sys.stderr, flush=True)
-        return int(any(job.status for job in self.jobs))  # a job whose reader has left ends with 0, like a single run
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    folders = {file.parent: job_of(file) for file in folder.rglob(JOB_FILE)}
+    jobs = dict(sorted(folders.items(), key=lambda item: item[1].number))
+    rows = [SweepRow.of(job.overrides, job.seconds, completed_record(place, job)) for place, job in jobs.items()]
+    if not rows:
+        return 1
+    write_summary(folder, rows)
+    num_failed = sum(row.status != "ok" for row in rows)
+    ended = f"{len(rows)} jobs" + (f", {num_failed} not ok" if num_failed else "")
+    print(f"sweep: {ended}; {folder}/summary.md", file=sys.stderr, flush=True)
+    return int(any(job.status for job in jobs.values()))  # a job whose reader has left ends with 0, like a single run
+
+
+def job_of(file: Path) -> SweepJob:
+    """Return the job that a job.json describes."""
+    return SweepJob(**json.loads(file.read_text(encoding="utf-8")))
 
 
 def end_child(child: subprocess.Popen[bytes]) -> None:
@@ -97,9 +106,9 @@ def end_child(child: subprocess.Popen[bytes]) -> None:
             child.wait()
 
 
-def completed_record(job: SweepJob) -> dict[str, object]:
+def completed_record(folder: Path, job: SweepJob) -> dict[str, object]:
     """Return the record of the job's result.json, which is written now if the job died without one."""
-    path = job.output_dir / FILE_NAME
+    path = folder / FILE_NAME
     if path.exists():
         record = json.loads(path.read_text(encoding="utf-8"))
         assert isinstance(record, dict), f"{path} holds no object"

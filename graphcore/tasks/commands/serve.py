@@ -16,16 +16,19 @@ STAGES_OF_REQUESTS = ("prefill", "generate")  # whose progress is no matter of t
 
 def run(context: Context, task: ServeSettings) -> Record:
     """Serve until a signal ends it."""
+    engine_settings, settings = checked_settings(context.settings, task)
+    context = replace(context, settings=engine_settings)
+    is_one = settings.replicas == 1 and settings.max_replicas is None
+    return serve_here(context, settings) if is_one else serve_on_ray(context, settings)
+
+
+def serve_here(context: Context, settings: ServeSettings) -> Record:
+    """Serve from this process until a signal ends it."""
     from graphcore.serving.http_exchange import log_requests
     from graphcore.serving.http_server import serve_model
 
-    engine_settings, settings = checked_settings(context.settings, task)
-    context = replace(context, settings=engine_settings)
     log_requests(settings.log)
-    if settings.replicas > 1 or settings.max_replicas is not None:
-        return serve_on_ray(context, settings)
     name = settings.model_name or context.settings.model.display_name
-
     loaded: Record = {}
     is_over = threading.Event()
 
@@ -64,7 +67,7 @@ def serve_on_ray(context: Context, task: ServeSettings) -> Record:
         ConfigError: Ray is not installed.
     """
     try:
-        from graphcore.serving.ray_server import serve_replicas
+        from graphcore.serving.replicas.ray_server import serve_replicas
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise

@@ -4,11 +4,11 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from graphcore.serving.prefix_table import PrefixTable, Route
+from graphcore.serving.replicas.prefix_table import PrefixTable, RoutingHint
 
 
 class PrefixRouter(RequestRouter):
-    """The router of a deployment whose methods have a `Route` as their first argument."""
+    """The router of a deployment whose methods have a `RoutingHint` as their first argument."""
 
     def initialize_state(self, slack: int = 0, **_: Any) -> None:
         """Take the keyword arguments of the deployment."""
@@ -19,11 +19,11 @@ class PrefixRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         """Return the replicas in the order in which they are tried."""
         by_id = {one.replica_id.unique_id: one for one in candidate_replicas}
-        route = Route()
+        hint = RoutingHint()
         if pending_request is not None:
-            route = pending_request.args[0]
+            hint = pending_request.args[0]
             pending_request.routing_context.should_backoff = True  # before all are tried again
-        return [[by_id[one]] for one in self._table.order(route, list(by_id))]
+        return [[by_id[one]] for one in self._table.order(hint, list(by_id))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Note where a request runs."""

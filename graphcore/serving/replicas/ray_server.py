@@ -18,7 +18,7 @@ from graphcore.errors import ConfigError
 from graphcore.processors import usable_processors
 from graphcore.serving.http_server import bound_socket
 from graphcore.serving.ray_app import SPARE_SECONDS, replicated
-from graphcore.serving.replica_resources import replica_resources
+from graphcore.serving.replicas.replica_resources import replica_resources
 from graphcore.serving.serve_settings import ServeSettings
 
 APP = "graphcore"  # name of the application on Ray Serve
@@ -67,7 +67,7 @@ def serve_replicas(
         settings = on_machine(settings, task, is_own)
         resources = replica_resources(settings)
         if is_own:
-            check_room(resources, task.replicas)
+            refuse_too_many(resources, task.replicas)
         task = replace(task, port=free_port(task))
         options = {"host": task.host, "port": task.port, "request_timeout_s": task.request_timeout}
         quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
@@ -145,7 +145,7 @@ def on_machine(settings: Settings, task: ServeSettings, is_own: bool) -> Setting
     return settings
 
 
-def check_room(resources: Mapping[str, float], replicas: int) -> None:
+def refuse_too_many(resources: Mapping[str, float], replicas: int) -> None:
     """Check that this machine has what replicas need.
 
     Raises:

@@ -8,7 +8,7 @@ MOST_KEYS = 200_000  # beginnings that are remembered, about 20 MB
 
 
 @dataclass(frozen=True)
-class Route:
+class RoutingHint:
     """Where a call may go: the first argument of every method of a replica.
 
     Attributes:
@@ -35,23 +35,23 @@ class PrefixTable:
     _running: Counter[str] = field(default_factory=Counter)
     _routed: Counter[str] = field(default_factory=Counter)
 
-    def order(self, route: Route, replicas: Sequence[str]) -> list[str]:
+    def order(self, hint: RoutingHint, replicas: Sequence[str]) -> list[str]:
         """Return the ids of replicas, best first: the holder of the longest beginning, and then the least busy."""
-        by_load = sorted(replicas, key=lambda one: (one in route.excluded, self._running[one], self._routed[one], one))
-        known = (self._holders.get(key) for key in reversed(route.keys))
-        holder = next((one for one in known if one in replicas and one not in route.excluded), None)
-        if holder is None or not (route.is_pinned or self._has_room(holder, replicas)):
+        by_load = sorted(replicas, key=lambda one: (one in hint.excluded, self._running[one], self._routed[one], one))
+        known = (self._holders.get(key) for key in reversed(hint.keys))
+        holder = next((one for one in known if one in replicas and one not in hint.excluded), None)
+        if holder is None or not (hint.is_pinned or self._has_room(holder, replicas)):
             return by_load
         return [holder, *(one for one in by_load if one != holder)]
 
     def _has_room(self, holder: str, replicas: Sequence[str]) -> bool:
         return self._running[holder] <= min(self._running[one] for one in replicas) + self.slack
 
-    def note_start(self, route: Route, replica: str) -> None:
+    def note_start(self, hint: RoutingHint, replica: str) -> None:
         """Note that a replica has a request, and from now on its beginnings."""
         self._running[replica] += 1
         self._routed[replica] += 1
-        for key in route.keys:
+        for key in hint.keys:
             self._holders[key] = replica
             self._holders.move_to_end(key)
         while len(self._holders) > MOST_KEYS:
