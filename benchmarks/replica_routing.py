@@ -91,7 +91,8 @@ def simulated(num_chats: int, by_prefix: bool, seed: int) -> Result:
         keys = [f"{chat} {done}".encode() for done in range(turn + 1)] if by_prefix else []
         hint = RoutingHint(keys)
         name = table.order(hint, [str(one) for one in range(4)])[0]
-        table.note_start(hint, name)
+        table.note_sent(name)
+        table.note_taken(hint, name)
         end, new = replicas[int(name)].run(chat, prompt, 80, now)
         ends.append((end, name))
         answers.append(end - now)

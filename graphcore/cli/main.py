@@ -37,7 +37,7 @@ from graphcore.cli.quoting import (
     prepared_arguments,
     split_flags,
 )
-from graphcore.cli.sweep.kept_folder import kept_sweep_folder
+from graphcore.cli.sweep.kept_folder import kept_sweep
 from graphcore.config.compose import VERSION_BASE, check_sweep, refuse_deletions, register_schemas
 from graphcore.config.conf_folder import check_groups, conf_dir
 from graphcore.config.hydra_errors import config_error
@@ -207,12 +207,12 @@ class Jobs:
 
     def finish(self) -> None:
         """Write the summary if this was a sweep."""
-        folder = kept_sweep_folder()
-        if folder is not None:
+        sweep = kept_sweep()
+        if sweep is not None:
             from graphcore.cli.sweep.child_processes import finish_sweep
 
             with undisturbed():
-                self.statuses.append(finish_sweep(folder))
+                self.statuses.append(finish_sweep(sweep))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Prepare a process that a launcher of Hydra has started for jobs."""

@@ -13,12 +13,13 @@ error event: text of two answers is never mixed.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -31,12 +32,12 @@ from graphcore.config.settings import Settings
 from graphcore.serving.event_streams import event_of
 from graphcore.serving.guard import Guard
 from graphcore.serving.ids import request_id_of
-from graphcore.serving.replicas.forwarding import ForwardedRequest, Message, answer_messages
+from graphcore.serving.replicas.forwarding import REPLICA_HEADER, ForwardedRequest, Message, answer_messages
 from graphcore.serving.replicas.prefix_keys import prefix_keys
 from graphcore.serving.replicas.prefix_router import PrefixRouter
 from graphcore.serving.replicas.prefix_table import RoutingHint
 from graphcore.serving.replicas.replica_metrics import merged_metrics
-from graphcore.serving.replicas.replica_resources import replica_resources
+from graphcore.serving.replicas.replica_resources import replica_resources, replica_settings
 from graphcore.serving.request_errors import RequestError, error_body
 from graphcore.serving.serve_settings import ServeSettings, checked_settings
 
@@ -44,11 +45,17 @@ LOG = logging.getLogger("ray.serve")
 QUIET = {"enable_access_log": False}  # replicas write a line for each request themselves
 REPLICA = "Replica"  # name of the deployment
 LOST = (RayActorError, RayServeException)  # a replica has died, or cannot be reached
-TRIES = 3  # replicas that a request is given to, one after another, if they die
+TRIES = 2  # replicas that a request is given to, one after another, if they die or answer that they cannot
 STATUS_SECONDS = 1.0  # for which the numbers of replicas are kept
+CALL_SECONDS = 5.0  # in which Ray, or all replicas, must answer what is no request for a model
+LAST_SECONDS = 5.0  # in which answers that are ended by the server's end are sent
 STEP = 0.05  # seconds between two looks at whether all answers have ended
 UNNAMED_EVENTS = ("/v1/chat/completions", "/v1/completions")  # paths whose streams have data alone
-PINNED = ("/status", "/plan")  # whose answers are about one replica: the same one each time
+PINNED = ("/status", "/plan")  # whose answers are about one replica: the same one for both, and each time
+ABOUT_ALL = ("/health", "/ping", "/metrics")  # what the ingress answers itself
+LARGE_BODY = 1 << 16  # bytes from which the keys of a body are computed beside the streams
+HEALTH_SECONDS = 2.0  # between two looks at whether a replica has failed
+CONTROL_REQUESTS = 100  # that an ingress takes beyond those that replicas may have
 SPARE_SECONDS = 10.0  # beyond task.grace until Ray kills a replica that ends
 
 
@@ -65,6 +72,7 @@ def build(arguments: Mapping[str, Any]) -> Application:
     settings = compose_settings(["task=serve", *given])
     task = merge_schema(ServeSettings, settings.task, "task=serve")
     settings, task = checked_settings(settings, task)
+    settings = replica_settings(settings, None)
     return replicated(settings, task, replica_resources(settings))
 
 
@@ -86,6 +94,7 @@ def replicated(settings: Settings, task: ServeSettings, resources: Mapping[str, 
         ray_actor_options=dict(resources),
         max_ongoing_requests=task.max_connections,
         logging_config=QUIET,
+        health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=task.grace + SPARE_SECONDS,
         request_router_config={"request_router_class": PrefixRouter, "request_router_kwargs": router},
     )
@@ -93,7 +102,7 @@ def replicated(settings: Settings, task: ServeSettings, resources: Mapping[str, 
         Ingress,
         num_replicas=1,
         ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=task.max_connections,
+        max_ongoing_requests=task.max_connections * (task.max_replicas or task.replicas) + CONTROL_REQUESTS,
         logging_config=QUIET,
         graceful_shutdown_timeout_s=task.grace + SPARE_SECONDS,
     )
@@ -137,10 +146,13 @@ class Replica:
         async for message in answer_messages(self._app, request, self._id):
             yield message
 
-    async def end_answers(self, _: RoutingHint) -> AsyncGenerator[str, None]:
-        """End all answers as they are; yield the replica's id."""
+    async def whole_answer(self, _: RoutingHint, request: ForwardedRequest) -> list[Message]:
+        """Return the messages of an answer that is no stream."""
+        return [message async for message in answer_messages(self._app, request, self._id)]
+
+    async def end_answers(self, _: RoutingHint) -> None:
+        """End all answers as they are."""
         self._served.cancel_all()
-        yield self._id
 
     def check_health(self) -> None:
         """Raise the engine's failure, so that Ray starts the replica again."""
@@ -161,45 +173,58 @@ class Ingress:
     """
 
     def __init__(self, replicas: DeploymentHandle[Any], task: ServeSettings) -> None:
-        self._replicas = replicas.options(stream=True)
+        self._replicas, self._streams = replicas, replicas.options(stream=True)
         self._guard, self._grace = Guard.of(task), task.grace
         self._is_draining = False
         self._num_running = self._num_answered = 0
         self._states: dict[str, int] = {}
-        self._looked = -STATUS_SECONDS
+        self._looking: asyncio.Task[None] | None = None
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request."""
         request_id, path = request_id_of(request.headers.get("x-request-id")), request.scope["path"]
         try:
-            if path == "/ping":
-                return JSONResponse({"status": "alive"})
-            if path == "/health":
-                return await self._health()
-            body = await self._guard.received(request) if request.method == "POST" else b""
-            forwarded = ForwardedRequest.of(request, body, request_id)
-            if path == "/metrics":
-                return await self._metrics(forwarded)
-            if path in PINNED:
-                return await self._forward(RoutingHint((path.encode(),), is_pinned=True), forwarded)
-            return await self._forward(RoutingHint(prefix_keys(body)), forwarded)
+            body, hint = b"", RoutingHint()
+            if self._may_ask(request):
+                if request.method == "GET" and path in ABOUT_ALL:
+                    return await self._about_all(ForwardedRequest.of(request, b"", request_id), path)
+                if request.method == "POST":
+                    body = await self._guard.received(request)
+                    hint = RoutingHint(await _keys_of(body))
+                elif path in PINNED:
+                    hint = RoutingHint((PINNED[0].encode(),), is_pinned=True)
+            return await self._forward(hint, ForwardedRequest.of(request, body, request_id))
         except RequestError as error:
             return JSONResponse(error_body(path, request_id, error), error.status, error.headers)
+
+    def _may_ask(self, request: Request) -> bool:
+        """Return whether a request may ask; a replica answers those that may not, before it reads their body."""
+        try:
+            self._guard.check(request)
+        except RequestError:
+            return False
+        return True
 
     async def drain(self) -> int:
         """Take no more requests, let running ones end within task.grace or end as they are; return how many ended."""
         self._is_draining = True
         await self._wait_until_idle(self._grace)
         if self._num_running:
-            async for replica in self._each("end_answers"):
-                LOG.info("the answers of replica %s have ended as they are", replica[0])
-            await self._wait_until_idle(SPARE_SECONDS)
+            LOG.warning("%d answers end as they are, after task.grace", self._num_running)
+            with suppress(*LOST, TimeoutError):
+                await self._replicas.broadcast("end_answers", RoutingHint()).results_async(timeout_s=CALL_SECONDS)
+            await self._wait_until_idle(LAST_SECONDS)
         return self._num_answered
 
     async def _wait_until_idle(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while self._num_running and time.monotonic() < end:
             await asyncio.sleep(STEP)
+
+    async def _about_all(self, request: ForwardedRequest, path: str) -> Response:
+        if path == "/ping":
+            return JSONResponse({"status": "alive"})
+        return await (self._health() if path == "/health" else self._metrics(request))
 
     async def _health(self) -> Response:
         """Return 200 if a replica takes requests, with the number of replicas in each of Ray's states."""
@@ -209,36 +234,39 @@ class Ingress:
         return JSONResponse({"status": state, "replicas": states}, 200 if is_ready else 503)
 
     async def _replica_states(self) -> dict[str, int]:
-        if time.monotonic() - self._looked > STATUS_SECONDS:
-            self._looked = time.monotonic()
-            self._states = await asyncio.to_thread(_replica_states)
+        """Return the number of replicas in each state, at most STATUS_SECONDS old if Ray says them in time."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+        if not self._states:
+            await asyncio.wait((self._looking,))
         return self._states
+
+    async def _look(self) -> None:
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                self._states = await asyncio.to_thread(_replica_states)
+        except (TimeoutError, RayError, *LOST) as error:
+            LOG.warning("Ray does not say how many replicas run, which may be as many as before: %s", error)
+        await asyncio.sleep(STATUS_SECONDS)
+        self._looking = None
 
     async def _metrics(self, request: ForwardedRequest) -> Response:
         """Return the metrics of all replicas, each with its id as a label; a refusal is passed on."""
         texts: dict[str, str] = {}
-        async for start, *pieces in self._each("answer", request):
+        try:
+            call = self._replicas.broadcast("whole_answer", RoutingHint(), request)
+            answers = await call.results_async(timeout_s=CALL_SECONDS)
+        except (TimeoutError, *LOST):
+            raise RequestError("a replica does not answer; ask again later", status=503, code="not_ready") from None
+        for start, *pieces in answers:
             response = _whole_response(start, pieces)
             if response.status_code != 200:
                 return response
             texts[response.headers["x-replica"]] = bytes(response.body).decode()
         return Response(merged_metrics(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _each(self, method: str, *arguments: object) -> AsyncIterator[list[Any]]:
-        """Yield what a method of each replica yields, as a list that begins with its id or the head of its answer."""
-        seen: frozenset[str] = frozenset()
-        while True:
-            call = getattr(self._replicas, method).remote(RoutingHint(excluded=seen), *arguments)
-            with suppress(*LOST):
-                found = [one async for one in call]
-                replica = found[0] if isinstance(found[0], str) else dict(found[0]["headers"])[b"x-replica"].decode()
-                if replica in seen:
-                    return
-                seen |= {replica}
-                yield found
-
     async def _forward(self, hint: RoutingHint, request: ForwardedRequest) -> Response:
-        """Give a request to a replica, and to another one if that dies before it has sent anything.
+        """Give a request to a replica, and to another one if that dies before it has sent anything, or cannot answer.
 
         Raises:
             RequestError: the server is ending, no replica runs, or several have died.
@@ -249,23 +277,35 @@ class Ingress:
             raise RequestError("no replica takes requests yet; ask again later", status=503, code="not_ready")
         self._num_running += 1
         try:
-            for _ in range(TRIES):
-                answer = ForwardedAnswer(self._replicas.answer.remote(hint, request), request, self._ended)
-                try:
-                    await answer.begin()
-                except LOST as error:
-                    LOG.warning("a replica was lost before it answered, and another is asked: %s", error)
-                    continue
-                return answer
+            answer = await self._begun(hint, request)
         except BaseException:
-            self._ended()
+            self._ended(request)
             raise
-        self._ended()
+        return answer
+
+    async def _begun(self, hint: RoutingHint, request: ForwardedRequest) -> Response:
+        for attempt in range(1, TRIES + 1):
+            answer = ForwardedAnswer(self._streams.answer.remote(hint, request), request, self._ended)
+            try:
+                head = await answer.begin()
+            except LOST as error:
+                LOG.warning("a replica was lost before it answered, and another is asked: %s", error)
+                continue
+            if head["status"] == 503 and attempt < TRIES:  # its engine is loaded again
+                hint = replace(hint, excluded=hint.excluded | {dict(head["headers"])[REPLICA_HEADER].decode()})
+                answer.cancel()
+                continue
+            return answer
         raise RequestError(f"{TRIES} replicas have died with this request; ask again later", status=503)
 
-    def _ended(self) -> None:
+    def _ended(self, request: ForwardedRequest) -> None:
         self._num_running -= 1
-        self._num_answered += 1
+        self._num_answered += request.scope["method"] == "POST"
+
+
+async def _keys_of(body: bytes) -> tuple[bytes, ...]:
+    """Return the keys of a body; streams go on meanwhile if it is large."""
+    return prefix_keys(body) if len(body) < LARGE_BODY else await asyncio.to_thread(prefix_keys, body)
 
 
 def _replica_states() -> dict[str, int]:
@@ -288,25 +328,30 @@ class ForwardedAnswer(Response):
     Args:
         messages: the ASGI messages of the answer.
         request: what it answers.
-        on_end: function that is called once, when the answer has ended, however it has.
+        on_end: function that is called with the request when an answer that was sent has ended, however it has.
     """
 
-    def __init__(self, messages: Any, request: ForwardedRequest, on_end: Any) -> None:
+    def __init__(self, messages: Any, request: ForwardedRequest, on_end: Callable[[ForwardedRequest], None]) -> None:
         self._messages, self._request, self._on_end = messages, request, on_end
         self._first: list[Message] = []
 
-    async def begin(self) -> None:
-        """Wait for the head of the answer and the first piece of its body.
+    def cancel(self) -> None:
+        """End the call: nobody reads the answer."""
+        self._messages.cancel()
+
+    async def begin(self) -> Message:
+        """Wait for the head of the answer and the first piece of its body; return the head.
 
         Raises:
             RayActorError: the replica has died.
         """
         try:
-            head = await anext(self._messages)
+            head: Message = await anext(self._messages)
             head["headers"] = [one for one in head["headers"] if one[0] != b"x-request-id"]  # Ray's proxy adds it
             self._first = [head, await anext(self._messages)]
+            return head
         except BaseException:
-            self._messages.cancel()
+            self.cancel()
             raise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -319,8 +364,8 @@ class ForwardedAnswer(Response):
         except LOST:
             await send({"type": "http.response.body", "body": self._error_event(), "more_body": False})
         finally:
-            self._messages.cancel()
-            self._on_end()
+            self.cancel()
+            self._on_end(self._request)
 
     def _error_event(self) -> bytes:
         path, headers = self._request.scope["path"], dict(self._request.headers)

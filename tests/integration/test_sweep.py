@@ -12,6 +12,9 @@ import yaml
 from chat_folder import TINY, save_chat_folder
 from command_process import Piped, graphcore
 
+from graphcore.cli.sweep.child_processes import finish_sweep
+from graphcore.cli.sweep.kept_folder import StartedSweep
+
 pytestmark = pytest.mark.thorough
 
 LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
@@ -114,6 +117,25 @@ def test_a_sweep_whose_reader_leaves_ends_as_a_single_run_does(tmp_path: Path) -
 
 def without_seconds(folder: Path) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if "seconds" not in key} for row in summary(folder)]
+
+
+def test_jobs_of_an_earlier_sweep_in_the_same_folder_do_not_count(tmp_path: Path) -> None:
+    arguments = (*LLAMA, "task=plan", "-m", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    assert graphcore(*arguments, "context_length=16,200000,32", cwd=tmp_path).returncode == 1
+    (tmp_path / "sweep" / "other").mkdir()
+    (tmp_path / "sweep" / "other" / "job.json").write_text('{"of": "another program"}')
+    done = graphcore(*arguments, "context_length=16,32", cwd=tmp_path)
+    assert (done.returncode, "sweep: 2 jobs;" in done.stderr) == (0, True), done.stderr
+    assert [row["status"] for row in summary(tmp_path / "sweep")] == ["ok", "ok"]
+
+
+def test_a_job_whose_process_was_killed_with_its_parent_is_in_the_summary(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    (folder / "0").mkdir(parents=True)
+    job = {"sweep": "now", "number": 0, "overrides": ["task=plan"], "status": None, "seconds": 0.0}
+    (folder / "0" / "job.json").write_text(json.dumps(job))
+    assert finish_sweep(StartedSweep(folder, "now")) == 1
+    assert [row["status"] for row in summary(folder)] == ["interrupted"]
 
 
 LAUNCHERS = {

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hydra.conf import HydraConf
@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 import graphcore
 from graphcore.cli.quoting import quote
+from graphcore.cli.sweep.kept_folder import StartedSweep, sweep_start
 from graphcore.cli.sweep.summary import SweepRow, write_summary
 from graphcore.tasks.report.output_files import write_json
 from graphcore.tasks.report.result_json import FILE_NAME, failed, minimal_record
@@ -31,15 +32,18 @@ class SweepJob:
     """A job of a sweep that has ended, as its folder's job.json has it.
 
     Attributes:
+        sweep: time of the sweep's start.
         number: place in the sweep, from 0.
         overrides: settings as on the command line.
-        status: exit status; a negative one is the signal that killed the job.
+        status: exit status; a negative one is the signal that killed the job; None while it runs, or if the process
+            that ran it was killed, too.
         seconds: run time of the job's process.
     """
 
+    sweep: str
     number: int
     overrides: Sequence[str]
-    status: int
+    status: int | None
     seconds: float
 
 
@@ -53,6 +57,9 @@ def run_child(hydra_config: HydraConf) -> None:
     code = CHILD.format(root=str(Path(graphcore.__file__).parent.parent))
     command = [sys.executable, "-c", code, *overrides, f"hydra.run.dir={quote(str(output_dir))}"]
     print(f"--- {' '.join(overrides)}", file=sys.stderr, flush=True)
+    job = SweepJob(sweep_start(hydra_config), hydra_config.job.num, overrides, None, 0.0)
+    (output_dir / FILE_NAME).unlink(missing_ok=True)  # of an earlier sweep in the same folder
+    write_json(output_dir / JOB_FILE, asdict(job))
     began = time.perf_counter()
     child = subprocess.Popen(command)
     try:
@@ -63,21 +70,20 @@ def run_child(hydra_config: HydraConf) -> None:
         end_child(child)
         raise
     finally:
-        job = SweepJob(hydra_config.job.num, overrides, child.returncode, time.perf_counter() - began)
+        job = replace(job, status=child.returncode, seconds=time.perf_counter() - began)
         write_json(output_dir / JOB_FILE, asdict(job))
 
 
-def finish_sweep(folder: Path) -> int:
+def finish_sweep(sweep: StartedSweep) -> int:
     """Write the results of jobs that died, and the summary of all jobs; return the sweep's exit status.
-
-    Args:
-        folder: the sweep's folder, with a folder for each job, wherever that has run.
 
     Raises:
         OutputError: a file cannot be written.
     """
-    folders = {file.parent: job_of(file) for file in folder.rglob(JOB_FILE)}
-    jobs = dict(sorted(folders.items(), key=lambda item: item[1].number))
+    folder = sweep.folder
+    found = {file.parent: job_of(file) for file in folder.rglob(JOB_FILE)}
+    own = {place: job for place, job in found.items() if job is not None and job.sweep == sweep.started}
+    jobs = dict(sorted(own.items(), key=lambda item: item[1].number))
     rows = [SweepRow.of(job.overrides, job.seconds, completed_record(place, job)) for place, job in jobs.items()]
     if not rows:
         return 1
@@ -85,12 +91,15 @@ def finish_sweep(folder: Path) -> int:
     num_failed = sum(row.status != "ok" for row in rows)
     ended = f"{len(rows)} jobs" + (f", {num_failed} not ok" if num_failed else "")
     print(f"sweep: {ended}; {folder}/summary.md", file=sys.stderr, flush=True)
-    return int(any(job.status for job in jobs.values()))  # a job whose reader has left ends with 0, like a single run
+    return int(any(job.status != 0 for job in jobs.values()))  # 0, too, if a job's reader has left
 
 
-def job_of(file: Path) -> SweepJob:
-    """Return the job that a job.json describes."""
-    return SweepJob(**json.loads(file.read_text(encoding="utf-8")))
+def job_of(file: Path) -> SweepJob | None:
+    """Return the job that a job.json describes; None if it is another program's."""
+    try:
+        return SweepJob(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def end_child(child: subprocess.Popen[bytes]) -> None:
@@ -112,6 +121,11 @@ def completed_record(folder: Path, job: SweepJob) -> dict[str, object]:
     if path.exists():
         record = json.loads(path.read_text(encoding="utf-8"))
         assert isinstance(record, dict), f"{path} holds no object"
+        return record
+    if job.status is None:
+        error = "the process that ran the job was killed, and the job left no result"
+        record = {**failed(minimal_record(None, None), error), "seconds": job.seconds, "status": "interrupted"}
+        write_json(path, record)
         return record
     ended = f"signal {-job.status}" if job.status < 0 else f"exit status {job.status}"
     error = f"the job's process ended with {ended} and left no result"

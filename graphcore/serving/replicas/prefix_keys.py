@@ -10,6 +10,7 @@ token ids: a router needs no tokenizer, and a wrong guess costs time, never an a
 import json
 from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 BLOCK_CHARS = 2000  # of a long text, after each of which there is a key: about 500 tokens
@@ -25,11 +26,11 @@ def prefix_keys(body: bytes) -> tuple[bytes, ...]:
     """
     try:
         request = json.loads(body)
-        pieces = list(_pieces(request)) if isinstance(request, dict) else []
+        pieces = list(islice(_pieces(request), MOST_KEYS)) if isinstance(request, dict) else []
     except (ValueError, RecursionError):
         return ()
     keys, hashed = list[bytes](), blake2b(digest_size=16)
-    for text, is_key in pieces[:MOST_KEYS]:
+    for text, is_key in pieces:
         hashed.update(text.encode(errors="surrogatepass"))
         if is_key:
             keys.append(hashed.digest())

@@ -19,15 +19,21 @@ class PrefixRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         """Return the replicas in the order in which they are tried."""
         by_id = {one.replica_id.unique_id: one for one in candidate_replicas}
-        hint = RoutingHint()
-        if pending_request is not None:
-            hint = pending_request.args[0]
-            pending_request.routing_context.should_backoff = True  # before all are tried again
-        return [[by_id[one]] for one in self._table.order(hint, list(by_id))]
+        if pending_request is None:
+            return [[by_id[one]] for one in self._table.order(RoutingHint(), list(by_id))]
+        pending_request.routing_context.should_backoff = True  # before all are tried again
+        request = pending_request.metadata.internal_request_id
+        return [[by_id[one]] for one in self._table.order(pending_request.args[0], list(by_id), request)]
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        """Note that a request was sent; Ray calls `on_request_completed` for each."""
+        super().on_send_request(replica_id)
+        self._table.note_sent(replica_id.unique_id)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Note where a request runs."""
-        self._table.note_start(pending_request.args[0], replica_id.unique_id)
+        request = pending_request.metadata.internal_request_id
+        self._table.note_taken(pending_request.args[0], replica_id.unique_id, request)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Note that a request has ended."""

@@ -1,9 +1,11 @@
 """Which replica a request goes to: the one that has computed its beginning, unless that is busy."""
 
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+CHOSEN_SECONDS = 1.0  # for which a replica is counted as chosen, if the request is not taken meanwhile
 MOST_KEYS = 200_000  # beginnings that are remembered, about 20 MB
 
 
@@ -28,28 +30,50 @@ class PrefixTable:
 
     Attributes:
         slack: requests that a replica may have more than the least busy one before it counts as busy.
+        clock: function that returns seconds.
     """
 
     slack: int
+    clock: Callable[[], float] = time.monotonic
     _holders: OrderedDict[bytes, str] = field(default_factory=OrderedDict)
     _running: Counter[str] = field(default_factory=Counter)
+    _chosen: dict[str, tuple[str, float]] = field(default_factory=dict)
     _routed: Counter[str] = field(default_factory=Counter)
 
-    def order(self, hint: RoutingHint, replicas: Sequence[str]) -> list[str]:
-        """Return the ids of replicas, best first: the holder of the longest beginning, and then the least busy."""
-        by_load = sorted(replicas, key=lambda one: (one in hint.excluded, self._running[one], self._routed[one], one))
+    def order(self, hint: RoutingHint, replicas: Sequence[str], request: str = "") -> list[str]:
+        """Return the ids of replicas, best first: the holder of the longest beginning, and then the least busy.
+
+        Args:
+            request: id of the request, which counts for the first replica until it is sent; "" for none.
+        """
+        found = self._order(hint, replicas)
+        if request:
+            self._chosen[request] = found[0], self.clock()
+        return found
+
+    def _order(self, hint: RoutingHint, replicas: Sequence[str]) -> list[str]:
+        loads = self._loads(replicas)
+        by_load = sorted(replicas, key=lambda one: (one in hint.excluded, loads[one], self._routed[one], one))
         known = (self._holders.get(key) for key in reversed(hint.keys))
         holder = next((one for one in known if one in replicas and one not in hint.excluded), None)
-        if holder is None or not (hint.is_pinned or self._has_room(holder, replicas)):
+        if holder is None or not (hint.is_pinned or loads[holder] <= min(loads.values()) + self.slack):
             return by_load
         return [holder, *(one for one in by_load if one != holder)]
 
-    def _has_room(self, holder: str, replicas: Sequence[str]) -> bool:
-        return self._running[holder] <= min(self._running[one] for one in replicas) + self.slack
+    def _loads(self, replicas: Sequence[str]) -> dict[str, int]:
+        """Return the requests of each replica: those that run, and those that were just given to it."""
+        oldest = self.clock() - CHOSEN_SECONDS
+        self._chosen = {request: one for request, one in self._chosen.items() if one[1] > oldest}
+        waiting = Counter(replica for replica, _ in self._chosen.values())
+        return {one: self._running[one] + waiting[one] for one in replicas}
 
-    def note_start(self, hint: RoutingHint, replica: str) -> None:
-        """Note that a replica has a request, and from now on its beginnings."""
+    def note_sent(self, replica: str) -> None:
+        """Note that a request was sent to a replica, which may still refuse it."""
         self._running[replica] += 1
+
+    def note_taken(self, hint: RoutingHint, replica: str, request: str = "") -> None:
+        """Note that a replica has taken a request, and has its beginnings from now on."""
+        self._chosen.pop(request, None)
         self._routed[replica] += 1
         for key in hint.keys:
             self._holders[key] = replica
@@ -58,5 +82,5 @@ class PrefixTable:
             self._holders.popitem(last=False)
 
     def note_end(self, replica: str) -> None:
-        """Note that a request has ended, however it did."""
-        self._running[replica] -= 1
+        """Note that a request that was sent has ended, however it did."""
+        self._running[replica] = max(0, self._running[replica] - 1)

@@ -10,6 +10,9 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from graphcore.config.byte_sizes import in_words
@@ -18,17 +21,18 @@ from graphcore.errors import ConfigError
 from graphcore.processors import usable_processors
 from graphcore.serving.http_server import bound_socket
 from graphcore.serving.ray_app import SPARE_SECONDS, replicated
-from graphcore.serving.replicas.replica_resources import replica_resources
+from graphcore.serving.replicas.replica_resources import replica_resources, replica_settings
 from graphcore.serving.serve_settings import ServeSettings
 
 APP = "graphcore"  # name of the application on Ray Serve
+CONTROLLER = "SERVE_CONTROLLER_ACTOR"  # Ray Serve's actor, which there is while it runs
 STORE_NBYTES = 100 << 20  # of Ray's object store: messages are small, and are not kept there
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",  # else lines of requests would be left out
     "RAY_COLOR_PREFIX": "0",
 }
-ENDING = (signal.SIGINT, signal.SIGTERM)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 Handlers = Mapping[signal.Signals, Any]
@@ -64,23 +68,63 @@ def serve_replicas(
     is_own = start_ray()
     take_signals(before)  # Ray has taken some of them
     try:
-        settings = on_machine(settings, task, is_own)
+        refuse_running_serve()
+        settings = replica_settings(settings, (task.max_replicas or task.replicas) if is_own else None)
         resources = replica_resources(settings)
         if is_own:
             refuse_too_many(resources, task.replicas)
         task = replace(task, port=free_port(task))
-        options = {"host": task.host, "port": task.port, "request_timeout_s": task.request_timeout}
-        quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
-        serve.start(http_options=options, logging_config=quiet)
-        handle = serve.run(replicated(settings, task, resources), name=APP, route_prefix="/")
+        handle = deployed(settings, task, resources)
         on_start(task, words_of(resources, task))
         wait_for_signal(before)
-        num_answered: int = handle.drain.remote().result(timeout_s=task.grace + 2 * SPARE_SECONDS)
+        num_answered = drained(handle, task)
         serve.delete(APP)
         return ReplicasRun(num_answered, resources)
     finally:
         if is_own:
             ray.shutdown()
+        else:
+            serve.shutdown()  # it was not running on the cluster before
+
+
+def deployed(settings: Settings, task: ServeSettings, resources: Mapping[str, float]) -> DeploymentHandle[Any]:
+    """Start Ray Serve and the application, and return the handle of its ingress when requests are taken.
+
+    Raises:
+        ConfigError: a replica cannot be loaded.
+    """
+    quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    serve.start(http_options={"host": task.host, "port": task.port}, logging_config=quiet)
+    try:
+        return serve.run(replicated(settings, task, resources), name=APP, route_prefix="/")
+    except RuntimeError as error:
+        status = serve.status().applications.get(APP)
+        found = [one.message for one in status.deployments.values() if one.message] if status else []
+        reason = " ".join((found or [str(error)])[0].split())
+        raise ConfigError(f"the replicas cannot be loaded: {reason}") from error
+
+
+def drained(handle: DeploymentHandle[Any], task: ServeSettings) -> int:
+    """Let running answers end, and return the number of all answers; 0 if the ingress does not say it."""
+    try:
+        found: int = handle.drain.remote().result(timeout_s=task.grace + 2 * SPARE_SECONDS)
+    except (TimeoutError, RayError, RayServeException) as error:
+        logging.getLogger("ray.serve").warning("the answers that ran could not be waited for: %s", error)
+        return 0
+    return found
+
+
+def refuse_running_serve() -> None:
+    """Check that Ray Serve does not run on the cluster: its address would be another's, and so might its clients.
+
+    Raises:
+        ConfigError: it runs.
+    """
+    try:
+        ray.get_actor(CONTROLLER, namespace="serve")
+    except ValueError:
+        return
+    raise ConfigError("Ray Serve runs on this cluster already; use serve deploy with a file (docs/scaling.md)")
 
 
 def take_signals(handlers: Handlers) -> None:
@@ -109,7 +153,7 @@ def free_port(task: ServeSettings) -> int:
 
 
 def start_ray() -> bool:
-    """Connect to the cluster of RAY_ADDRESS, or that was started on this machine, or start Ray here.
+    """Connect to the cluster of the variable RAY_ADDRESS, or start Ray on this machine.
 
     Returns:
         True if Ray was started, for this command alone.
@@ -117,32 +161,22 @@ def start_ray() -> bool:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    options: dict[str, Any] = {"logging_level": logging.WARNING}
-    try:
-        ray.init("auto", **options)
-    except ConnectionError:
-        if "RAY_ADDRESS" in os.environ:
-            raise ConfigError(f"there is no Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}") from None
+    address, level = os.environ.get("RAY_ADDRESS"), logging.WARNING
+    if not address:
         ray.init(
             "local",
             num_cpus=usable_processors(),
             object_store_memory=STORE_NBYTES,
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
-            **options,
+            logging_level=level,
         )
         return True
+    try:
+        ray.init(address, logging_level=level)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"there is no Ray cluster at RAY_ADDRESS={address}: {error}") from error
     return False
-
-
-def on_machine(settings: Settings, task: ServeSettings, is_own: bool) -> Settings:
-    """Return the settings of a replica: its share of this machine's processors, and a GPU if the cluster has some."""
-    if settings.device == "auto":
-        settings = replace(settings, device="cuda" if ray.cluster_resources().get("GPU") else "cpu")
-    if is_own and settings.threads is None:
-        most = task.max_replicas or task.replicas
-        settings = replace(settings, threads=max(1, usable_processors() // most))
-    return settings
 
 
 def refuse_too_many(resources: Mapping[str, float], replicas: int) -> None:

@@ -4,10 +4,31 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import ray
+from ray.exceptions import RayTaskError
 
 from graphcore.config.settings import Settings
 from graphcore.processors import usable_processors
 from graphcore.progress import ignore_progress
+
+
+def replica_settings(settings: Settings, shares: int | None) -> Settings:
+    """Return the settings of a replica: a GPU if the cluster has some, and its share of a machine's processors.
+
+    Args:
+        shares: replicas on this machine, which is the cluster; None for another cluster. There a replica without a GPU
+            has a machine of its own, unless `threads` is set.
+    """
+    if settings.device == "auto":
+        settings = replace(settings, device="cuda" if ray.cluster_resources().get("GPU") else "cpu")
+    if settings.threads is not None:
+        return settings
+    if shares is not None:
+        return replace(settings, threads=max(1, usable_processors() // shares))
+    if settings.device == "cpu":
+        return settings
+    with_gpus = [one["Resources"] for one in ray.nodes() if one["Alive"] and one["Resources"].get("GPU")]
+    threads = [int(one.get("CPU", 1) // one["GPU"]) for one in with_gpus]
+    return replace(settings, threads=max(1, min(threads, default=1)))
 
 
 def replica_resources(settings: Settings) -> Mapping[str, float]:
@@ -20,7 +41,10 @@ def replica_resources(settings: Settings) -> Mapping[str, float]:
     """
     num_gpus = 1 if settings.device.startswith("cuda") else 0
     task = ray.remote(num_cpus=0, num_gpus=num_gpus, max_retries=0)(planned_resources)
-    found: Mapping[str, float] = ray.get(task.remote(settings))
+    try:
+        found: Mapping[str, float] = ray.get(task.remote(settings))
+    except RayTaskError as error:
+        raise error.cause from None  # as if the plan had been made here
     return {**found, "num_gpus": num_gpus}
 
 

@@ -11,8 +11,8 @@ from graphcore.errors import ConfigError
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'graphcore[ray]'")
 
 from graphcore.serving.ray_app import replicated  # noqa: E402 - Ray must be there
-from graphcore.serving.replicas.ray_server import on_machine, refuse_too_many, words_of  # noqa: E402
-from graphcore.serving.replicas.replica_resources import planned_resources  # noqa: E402
+from graphcore.serving.replicas.ray_server import refuse_too_many, words_of  # noqa: E402
+from graphcore.serving.replicas.replica_resources import planned_resources, replica_settings  # noqa: E402
 
 RESOURCES = {"num_cpus": 2, "memory": 3 << 30, "num_gpus": 0}
 
@@ -72,15 +72,26 @@ def test_too_many_replicas_are_refused(free: dict[str, int], message: str, monke
 
 
 def test_replicas_share_this_machine_s_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphcore.serving.replicas.ray_server.usable_processors", lambda: 8)
+    monkeypatch.setattr("graphcore.serving.replicas.replica_resources.usable_processors", lambda: 8)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8})
-    settings, task = compose_settings([]), serve_settings(replicas=2, max_replicas=4)
-    mine = on_machine(settings, task, is_own=True)
+    settings = compose_settings([])
+    mine = replica_settings(settings, 4)
     assert (mine.threads, mine.device) == (2, "cpu")
-    assert on_machine(compose_settings(["threads=3"]), task, is_own=True).threads == 3
-    assert on_machine(settings, task, is_own=False).threads is None, "those of another machine are not known here"
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8, "GPU": 2})
-    assert on_machine(settings, task, is_own=False).device == "cuda"
+    assert replica_settings(compose_settings(["threads=3"]), 4).threads == 3
+    assert replica_settings(settings, None).threads is None, "a machine of its own, whose processors are not known here"
+
+
+def test_replicas_with_gpus_share_their_machines_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 16.0, "GPU": 4.0}},
+        {"Alive": True, "Resources": {"CPU": 64.0}},
+        {"Alive": True, "Resources": {"CPU": 16.0, "GPU": 2.0}},
+        {"Alive": False, "Resources": {"CPU": 1.0, "GPU": 1.0}},
+    ]
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 96, "GPU": 6})
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    found = replica_settings(compose_settings([]), None)
+    assert (found.device, found.threads) == ("cuda", 4)
 
 
 def test_words_of_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
