@@ -103,15 +103,16 @@ def simulated(num_chats: int, by_prefix: bool, seed: int) -> Result:
     return Result(max(one.free_at for one in replicas), computed / total, answers)
 
 
-def real(url: str, num_chats: int, num_clients: int, by_prefix: bool) -> Result:
-    """Run chats on a server, some at a time."""
+def real(url: str, num_chats: int, num_clients: int, pause: float, by_prefix: bool) -> Result:
+    """Run chats on a server, some at a time, with random pauses before their turns, of `pause` seconds at most."""
     total, cached, answers, unique = 0, 0, list[float](), count(time.time_ns())
 
     def chat(number: int) -> tuple[int, int]:
         messages = [{"role": "system", "content": f"{SYSTEM}{time.time_ns()}"}]
-        prompts = found = 0
+        prompts, found, draw = 0, 0, random.Random(number)
         with httpx.Client(timeout=600) as client:
             for turn in range(TURNS):
+                time.sleep(draw.uniform(0, pause))
                 messages.append({"role": "user", "content": f"{number}, {turn}: tell me about the number {turn}."})
                 body = {"messages": messages, "max_tokens": 40, "temperature": 0}
                 began = time.perf_counter()
@@ -147,6 +148,7 @@ def main() -> None:
     parser.add_argument("--url", help="server to ask; without one, replicas are simulated")
     parser.add_argument("--chats", type=int, default=40)
     parser.add_argument("--clients", type=int, default=4, help="chats at a time, on a server")
+    parser.add_argument("--pause", type=float, default=1.0, help="longest pause before a turn in seconds, on a server")
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
     print(f"keys of 40,000 characters: {hint_seconds() * 1e3:.2f} ms")
@@ -154,7 +156,7 @@ def main() -> None:
         for by_prefix in (False, True):
             way = "by beginning" if by_prefix else "by load     "
             if given.url:
-                print(f"{way}  {real(given.url, given.chats, given.clients, by_prefix)}", flush=True)
+                print(f"{way}  {real(given.url, given.chats, given.clients, given.pause, by_prefix)}", flush=True)
             else:
                 print(f"{way}  {simulated(given.chats, by_prefix, repeat)}")
 
