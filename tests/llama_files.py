@@ -1,10 +1,12 @@
 """GGUF files of small transformers models of Llama's kind, with the names and keys of llama.cpp's converter."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
+from packed_matrices import StoredMatrix
 from tiny_models import NO_TOKENS, SIZES, randomise
 from torch import nn
 
@@ -26,11 +28,14 @@ def build(name: str, seed: int = 0, **changes: object) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def write_gguf(path: Path, model: nn.Module, architecture: str, **keys: object) -> Path:
+def write_gguf(
+    path: Path, model: nn.Module, architecture: str, stored: Mapping[str, StoredMatrix] | None = None, **keys: object
+) -> Path:
     """Write the model as an F32 file.
 
     Args:
         architecture: general.architecture.
+        stored: matrices that are written in other formats, by transformers' names; none of llama's q and k.
         keys: keys of the architecture, `__` for a dot, added to those of every file or put in place of them.
     """
     config, writer = model.config, gguf.GGUFWriter(path, architecture)
@@ -57,7 +62,12 @@ def write_gguf(path: Path, model: nn.Module, architecture: str, **keys: object) 
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         before, _, part = name.rpartition(".")
-        writer.add_tensor(f"{table.get_name(before)}.{part}", _as_stored(name, tensor, config, architecture))
+        gguf_name, matrix = f"{table.get_name(before)}.{part}", (stored or {}).get(name)
+        if matrix is None:
+            writer.add_tensor(gguf_name, _as_stored(name, tensor, config, architecture))
+        else:
+            kind = gguf.GGMLQuantizationType[matrix.format.upper()]
+            writer.add_tensor(gguf_name, matrix.rows.numpy(), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -28,7 +28,8 @@ KERNEL_FORMATS = tuple(name for name in FORMAT_NUMBERS if name not in DENSE)
 FLOAT16_FIELDS = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
     "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "tq2_0": (64,), "q1_0": (0,),
-    "q2_0": (0,), "mxfp4": (), "nvfp4": (), "i2_s": (),
+    "q2_0": (0,), "mxfp4": (), "nvfp4": (), "i2_s": (), "iq1_s": (0,), "iq1_m": (), "iq2_xxs": (0,), "iq2_xs": (0,),
+    "iq2_s": (0,), "iq3_xxs": (0,), "iq3_s": (0,),
 }  # fmt: skip
 
 CENTRES = {"q4_1": 7.5, "q5_1": 15.5}  # of the codes: a minimum of that many steps makes weights of both signs
@@ -65,6 +66,13 @@ def kernels_for(target: str, folder: Path) -> str:
     if library is None:
         pytest.skip("no C++ compiler works here")
     return str(library)
+
+
+def put_iq1_m_scales(blocks: np.ndarray, scales: np.ndarray) -> None:
+    """Write d, whose four nibbles iq1_m keeps in the highest bits of four words: [N, 56] uint8, [N] uint16."""
+    for index in range(4):
+        place = blocks[:, 49 + 2 * index]
+        place[:] = place & 15 | ((scales >> 4 * index & 15) << 4).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,10 @@ def stored_matrix(
         if not is_tame:
             bits = rng.integers(0, 0x7C00, len(blocks), dtype="<u2") | rng.choice(SIGNS, len(blocks))
         blocks[:, start : start + 2] = bits.view(np.uint8).reshape(-1, 2)
+    if name == "iq1_m":
+        tame = rng.uniform(0.01, 0.03, len(blocks)).astype("<f2").view("<u2")
+        finite = rng.integers(0, 0x7C00, len(blocks), dtype="<u2") | rng.choice(SIGNS, len(blocks))
+        put_iq1_m_scales(blocks, tame if is_tame else finite)
     if name == "mxfp4":
         blocks[:, 0] = rng.integers(118, 124, len(blocks)) if is_tame else rng.integers(0, 255, len(blocks))
     if name == "nvfp4":

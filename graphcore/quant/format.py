@@ -185,6 +185,19 @@ class Format(Encoding, ABC):
             for part, change in zip(parts, self._changes, strict=True)
         ]
 
+    def weights_of_planes(
+        self, parts: Sequence[torch.Tensor], scale: float, shape: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return the dense tensor whose planes these are.
+
+        Args:
+            parts: low codes, high codes, scales and supers, [R, K, bytes] uint8 each; those that the format lacks have
+                no bytes.
+            scale: scale of the whole tensor, for formats that have one, else 1.
+            shape: torch order, in elements.
+        """
+        return self.dequantize(self.join_rows(self.blocks_of(parts).flatten(1), scale), shape, dtype)
+
     def blocks_of(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the file's blocks from the planes of `planes_of`: [R, K, bytes] uint8 each -> [R, K, W].
 

@@ -1,4 +1,4 @@
-"""Generates headers of the C++ kernels: encodings.h from quant/formats/, sampling_params.h from sampling_params.py.
+"""Generates headers of the C++ kernels: encodings.h and grids.h from quant/, sampling_params.h from sampling_params.py.
 
     python -m graphcore.kernels.cpu.native_header
 
@@ -9,6 +9,7 @@ from graphcore.encodings import Encoding
 from graphcore.kernels.cpu.kernel_packing import TAIL_NBYTES
 from graphcore.kernels.cpu.library import FORMAT_NUMBERS, SOURCES
 from graphcore.kernels.packing import GROUP_ROWS
+from graphcore.quant.level_formats import LevelFormat, grid_words
 from graphcore.quant.registry import FORMATS
 from graphcore.sampling_params import KERNEL_PARAMETERS, WHOLE_NUMBERS
 
@@ -53,6 +54,21 @@ struct Encoding {{
 inline constexpr Encoding ENCODINGS[] = {{
 {facts}
 }};
+
+}}  // namespace graphcore
+"""
+
+
+GRIDS_TEXT = """\
+// The grids of formats of levels: an entry has the numbers of eight magnitudes of two bits, or of four of three, the
+// first in the lowest bits. graphcore/kernels/cpu/native_header.py writes this file from gguf-py's grids.
+#pragma once
+
+#include <cstdint>
+
+namespace graphcore {{
+
+{arrays}
 
 }}  // namespace graphcore
 """
@@ -127,7 +143,19 @@ def _facts(one: Encoding) -> str:
     return f"{{{one.block_elements}, {one.block_nbytes}, {one.bits}, {offset}, {largest}, {table}}}"
 
 
-HEADERS = {"encodings.h": encodings_header, "sampling_params.h": sampling_params_header}
+def grids_header() -> str:
+    """Return the text of native/grids.h."""
+    names = sorted({one.grid for one in FORMATS.values() if isinstance(one, LevelFormat)})
+    return GRIDS_TEXT.format(arrays="\n\n".join(map(_array, names)))
+
+
+def _array(name: str) -> str:
+    words = [f"0x{word:04x}" for word in grid_words(name)]
+    lines = [f"    {', '.join(words[start : start + 16])}," for start in range(0, len(words), 16)]
+    return "\n".join((f"inline constexpr uint16_t {name}_WORDS[{len(words)}] = {{", *lines, "};"))
+
+
+HEADERS = {"encodings.h": encodings_header, "grids.h": grids_header, "sampling_params.h": sampling_params_header}
 
 if __name__ == "__main__":
     for name, text in HEADERS.items():

@@ -121,8 +121,7 @@ def _rows_cpu(ids: Tensor, packed: Tensor, packing: DevicePacking, dtype: torch.
         parts.append(chosen.view(len(flat), blocks, nbytes // blocks))
         start += GROUP_ROWS * nbytes
     scale = 1.0 if packing.can_split else packed[-TAIL_NBYTES : 4 - TAIL_NBYTES].clone().view(torch.float32).item()
-    raw = one.join_rows(one.blocks_of(parts).flatten(1), scale)
-    return one.dequantize(raw, (*ids.shape, columns), dtype)
+    return one.weights_of_planes(parts, scale, (*ids.shape, columns), dtype)
 
 
 def _matrix_cpu(packed: Tensor, packing: DevicePacking, dtype: torch.dtype) -> Tensor:

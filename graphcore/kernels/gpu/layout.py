@@ -21,6 +21,10 @@ read contiguous memory, 16 bytes each. Rows from a multiple of sixteen on are on
     iq4_nl    144 / 144                                         iq4_xs    138 / 136  scales widened to a byte
     mxfp4     136 / 136                                         tq2_0      66 /  66
     nvfp4     144 / 144                                         i2_s       64 /  64  and the tensor's scale
+    iq1_s     114 /  50  levels, and a byte for each scale      iq1_m     114 /  56
+    iq2_xxs   114 /  66                                         iq2_xs    114 /  74
+    iq2_s     114 /  82                                         iq3_xxs   138 /  98
+    iq3_s     138 / 110
 """
 
 from collections.abc import Mapping
@@ -28,12 +32,21 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from graphcore.encodings import E2M1_DOUBLED, IQ4_LEVELS, Encoding, Place, Planes
+from graphcore.quant.level_formats import IQ1, IQ2, IQ3_S, IQ3_XXS
 from graphcore.quant.registry import FORMATS
 
 TAIL_NBYTES = 16  # bytes after the last group, if the tensor has a float32 scale
 SUPER_WEIGHTS = 256  # weights of a super scale
 SCALE_NBYTES = {"half": 2, "pair": 4, "e8m0": 1, "e4m3": 1, "signed": 1, "bytes": 2, "nibbles": 1, "whole": 0}
-LEVELS = {(): "", E2M1_DOUBLED: "e2m1", IQ4_LEVELS: "iq4"}  # names of the levels in kernels
+LEVELS = {  # names of the levels in kernels
+    (): "",
+    E2M1_DOUBLED: "e2m1",
+    IQ4_LEVELS: "iq4",
+    IQ1: "iq1",
+    IQ2: "iq2",
+    IQ3_XXS: "iq3_xxs",
+    IQ3_S: "iq3_s",
+}
 
 
 class DeviceLayout(NamedTuple):
@@ -45,7 +58,7 @@ class DeviceLayout(NamedTuple):
         scale_nbytes, group: bytes of a scale, and number of weights that share it.
         super_nbytes: bytes of the super scales for 256 weights.
         zero: code that stands for 0.
-        levels: values of the codes: "" for the codes themselves, else "e2m1" or "iq4".
+        levels: values of the codes: "" for the codes themselves, else a name of LEVELS.
         step, is_descending, high_runs: the same as in `Planes`.
     """
 

@@ -179,7 +179,7 @@ def test_big_endian_files_are_refused_as_such(tmp_path, version):
     assert "big-endian" in refusal(GGUF(version=swapped).write(tmp_path / "m.gguf"), UnsupportedError)
 
 
-@pytest.mark.parametrize(("type_id", "name"), [(16, "iq2_xxs"), (22, "iq2_s"), (38, "tl1"), (9, "q8_1"), (4, "q4_2")])
+@pytest.mark.parametrize(("type_id", "name"), [(15, "q8_k"), (37, "i8_s"), (38, "tl1"), (9, "q8_1"), (4, "q4_2")])
 def test_known_types_that_are_not_read_are_named(tmp_path, type_id, name):
     message = refusal(GGUF(tensors=[Tensor("blk.3.w", type_id=type_id)]).write(tmp_path / "m.gguf"), UnsupportedError)
     assert f"'blk.3.w' has type {type_id} ({name}" in message

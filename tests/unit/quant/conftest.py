@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from packed_matrices import put_iq1_m_scales
 
 from graphcore.quant import FORMATS
 
@@ -23,7 +24,8 @@ Floats = npt.NDArray[np.float32]
 FLOAT16_FIELDS = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
     "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "tq1_0": (52,), "tq2_0": (64,),
-    "q1_0": (0,), "q2_0": (0,), "mxfp4": (), "nvfp4": (), "f32": (), "f16": (0,), "bf16": (),
+    "q1_0": (0,), "q2_0": (0,), "iq2_xxs": (0,), "iq2_xs": (0,), "iq2_s": (0,), "iq3_xxs": (0,), "iq3_s": (0,),
+    "iq1_s": (0,), "iq1_m": (), "mxfp4": (), "nvfp4": (), "f32": (), "f16": (0,), "bf16": (),
 }  # fmt: skip
 
 # Zeros, smallest and largest subnormals, smallest normal, largest, infinities, NaNs, of both signs.
@@ -78,6 +80,8 @@ def random_blocks() -> Callable[[str, int], Bytes]:
         for start in FLOAT16_FIELDS[name]:
             hard = rng.choice(HARD_FLOAT16, num_blocks // 4)
             blocks[: num_blocks // 4, start : start + 2] = hard.view(np.uint8).reshape(-1, 2)
+        if name == "iq1_m":
+            put_iq1_m_scales(blocks[: num_blocks // 4], rng.choice(HARD_FLOAT16, num_blocks // 4))
         return blocks
 
     return make

@@ -29,7 +29,14 @@ enum Format : int32_t {
     FORMAT_Q1_0 = 18,
     FORMAT_Q2_0 = 19,
     FORMAT_I2_S = 20,
-    DENSE_FORMATS = 3, NUM_FORMATS = 21
+    FORMAT_IQ2_XXS = 21,
+    FORMAT_IQ2_XS = 22,
+    FORMAT_IQ2_S = 23,
+    FORMAT_IQ3_XXS = 24,
+    FORMAT_IQ3_S = 25,
+    FORMAT_IQ1_S = 26,
+    FORMAT_IQ1_M = 27,
+    DENSE_FORMATS = 3, NUM_FORMATS = 28
 };
 
 // Applies X to each format that is stored in blocks, in the order of their numbers. Each is a struct in formats.h.
@@ -51,7 +58,14 @@ enum Format : int32_t {
     X(NVFP4) \
     X(Q1_0) \
     X(Q2_0) \
-    X(I2_S)
+    X(I2_S) \
+    X(IQ2_XXS) \
+    X(IQ2_XS) \
+    X(IQ2_S) \
+    X(IQ3_XXS) \
+    X(IQ3_S) \
+    X(IQ1_S) \
+    X(IQ1_M)
 
 constexpr int GROUP_ROWS = 16;  // rows that are stored together
 constexpr size_t TAIL_NBYTES = 64;  // bytes after the last group, for the scale of the whole tensor
@@ -62,6 +76,10 @@ constexpr bool has_tensor_scale(int32_t format) { return format == FORMAT_I2_S; 
 inline constexpr uint8_t IQ4_NL_VALUES[16] = {0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240};
 inline constexpr uint8_t MXFP4_VALUES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 inline constexpr uint8_t Q1_0_VALUES[16] = {0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+inline constexpr uint8_t IQ2_XXS_VALUES[16] = {51, 68, 86, 43, 35, 18, 0, 43, 0, 0, 0, 0, 0, 0, 0, 0};
+inline constexpr uint8_t IQ3_XXS_VALUES[16] = {66, 74, 82, 90, 98, 106, 114, 124, 58, 50, 42, 34, 26, 18, 10, 0};
+inline constexpr uint8_t IQ3_S_VALUES[16] = {16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0};
+inline constexpr uint8_t IQ1_S_VALUES[16] = {2, 10, 18, 9, 0, 8, 16, 9, 0, 0, 0, 0, 0, 0, 0, 0};
 
 struct Encoding {
     int columns, nbytes;    // columns and bytes of a stored block
@@ -94,6 +112,13 @@ inline constexpr Encoding ENCODINGS[] = {
     {128, 18, 1, 1, 2, Q1_0_VALUES},  // q1_0
     {64, 18, 2, 1, 3, nullptr},  // q2_0
     {128, 32, 2, 1, 3, nullptr},  // i2_s
+    {256, 66, 3, 43, 86, IQ2_XXS_VALUES},  // iq2_xxs
+    {256, 74, 3, 43, 86, IQ2_XXS_VALUES},  // iq2_xs
+    {256, 82, 3, 43, 86, IQ2_XXS_VALUES},  // iq2_s
+    {256, 98, 4, 62, 124, IQ3_XXS_VALUES},  // iq3_xxs
+    {256, 110, 4, 15, 30, IQ3_S_VALUES},  // iq3_s
+    {256, 50, 3, 9, 18, IQ1_S_VALUES},  // iq1_s
+    {256, 56, 3, 9, 18, IQ1_S_VALUES},  // iq1_m
 };
 
 }  // namespace graphcore

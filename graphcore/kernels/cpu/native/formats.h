@@ -153,6 +153,32 @@ struct Q1_0 : Plain<FORMAT_Q1_0, 32> {
     static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp16_lanes(meta, lane); }
 };
 
+// ---- Levels: scales of four bits, two in a byte: d[16], then scales[parts / 2][16]
+
+template <Format NUMBER_, bool HALVES_, int EIGHTHS>
+struct Levels : Plain<NUMBER_, HALVES_ ? 160 : 96> {
+    static constexpr bool HALVES = HALVES_;
+    static inline FloatPart scale(const uint8_t* meta, int part, int lane) {
+        const IntPart four = (widen_bytes(meta + 32 + 16 * (part / 2) + lane) >> (4 * (part % 2))) & 15;
+        return fp16_lanes(meta, lane) * (to_float(2 * four + 1) * splat(EIGHTHS / 8.0f));
+    }
+};
+
+struct IQ1_S : Levels<FORMAT_IQ1_S, false, 1> {
+};
+struct IQ1_M : Levels<FORMAT_IQ1_M, true, 1> {
+};
+struct IQ2_XXS : Levels<FORMAT_IQ2_XXS, false, 1> {
+};
+struct IQ2_XS : Levels<FORMAT_IQ2_XS, true, 1> {
+};
+struct IQ2_S : Levels<FORMAT_IQ2_S, true, 1> {
+};
+struct IQ3_XXS : Levels<FORMAT_IQ3_XXS, false, 2> {
+};
+struct IQ3_S : Levels<FORMAT_IQ3_S, false, 8> {
+};
+
 // BitNet's ternary codes. Their scale belongs to the whole tensor. A stored block is 128 columns of one row.
 struct I2_S : Plain<FORMAT_I2_S, 0> {
     static inline FloatPart scale(const uint8_t*, int, int) { return splat(1.0f); }

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "formats.h"
+#include "grids.h"
 #include "transpose.h"
 
 namespace graphcore {
@@ -236,6 +237,180 @@ struct Stored<Q2_K> {
         put_columns(Columns(rows), 0, 16, meta + 64);
     }
     void codes(int block, int from, Bytes quads[QUADS]) const { two_bit_planes(words, block, from, quads); }
+};
+
+// ---- Grids: blocks of 256, whose codes are looked up row by row (graphcore/quant/level_formats.py)
+
+// A grid's entries: eight codes of two bits as bytes, or four of three bits.
+template <class Entry, int SIZE>
+struct Grid {
+    Entry entries[SIZE];
+
+    explicit constexpr Grid(const uint16_t (&words)[SIZE]) : entries{} {
+        constexpr int BITS = sizeof(Entry) == 8 ? 2 : 3;
+        for (int i = 0; i < SIZE; i++)
+            for (unsigned j = 0; j < sizeof(Entry); j++) entries[i] |= Entry(words[i] >> (BITS * j) & ((1 << BITS) - 1)) << (8 * j);
+    }
+};
+
+inline constexpr Grid<uint64_t, 2048> IQ1_GRID(IQ1_S_WORDS);
+inline constexpr Grid<uint64_t, 256> IQ2_XXS_GRID(IQ2_XXS_WORDS);
+inline constexpr Grid<uint64_t, 512> IQ2_XS_GRID(IQ2_XS_WORDS);
+inline constexpr Grid<uint64_t, 1024> IQ2_S_GRID(IQ2_S_WORDS);
+inline constexpr Grid<uint32_t, 256> IQ3_XXS_GRID(IQ3_XXS_WORDS);
+inline constexpr Grid<uint32_t, 512> IQ3_S_GRID(IQ3_S_WORDS);
+
+// Returns the signs of 32 columns from four numbers of seven bits: the eighth sign makes their number even.
+inline uint32_t even_signs(uint32_t word) {
+    uint32_t signs = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t seven = word >> (7 * i) & 127;
+        signs |= (seven | uint32_t(__builtin_parity(seven)) << 7) << (8 * i);
+    }
+    return signs;
+}
+
+// Codes and signs of sixteen rows, and their scales where formats.h reads them.
+template <int BITS>
+struct GridCodes {
+    alignas(64) uint8_t words[CHUNK_BLOCKS][QUADS][VECTOR_NBYTES];
+    alignas(64) uint32_t signs[CHUNK_BLOCKS][LANES];
+    alignas(16) uint8_t fours[8][LANES];
+    uint16_t unit[LANES];
+
+    void put_eight(int lane, int block, int eighth, uint64_t codes) {
+        std::memcpy(words[block][2 * eighth] + 4 * lane, &codes, 4);
+        std::memcpy(words[block][2 * eighth + 1] + 4 * lane, (const uint8_t*)&codes + 4, 4);
+    }
+    void put_four(int lane, int block, int quad, uint32_t codes) { std::memcpy(words[block][quad] + 4 * lane, &codes, 4); }
+    void put_scale(int lane, int part, uint32_t scale) {
+        uint8_t& both = fours[part / 2][lane];
+        both = uint8_t(part % 2 ? both | scale << 4 : scale);
+    }
+    void scales(uint8_t* meta, int count) const {
+        std::memcpy(meta, unit, sizeof(unit));
+        std::memcpy(meta + 32, fours, size_t(count) * LANES);
+    }
+    void codes(int block, int from, Bytes quads[QUADS]) const {
+        for (int j = 0; j < QUADS; j++) quads[j] = load<Bytes>(words[block][j] + from);
+        add_bits(load<Fours>((const uint8_t*)signs[block] + from), BITS - 1, quads);
+    }
+};
+
+// A stored block that begins with d. read(lane, row) puts a row's codes, signs and scales.
+template <class F>
+struct StoredGrid : GridCodes<F::BITS> {
+    explicit StoredGrid(const Rows& rows) {
+        for (int lane = 0; lane < LANES; lane++) {
+            std::memcpy(this->unit + lane, rows[lane], 2);
+            static_cast<Stored<F>*>(this)->read(lane, rows[lane]);
+        }
+    }
+    void scales(uint8_t* meta) const { GridCodes<F::BITS>::scales(meta, F::HALVES ? 8 : 4); }
+};
+
+template <>
+struct Stored<IQ2_XXS> : StoredGrid<IQ2_XXS> {
+    using StoredGrid::StoredGrid;
+    void read(int lane, const uint8_t* row) {
+        for (int block = 0; block < CHUNK_BLOCKS; block++) {
+            const uint8_t* group = row + 2 + 8 * block;
+            const uint32_t word = load<uint32_t>(group + 4);
+            for (int i = 0; i < 4; i++) put_eight(lane, block, i, IQ2_XXS_GRID.entries[group[i]]);
+            signs[block][lane] = even_signs(word);
+            put_scale(lane, block, word >> 28);
+        }
+    }
+};
+
+template <>
+struct Stored<IQ2_XS> : StoredGrid<IQ2_XS> {
+    using StoredGrid::StoredGrid;
+    void read(int lane, const uint8_t* row) {
+        for (int block = 0; block < CHUNK_BLOCKS; block++) {
+            uint32_t sevens = 0;
+            for (int i = 0; i < 4; i++) {
+                const uint16_t word = load<uint16_t>(row + 2 + 8 * block + 2 * i);
+                put_eight(lane, block, i, IQ2_XS_GRID.entries[word & 511]);
+                sevens |= uint32_t(word >> 9) << (7 * i);
+            }
+            signs[block][lane] = even_signs(sevens);
+            fours[block][lane] = row[66 + block];
+        }
+    }
+};
+
+template <>
+struct Stored<IQ2_S> : StoredGrid<IQ2_S> {
+    using StoredGrid::StoredGrid;
+    void read(int lane, const uint8_t* row) {
+        for (int block = 0; block < CHUNK_BLOCKS; block++) {
+            for (int i = 0; i < 4; i++)
+                put_eight(lane, block, i, IQ2_S_GRID.entries[row[2 + 4 * block + i] | (row[66 + block] >> (2 * i) & 3) << 8]);
+            signs[block][lane] = load<uint32_t>(row + 34 + 4 * block);
+            fours[block][lane] = row[74 + block];
+        }
+    }
+};
+
+template <>
+struct Stored<IQ3_XXS> : StoredGrid<IQ3_XXS> {
+    using StoredGrid::StoredGrid;
+    void read(int lane, const uint8_t* row) {
+        for (int block = 0; block < CHUNK_BLOCKS; block++) {
+            const uint32_t word = load<uint32_t>(row + 66 + 4 * block);
+            for (int j = 0; j < QUADS; j++) put_four(lane, block, j, IQ3_XXS_GRID.entries[row[2 + 8 * block + j]]);
+            signs[block][lane] = even_signs(word);
+            put_scale(lane, block, word >> 28);
+        }
+    }
+};
+
+template <>
+struct Stored<IQ3_S> : StoredGrid<IQ3_S> {
+    using StoredGrid::StoredGrid;
+    void read(int lane, const uint8_t* row) {
+        for (int block = 0; block < CHUNK_BLOCKS; block++) {
+            for (int j = 0; j < QUADS; j++)
+                put_four(lane, block, j, IQ3_S_GRID.entries[row[2 + 8 * block + j] | (row[66 + block] >> j & 1) << 8]);
+            signs[block][lane] = load<uint32_t>(row + 74 + 4 * block);
+        }
+        for (int i = 0; i < 4; i++) fours[i][lane] = row[106 + i];
+    }
+};
+
+// The sign of the eighth that is added or subtracted is that of its columns' codes.
+template <>
+struct Stored<IQ1_S> : StoredGrid<IQ1_S> {
+    using StoredGrid::StoredGrid;
+    void read(int lane, const uint8_t* row) {
+        for (int block = 0; block < CHUNK_BLOCKS; block++) {
+            const uint16_t word = load<uint16_t>(row + 34 + 2 * block);
+            for (int i = 0; i < 4; i++) put_eight(lane, block, i, IQ1_GRID.entries[row[2 + 4 * block + i] | (word >> (3 * i) & 7) << 8]);
+            signs[block][lane] = word & 0x8000 ? ~0u : 0u;
+            put_scale(lane, block, word >> 12 & 7);
+        }
+    }
+};
+
+template <>
+struct Stored<IQ1_M> : StoredGrid<IQ1_M> {
+    using StoredGrid::StoredGrid;
+    void read(int lane, const uint8_t* row) {
+        unit[lane] = 0;
+        for (int i = 0; i < 4; i++) unit[lane] |= uint16_t(row[49 + 2 * i] >> 4 << (4 * i));
+        for (int block = 0; block < CHUNK_BLOCKS; block++) {
+            uint32_t eighths = 0;
+            for (int i = 0; i < 4; i++) {
+                const int high = row[32 + 2 * block + i / 2] >> (4 * (i % 2));
+                put_eight(lane, block, i, IQ1_GRID.entries[row[4 * block + i] | (high & 7) << 8]);
+                eighths |= high & 8 ? 0xffu << (8 * i) : 0u;
+            }
+            signs[block][lane] = eighths;
+            const int scales = load<uint16_t>(row + 48 + block / 2 * 2) >> (6 * (block % 2));
+            fours[block][lane] = uint8_t((scales & 7) | (scales >> 3 & 7) << 4);
+        }
+    }
 };
 
 // ---- One and two bits

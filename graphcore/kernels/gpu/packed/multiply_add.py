@@ -97,12 +97,12 @@ def e2m1_in_place(words, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def levels_in_place(words, shift, byte, LEVELS: tl.constexpr):
-    """Return the levels of the codes at bits shift .. shift + 3 of each byte."""
+def levels_in_place(words, shift, byte, LEVELS: tl.constexpr, BITS: tl.constexpr):
+    """Return the levels of the codes of BITS bits at bit `shift` of each byte."""
     R: tl.constexpr = words.shape[0]
     G: tl.constexpr = words.shape[1]
     W: tl.constexpr = words.shape[2]
-    code = words[:, :, :, None] >> (byte[None, None, None, :] * 8 + shift) & 15
+    code = words[:, :, :, None] >> (byte[None, None, None, :] * 8 + shift) & ((1 << BITS) - 1)
     return tl.reshape(level_of(code, LEVELS), (1, R, G, 4 * W))
 
 
@@ -144,7 +144,7 @@ def eight_products(total, fed, words, bits, FRAGMENT: tl.constexpr, L: tl.conste
     if L.levels == "e2m1":
         total += e2m1_in_place(two, shift) * fed
     elif L.levels != "":
-        total += levels_in_place(two, shift, byte, levels) * fed
+        total += levels_in_place(two, shift, byte, levels, L.low + L.high) * fed
     else:
         place = tl.minimum(tl.arange(0, 8) % 4, 2)[None, None, None, :] * 8
         codes = in_place(two, ((1 << (L.low + L.high)) - 1) << shift, byte)

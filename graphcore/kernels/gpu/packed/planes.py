@@ -100,8 +100,26 @@ def half_e4m3(byte):
 
 
 @triton.jit
+def grid_level(code, LEVELS: tl.constexpr):
+    """Return the level of a code of `quant.level_formats`, times the unit of its formats: int32 -> float32, exact."""
+    if LEVELS == "iq1":
+        value = ((code & 3) - 1).to(tl.float32) + tl.where(code & 4 != 0, -0.125, 0.125)
+    elif LEVELS == "iq2":
+        size = tl.where(code & 2 != 0, 5.375, tl.where(code & 1 != 0, 3.125, 1.0))
+        value = tl.where(code & 4 != 0, -size, size)
+    else:
+        size = (code & 7).to(tl.float32) * 2 + 1
+        if LEVELS == "iq3_xxs":
+            size = tl.where(code & 7 == 7, 15.5, size)
+        value = tl.where(code & 8 != 0, -size, size)
+    return value
+
+
+@triton.jit
 def level_of(code, LEVELS: tl.constexpr):
-    """Return the level of a four-bit code: int32 -> float32."""
+    """Return the level of a code, times the unit of its format (iq1, iq2, iq3): int32 -> float32."""
+    if LEVELS == "iq1" or LEVELS == "iq2" or LEVELS == "iq3_xxs" or LEVELS == "iq3_s":
+        return grid_level(code, LEVELS)
     if LEVELS == "e2m1":  # doubled: 0, 1, 2, 3, 4, 6, 8, 12
         bits = ((code & 7) << 22).to(tl.float32, bitcast=True)  # the value times 2^-127
         size = bits * 1.7014118346046923e38  # 2^127

@@ -26,7 +26,7 @@ from graphcore.kernels.gpu.packed.vectors import (
 
 @triton.jit
 def small_numbers(words, bits, FRAGMENT: tl.constexpr, L: tl.constexpr):
-    """Return eight codes minus their zero, or their levels: [R, G, 8] float32, integers."""
+    """Return eight codes minus their zero, or their levels: [R, G, 8] float32, exact in 16 bits."""
     codes = eight_codes(words, bits, FRAGMENT, L)
     levels: tl.constexpr = L.levels  # as in multiply_add.py
     return level_of(codes, levels) if L.levels != "" else (codes - L.zero).to(tl.float32)

@@ -1,0 +1,12 @@
+// Products of the formats of levels.
+#include "multiply.h"
+
+namespace graphcore {
+GRAPHCORE_MULTIPLY(IQ1_S)
+GRAPHCORE_MULTIPLY(IQ1_M)
+GRAPHCORE_MULTIPLY(IQ2_XXS)
+GRAPHCORE_MULTIPLY(IQ2_XS)
+GRAPHCORE_MULTIPLY(IQ2_S)
+GRAPHCORE_MULTIPLY(IQ3_XXS)
+GRAPHCORE_MULTIPLY(IQ3_S)
+}  // namespace graphcore
