@@ -18,6 +18,9 @@ BRINGS_GPU = tuple(
     f"graphcore.graph.gpu.{name}" for name in ("kernel_decode", "kernel_entries", "product_inputs", "norm_fusion")
 )
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "graphcore."))
+WITH_RAY = ("graphcore.serving.ray_app",) + tuple(
+    f"graphcore.serving.replicas.{name}" for name in ("prefix_router", "ray_server", "replica_resources")
+)  # which is an extra
 WITHOUT_TRITON = """
 import importlib, sys
 
@@ -50,11 +53,14 @@ def imported_by(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_imports(name: str) -> None:
+    if name in WITH_RAY:
+        pytest.importorskip("ray", reason="Ray is an extra: pip install 'graphcore[ray]'")
     assert importlib.import_module(name).__doc__, f"{name} does not say what lives there"
 
 
 def test_without_triton_all_but_the_gpu_s_modules_import() -> None:
-    others = [name for name in MODULES if not is_of_the_gpu(name) and name not in BRINGS_GPU]
+    left_out = (*BRINGS_GPU, *WITH_RAY)
+    others = [name for name in MODULES if not is_of_the_gpu(name) and name not in left_out]
     done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON, *others], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[]\n"

@@ -12,6 +12,7 @@ from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.sources.source import HubSource, PackageSource, parse_source
 from graphcore.cli.single_run import task_of
+from graphcore.cli.sweep.kept_folder import KeepSweepFolder
 from graphcore.config.compose import compose_settings
 from graphcore.config.conf_folder import conf_dir, group_options
 from graphcore.config.settings import Settings
@@ -91,10 +92,12 @@ def test_every_key_has_a_comment(path: Path) -> None:
             assert "#" in line, f"{path}: {line}"
 
 
-def test_no_file_lets_a_name_run_code() -> None:
+def test_no_file_lets_a_name_run_code_but_hydra_s_own_callback() -> None:
+    found = []
     for path in conf_dir().rglob("*.yaml"):
-        assert "_target_" not in path.read_text(encoding="utf-8")
+        found += [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if "_target_" in line]
         OmegaConf.load(path)
+    assert found == [f"_target_: {KeepSweepFolder.__module__}.{KeepSweepFolder.__name__}"]
 
 
 @pytest.mark.parametrize(("written", "meant"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("true", "on")])
