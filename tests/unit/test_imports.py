@@ -18,9 +18,10 @@ BRINGS_GPU = tuple(
     f"graphcore.graph.gpu.{name}" for name in ("kernel_decode", "kernel_entries", "product_inputs", "norm_fusion")
 )
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "graphcore."))
-WITH_RAY = ("graphcore.serving.ray_app",) + tuple(
-    f"graphcore.serving.replicas.{name}" for name in ("prefix_router", "ray_server", "replica_resources")
-)  # which is an extra
+WITH_RAY = (  # which is an extra
+    "graphcore.serving.ray_app",
+    *(f"graphcore.serving.replicas.{name}" for name in ("prefix_router", "ray_server", "replica_resources")),
+)
 WITHOUT_TRITON = """
 import importlib, sys
 
