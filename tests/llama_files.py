@@ -35,7 +35,7 @@ def write_gguf(
 
     Args:
         architecture: general.architecture.
-        stored: matrices that are written in other formats, by transformers' names; none of llama's q and k.
+        stored: matrices that are written in other formats, by transformers' names; llama's q and k in the file's order.
         keys: keys of the architecture, `__` for a dot, added to those of every file or put in place of them.
     """
     config, writer = model.config, gguf.GGUFWriter(path, architecture)

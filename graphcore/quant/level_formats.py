@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from graphcore.encodings import Planes
-from graphcore.quant.bit_fields import fp16, levels_of, pack_planes, planes, runs
+from graphcore.quant.bit_fields import field, fp16, levels_of, pack_planes, planes, runs
+from graphcore.quant.block_slices import decode_in_slices, slices_of_blocks
 from graphcore.quant.format import Format
 
 IQ1 = (-7, 1, 9, 0, -9, -1, 7, 0)  # 8 * (-1, 0, 1), and 1 more or, with the sign bit, 1 less; codes 3 and 7 are unused
@@ -69,35 +70,57 @@ class LevelFormat(Format):
 
     def _weights(self, found: LevelCodes) -> Tensor:
         scales = found.unit * found.scales.to(torch.float32).mul_(2).add_(1).mul_(self.unit)
-        levels = levels_of(self.levels, found.codes).unflatten(1, (scales.shape[1], -1))
+        levels = levels_of(self.levels, found.codes).view(len(scales), scales.shape[1], -1)
         return levels.mul_(scales.unsqueeze(2)).flatten(1)
 
     def planes_of(self, blocks: Tensor) -> list[Tensor | None]:
         """Return low codes, high codes, scales and supers of a GPU: [R, K, W] uint8 -> [R, K, bytes].
 
-        Scales are 2 * scale + 1; codes of three bits are laid out as q3_k's, with a scale for each 16 weights.
+        Scales are 2 * scale + 1; codes of three bits are laid out as q3_k's, with a scale for each 16 weights. Blocks
+        are looked up slice by slice: a look-up takes several bytes a weight meanwhile.
         """
-        found = self.level_codes(blocks.flatten(0, 1))
+        flat, places = blocks.flatten(0, 1), LEVEL_PLANES[self.bits].places
+        joined = flat.new_empty(len(flat), max(place[1] for place in places if place is not None))
+        for some in slices_of_blocks(len(flat), self.block_elements):
+            torch.cat(self._slice_planes(flat[some]), dim=1, out=joined[some])
+        rows = joined.view(*blocks.shape[:2], -1)
+        return [None if place is None else rows[..., place[0] : place[1]] for place in places]
+
+    def _slice_planes(self, blocks: Tensor) -> list[Tensor]:
+        """Return the planes that there are, in their order: [n, W] uint8 -> [n, bytes]."""
+        found = self.level_codes(blocks)
         scales, supers = found.scales * 2 + 1, found.unit.to(torch.float16).view(torch.uint8)
-        high: Tensor | None = None
-        if self.bits == 3:
-            low = pack_planes((found.codes & 3).view(-1, 2, 4, 32), bits=2).flatten(1)
-            high = pack_planes((found.codes >> 2).view(-1, 8, 32), bits=1)
-            scales = scales.repeat_interleave(16 // scales.shape[1], dim=1)
-        else:
-            low = pack_planes(found.codes.view(-1, 8, 2, 16), bits=4).flatten(1)
-        return [None if part is None else part.unflatten(0, blocks.shape[:2]) for part in (low, high, scales, supers)]
+        if self.bits == 4:
+            return [pack_planes(found.codes.view(-1, 8, 2, 16), bits=4).flatten(1), scales, supers]
+        low = pack_planes((found.codes & 3).view(-1, 2, 4, 32), bits=2).flatten(1)
+        high = pack_planes((found.codes >> 2).view(-1, 8, 32), bits=1)
+        return [low, high, scales.repeat_interleave(16 // scales.shape[1], dim=1), supers]
 
     def weights_of_planes(
         self, parts: Sequence[Tensor], scale: float, shape: Sequence[int], dtype: torch.dtype
     ) -> Tensor:
         """Return the dense tensor whose planes these are; the file's numbers of grid entries are not restored."""
-        low, high, scales, supers = (part.flatten(0, 1) for part in parts)
-        if self.bits == 3:
-            codes = planes(low.view(-1, 2, 32), bits=2).flatten(1) | planes(high, bits=1).flatten(1) << 2
-        else:
+        joined = torch.cat([part.flatten(0, 1) for part in parts], dim=1)
+        return decode_in_slices(joined, self._weights_of_joined, self.block_elements, dtype).view(tuple(shape))
+
+    def _weights_of_joined(self, blocks: Tensor) -> Tensor:
+        """Return weights from planes side by side: [n, bytes] uint8 -> [n, 256] float32."""
+        low, high, scales, supers = (
+            None if place is None else field(blocks, place[0], place[1] - place[0])
+            for place in LEVEL_PLANES[self.bits].places
+        )
+        assert low is not None, "both layouts have low codes, scales and supers"
+        assert scales is not None
+        assert supers is not None
+        if high is None:
             codes = planes(low.view(-1, 8, 16), bits=4).flatten(1)
-        return self._weights(LevelCodes(codes, scales >> 1, fp16(supers, 0))).to(dtype).view(tuple(shape))
+        else:
+            codes = planes(low.view(-1, 2, 32), bits=2).flatten(1) | planes(high, bits=1).flatten(1) << 2
+        return self._weights(LevelCodes(codes, scales >> 1, fp16(supers, 0)))
+
+    def blocks_of(self, parts: Sequence[Tensor]) -> Tensor:
+        """Fail: which grid entries a file had cannot be told from planes."""
+        raise NotImplementedError(f"{self.name}: planes are not turned into blocks again; see weights_of_planes")
 
 
 LEVEL_PLANES = {

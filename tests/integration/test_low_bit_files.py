@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import gguf
 import llama_files
 import pytest
 import torch
@@ -10,6 +11,10 @@ from packed_matrices import stored_matrix
 from torch import nn
 
 from graphcore import Engine
+from graphcore.config.compose import compose_settings
+from graphcore.engine.loading.open_model import open_model
+from graphcore.export.pack import Packer
+from graphcore.progress import ignore_progress
 
 LEVELS = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
 FILES = {
@@ -25,18 +30,20 @@ SHAPES = (
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]])
 
 
-def low_bit_file(path: Path, formats: Sequence[str], shape: dict[str, int], seed: int) -> tuple[nn.Module, Path]:
+def low_bit_file(
+    path: Path, formats: Sequence[str], shape: dict[str, int], seed: int, family: str = "qwen2"
+) -> tuple[nn.Module, Path]:
     """Write a file whose matrices are of these formats, one after another; return transformers' model, and its path."""
-    model = llama_files.build("qwen2", seed, num_hidden_layers=2, vocab_size=96, **shape)
-    weights = {
-        name: module.weight for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)
-    }
+    model = llama_files.build(family, seed, num_hidden_layers=2, vocab_size=96, **shape)
     stored = {}
-    for number, (name, weight) in enumerate(weights.items()):
-        matrix = stored_matrix(formats[number % len(formats)], *weight.shape, seed=seed + number)
-        stored[f"{name}.weight"] = matrix
-        weight.data = matrix.dense.clone()
-    return model, llama_files.write_gguf(path, model, "qwen2", stored)
+    layers = [one for one in model.named_modules() if isinstance(one[1], nn.Linear | nn.Embedding)]
+    for number, (name, module) in enumerate(layers):
+        matrix = stored_matrix(formats[number % len(formats)], *module.weight.shape, seed=seed + number)
+        stored[f"{name}.weight"], dense = matrix, matrix.dense.clone()
+        if family == "llama" and name.endswith(("q_proj", "k_proj")):  # whose rows the file has in another order
+            dense = dense.unflatten(0, (-1, shape["head_dim"] // 2, 2)).transpose(1, 2).flatten(0, 2)
+        module.weight.data = dense
+    return model, llama_files.write_gguf(path, model, family, stored)
 
 
 @pytest.mark.parametrize("graph", ["eager", "captured", pytest.param("compiled", marks=pytest.mark.thorough)])
@@ -81,3 +88,24 @@ def test_a_level_file_takes_no_more_memory_than_its_codes(name: str, tmp_path: P
         )
         bits = 8 * engine.plan.weight_nbytes / weights
     assert bits < (3.5 if name in LEVELS[:5] else 4.5)
+
+
+def test_rows_that_llama_cpp_has_put_into_another_order_are_put_back(tmp_path: Path) -> None:
+    model, path = low_bit_file(tmp_path / "model.gguf", FILES["iq2_xxs"], SHAPES[0], 5, "llama")
+    expected = model(input_ids=IDS, use_cache=False).logits
+    with Engine.load(path, dtype="fp32", device="cpu", overrides="quant.activations=float") as engine:
+        assert (engine.logits(IDS.tolist()) - expected).abs().max() < 2e-4 * expected.abs().max()
+
+
+def test_packing_keeps_the_bytes_that_are_stored(tmp_path: Path) -> None:
+    _, path = low_bit_file(tmp_path / "model.gguf", LEVELS, SHAPES[0], seed=9)
+    settings = compose_settings([f"model.checkpoint={path}"])
+    source = open_model(settings.model, 0, tmp_path / "cache", ignore_progress)
+    list(Packer(source, "stored").pack(tmp_path / "packed.gguf", ignore_progress))
+    before, after = (
+        {one.name: one for one in gguf.GGUFReader(one).tensors} for one in (path, tmp_path / "packed.gguf")
+    )
+    kinds = {one.tensor_type.name.lower() for one in after.values()}
+    assert set(LEVELS) <= kinds
+    for name, tensor in before.items():
+        assert (after[name].data == tensor.data).all(), name

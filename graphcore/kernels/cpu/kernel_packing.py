@@ -4,7 +4,7 @@ Legend: O rows (output features), I columns (input features), T tokens.
 
 Sixteen rows are interleaved, scales first, then codes (native/codes.h and native/formats.h show the layout;
 native/stored.h reads the file's blocks). Rows are padded to a multiple of sixteen; apart from that the size is about
-that in the file.
+that in the file, and more for formats of levels (quant/level_formats.py).
 
     rounding    x is                                  relative RMS error of x @ W.T
     float       float32                               1e-6 (float32 result), 4e-3 (bf16 result)

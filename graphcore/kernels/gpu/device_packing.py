@@ -3,8 +3,8 @@
 Legend: O rows (output features), I columns (input features), W bytes of a stored row.
 
 Products, unpacking and gathering are custom ops. This module implements them for the CPU with torch's operations, which
-restore the file's rows and unpack those. This is slow, but lets a table that is packed for a GPU stay in RAM. The GPU
-implementations are in kernels/gpu/packed/linear.py and to_dense.py.
+unpack what planes stand for (`Format.weights_of_planes`). This is slow, but lets a table that is packed for a GPU stay
+in RAM. The GPU implementations are in kernels/gpu/packed/linear.py and to_dense.py.
 """
 
 from dataclasses import dataclass
