@@ -1,4 +1,4 @@
-"""The server on Ray Serve: one address, and an engine in each of several processes, on one machine or many.
+"""The server as a Ray Serve application: one address, several engine replicas, on one machine or many.
 
     client -> Ray's proxy -> Ingress -- PrefixRouter --> Replica: the server's app and its engine
                                      \\-----------------> Replica ...
@@ -142,30 +142,30 @@ class Replica:
             raise self._served.failure
 
     async def answer(self, _: RoutingHint, request: ForwardedRequest) -> AsyncGenerator[Message, None]:
-        """Yield the ASGI messages of the answer to a request."""
+        """Run a request through the ASGI app and stream its response messages."""
         async for message in answer_messages(self._app, request, self._id):
             yield message
 
     async def whole_answer(self, _: RoutingHint, request: ForwardedRequest) -> list[Message]:
-        """Return the messages of an answer that is no stream."""
+        """Run a request through the ASGI app and return all response messages at once."""
         return [message async for message in answer_messages(self._app, request, self._id)]
 
     async def end_answers(self, _: RoutingHint) -> None:
-        """End all answers as they are."""
+        """Abort all running generations; each response ends with the tokens it has (finish_reason "length")."""
         self._served.cancel_all()
 
     def check_health(self) -> None:
-        """Raise the engine's failure, so that Ray starts the replica again."""
+        """Raise the engine's failure; Ray restarts a replica whose health check fails."""
         if self._served.failure is not None:
             raise self._served.failure
 
     def __del__(self) -> None:
-        """Free the engine; Ray calls this once the answers have ended."""
+        """Free the engine; Ray calls this after in-flight requests have finished."""
         self._served.close()
 
 
 class Ingress:
-    """Gives each request to a replica, and answers itself what is about all of them.
+    """Routes requests to replicas, and serves /health, /ping and /metrics for all of them.
 
     Args:
         replicas: handle of the replicas.
@@ -181,7 +181,7 @@ class Ingress:
         self._looking: asyncio.Task[None] | None = None
 
     async def __call__(self, request: Request) -> Response:
-        """Answer a request."""
+        """Handle an HTTP request."""
         request_id, path = request_id_of(request.headers.get("x-request-id")), request.scope["path"]
         try:
             body, hint = b"", RoutingHint()
@@ -198,7 +198,7 @@ class Ingress:
             return JSONResponse(error_body(path, request_id, error), error.status, error.headers)
 
     def _may_ask(self, request: Request) -> bool:
-        """Return whether a request may ask; a replica answers those that may not, before it reads their body."""
+        """Return whether key, Host, Origin and content type are accepted; a replica answers rejected requests."""
         try:
             self._guard.check(request)
         except RequestError:
@@ -206,7 +206,7 @@ class Ingress:
         return True
 
     async def drain(self) -> int:
-        """Take no more requests, let running ones end within task.grace or end as they are; return how many ended."""
+        """Reject new requests, wait task.grace seconds for running ones, abort the rest; return the number served."""
         self._is_draining = True
         await self._wait_until_idle(self._grace)
         if self._num_running:
@@ -227,14 +227,14 @@ class Ingress:
         return await (self._health() if path == "/health" else self._metrics(request))
 
     async def _health(self) -> Response:
-        """Return 200 if a replica takes requests, with the number of replicas in each of Ray's states."""
+        """Return 200 if a replica is running, with the number of replicas in each of Ray's states."""
         states = await self._replica_states()
         is_ready = bool(states.get("RUNNING")) and not self._is_draining
         state = "draining" if self._is_draining else "ready" if is_ready else "loading"
         return JSONResponse({"status": state, "replicas": states}, 200 if is_ready else 503)
 
     async def _replica_states(self) -> dict[str, int]:
-        """Return the number of replicas in each state, at most STATUS_SECONDS old if Ray says them in time."""
+        """Return the number of replicas in each state, cached for STATUS_SECONDS; the last known one if Ray is slow."""
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
         if not self._states:
@@ -251,7 +251,7 @@ class Ingress:
         self._looking = None
 
     async def _metrics(self, request: ForwardedRequest) -> Response:
-        """Return the metrics of all replicas, each with its id as a label; a refusal is passed on."""
+        """Return the metrics of all replicas with a label `replica`; an error response of one is returned as it is."""
         texts: dict[str, str] = {}
         try:
             call = self._replicas.broadcast("whole_answer", RoutingHint(), request)
@@ -266,7 +266,7 @@ class Ingress:
         return Response(merged_metrics(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _forward(self, hint: RoutingHint, request: ForwardedRequest) -> Response:
-        """Give a request to a replica, and to another one if that dies before it has sent anything, or cannot answer.
+        """Route a request; retry it on another replica if the first dies before sending anything, or returns 503.
 
         Raises:
             RequestError: the server is ending, no replica runs, or several have died.
@@ -304,7 +304,7 @@ class Ingress:
 
 
 async def _keys_of(body: bytes) -> tuple[bytes, ...]:
-    """Return the keys of a body; streams go on meanwhile if it is large."""
+    """Return the prefix keys of a request body, computed in a thread if the body is large."""
     return prefix_keys(body) if len(body) < LARGE_BODY else await asyncio.to_thread(prefix_keys, body)
 
 
@@ -316,14 +316,14 @@ def _replica_states() -> dict[str, int]:
 
 
 def _whole_response(start: Message, pieces: Sequence[Message]) -> Response:
-    """Return the answer that ASGI messages are."""
+    """Return the Starlette response that ASGI messages describe."""
     body = b"".join(piece.get("body", b"") for piece in pieces)
     headers = {name.decode(): value.decode() for name, value in start["headers"]}
     return Response(body, start["status"], headers)
 
 
 class ForwardedAnswer(Response):
-    """A replica's answer, passed on message by message.
+    """A replica's response, streamed to the client message by message.
 
     Args:
         messages: the ASGI messages of the answer.
@@ -336,11 +336,11 @@ class ForwardedAnswer(Response):
         self._first: list[Message] = []
 
     def cancel(self) -> None:
-        """End the call: nobody reads the answer."""
+        """Cancel the call to the replica."""
         self._messages.cancel()
 
     async def begin(self) -> Message:
-        """Wait for the head of the answer and the first piece of its body; return the head.
+        """Wait for the response's start and its first body chunk; return the start.
 
         Raises:
             RayActorError: the replica has died.
@@ -355,7 +355,7 @@ class ForwardedAnswer(Response):
             raise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer; if the replica dies meanwhile, a stream ends with an error event."""
+        """Send the response; if the replica dies meanwhile, an SSE stream ends with an error event."""
         try:
             for message in self._first:
                 await send(message)

@@ -22,7 +22,7 @@ class Iq1MFormat(LevelFormat):
     grid = "IQ1_S"
 
     def level_codes(self, blocks: Tensor) -> LevelCodes:
-        """Return the codes of the file's blocks: [N, 56] uint8."""
+        """Look up the level codes, scales and d of file blocks: [N, 56] uint8."""
         high = runs(field(blocks, 32, 16), bits=4)  # [N, 32]
         entries = field(blocks, 0, 32).to(torch.int32) | (high & 7).to(torch.int32) << 8
         signs = (high >> 3).repeat_interleave(8, dim=1)

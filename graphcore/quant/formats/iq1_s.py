@@ -21,7 +21,7 @@ class Iq1SFormat(LevelFormat):
     grid = "IQ1_S"
 
     def level_codes(self, blocks: Tensor) -> LevelCodes:
-        """Return the codes of the file's blocks: [N, 50] uint8."""
+        """Look up the level codes, scales and d of file blocks: [N, 50] uint8."""
         words = int16s(blocks, 34, 8)
         entries = field(blocks, 2, 32).to(torch.int32) | shifted(words, (0, 3, 6, 9), 7) << 8
         signs = (words >> 15).to(torch.uint8).repeat_interleave(32, dim=1)

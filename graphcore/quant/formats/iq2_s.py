@@ -23,7 +23,7 @@ class Iq2SFormat(LevelFormat):
     grid = "IQ2_S"
 
     def level_codes(self, blocks: Tensor) -> LevelCodes:
-        """Return the codes of the file's blocks: [N, 82] uint8."""
+        """Look up the level codes, scales and d of file blocks: [N, 82] uint8."""
         high = runs(field(blocks, 66, 8), bits=2).to(torch.int32)
         entries = field(blocks, 2, 32).to(torch.int32) | high << 8
         codes = magnitudes(self.grid, entries) | runs(field(blocks, 34, 32), bits=1) << 2

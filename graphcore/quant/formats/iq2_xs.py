@@ -21,7 +21,7 @@ class Iq2XsFormat(LevelFormat):
     grid = "IQ2_XS"
 
     def level_codes(self, blocks: Tensor) -> LevelCodes:
-        """Return the codes of the file's blocks: [N, 74] uint8."""
+        """Look up the level codes, scales and d of file blocks: [N, 74] uint8."""
         words = int16s(blocks, 2, 32)
         codes = magnitudes(self.grid, words & 511) | even_signs(words >> 9) << 2
         return LevelCodes(codes, runs(field(blocks, 66, 8), bits=4), fp16(blocks, 0))

@@ -31,7 +31,7 @@ class Iq2XxsFormat(LevelFormat):
     grid = "IQ2_XXS"
 
     def level_codes(self, blocks: Tensor) -> LevelCodes:
-        """Return the codes of the file's blocks: [N, 66] uint8."""
+        """Look up the level codes, scales and d of file blocks: [N, 66] uint8."""
         words = int32s(blocks, 2, 16).view(-1, 8, 2)
         entries = shifted(words[..., 0], (0, 8, 16, 24), 255)  # [N, 32]
         signs = even_signs(shifted(words[..., 1], (0, 7, 14, 21), 127))

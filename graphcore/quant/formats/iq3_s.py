@@ -24,7 +24,7 @@ class Iq3SFormat(LevelFormat):
     grid = "IQ3_S"
 
     def level_codes(self, blocks: Tensor) -> LevelCodes:
-        """Return the codes of the file's blocks: [N, 110] uint8."""
+        """Look up the level codes, scales and d of file blocks: [N, 110] uint8."""
         high = runs(field(blocks, 66, 8), bits=1).to(torch.int32)
         entries = field(blocks, 2, 64).to(torch.int32) | high << 8
         codes = magnitudes(self.grid, entries) | runs(field(blocks, 74, 32), bits=1) << 3

@@ -32,7 +32,7 @@ class Iq3XxsFormat(LevelFormat):
     grid = "IQ3_XXS"
 
     def level_codes(self, blocks: Tensor) -> LevelCodes:
-        """Return the codes of the file's blocks: [N, 98] uint8."""
+        """Look up the level codes, scales and d of file blocks: [N, 98] uint8."""
         words = int32s(blocks, 66, 8)
         signs = even_signs(shifted(words, (0, 7, 14, 21), 127))
         codes = magnitudes(self.grid, field(blocks, 2, 64)) | signs << 3

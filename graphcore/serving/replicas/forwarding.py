@@ -1,4 +1,4 @@
-"""An HTTP request on its way to a replica in another process, and the messages of its answer on their way back."""
+"""Forwarding of an HTTP request to a replica in another process, and of its ASGI response messages back."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, MutableMapping, Sequence
@@ -15,7 +15,7 @@ Message = MutableMapping[str, Any]
 
 @dataclass(frozen=True)
 class ForwardedRequest:
-    """A request as plain data.
+    """An HTTP request as plain, picklable data.
 
     Attributes:
         scope: what ASGI says of it, besides its headers.
@@ -29,14 +29,14 @@ class ForwardedRequest:
 
     @classmethod
     def of(cls, request: Request, body: bytes, request_id: str) -> "ForwardedRequest":
-        """Return a request with its body, under an id that both processes' logs have."""
+        """Return a request with its body and the request id that both processes log."""
         headers = [(name, value) for name, value in request.scope["headers"] if name != b"x-request-id"]
         headers.append((b"x-request-id", request_id.encode()))
         return cls({key: request.scope[key] for key in KEPT if key in request.scope}, headers, body)
 
 
 async def answer_messages(app: ASGIApp, request: ForwardedRequest, replica: str) -> AsyncGenerator[Message, None]:
-    """Yield the messages of an application's answer; if the generator is closed before, the client has left.
+    """Run an ASGI app and yield its response messages; closing the generator early means a client disconnect.
 
     Args:
         replica: id of this process, for the header of the answer.

@@ -1,4 +1,4 @@
-"""Keys of a request's beginnings, by which requests that begin alike reach the replica that has computed them.
+"""Prefix hashes of a request, by which requests that share a prefix reach the replica that has it cached.
 
     tools, system   user 1   answer 1   user 2 ...
     [-------------- key 1][- key 2 ---][- key 3]     each hashes all text before it
@@ -19,7 +19,7 @@ MOST_KEYS = 512
 
 
 def prefix_keys(body: bytes) -> tuple[bytes, ...]:
-    """Return the keys of a request's body, shortest beginning first; none if it is no request for an answer.
+    """Return the prefix hashes of a request body, shortest prefix first; none if it is not a generation request.
 
     Args:
         body: JSON of a chat, a completion, a response or a message; anything else is taken, too.
@@ -38,7 +38,7 @@ def prefix_keys(body: bytes) -> tuple[bytes, ...]:
 
 
 def _pieces(request: dict[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Yield the text that the model reads, in its order, in pieces, and whether there is a key after each."""
+    """Yield the prompt's text in pieces, in the model's order, and whether a prefix ends after each."""
     first = [request.get(name) for name in ("tools", "system", "instructions")]
     yield from _blocks(json.dumps(first), ends=False)
     for name in ("messages", "input", "prompt"):
@@ -50,7 +50,7 @@ def _pieces(request: dict[str, Any]) -> Iterator[tuple[str, bool]]:
 
 
 def _blocks(text: str, ends: bool) -> Iterator[tuple[str, bool]]:
-    """Yield a text in blocks; after a whole one there is a key, and after the last one if `ends`."""
+    """Yield a text in blocks; a prefix ends after each full block, and after the last block if `ends`."""
     for start in range(0, len(text), BLOCK_CHARS):
         block = text[start : start + BLOCK_CHARS]
         is_last = start + BLOCK_CHARS >= len(text)

@@ -1,4 +1,4 @@
-"""Ray Serve's request router with the order of a `PrefixTable`; Ray skips replicas that are full or gone."""
+"""Prefix-aware request router for Ray Serve; Ray skips replicas that are full or dead."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the replicas in the order in which they are tried."""
+        """Return the replicas in order of preference, one per rank."""
         by_id = {one.replica_id.unique_id: one for one in candidate_replicas}
         if pending_request is None:
             return [[by_id[one]] for one in self._table.order(RoutingHint(), list(by_id))]
@@ -26,15 +26,15 @@ class PrefixRouter(RequestRouter):
         return [[by_id[one]] for one in self._table.order(pending_request.args[0], list(by_id), request)]
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
-        """Note that a request was sent; Ray calls `on_request_completed` for each."""
+        """Count a request that was sent; Ray calls `on_request_completed` once for each."""
         super().on_send_request(replica_id)
         self._table.note_sent(replica_id.unique_id)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Note where a request runs."""
+        """Record which replica accepted a request."""
         request = pending_request.metadata.internal_request_id
         self._table.note_taken(pending_request.args[0], replica_id.unique_id, request)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Note that a request has ended."""
+        """Stop counting a request."""
         self._table.note_end(replica_id.unique_id)

@@ -1,4 +1,4 @@
-"""Which replica a request goes to: the one that has computed its beginning, unless that is busy."""
+"""Prefix-aware choice of a replica: the one that has the request's prefix cached, unless it is busy."""
 
 import time
 from collections import Counter, OrderedDict
@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 CHOSEN_SECONDS = 1.0  # for which a replica is counted as chosen, if the request is not taken meanwhile
-MOST_KEYS = 200_000  # beginnings that are remembered, about 20 MB
+MOST_KEYS = 200_000  # prefixes that are remembered, about 20 MB
 
 
 @dataclass(frozen=True)
 class RoutingHint:
-    """Where a call may go: the first argument of every method of a replica.
+    """Routing information of a call: the first argument of every method of a replica.
 
     Attributes:
-        keys: keys of the request's beginnings, shortest first (prefix_keys.py).
+        keys: prefix hashes of the request, shortest prefix first (prefix_keys.py).
         excluded: ids of replicas that are only taken if there is no other.
-        is_pinned: True if the call goes to the replica with its beginning even if that is busy.
+        is_pinned: True if the call goes to the replica that has the prefix even if that is busy.
     """
 
     keys: Sequence[bytes] = ()
@@ -26,7 +26,7 @@ class RoutingHint:
 
 @dataclass
 class PrefixTable:
-    """Which replica had a beginning last, and how many requests run on each.
+    """Which replica last computed a prefix, and how many requests are in flight on each.
 
     Attributes:
         slack: requests that a replica may have more than the least busy one before it counts as busy.
@@ -41,7 +41,7 @@ class PrefixTable:
     _routed: Counter[str] = field(default_factory=Counter)
 
     def order(self, hint: RoutingHint, replicas: Sequence[str], request: str = "") -> list[str]:
-        """Return the ids of replicas, best first: the holder of the longest beginning, and then the least busy.
+        """Return replica ids, best first: the one with the longest matching prefix, then by load.
 
         Args:
             request: id of the request, which counts for the first replica until it is sent; "" for none.
@@ -61,18 +61,18 @@ class PrefixTable:
         return [holder, *(one for one in by_load if one != holder)]
 
     def _loads(self, replicas: Sequence[str]) -> dict[str, int]:
-        """Return the requests of each replica: those that run, and those that were just given to it."""
+        """Return the load of each replica: requests in flight, and those chosen for it but not sent yet."""
         oldest = self.clock() - CHOSEN_SECONDS
         self._chosen = {request: one for request, one in self._chosen.items() if one[1] > oldest}
         waiting = Counter(replica for replica, _ in self._chosen.values())
         return {one: self._running[one] + waiting[one] for one in replicas}
 
     def note_sent(self, replica: str) -> None:
-        """Note that a request was sent to a replica, which may still refuse it."""
+        """Count a request that was sent to a replica, which may still reject it."""
         self._running[replica] += 1
 
     def note_taken(self, hint: RoutingHint, replica: str, request: str = "") -> None:
-        """Note that a replica has taken a request, and has its beginnings from now on."""
+        """Record that a replica has accepted a request, and will have its prefixes cached."""
         self._chosen.pop(request, None)
         self._routed[replica] += 1
         for key in hint.keys:
@@ -82,5 +82,5 @@ class PrefixTable:
             self._holders.popitem(last=False)
 
     def note_end(self, replica: str) -> None:
-        """Note that a request that was sent has ended, however it did."""
+        """Stop counting a request that was sent, whether it succeeded, failed or was rejected."""
         self._running[replica] = max(0, self._running[replica] - 1)

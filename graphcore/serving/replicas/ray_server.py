@@ -40,7 +40,7 @@ Handlers = Mapping[signal.Signals, Any]
 
 @dataclass(frozen=True)
 class ReplicasRun:
-    """What has run.
+    """The outcome of a server run.
 
     Attributes:
         num_answered: requests that were answered.
@@ -54,7 +54,7 @@ class ReplicasRun:
 def serve_replicas(
     settings: Settings, task: ServeSettings, on_start: Callable[[ServeSettings, str], None]
 ) -> ReplicasRun:
-    """Serve a model from several processes until a signal ends it.
+    """Serve a model with several replicas until SIGINT, SIGTERM or SIGHUP.
 
     Args:
         settings, task: checked settings.
@@ -88,7 +88,7 @@ def serve_replicas(
 
 
 def deployed(settings: Settings, task: ServeSettings, resources: Mapping[str, float]) -> DeploymentHandle[Any]:
-    """Start Ray Serve and the application, and return the handle of its ingress when requests are taken.
+    """Start Ray Serve, deploy the application, wait until it is running, and return a handle of its ingress.
 
     Raises:
         ConfigError: a replica cannot be loaded.
@@ -105,7 +105,7 @@ def deployed(settings: Settings, task: ServeSettings, resources: Mapping[str, fl
 
 
 def drained(handle: DeploymentHandle[Any], task: ServeSettings) -> int:
-    """Let running answers end, and return the number of all answers; 0 if the ingress does not say it."""
+    """Drain the ingress, and return the number of requests served; 0 if the ingress does not respond."""
     try:
         found: int = handle.drain.remote().result(timeout_s=task.grace + 2 * SPARE_SECONDS)
     except (TimeoutError, RayError, RayServeException) as error:
@@ -115,7 +115,7 @@ def drained(handle: DeploymentHandle[Any], task: ServeSettings) -> int:
 
 
 def refuse_running_serve() -> None:
-    """Check that Ray Serve does not run on the cluster: its address would be another's, and so might its clients.
+    """Check that no Ray Serve instance runs on the cluster: its HTTP host and port could not be changed.
 
     Raises:
         ConfigError: it runs.
@@ -201,7 +201,7 @@ def refuse_too_many(resources: Mapping[str, float], replicas: int) -> None:
 
 
 def words_of(resources: Mapping[str, float], task: ServeSettings) -> str:
-    """Return the replicas and what each of them needs, in words."""
+    """Return a description of the replicas and the resources of each."""
     most = task.max_replicas or task.replicas
     number = f"{task.replicas} replicas" if most == task.replicas else f"{task.replicas} to {most} replicas"
     gpu = " and a GPU" if resources["num_gpus"] else ""

@@ -16,7 +16,7 @@ def merged_metrics(texts: Mapping[str, str]) -> bytes:
 
 
 class _Merged(CollectorRegistry):
-    """The metrics of texts; Prometheus wants the samples of one name together."""
+    """Metrics parsed from several pages and merged by name, as Prometheus's text format requires."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         super().__init__()

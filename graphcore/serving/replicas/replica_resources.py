@@ -1,4 +1,4 @@
-"""What a replica needs of its machine, by its plan: Ray starts it only where that is free."""
+"""Resources that a replica requests from Ray (CPUs, memory, GPUs), from its memory plan."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,7 +32,7 @@ def replica_settings(settings: Settings, shares: int | None) -> Settings:
 
 
 def replica_resources(settings: Settings) -> Mapping[str, float]:
-    """Return num_cpus, memory in bytes and num_gpus of a replica.
+    """Return the Ray resources of a replica: num_cpus, memory in bytes, num_gpus.
 
     The plan is made by a task of the cluster, with a GPU if replicas have one: this process may run elsewhere.
 
@@ -49,7 +49,7 @@ def replica_resources(settings: Settings) -> Mapping[str, float]:
 
 
 def planned_resources(settings: Settings) -> Mapping[str, float]:
-    """Return the threads of a replica as num_cpus, and the bytes of RAM that its plan says as memory."""
+    """Return num_cpus (threads) and memory (planned bytes of RAM) of a replica, planned on this machine."""
     from graphcore.device import use_threads
     from graphcore.engine.loading.load_model import loader_of
     from graphcore.engine.loading.plan_run import plan_run, ram_of

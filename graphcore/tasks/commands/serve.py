@@ -61,7 +61,7 @@ def serve_here(context: Context, settings: ServeSettings) -> Record:
 
 
 def serve_on_ray(context: Context, task: ServeSettings) -> Record:
-    """Serve from several processes until a signal ends it.
+    """Serve with several replicas on Ray Serve until a signal ends it.
 
     Raises:
         ConfigError: Ray is not installed.
