@@ -250,4 +250,5 @@ def test_a_signal_lets_answers_end(cluster: Cluster) -> None:
     record = json.loads((cluster.folder / "run" / "result.json").read_text())
     assert (record["status"], record["replica_resources"]["num_cpus"]) == ("ok", 1)
     assert record["num_requests"] > NUM_REQUESTS
-    assert "Traceback" not in "".join(cluster.lines)
+    ours = [line for line in cluster.lines if not line.startswith("(ProxyActor")]  # Ray's proxy logs clients that leave
+    assert "Traceback" not in "".join(ours)
