@@ -68,8 +68,8 @@ def compare(
     for checkpoint in ("random:", *checkpoints):
         bench.fit(model, checkpoint, ("off",), tokens=context, copies=copies, is_all_dense=True)
     with ExitStack() as stack:
-        peers = [stack.enter_context(process(bench, name, model, context)) for name in names]
-        ready = [peer.answer() for peer in peers]  # all of them have compiled by then
+        started = [stack.enter_context(process(bench, name, model, context)) for name in names]
+        peers, ready, died = compiled(started)
         for peer in peers:
             peer.run(sizes.prompt, sizes.new)
         for checkpoint in checkpoints:
@@ -80,6 +80,21 @@ def compare(
             bench.log.add(rows)
             for peer, said, rates in zip(peers, ready, theirs, strict=True):
                 peer_rows(bench, name, peer.title, said, ours, rates)
+    if died:
+        raise RuntimeError("; ".join(died))
+
+
+def compiled(started: Sequence[Process]) -> tuple[list[Process], list[Answer], list[str]]:
+    """Wait until all peers have compiled; return those that did, what they said, and what is wrong with the others."""
+    peers, ready, died = [], [], []
+    for peer in started:
+        try:
+            ready.append(peer.answer())
+        except RuntimeError as error:
+            died.append(str(error))
+        else:
+            peers.append(peer)
+    return peers, ready, died
 
 
 def peer_rows(

@@ -1,0 +1,38 @@
+"""GGUF files whose matrices have one to three bits a weight, and others beside them, as llama.cpp mixes them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import llama_files
+import torch
+from packed_matrices import stored_matrix
+from torch import nn
+
+LEVELS = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
+FILES = {
+    "iq2_xxs": ("iq2_xxs", "q2_k", "iq2_xxs", "q4_k", "iq2_xxs", "q6_k", "iq4_nl"),  # as llama.cpp mixes them
+    "iq3": ("iq3_s", "iq3_xxs", "q4_k", "iq3_s", "q5_k"),
+    "iq1": ("iq1_s", "iq1_m", "q2_k", "iq2_xxs", "q5_k"),
+    "iq2": ("iq2_xs", "iq2_s", "q4_k", "iq3_s", "iq4_xs"),
+}
+SHAPES = (
+    {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64},
+    {"hidden_size": 512, "intermediate_size": 768, "head_dim": 128},
+)
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]])
+
+
+def low_bit_file(
+    path: Path, formats: Sequence[str], shape: dict[str, int], seed: int, family: str = "qwen2"
+) -> tuple[nn.Module, Path]:
+    """Write a file whose matrices are of these formats, one after another; return transformers' model, and its path."""
+    model = llama_files.build(family, seed, num_hidden_layers=2, vocab_size=96, **shape)
+    stored = {}
+    layers = [one for one in model.named_modules() if isinstance(one[1], nn.Linear | nn.Embedding)]
+    for number, (name, module) in enumerate(layers):
+        matrix = stored_matrix(formats[number % len(formats)], *module.weight.shape, seed=seed + number)
+        stored[f"{name}.weight"], dense = matrix, matrix.dense.clone()
+        if family == "llama" and name.endswith(("q_proj", "k_proj")):  # whose rows the file has in another order
+            dense = dense.unflatten(0, (-1, shape["head_dim"] // 2, 2)).transpose(1, 2).flatten(0, 2)
+        module.weight.data = dense
+    return model, llama_files.write_gguf(path, model, family, stored)
