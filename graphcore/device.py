@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import gc
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,6 +136,17 @@ def return_freed_memory() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def collect_garbage(device: torch.device) -> None:
+    """Free tensors that only cycles of objects still refer to, and return a GPU's unused memory to the driver.
+
+    Programs and tables refer to each other, so a closed model is freed by Python's garbage collector alone, which may
+    run much later: another model would be refused for want of memory.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def return_blocks_when_freed() -> None:

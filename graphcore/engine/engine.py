@@ -427,7 +427,7 @@ class Engine:
                 here._on_progress(stage, group, done, total)
 
         batching = batching_of(runner, self.settings.cache_folder / "swapped")
-        return RequestQueue(batching, limits.max_waiting, runner.enter_thread, report, self.loaded.check_usable)
+        return RequestQueue(batching, limits.max_waiting, self.loaded.enter_thread, report, self.loaded.check_usable)
 
     def chat_ids(
         self,

@@ -117,6 +117,12 @@ class WeightStream:
             source.check_unchanged()
             source.read_into(shared_pages(source.alignment), 0, source.alignment)
 
+    def without_weights(self) -> "WeightStream":
+        """Return the record of a closed stream, which refers to no weights and no slots."""
+        return WeightStream(
+            Resident(), self.timeline, MovingWeights(self.moving.plan), host_nbytes=self.host_nbytes, note=self.note
+        )
+
     def close(self) -> None:
         """Stop the threads and copies, unlock memory and close the files, even if one of these fails."""
         with ExitStack() as closing:  # runs in reverse order

@@ -53,20 +53,34 @@ def least_free() -> Iterator[list[int]]:
         thread.join()
 
 
+SHAPE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 12, "vocab_size": 32000}
+LARGE = ("model=llama3", *(f"++model.random_config.{key}={value}" for key, value in SHAPE.items()))
+
+
+@pytest.mark.parametrize("policy", ["on", "off"])
+def test_a_closed_engine_returns_its_memory_to_the_driver(policy: str, load_on) -> None:
+    """Large enough for a second model to be refused if the first one's weights were still there."""
+    load_on(Path("random:bf16"), *LARGE, dtype="bf16", streaming=policy).close()  # kernels and libraries stay
+    before = torch.cuda.mem_get_info()[0]
+    engine = load_on(Path("random:bf16"), *LARGE, dtype="bf16", streaming=policy)
+    engine.generate([[1, 2, 3]], max_new_tokens=8, ignore_eos=True)
+    assert before - torch.cuda.mem_get_info()[0] > 100 << 20
+    engine.close()
+    assert before - torch.cuda.mem_get_info()[0] < 64 << 20  # a graph's executables and an allocator's rounding
+
+
 @pytest.mark.parametrize("policy", ["on", "auto"])
 def test_free_memory_drops_by_no_more_than_the_budget(policy: str, load_on) -> None:
     """Large enough that a graph's pool, a kernel's code or an allocator's rounding would be seen."""
-    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 12, "vocab_size": 32000}
-    settings = [f"++model.random_config.{key}={value}" for key, value in shape.items()]
     budget = 1 << 30
-    warm = load_on(Path("random:bf16"), "model=llama3", *settings, "model.num_hidden_layers=1", dtype="bf16")
+    warm = load_on(Path("random:bf16"), *LARGE, "model.num_hidden_layers=1", dtype="bf16")
     warm.generate([[1, 2, 3]], max_new_tokens=8)  # what CUDA takes for kernels and libraries is there from now on
     warm.close()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info()[0]
     with least_free() as least:
-        more = ("model=llama3", *settings, f"streaming.memory_budget={budget}", "prefill_chunk=128")
+        more = (*LARGE, f"streaming.memory_budget={budget}", "prefill_chunk=128")
         engine = load_on(Path("random:bf16"), *more, dtype="bf16", streaming=policy)
         engine.generate([list(range(1, 200))], max_new_tokens=40, ignore_eos=True)
     assert engine.plan.is_streaming

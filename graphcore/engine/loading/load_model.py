@@ -10,7 +10,7 @@ import torch
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.config.settings import ModelSettings, Settings
-from graphcore.device import resolve_device, return_blocks_when_freed, return_freed_memory, use_threads
+from graphcore.device import collect_garbage, resolve_device, return_blocks_when_freed, return_freed_memory, use_threads
 from graphcore.engine.loading.decoder_loader import DecoderLoader
 from graphcore.engine.loading.model_loader import M, ModelLoader, P
 from graphcore.engine.loading.plan_run import plan_run
@@ -24,6 +24,8 @@ from graphcore.progress import Progress
 from graphcore.streaming.weight_stream import WeightStream
 from graphcore.weights.loader import Loader
 from graphcore.weights.plan import Plan, Tier
+
+COLLECTED_NBYTES = 64 << 20  # of a model whose memory is collected at once: a collection takes a tenth of a second
 
 
 @dataclass
@@ -78,6 +80,11 @@ class LoadedModel:
             **({} if hit_rate is None else {"expert_hit_rate": hit_rate}),
         }
 
+    def enter_thread(self) -> None:
+        """Prepare the calling thread for the runner's programs."""
+        assert self.runner is not None, "a queue that is not closed has a runner"
+        self.runner.enter_thread()
+
     def check_usable(self) -> None:
         """Check, after a pass that failed, that another one can run: the device answers, and weights can be read.
 
@@ -95,7 +102,10 @@ class LoadedModel:
         if self.runner is not None:
             self.runner.release()
             self.weight_stream.close()
+            self.weight_stream = self.weight_stream.without_weights()
         self.runner = None
+        if self.plan.total_nbytes >= COLLECTED_NBYTES:
+            collect_garbage(self.runtime.device)
 
 
 Check = Callable[[PromptEncoder], None]
