@@ -175,6 +175,23 @@ def attend_splits(
     )  # fmt: skip
 
 
+def warps_and_stages(dtype: torch.dtype, width: int, rows: int, is_coded: bool) -> tuple[int, int]:
+    """Return a program's warps and pipeline stages.
+
+    Of tiles of 16 rows and 128 features, two warps are the fastest at all lengths (docs/lab/gpu_attention.md); wider
+    and narrower tiles, and codes, would spill registers with them. Triton gives every load that waits for another, as
+    keys wait for their page, half of the stages.
+
+    Args:
+        width: features of a head, padded.
+        rows: heads of a kv head, padded.
+        is_coded: True if keys or values are kept in another format than the compute dtype's.
+    """
+    if dtype == torch.float32:
+        return 8, 2  # it would spill with more
+    return (2 if (width, rows) == (128, 16) and not is_coded else 4), 5
+
+
 def table_sizes(table: Tensor) -> tuple[int, int]:
     """Return a table's row stride and row length, in entries."""
     return table.stride(0), table.shape[1]
@@ -261,15 +278,15 @@ def launch_attend_token(
             arrivals = torch.zeros(batch * kv_heads, dtype=torch.int32, device=query.device)
         assert arrivals.numel() >= batch * kv_heads, f"{arrivals.numel()} arrivals for {batch} x {kv_heads} kv heads"
     heads_width = triton.next_power_of_2(group)
-    # Triton gives every load that waits for another, as keys wait for their page, half of the stages.
-    warps, stages = (8, 2) if query.dtype == torch.float32 else (4, 5)  # float32 would spill with more
+    rows = max(16, heads_width)
+    warps, stages = warps_and_stages(query.dtype, width, rows, max(kinds) > 0)
     attend_splits[(batch * kv_heads * most,)](
         query, key, value, k_cache, v_cache, table, starts, counts, sinks, rope, norms.q_weight, norms.k_weight, out,
         parts, states, arrivals if most > 1 else None, query.stride(0), query.stride(2),
         *(one.stride(axis) for one in new for axis in (0, 2)), norms.eps,
         *strides_of(k_cache), *strides_of(v_cache), *table_sizes(table), window, scale, cap,
         batch, kv_heads, few, most, WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width,
-        ROWS=max(16, heads_width), ALL_ROWS=triton.next_power_of_2(batch), HEAD_DIM=head_dim, WIDTH=width, TILE=tile,
+        ROWS=rows, ALL_ROWS=triton.next_power_of_2(batch), HEAD_DIM=head_dim, WIDTH=width, TILE=tile,
         PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
         ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         maxnreg=REGISTERS // (limits.SPLIT_PROGRAMS * 32 * warps), K_KIND=kinds[0], V_KIND=kinds[1],

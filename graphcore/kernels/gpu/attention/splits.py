@@ -18,7 +18,7 @@ import triton.language as tl
 from graphcore.kernels import limits
 
 TILE_NBYTES = 1 << 14  # bytes of keys that a program reads at once, and as many of values: 64 keys of 128 in 16 bits
-ALONE_TILES = 6  # most tiles of a sequence that one split takes alone: adding up splits takes as long as walking more
+ALONE_TILES = 2  # most tiles of a sequence that one split takes alone: adding up splits takes as long as walking more
 MOST_SHARE = tl.constexpr(32)  # tiles: preparing and adding up take as long as one to four of them
 ABSENT_PROCESSORS = 132  # multiprocessors to assume without a GPU: those of an H100 or H200
 
