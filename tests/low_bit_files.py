@@ -1,9 +1,14 @@
-"""GGUF files whose matrices have one to three bits a weight, and others beside them, as llama.cpp mixes them."""
+"""GGUF files whose matrices have one to three bits a weight, and others beside them, as llama.cpp mixes them.
+
+Of a mixture the experts alone are of such a format.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import gguf
 import llama_files
+import qwen_moe_files
 import torch
 from packed_matrices import stored_matrix
 from torch import nn
@@ -36,3 +41,17 @@ def low_bit_file(
             dense = dense.unflatten(0, (-1, shape["head_dim"] // 2, 2)).transpose(1, 2).flatten(0, 2)
         module.weight.data = dense
     return model, llama_files.write_gguf(path, model, family, stored)
+
+
+def low_bit_mixture(path: Path, format_name: str, is_fused: bool) -> nn.Module:
+    """Write a mixture whose experts are of a format, gate and up together or apart; return transformers' model."""
+    model = qwen_moe_files.build(hidden_size=256, moe_intermediate_size=256, num_hidden_layers=2)
+    stored = {}
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            experts, rows, columns = parameter.shape
+            matrix = stored_matrix(format_name, experts * rows, columns, seed=len(stored))
+            parameter.copy_(matrix.dense.view(parameter.shape))
+            stored[name] = matrix.rows.view(experts, rows, -1).numpy()
+    qwen_moe_files.write_gguf(path, model, gguf.GGMLQuantizationType[format_name.upper()], is_fused, stored)
+    return model

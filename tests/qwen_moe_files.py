@@ -6,6 +6,7 @@ gguf         experts of a projection together, or gate and up fused; float32 or 
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -45,8 +46,19 @@ def save(folder: Path, model: nn.Module, is_fused: bool) -> None:
     (folder / "config.json").write_text(json.dumps(model.config.to_dict()))
 
 
-def write_gguf(path: Path, model: nn.Module, encoding: gguf.GGMLQuantizationType | None, is_fused: bool) -> Path:
-    """Write the keys and names that llama.cpp's converter writes; experts and their norms as it lays them out."""
+def write_gguf(
+    path: Path,
+    model: nn.Module,
+    encoding: gguf.GGMLQuantizationType | None,
+    is_fused: bool,
+    stored: Mapping[str, np.ndarray] | None = None,
+) -> Path:
+    """Write the keys and names that llama.cpp's converter writes; experts and their norms as it lays them out.
+
+    Args:
+        encoding: of all experts; None for float32.
+        stored: experts' bytes by their names in the model, [X, O, bytes], if gguf-py cannot make them.
+    """
     config, state = model.config, model.state_dict()
     writer = gguf.GGUFWriter(path, "qwen3moe")
     writer.add_block_count(config.num_hidden_layers)
@@ -66,12 +78,13 @@ def write_gguf(path: Path, model: nn.Module, encoding: gguf.GGMLQuantizationType
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3MOE, config.num_hidden_layers)
     for name, tensor in state.items():
         before, _, part = name.rpartition(".")
+        values = (stored or {}).get(name, tensor.numpy())
         if part == "gate_up_proj" and not is_fused:
-            for leaf, rows in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=1), strict=True):
-                add(writer, f"{table.get_name(f'{before}.{leaf}')}.weight", rows.numpy(), encoding)
+            for leaf, rows in zip(("gate_proj", "up_proj"), np.split(values, 2, axis=1), strict=True):
+                add(writer, f"{table.get_name(f'{before}.{leaf}')}.weight", rows, encoding)
         elif part in ("gate_up_proj", "down_proj"):
-            stored = f"{table.get_name(f'{before}.down_proj')}.weight"
-            add(writer, stored.replace("down", "gate_up") if "gate" in part else stored, tensor.numpy(), encoding)
+            down = f"{table.get_name(f'{before}.down_proj')}.weight"
+            add(writer, down.replace("down", "gate_up") if "gate" in part else down, values, encoding)
         else:
             add(writer, f"{table.get_name(before)}.weight", tensor.numpy(), None)
     writer.write_header_to_file()
@@ -83,8 +96,8 @@ def write_gguf(path: Path, model: nn.Module, encoding: gguf.GGMLQuantizationType
 
 def add(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray, encoding: gguf.GGMLQuantizationType | None) -> None:
     tensor = np.ascontiguousarray(tensor)
-    if encoding is None:
-        writer.add_tensor(name, tensor)
+    if encoding is None or tensor.dtype == np.uint8:
+        writer.add_tensor(name, tensor, raw_dtype=encoding)
     else:
         writer.add_tensor(name, gguf.quants.quantize(tensor, encoding), raw_dtype=encoding)
 

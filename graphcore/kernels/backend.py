@@ -119,14 +119,19 @@ class TorchBackend(Backend):
 
 @dataclass(frozen=True)
 class TritonBackend(TorchBackend):
-    """Triton's kernels on a GPU, which are registered as implementations of the ops (kernels/gpu/registration.py)."""
+    """Triton's kernels on a GPU, which are registered as implementations of the ops (kernels/gpu/registration.py).
 
+    Attributes:
+        library: path of the C++ kernels' file, for weights that are packed in RAM; empty if none was built in advance.
+    """
+
+    library: str = ""
     has_kernels = True
 
     def _packing(self, name: str, rows: int, columns: int) -> Packing:
         if FORMATS[name].planes is None:
             return super()._packing(name, rows, columns)
-        return DevicePacking(name, rows, columns)
+        return DevicePacking(name, rows, columns, self.library)
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,9 @@ def find_backend(device: torch.device, cache_dir: Path, on_progress: Progress = 
         on_progress: callback while kernels are built.
     """
     if device.type != "cpu":
-        return (TritonBackend() if device.type == "cuda" and register() else TorchBackend()), ""
+        built = prebuilt_library()
+        triton = TritonBackend("" if built is None else str(built))
+        return (triton if device.type == "cuda" and register() else TorchBackend()), ""
     try:
         library, note = find_runnable_library(cache_dir / "kernels", on_progress)
     except GraphError as error:

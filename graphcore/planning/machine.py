@@ -97,22 +97,24 @@ class Speeds:
     disk: float | None = None
     bandwidth: float | None = None
 
-    def arrival(self, machine: Machine, tier: str) -> float | None:
-        """Return the bytes/s at which groups arrive in slots; None if a rate that this depends on is unknown.
+    def arrival(self, machine: Machine, tier: str, per_stored: float = 1.0) -> float | None:
+        """Return the bytes/s at which groups fill slots; None if a rate that this depends on is unknown.
 
         Args:
             tier: tier where the weights wait, "disk" or "host".
+            per_stored: bytes of slots that a byte of the files fills.
         """
+        disk = None if self.disk is None else self.disk * per_stored
         if machine.device.type == "cpu":
             copied = None if self.bandwidth is None else COPY_SHARE * self.bandwidth
-            return self.disk if tier == "disk" else copied
-        ways = [self.link] if tier == "host" else [self.link, self.disk]
+            return disk if tier == "disk" else copied
+        ways = [self.link] if tier == "host" else [self.link, disk]
         known = [rate for rate in ways if rate is not None]
         return min(known) if len(known) == len(ways) else None
 
-    def rates(self, machine: Machine, tier: str, moves: bool) -> Rates | None:
-        """Return the rates for a prediction; None if one that it depends on is unknown."""
-        arrival = self.arrival(machine, tier) if moves else float("inf")
+    def rates(self, machine: Machine, tier: str, moves: bool, per_stored: float = 1.0) -> Rates | None:
+        """Return the rates for a prediction; None if one that it depends on is unknown. Arguments as for `arrival`."""
+        arrival = self.arrival(machine, tier, per_stored) if moves else float("inf")
         if arrival is None or self.bandwidth is None:
             return None
         return Rates(arrival, PRODUCT_SHARE * self.bandwidth)

@@ -5,14 +5,17 @@ the speed of matrix products. To a GPU it copies as many bytes from locked memor
 stream from files to a GPU take both ways, and the slower one counts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import torch
+from torch import Tensor
 
 from graphcore.host_pages import private_pages
 from graphcore.kernels.backend import Backend
 from graphcore.kernels.bandwidth import measure_read_bandwidth
+from graphcore.kernels.packing import Packing
 from graphcore.memory_limit import affordable_nbytes
 from graphcore.nn.moe import ExpertLinear
 from graphcore.planning.machine import PRODUCT_SHARE, Machine, Speeds
@@ -68,10 +71,35 @@ def measure_rates(
         if found is None:
             return None
         read = found.best
-    link = given.arrival(machine, tier.kind) if moves_weights(moving.plan) else float("inf")
+    per_stored = 1.0 if given.disk is None else slot_bytes_per_stored_byte(loader, moving, tier)
+    link = given.arrival(machine, tier.kind, per_stored) if moves_weights(moving.plan) else float("inf")
     if link is None:
         link = _link(loader, moving, tier, machine.device, link_to)
     return Rates(link, PRODUCT_SHARE * read)
+
+
+def slot_bytes_per_stored_byte(loader: Loader, moving: MovingWeights, tier: Tier) -> float:
+    """Return how many bytes of slots a byte of the files fills; 1 where weights wait in RAM as they are in slots.
+
+    It is above 1 for IQ files, whose grids are looked up on the way, and below 1 for weights that are packed there.
+    """
+    if tier.kind == "host":
+        return 1.0
+    weights = [(one.name, one.packing, one.tensor) for group in moving.groups for one in group.weights]
+    for layer in _expert_matrices(moving.experts):
+        weights += [(name, packing, one) for name, (packing, one) in layer.items()]
+    slots, stored = 0, 0.0
+    for name, packing, one in weights:
+        info = loader.checkpoint.tensors[loader.sources[name].name]
+        count = one.numel() if packing is None else packing.rows * packing.columns
+        slots, stored = slots + one.nbytes, stored + count * info.nbytes / math.prod(info.shape)
+    return slots / stored if stored else 1.0
+
+
+def _expert_matrices(experts: Mapping[str, ExpertLinear]) -> Iterator[dict[str, tuple[Packing | None, Tensor]]]:
+    """Yield packing and shape of an expert's matrices, by the weights' names, for each layer; on the meta device."""
+    for _, layer in groupby(experts.items(), key=lambda item: item[0].rpartition(".experts.")[0]):
+        yield {name: (linear.packing, linear.weight[0].to("meta")) for name, linear in layer}
 
 
 def _link(loader: Loader, moving: MovingWeights, tier: Tier, device: torch.device, link_to: LinkTo) -> float:
@@ -137,13 +165,10 @@ def scratch_jobs(
 def scratch_experts(loader: Loader, experts: Mapping[str, ExpertLinear], most_nbytes: int) -> list[FillJob]:
     """Return jobs that fill scratch memory with the first expert of some layers, as they would fill slots."""
     jobs: list[FillJob] = []
-    for _, layer in groupby(experts.items(), key=lambda item: item[0].rpartition(".experts.")[0]):
+    for layer in _expert_matrices(experts):
         if sum(job.nbytes for job in jobs) >= most_nbytes:
             break
-        matrices = {
-            name: (linear.packing, torch.zeros(linear.weight.shape[1:], dtype=linear.weight.dtype, device="cpu"))
-            for name, linear in layer
-        }
+        matrices = {name: (packing, torch.zeros_like(one, device="cpu")) for name, (packing, one) in layer.items()}
         jobs += file_jobs(expert_conversions(loader, 0, matrices))
     return jobs
 

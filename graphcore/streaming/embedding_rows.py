@@ -67,15 +67,16 @@ class FileRows:
         distinct, places = torch.unique(token_ids.cpu(), return_inverse=True)
         rows = torch.empty(len(distinct), self.dim, dtype=self.dtype, device="cpu")
         info = self.loader.checkpoint.tensors[self.loader.sources[self.weight].name]
+        spans = [row_span(self.loader, self.weight, token_id) for token_id in distinct.tolist()]
         conversions = [
-            RowConversion(self.weight, (row_span(self.loader, self.weight, token_id),), info, None, rows, row, row + 1)
-            for row, token_id in enumerate(distinct.tolist())
+            RowConversion(self.weight, (span,), info, None, rows, row, row + 1, rows[row].nbytes)
+            for row, span in enumerate(spans)
         ]
         for job in file_jobs(conversions):
             read_job(job, self.files, self._buffer)
             for conversion, at in job.conversions:
                 conversion.write([self._buffer[at[0] : at[0] + conversion.spans[0].nbytes]], 1)
-        for path in {span.file for conversion in conversions for span in conversion.spans}:
+        for path in {span.file for span in spans}:
             self.files[path].check_unchanged()
         return rows[places].to(self.device)
 

@@ -45,7 +45,7 @@ class FillJob:
 
     Attributes:
         conversions: conversions, each with the offset of each of its spans in the buffer.
-        nbytes: bytes of weights that the job moves.
+        nbytes: bytes of weights that the job writes into slots; a file may hold them in fewer bytes, or in more.
         room: bytes of buffer that the reads need.
         straight: spans that are read directly into the slot once it is free, each with its destination in the slot.
     """
@@ -70,6 +70,11 @@ class ByteCopy:
     out: Tensor
     spans: tuple[FileSpan, ...] = ()
     plain_place: None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are copied."""
+        return self.out.nbytes
 
     def write(self, _parts: Sequence[Tensor], _threads: int | None) -> None:
         """Copy the bytes."""
@@ -157,7 +162,7 @@ def _job(conversions: Sequence[Conversion]) -> FillJob:
         reads.append(Read(cover.file, cover.offset, cover.nbytes, room))
         room += cover.nbytes
     placed = tuple((conversion, tuple(_place(span, reads) for span in conversion.spans)) for conversion in conversions)
-    return FillJob(tuple(reads), placed, sum(span.nbytes for span in spans), room)
+    return FillJob(tuple(reads), placed, sum(conversion.nbytes for conversion in conversions), room)
 
 
 def _cover(spans: Sequence[FileSpan]) -> FileSpan:

@@ -43,6 +43,10 @@ class Conversion(Protocol):
         """Name of the weight, for messages."""
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the weight that the conversion writes; the spans may have more or fewer."""
+
+    @property
     def plain_place(self) -> Tensor | None:
         """Memory that the only span's bytes may be read into unchanged, uint8; None if they must be converted."""
 
@@ -66,6 +70,7 @@ class RowConversion:
         info: description of the stored tensor.
         packing: packing of the weight; None if it is dense.
         out: memory of the whole weight: [O, I] compute dtype, or [nbytes] uint8 if it is packed.
+        nbytes: bytes of these rows in `out`.
     """
 
     weight: str
@@ -75,6 +80,7 @@ class RowConversion:
     out: Tensor
     begin: int
     end: int
+    nbytes: int
 
     @property
     def plain_place(self) -> Tensor | None:
@@ -108,6 +114,7 @@ class PackingConversion:
     Attributes:
         info: description of the stored tensor.
         out: memory of the whole weight, [nbytes] uint8.
+        nbytes: bytes of these rows in `out`.
     """
 
     weight: str
@@ -118,6 +125,7 @@ class PackingConversion:
     out: Tensor
     begin: int
     end: int
+    nbytes: int
 
     @property
     def plain_place(self) -> None:
@@ -141,6 +149,11 @@ class TensorConversion:
     loader: Loader
     packing: Packing | None
     out: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight."""
+        return self.out.nbytes
 
     @property
     def plain_place(self) -> None:
@@ -183,10 +196,11 @@ def conversions_of(
     for begin in range(0, count, step):
         end = min(begin + step, count)
         spans = (FileSpan(span.file, span.offset + (first + begin) * row_nbytes, (end - begin) * row_nbytes),)
+        nbytes = out.nbytes * end // count - out.nbytes * begin // count
         if is_packed_here and packing is not None:
-            conversions.append(PackingConversion(weight, spans, loader, info, packing, out, begin, end))
+            conversions.append(PackingConversion(weight, spans, loader, info, packing, out, begin, end, nbytes))
         else:
-            conversions.append(RowConversion(weight, spans, info, packing, out, begin, end))
+            conversions.append(RowConversion(weight, spans, info, packing, out, begin, end, nbytes))
     return conversions
 
 

@@ -6,13 +6,17 @@ import gguf
 import llama_files
 import pytest
 import torch
-from low_bit_files import FILES, IDS, LEVELS, SHAPES, low_bit_file
+from low_bit_files import FILES, IDS, LEVELS, SHAPES, low_bit_file, low_bit_mixture
+from packed_matrices import native_kernels
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
 from graphcore.export.pack import Packer
+from graphcore.kernels.backend import TritonBackend
 from graphcore.progress import ignore_progress
+
+FEW_EXPERTS = ("streaming.source=disk", "streaming.expert_cache=400KB")  # of 1 to 2 MB
 
 
 @pytest.mark.parametrize("graph", ["eager", "captured", pytest.param("compiled", marks=pytest.mark.thorough)])
@@ -43,8 +47,47 @@ def test_a_streamed_file_answers_to_the_bit(name: str, tmp_path: Path) -> None:
     options = ["streaming.source=disk", "streaming.prefetch=1"]
     with Engine.load(path, device="cpu", streaming="on", overrides=options) as engine:
         assert engine.plan.is_streaming
+        jobs = [job for each in engine.loaded.weight_stream.jobs.values() for job in each]
+        assert sum(job.nbytes for job in jobs) == pytest.approx(engine.plan.groups.streamed_nbytes, rel=1e-3)
         assert torch.equal(engine.logits(IDS.tolist()), expected)
         assert engine.generate(IDS[0].tolist(), max_new_tokens=8, ignore_eos=True)[0].token_ids == answer
+
+
+@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("is_fused", [False, True], ids=["apart", "fused"])
+@pytest.mark.parametrize("name", ["iq1_m", "iq2_xxs", "iq3_s"])
+def test_a_mixture_answers_as_transformers_does_and_streams_to_the_bit(
+    name: str, is_fused: bool, graph: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    model = low_bit_mixture(path, name, is_fused)
+    expected = model(input_ids=IDS, use_cache=False).logits
+    answers = []
+    for streaming in ("off", "on"):
+        options = ["quant.activations=float"] if streaming == "off" else ["quant.activations=float", *FEW_EXPERTS]
+        with Engine.load(
+            path, dtype="fp32", device="cpu", graph=graph, streaming=streaming, overrides=options
+        ) as engine:
+            found = engine.logits(IDS.tolist())
+            answers.append((found, engine.generate(IDS[0].tolist(), max_new_tokens=6, ignore_eos=True)[0].token_ids))
+        assert (found - expected).abs().max() < 2e-4 * expected.abs().max()
+    assert torch.equal(answers[0][0], answers[1][0])
+    assert answers[0][1] == answers[1][1]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_planes_that_stream_are_those_that_stay(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planes as a GPU holds them, made in C++ by the threads that read, give the weights of the file's own blocks."""
+    model, path = low_bit_file(tmp_path / "model.gguf", FILES[name], SHAPES[0], seed=7)
+    backend = TritonBackend(native_kernels())
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_backend", lambda *_: (backend, ""))
+    found = []
+    for way, options in (("off", []), ("on", ["streaming.source=disk"])):
+        with Engine.load(path, dtype="fp32", device="cpu", graph="eager", streaming=way, overrides=options) as engine:
+            found.append(engine.logits(IDS.tolist()))
+    assert torch.equal(*found)
+    expected = model(input_ids=IDS, use_cache=False).logits
+    assert (found[0] - expected).abs().max() < 2e-4 * expected.abs().max()
 
 
 @pytest.mark.parametrize("name", LEVELS)

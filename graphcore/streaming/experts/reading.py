@@ -57,6 +57,7 @@ class ExpertConversion:
     targets: tuple[ExpertMatrix, ...]
     begin: int
     end: int
+    nbytes: int
 
     @property
     def weight(self) -> str:
@@ -149,6 +150,7 @@ def _conversions(loader: Loader, name: str, expert: int, targets: Sequence[Exper
     pick = targets[0].pick
     is_half = pick.step == 1 and not targets[0].is_transposed
     first, stop = (pick.start, min(pick.stop, rows)) if is_half else (0, rows)
+    filled = sum(target.out.nbytes for target in targets)
     spans = loader.checkpoint.matrix_spans(name, expert)
     row_nbytes = [span.nbytes // rows for span in spans]
     unit = GROUP_ROWS * (1 if targets[0].is_transposed else pick.step)
@@ -159,7 +161,8 @@ def _conversions(loader: Loader, name: str, expert: int, targets: Sequence[Exper
             FileSpan(span.file, span.offset + begin * each, (end - begin) * each)
             for span, each in zip(spans, row_nbytes, strict=True)
         )
-        yield ExpertConversion(runs, info, loader, tuple(targets), begin, end)
+        nbytes = filled * (end - first) // (stop - first) - filled * (begin - first) // (stop - first)
+        yield ExpertConversion(runs, info, loader, tuple(targets), begin, end, nbytes)
 
 
 def _pick_of(folds: Sequence[Fold], is_packed: bool) -> tuple[PickRows, bool] | None:

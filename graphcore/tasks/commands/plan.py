@@ -34,7 +34,7 @@ from graphcore.planning.plan_record import (
     prediction_record,
 )
 from graphcore.planning.prediction import Rates, predict
-from graphcore.planning.rates import measure_rates, moves_weights
+from graphcore.planning.rates import measure_rates, moves_weights, slot_bytes_per_stored_byte
 from graphcore.planning.sizes import sizes_of
 from graphcore.progress import Progress
 from graphcore.streaming.moving_weights import find_moving
@@ -202,14 +202,15 @@ def known_rates(
         has_weights: True if the files hold weights, so that reading them can be timed.
     """
     moves = moves_weights(plan)
-    rates, missing = speeds.rates(machine, tier.kind, moves), speeds.missing(machine, tier.kind, moves)
+    moving = find_moving(parts.decoder, plan, settings.streaming.layer_group_size)
+    per_stored = slot_bytes_per_stored_byte(parts.loader, moving, tier)
+    rates, missing = speeds.rates(machine, tier.kind, moves, per_stored), speeds.missing(machine, tier.kind, moves)
     can_be_timed = machine.is_here and (has_weights or not moves or tier.kind == "host")
     if rates is not None or not can_be_timed:
         keys = " and ".join(f"task.{name}" for name in missing)
         return rates, f"tokens/s are left out: give {keys}" if missing else ""
     on_progress("measure", None, 0, 0)
     link_to = link_opener(parts.runtime.device, settings.streaming.pinned_memory)
-    moving = find_moving(parts.decoder, plan, settings.streaming.layer_group_size)
     rates = measure_rates(parts.loader, moving, tier, machine, speeds, parts.runtime.backend, link_to)
     low = "tokens/s are left out: too little memory is free to measure its rate; give task.bandwidth"
     return rates, "" if rates else low

@@ -70,13 +70,16 @@ def test_kernels_that_may_not_run_where_they_are_kept_run_from_a_temporary_folde
     assert "kernels.so cannot be loaded" in find_backend(CPU, tmp_path)[1]
 
 
+@pytest.mark.parametrize("built", [None, Path("kernels.so")])
 @pytest.mark.parametrize("has_triton", [True, False])
 def test_a_gpu_computes_with_triton_where_it_is_installed(
-    has_triton: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    has_triton: bool, built: Path | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """C++ kernels that are there pack its weights in RAM; none are built for it."""
+    monkeypatch.setattr(module, "prebuilt_library", lambda: built)
     monkeypatch.setattr(registration, "MODULES", ())
     monkeypatch.setattr(registration, "find_spec", lambda _: object() if has_triton else None)
-    assert find_backend(CUDA, tmp_path) == (TritonBackend() if has_triton else TorchBackend(), "")
+    assert find_backend(CUDA, tmp_path) == (TritonBackend(str(built or "")) if has_triton else TorchBackend(), "")
     assert prebuilt_backend(CUDA) == TorchBackend()
 
 

@@ -32,6 +32,10 @@ class ByteConversion:
     on_write: Callable[[], None] = lambda: None
     plain_place: None = None
 
+    @property
+    def nbytes(self) -> int:
+        return self.out.nbytes
+
     def write(self, parts: Sequence[Tensor], threads: int | None) -> None:
         assert threads == 1, "a reading thread packs alone"
         self.on_write()

@@ -112,7 +112,7 @@ def test_copies_from_memory_bring_every_byte(nbytes: int) -> None:
 def test_bytes_of_a_cached_file_go_straight_to_their_place_and_what_is_made_of_them_through_a_buffer() -> None:
     content, out = numbered_bytes(200), torch.zeros(12, 4, dtype=torch.bfloat16)
     info = TensorInfo("stored", (20, 4), "bf16", FILE, 0, 160)
-    plain = RowConversion("w", (FileSpan(FILE, 32, 64),), info, None, out, 4, 12)
+    plain = RowConversion("w", (FileSpan(FILE, 32, 64),), info, None, out, 4, 12, 64)
     made = conversion(100, 10)
     jobs = file_jobs([made, plain], is_cached=True)
     (straight,) = [job for job in jobs if job.straight]
@@ -127,6 +127,6 @@ def test_bytes_of_a_cached_file_go_straight_to_their_place_and_what_is_made_of_t
 
 def test_rows_that_are_cast_or_packed_have_no_place_for_their_stored_bytes() -> None:
     info = TensorInfo("stored", (20, 4), "f32", FILE, 0, 320)
-    cast = RowConversion("w", (FileSpan(FILE, 0, 128),), info, None, torch.zeros(8, 4, dtype=torch.bfloat16), 0, 8)
+    cast = RowConversion("w", (FileSpan(FILE, 0, 128),), info, None, torch.zeros(8, 4, dtype=torch.bfloat16), 0, 8, 64)
     assert cast.plain_place is None
     assert all(not job.straight for job in file_jobs([cast], is_cached=True))

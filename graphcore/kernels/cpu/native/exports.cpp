@@ -6,6 +6,7 @@
 #include "draw.h"
 #include "experts.h"
 #include "panel_product.h"
+#include "planes.h"
 
 using namespace graphcore;
 
@@ -154,6 +155,11 @@ void graphcore_pack(int threads, int format, int rows, int columns, const uint8_
             ops.pack_group(lanes, columns, packed + group * group_nbytes);
         }
     });
+}
+
+// Packs a file's rows of a format of levels in a GPU's planes; see planes.h.
+void graphcore_pack_level_planes(int format, int rows, int columns, const uint8_t* raw, size_t stride, uint8_t* planes) {
+    pack_level_planes(format, rows, columns, raw, stride, planes);
 }
 
 // Unpacks the whole matrix. dense: [rows, columns] of float32, fp16 or bf16.

@@ -224,7 +224,7 @@ def test_matrices_lie_as_triton_reads_them_where_it_is(monkeypatch: pytest.Monke
     for found in (object(), None):
         monkeypatch.setattr(registration, "find_spec", lambda _, found=found: found)
         runtime = prepare_model(compose_settings([]), model()).runtime
-        assert runtime.backend == (TritonBackend() if found else TorchBackend())
+        assert isinstance(runtime.backend, TritonBackend) == bool(found)
         assert runtime.graph == ("captured" if found else "eager")
 
 

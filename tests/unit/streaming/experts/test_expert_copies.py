@@ -31,6 +31,10 @@ class WriteNumber:
     spans: tuple[()] = ()
     plain_place: None = None
 
+    @property
+    def nbytes(self) -> int:
+        return self.out.nbytes
+
     def write(self, _parts: Sequence[Tensor], _threads: int | None) -> None:
         if self.expert < 0:
             raise CheckpointError("the file has changed")
