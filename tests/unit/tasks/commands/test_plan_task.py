@@ -135,7 +135,8 @@ def test_where_only_experts_move_the_rate_is_that_of_reading_one_in_each_layer(
     assert measured[0].nbytes >= sum(tensor[0].nbytes for tensor in experts)  # in slots rows are padded to 16
     config = json.loads((tmp_path / "config.json").read_text())
     routed = config["num_experts_per_tok"]
-    assert measured[0].nbytes * routed == record["streaming"]["bytes_per_token"]
+    in_slots = record["streaming"]["bytes_per_token"] / routed  # with what lies between the matrices of a slot
+    assert 0.95 * in_slots < measured[0].nbytes <= in_slots
     moved = record["streaming"]["expected_bytes_per_token"]
     assert 0 < moved < record["streaming"]["bytes_per_token"]
     assert record["predicted"]["fetch_seconds"] == pytest.approx(moved / measured[0].bytes_per_second)
