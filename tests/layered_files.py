@@ -4,14 +4,18 @@ from pathlib import Path
 
 import qwen_moe_files
 from chat_folder import TINY
+from low_bit_files import FILES, SHAPES, low_bit_file
 
-NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe")
+NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe", *FILES)
 TOKEN_IDS = [11, 42, 7, 93, 3, 60, 28, 75, 19, 5]
 SMOLLM2_IDS = [504, 3575, 282, 4649, 314, 260, 2010, 29, 1]
 
 
 def layered_file(name: str, folder: Path) -> Path:
     """Return a model's GGUF file: one of tests/golden/tiny, or written into the folder with random weights."""
+    if name in FILES:  # Llama's projections have their rows in another order in a file
+        family = "llama" if name == "iq2_xxs" else "qwen2"
+        return low_bit_file(folder / f"{name}.gguf", FILES[name], SHAPES[0], len(name), family)[1]
     if name != "qwen3_moe":
         return TINY / f"{name}.gguf"
     return qwen_moe_files.write_gguf(folder / f"{name}.gguf", qwen_moe_files.build(), None, is_fused=False)

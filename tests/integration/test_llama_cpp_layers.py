@@ -15,9 +15,10 @@ from graphcore.tasks.reference.llama_cpp_model import run_llama_cpp
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llamacpp" / "layers.npz"
 # Largest error over the largest value. llama.cpp looks GELU up in a table of half precision, and its gate of gpt-oss
-# multiplies in another order; elsewhere only the order of sums differs.
-TOLERANCE = {"gemma3": 2e-3, "gpt2": 2e-3, "gptoss": 2e-4}
-COSINE = {"gemma3": 1 - 1e-6, "gpt2": 1 - 1e-6, "gptoss": 1 - 1e-8}
+# multiplies in another order; elsewhere only the order of sums differs, which counts more in iq1's residual stream of
+# up to 580,000.
+TOLERANCE = {"gemma3": 2e-3, "gpt2": 2e-3, "gptoss": 2e-4, "iq1": 1e-5}
+COSINE = {"gemma3": 1 - 1e-6, "gpt2": 1 - 1e-6, "gptoss": 1 - 1e-8, "iq1": 1 - 1e-10}
 
 
 def recorded(name: str) -> Outputs:
