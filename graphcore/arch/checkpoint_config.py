@@ -5,9 +5,10 @@ from graphcore.arch.config_from_gguf import config_from_gguf
 from graphcore.arch.config_from_json import load_model_config
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
+from graphcore.checkpoint.integer_checkpoint import IntegerCheckpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.checkpoint.ternary_checkpoint import TernaryCheckpoint
-from graphcore.errors import CheckpointError
+from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.quant.registry import has_tensor_scale
 
 ROPE_FREQS = "rope_freqs.weight"  # name of GGUF's tensor of divisors of the rotary frequencies
@@ -35,11 +36,25 @@ def _rope_freqs(checkpoint: GGUFCheckpoint) -> list[float]:
     return [float(value) for value in freqs.float()]
 
 
-def with_ternary_weights(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
-    """Return the checkpoint, with Hugging Face's forms of ternary weights presented as GGUF's i2_s tensors."""
-    if config.ternary is None or checkpoint.layout != "hf":
+def with_packed_weights(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
+    """Return the checkpoint, with Hugging Face's forms of ternary and integer weights presented as GGUF's tensors.
+
+    Raises:
+        UnsupportedError: experts are stored as integers, or weights have values that no GGUF type holds.
+        CheckpointError: tensors of a weight are missing or do not fit together.
+    """
+    if checkpoint.layout != "hf":
         return checkpoint
-    return TernaryCheckpoint(checkpoint, config.ternary)
+    if config.ternary is not None:
+        return TernaryCheckpoint(checkpoint, config.ternary)
+    if config.integers is None:
+        return checkpoint
+    if config.experts is not None:
+        raise UnsupportedError(
+            f"{checkpoint.source}: integer weights of experts ({config.integers.layout}) are not read; use another "
+            "checkpoint of the model, or a GGUF of it"
+        )
+    return IntegerCheckpoint(checkpoint, config.integers)
 
 
 def stored_dtype(checkpoint: Checkpoint, config: ModelConfig) -> str | None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from graphcore.arch.config.class_defaults import ClassDefaults
+from graphcore.arch.config.integer_weights import INTEGER_METHODS, notes_on_integers, read_integer_scheme
 from graphcore.arch.config.layer_types import MOST_LAYERS, read_layer_types, read_pattern, read_window
 from graphcore.arch.config.model_config import AttentionConfig, DeltaConfig, ExpertsConfig, ModelConfig, read_head_dim
 from graphcore.arch.config.refusals import known_activation, refuse_unknown_mathematics
@@ -24,6 +25,7 @@ from graphcore.checkpoint.token_ids import SPECIAL_IDS, read_special_ids
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 OUTER_FIRST = ("tie_word_embeddings",)  # Gemma3ForConditionalGeneration uses the outer flag for tying
+QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # AutoGPTQ's and AutoAWQ's
 OUTER_LAST = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
 
 
@@ -40,8 +42,17 @@ def load_model_config(path: str | Path) -> ModelConfig:
     file = Path(path).expanduser()
     file = file / "config.json" if file.is_dir() else file
     generation = read_generation_config(file.parent)
-    config = parse_model_config(read_json_object(file), str(file), generation.settings)
+    raw = read_json_object(file)
+    config = parse_model_config({**_quantization_beside(file.parent), **raw}, str(file), generation.settings)
     return replace(config, notes=(*generation.notes, *config.notes))
+
+
+def _quantization_beside(folder: Path) -> Mapping[str, object]:
+    """Return the quantization_config that older programs wrote into a file of its own, or nothing."""
+    for name, method in QUANTIZATION_FILES.items():
+        if (folder / name).is_file():
+            return {"quantization_config": {"quant_method": method, **read_json_object(folder / name)}}
+    return {}
 
 
 def parse_model_config(
@@ -89,7 +100,8 @@ def parse_model_config(
         eos_token_ids=special["eos_token_id"],
         dtype=dtype.removeprefix("torch.") if dtype else None,
         ternary=read_ternary_scaling(fields),
-        notes=(*notes, *note_on_dynamic(rope, longest, fields.source), *note_on_full_weights(fields)),
+        integers=read_integer_scheme(fields),
+        notes=(*notes, *note_on_dynamic(rope, longest, fields.source), *_notes_on_quantization(fields)),
     )
     return ARCHITECTURES[defaults.model_type].complete_json(config, fields)
 
@@ -170,7 +182,7 @@ def _check_required(fields: Fields, defaults: ClassDefaults) -> None:
 def _refuse_quantization(fields: Fields, defaults: ClassDefaults) -> None:
     method = fields.section("quantization_config").text("quant_method")
     is_dense = fields.raw.get("quantization_config") is None or note_on_full_weights(fields)
-    if is_dense or method in defaults.quant_methods:
+    if is_dense or method in defaults.quant_methods or method in INTEGER_METHODS:
         return
     if method == BITNET_METHOD:
         known = sorted(name for name, one in ARCHITECTURES.items() if BITNET_METHOD in one.defaults.quant_methods)
@@ -182,6 +194,10 @@ def _refuse_quantization(fields: Fields, defaults: ClassDefaults) -> None:
         f"{fields.source}: quantization_config has quant_method {quoted(method)}, which is not supported; "
         "use the unquantised checkpoint or a GGUF of it"
     )
+
+
+def _notes_on_quantization(fields: Fields) -> tuple[str, ...]:
+    return *note_on_full_weights(fields), *notes_on_integers(fields)
 
 
 def _num_layers(fields: Fields, defaults: ClassDefaults) -> int:

@@ -33,6 +33,7 @@ from graphcore.progress import Progress
 from graphcore.quant import FORMATS
 from graphcore.quant.format_choice import EMBEDDING, HEAD, NEVER_PACKED, STORED, choose_format, packable_names
 from graphcore.quant.packing_error import SquaredError, packing_error
+from graphcore.quant.registry import has_tensor_scale
 from graphcore.weights.conversion import first_row
 from graphcore.weights.loader import PACKED_WEIGHTS, Loader
 
@@ -121,10 +122,14 @@ class Packer:
 
     def _stays_packed(self, members: tuple[Member, ...]) -> bool:
         """Return whether a packed tensor of another container stays packed in the file, perhaps with rows reordered."""
-        name = members[0].name
-        is_packed = self._encoding_of(name) in FORMATS and not FORMATS[self._encoding_of(name)].is_dense
-        moves_rows = all(fold.works_packed for fold in self._sources[name].folds)
-        return not self.is_gguf and is_packed and moves_rows and len(members) == 1 and not members[0].folds
+        encodings = {self._encoding_of(member.name) for member in members}
+        encoding = next(iter(encodings))
+        if self.is_gguf or len(encodings) > 1 or encoding not in FORMATS or FORMATS[encoding].is_dense:
+            return False
+        folds = [fold for member in members for fold in (*member.folds, *self._sources[member.name].folds)]
+        is_plain = len(members) == 1 and not members[0].folds
+        can_move = not has_tensor_scale(encoding) and all(len(self._shapes[member.name]) == 2 for member in members)
+        return (is_plain or can_move) and all(fold.works_packed for fold in folds)
 
     def _unpacked_encoding(self, name: str, shape: tuple[int, ...]) -> str:
         """Return the encoding of a tensor that is not packed: the stored one where llama.cpp reads it."""
@@ -178,7 +183,7 @@ class Packer:
         if self.is_gguf and checkpoint.tensors[entry.name].encoding == entry.encoding:
             return checkpoint.read(entry.name).reshape(-1).view(torch.uint8), 0.0
         if self.asked == STORED and not self.is_gguf and self._stays_packed(self._members[entry.name]):
-            return self._moved_rows(self._members[entry.name][0].name), 0.0
+            return self._moved_rows(entry), 0.0
         one, raw, error, at = (
             FORMATS[entry.encoding],
             torch.empty(entry.nbytes, dtype=torch.uint8, device="cpu"),
@@ -255,15 +260,21 @@ class Packer:
     def _folds_of(self, member: Member) -> bool:
         return bool(member.folds or self._sources[member.name].folds)
 
-    def _moved_rows(self, name: str) -> torch.Tensor:
-        """Return the bytes of a packed tensor, its rows in the decoder's order: [nbytes] uint8."""
-        source = self._sources[name]
-        info = self.model.checkpoint.tensors[source.name]
-        one = FORMATS[info.encoding]
-        rows, scale = one.split_rows(self.model.checkpoint.read(source.name), info.shape)
-        for fold in source.folds:
-            rows, scale = fold.apply_packed(rows, scale)
-        return one.join_rows(rows, scale)
+    def _moved_rows(self, entry: TensorEntry) -> torch.Tensor:
+        """Return the bytes of a tensor that stays packed, its rows in GGUF's order: [nbytes] uint8."""
+        scales: list[float] = []
+
+        def rows_of(name: str) -> torch.Tensor:
+            source = self._sources[name]
+            info = self.model.checkpoint.tensors[source.name]
+            rows, scale = FORMATS[info.encoding].split_rows(self.model.checkpoint.read(source.name), info.shape)
+            for fold in source.folds:
+                rows, scale = fold.apply_packed(rows, scale)
+            scales.append(scale)
+            return rows
+
+        rows = unfolded(self._members[entry.name], rows_of, entry.name)
+        return FORMATS[entry.encoding].join_rows(rows, scales[0])
 
     def _dense(self, name: str) -> torch.Tensor:
         """Return the dense tensor in GGUF's form."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from graphcore.arch.config.other_names import HuggingFaceNames
+from graphcore.checkpoint.integer_checkpoint import IntegerScheme
 from graphcore.checkpoint.ternary_checkpoint import TernaryScaling
 from graphcore.errors import CheckpointError, ConfigError
 
@@ -157,6 +158,7 @@ class ModelConfig(HuggingFaceNames):
         num_predicting_layers: number of multi-token-prediction (MTP) layers after the last one; they are left out.
         ternary: way in which the scales of ternary weights (BitNet) are stored and applied; None without such weights.
             Projections with ternary weights take int8 activations.
+        integers: layout and bits of a Hugging Face folder's integer weights; None without such weights.
         own: settings that only the model's family has; None for families without such.
         notes: lines for the user about settings that were ignored.
     """
@@ -180,6 +182,7 @@ class ModelConfig(HuggingFaceNames):
     dtype: str | None = None
     num_predicting_layers: int = 0
     ternary: TernaryScaling | None = None
+    integers: IntegerScheme | None = None
     own: OwnSettings | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
 

@@ -7,7 +7,7 @@ source -> local path -> Checkpoint                                   fetch_check
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphcore.arch.checkpoint_config import read_config, stored_dtype, with_ternary_weights
+from graphcore.arch.checkpoint_config import read_config, stored_dtype, with_packed_weights
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.random_checkpoint import RandomCheckpoint
@@ -80,7 +80,7 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
     stored = read_config(checkpoint)
     config = stored.cut(settings.num_hidden_layers, checkpoint.source)
     spec = architecture_of(config).spec(config)
-    weights = with_ternary_weights(checkpoint, config)
+    weights = with_packed_weights(checkpoint, config)
     weights = weights if config.experts is None else with_stacked_experts(weights)
     dtype = stored_dtype(weights, config)
     tokenizer, unread = read_tokenizer(checkpoint, cache_dir)

@@ -127,8 +127,8 @@ def test_wrong_settings_of_a_mixture_are_named(field, value):
 
 @pytest.mark.parametrize("raw", [LLAMA, GEMMA3_4B])
 def test_quantised_checkpoints_are_refused_by_their_method(raw):
-    with pytest.raises(UnsupportedError, match="quant_method 'gptq'"):
-        parse(raw, quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(UnsupportedError, match="quant_method 'awq'"):
+        parse(raw, quantization_config={"quant_method": "awq", "bits": 4})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,285 @@
+"""Hugging Face's folders of symmetric 4- and 8-bit weights, presented as q4_0 and q8_0 tensors of the same values.
+
+Legend: O rows (output features), I columns (input features), G groups of I / G columns, B bits of a code.
+
+    gptq             X.qweight int32 [I B / 32, O]: word [w, o] has the codes of columns w 32 / B on, the lowest first
+                     X.scales [G, O]; X.qzeros int32 [G, O B / 32], zeros, less 1 in version 1; X.g_idx [I], groups
+    pack-quantized   X.weight_packed int32 [O, I B / 32], X.weight_scale [O, G]; X.weight_shape [2]
+                     X.weight_zero_point int32 [O B / 32, G], X.weight_g_idx [I]: only if they are not the usual ones
+    int-quantized    X.weight int8 [O, I], X.weight_scale [O, G], [O] or [1]
+
+    weight = scale * (code - zero). The zero of all is the middle, 8 or 128, so q4_0 and q8_0 have the same values;
+    their scales are float16 (a bfloat16 scale of more than 2^-17 fits), one for each 32 columns.
+
+Source: AutoGPTQ, nn_modules/qlinear; gptqmodel, utils/model.py (versions 1 and 2); compressed-tensors,
+compressors/pack_quantized.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
+from graphcore.checkpoint.file_bytes import FileSpan
+from graphcore.errors import CheckpointError, UnsupportedError, quoted
+from graphcore.quant.formats.q4_0 import Q4_0
+from graphcore.quant.formats.q8_0 import Q8_0
+
+IntegerLayout = Literal["gptq", "gptq_v2", "pack-quantized", "int-quantized"]
+"""Layouts of integer weights: GPTQ's two versions, whose stored zeros differ, and compressed-tensors' formats."""
+
+FORMATS_BY_BITS = MappingProxyType({4: Q4_0, 8: Q8_0})
+WORD_BITS = 32
+BLOCK = 32  # columns of a block of q4_0 and q8_0
+FLOATS = ("f16", "bf16", "f32")
+
+
+class Names(NamedTuple):
+    """Suffixes of the stored tensors of a weight.
+
+    Attributes:
+        codes, scales: suffixes of the tensors that each weight has.
+        zeros, groups: suffixes of the tensors that it may have; empty if the layout has none.
+        shape: suffix of a tensor with the weight's shape; empty if the layout has none.
+    """
+
+    codes: str
+    scales: str
+    zeros: str = ""
+    groups: str = ""
+    shape: str = ""
+
+
+GPTQ = Names(".qweight", ".scales", ".qzeros", ".g_idx")
+NAMES: Mapping[IntegerLayout, Names] = MappingProxyType(
+    {
+        "gptq": GPTQ,
+        "gptq_v2": GPTQ,
+        "pack-quantized": Names(
+            ".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_shape"
+        ),
+        "int-quantized": Names(".weight", ".weight_scale", ".weight_zero_point"),
+    }
+)
+
+
+class IntegerScheme(NamedTuple):
+    """What a quantization_config says about integer weights.
+
+    Attributes:
+        layout: layout of all of them.
+        bits: bits of a code, if all weights have the same number; else None, and the tensors say it.
+    """
+
+    layout: IntegerLayout
+    bits: int | None = None
+
+
+class IntegerWeight(NamedTuple):
+    """One weight that several tensors store.
+
+    Attributes:
+        bits: bits of a code, 4 or 8.
+        groups: number of groups of columns, G.
+        parts: names of the stored tensors that are read, by their suffixes.
+    """
+
+    info: TensorInfo
+    bits: int
+    groups: int
+    parts: Mapping[str, str]
+
+
+class IntegerCheckpoint(Checkpoint):
+    """A view of a safetensors checkpoint whose integer weights are q4_0 and q8_0 tensors, under the weights' names.
+
+    Args:
+        stored: checkpoint as stored in the files.
+        scheme: layout and bits of its integer weights.
+
+    Raises:
+        CheckpointError: tensors of a weight are missing or do not fit together.
+        UnsupportedError: a weight has another number of bits, or groups that q4_0 and q8_0 cannot hold.
+    """
+
+    def __init__(self, stored: Checkpoint, scheme: IntegerScheme) -> None:
+        self.source, self.layout = stored.source, stored.layout
+        self.files, self.notes = stored.files, stored.notes
+        self.stored, self.integers, self.bits, self.names = stored, *scheme, NAMES[scheme.layout]
+        self.weights = MappingProxyType({weight.info.name: weight for weight in self._weights()})
+        self.faults = stored.faults_of_parts({name: one.parts.values() for name, one in self.weights.items()})
+        hidden = {part for weight in self.weights.values() for part in weight.parts.values()}
+        plain = {name: info for name, info in stored.tensors.items() if name not in hidden}
+        self.tensors = MappingProxyType(plain | {name: weight.info for name, weight in self.weights.items()})
+
+    def spans(self, name: str) -> tuple[FileSpan, ...]:
+        """Return the spans of a stored tensor; of an integer weight those of its parts."""
+        self.find(name)
+        parts = self.weights[name].parts.values() if name in self.weights else (name,)
+        return tuple(span for part in parts for span in self.stored.spans(part))
+
+    def assemble(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+        """Return one tensor: of an integer weight q4_0 or q8_0 blocks, uint8 [nbytes], else as it is stored.
+
+        Raises:
+            CheckpointError: a scale is no float16, or the weight's shape is not the stored one.
+            UnsupportedError: zeros are not in the middle, or the groups' columns lie apart.
+        """
+        self.find(name)
+        if name not in self.weights:
+            return self.stored.assemble(name, parts)
+        weight = self.weights[name]
+        found = {
+            suffix: self.stored.assemble(part, [raw])
+            for (suffix, part), raw in zip(weight.parts.items(), parts, strict=True)
+        }
+        self._check_values(weight, found)
+        rows, columns = weight.info.shape
+        codes = self._code_bytes(weight, found[self.names.codes]).view(rows, columns // BLOCK, -1)
+        scales = self._scales(weight, found[self.names.scales])
+        each = scales.repeat_interleave(columns // BLOCK // weight.groups, dim=1).unsqueeze(2)
+        return torch.cat([each.view(torch.uint8), codes], dim=2).flatten()
+
+    def _weights(self) -> list[IntegerWeight]:
+        is_plain = self.names.codes == ".weight"  # also the name of a dense weight
+        return [
+            self._weight(name.removesuffix(self.names.codes))
+            for name, info in self.stored.tensors.items()
+            if name.endswith(self.names.codes) and (not is_plain or info.encoding == "i8")
+        ]
+
+    def _weight(self, stem: str) -> IntegerWeight:
+        """Return a weight by its name without a suffix, from its tensors' shapes."""
+        tensors, names = self.stored.tensors, self.names
+        suffixes = [one for one in names if one and stem + one in tensors]
+        parts = {suffix: stem + suffix for suffix in suffixes}
+        needed = (names.scales, names.shape) if names.shape else (names.scales,)
+        for suffix in needed:
+            if suffix not in parts:
+                raise CheckpointError(
+                    f"{self.source}: Missing required tensor: {quoted(stem + suffix)}, of an integer weight; fetch the "
+                    "checkpoint again"
+                )
+        codes, scales = tensors[stem + names.codes], tensors[stem + names.scales]
+        shape, bits, groups = self._shape(codes, scales)
+        one = FORMATS_BY_BITS[bits]
+        return IntegerWeight(
+            TensorInfo(f"{stem}.weight", shape, one.name, None, 0, one.nbytes(shape)), bits, groups, parts
+        )
+
+    def _shape(self, codes: TensorInfo, scales: TensorInfo) -> tuple[tuple[int, int], int, int]:
+        """Return a weight's shape, bits and number of groups from the shapes of its codes and scales."""
+        is_gptq = self.names is GPTQ
+        grid = (*scales.shape, 1) if len(scales.shape) == 1 and not is_gptq else scales.shape
+        wanted = "i8" if self.integers == "int-quantized" else "i32"
+        if codes.encoding != wanted or scales.encoding not in FLOATS or len(codes.shape) != 2 or len(grid) != 2:
+            raise self._wrong(codes, scales)
+        words, rows = codes.shape if is_gptq else codes.shape[::-1]
+        groups, scaled = grid if is_gptq else grid[::-1]
+        if scaled != rows and (is_gptq or (groups, scaled) != (1, 1)):
+            raise self._wrong(codes, scales)
+        bits = 8 if wanted == "i8" else self._bits(codes, words, rows)
+        if bits not in FORMATS_BY_BITS:
+            raise UnsupportedError(
+                f"{self.source}: {quoted(codes.name)} has {bits} bits a weight, and of {self.integers} weights 4 and 8 "
+                "are read; use another checkpoint of the model, or a GGUF"
+            )
+        columns = words if wanted == "i8" else words * WORD_BITS // bits
+        if min(rows, columns, groups) < 1:
+            raise self._wrong(codes, scales)
+        if columns % BLOCK or columns % groups or columns // groups % BLOCK:
+            raise UnsupportedError(
+                f"{self.source}: {quoted(codes.name)} has {columns} columns in {groups} groups, and a group must be "
+                f"whole blocks of {BLOCK} columns; use another checkpoint of the model, or a GGUF"
+            )
+        return (rows, columns), bits, groups
+
+    def _bits(self, codes: TensorInfo, words: int, rows: int) -> int:
+        """Return the bits of a packed weight's codes: GPTQ's zeros have as many for each row, others state a shape."""
+        stem, tensors = codes.name.removesuffix(self.names.codes), self.stored.tensors
+        if self.names is not GPTQ and self.bits is not None:
+            return self.bits
+        suffix = self.names.zeros if self.names is GPTQ else self.names.shape
+        if stem + suffix not in tensors:
+            raise CheckpointError(
+                f"{self.source}: Missing required tensor: {quoted(stem + suffix)}, of an integer weight; fetch the "
+                "checkpoint again"
+            )
+        other = tensors[stem + suffix]
+        if self.names is GPTQ:
+            whole, parts = other.shape[-1] * WORD_BITS, rows
+        elif other.shape != (2,) or other.encoding not in ("i64", "i32"):
+            raise self._wrong(codes, other)
+        else:
+            whole, parts = words * WORD_BITS, int(self.stored.read(other.name)[1])
+        if parts < 1 or whole % parts or whole < parts:
+            raise self._wrong(codes, other)
+        return whole // parts
+
+    def _wrong(self, codes: TensorInfo, other: TensorInfo) -> CheckpointError:
+        return CheckpointError(
+            f"{self.source}: tensors {quoted(codes.name)} ({codes.encoding}, {list(codes.shape)}) and "
+            f"{quoted(other.name)} ({other.encoding}, {list(other.shape)}) are no {self.integers} weight; fetch the "
+            "checkpoint again"
+        )
+
+    def _check_values(self, weight: IntegerWeight, found: Mapping[str, Tensor]) -> None:
+        """Refuse weights whose values q4_0 and q8_0 cannot hold."""
+        names, (rows, columns) = self.names, weight.info.shape
+        if names.zeros in found and not self._are_middle(weight, found[names.zeros]):
+            raise UnsupportedError(
+                f"{self.source}: {quoted(weight.parts[names.zeros])} has zero points apart from the middle; weights "
+                "without symmetry (sym or symmetric is false) are not read: use a checkpoint with symmetry, or a GGUF"
+            )
+        if names.groups in found:
+            usual = torch.arange(columns, dtype=torch.int64, device="cpu") // (columns // weight.groups)
+            if not torch.equal(found[names.groups].to(torch.int64).flatten(), usual):
+                raise UnsupportedError(
+                    f"{self.source}: the columns of {quoted(weight.parts[names.groups])} are grouped in another order "
+                    "(desc_act or actorder), which is not read: use a checkpoint without it, or a GGUF"
+                )
+        if names.shape in found and found[names.shape].tolist() != [rows, columns]:
+            raise CheckpointError(
+                f"{self.source}: {quoted(weight.parts[names.shape])} is {found[names.shape].tolist()}, and the codes "
+                f"are {[rows, columns]}; fetch the checkpoint again"
+            )
+
+    def _are_middle(self, weight: IntegerWeight, zeros: Tensor) -> bool:
+        """Return whether all stored zero points stand for the middle of the codes."""
+        if zeros.dtype == torch.int8:  # signed codes
+            return not bool(zeros.any())
+        middle = 1 << (weight.bits - 1)
+        code = middle - 1 if self.integers == "gptq" else middle
+        stored = code | code << 4 if weight.bits == 4 else code
+        return bool((zeros.contiguous().view(torch.uint8) == stored).all())
+
+    def _code_bytes(self, weight: IntegerWeight, stored: Tensor) -> Tensor:
+        """Return the codes as blocks hold them, two or one in a byte: [O, I / 2] or [O, I] uint8."""
+        rows, columns = weight.info.shape
+        raw = stored.contiguous().view(torch.uint8)
+        if self.names is GPTQ:  # [words, O, 4]: the bytes of a word are neighbouring columns
+            raw = raw.view(-1, rows, 4).transpose(0, 1)
+        raw = raw.reshape(rows, columns * weight.bits // 8)
+        if weight.bits == 8:
+            return raw if self.integers == "int-quantized" else raw ^ 0x80
+        pairs = raw.view(rows, -1, BLOCK // 2)  # byte b of a block: columns 2b and 2b + 1
+        first, second = pairs[..., : BLOCK // 4], pairs[..., BLOCK // 4 :]
+        out = torch.empty_like(pairs)  # byte j: columns j and j + 16
+        out[..., 0::2] = (first & 15) | second << 4
+        out[..., 1::2] = first >> 4 | second & 0xF0
+        return out.view(rows, -1)
+
+    def _scales(self, weight: IntegerWeight, stored: Tensor) -> Tensor:
+        """Return the scales of all groups: [O, G] float16."""
+        rows = weight.info.shape[0]
+        grid = stored.T if self.names is GPTQ else stored.reshape(-1, weight.groups)
+        exact = grid.to(torch.float16)
+        if not torch.equal(exact.to(torch.float32), grid.to(torch.float32)) or not bool(exact.isfinite().all()):
+            raise CheckpointError(
+                f"{self.source}: {quoted(weight.parts[self.names.scales])} has scales that are no float16 numbers "
+                f"({stored.dtype}), which {weight.info.encoding} cannot hold; use another checkpoint, or a GGUF"
+            )
+        return exact.expand(rows, weight.groups).contiguous()

@@ -1,0 +1,123 @@
+"""Checkpoint folders of 4- and 8-bit integer weights, written by hand from the documented layouts, with their values.
+
+Legend: O rows, I columns, G groups, B bits.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import llama_files
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "num_hidden_layers": 2, "vocab_size": 96}
+COLUMNS = 64  # the fewest of a projection
+
+
+class Integers(NamedTuple):
+    """A random weight of symmetric integers.
+
+    Attributes:
+        codes: [O, I] int64, from 0; the middle stands for 0.
+        scales: [O, G], float16 or bfloat16.
+        dense: [O, I] float32, their product.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    dense: Tensor
+
+
+def integers(rows: int, columns: int, bits: int, group: int, dtype: torch.dtype, seed: int) -> Integers:
+    """Return a random weight; a group of 0 is the whole row."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 1 << bits, (rows, columns), generator=generator)
+    groups = columns // (group or columns)
+    scales = (torch.rand(rows, groups, generator=generator) + 0.5).mul_(0.2 / (1 << bits)).to(dtype)
+    dense = (codes - (1 << bits - 1)).float() * scales.float().repeat_interleave(columns // groups, dim=1)
+    return Integers(codes, scales, dense)
+
+
+def words_of(codes: Tensor, bits: int) -> Tensor:
+    """Pack codes [.., n] into int32 words along the last axis, the lowest bits first."""
+    each = 32 // bits
+    parts = codes.unflatten(-1, (-1, each)) << torch.arange(0, 32, bits)
+    words = parts.sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def gptq(one: Integers, bits: int, version: int = 1) -> dict[str, Tensor]:
+    """Return the tensors of a weight as GPTQ's programs store them, by their suffixes."""
+    rows, columns = one.codes.shape
+    groups = one.scales.shape[1]
+    zeros = torch.full((groups, rows), (1 << bits - 1) - (version == 1))
+    return {
+        "qweight": words_of(one.codes.T.contiguous().T, bits).T.contiguous(),
+        "qzeros": words_of(zeros, bits),
+        "scales": one.scales.T.contiguous(),
+        "g_idx": (torch.arange(columns) // (columns // groups)).to(torch.int32),
+    }
+
+
+def packed(one: Integers, bits: int) -> dict[str, Tensor]:
+    """Return the tensors of a weight in compressed-tensors' format pack-quantized."""
+    shape = torch.tensor(one.codes.shape, dtype=torch.int64)
+    return {"weight_packed": words_of(one.codes, bits), "weight_scale": one.scales, "weight_shape": shape}
+
+
+def plain(one: Integers, _bits: int) -> dict[str, Tensor]:
+    """Return the tensors of a weight in compressed-tensors' format int-quantized."""
+    return {"weight": (one.codes - 128).to(torch.int8), "weight_scale": one.scales}
+
+
+def compressed_config(name: str, bits: int, group: int, **more: object) -> dict[str, Any]:
+    strategy = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, **strategy}
+    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": name,
+        "config_groups": {"group_0": scheme},
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+        **more,
+    }
+
+
+def gptq_config(bits: int, group: int, version: int = 1) -> dict[str, Any]:
+    named = {"checkpoint_format": "gptq_v2"} if version == 2 else {}
+    return {"quant_method": "gptq", "bits": bits, "group_size": group or -1, "sym": True, "desc_act": False, **named}
+
+
+Layout = tuple[Callable[[Integers, int], dict[str, Tensor]], Callable[[int, int], dict[str, Any]]]
+LAYOUTS: Mapping[str, Layout] = {
+    "gptq": (gptq, gptq_config),
+    "gptq_v2": (lambda one, bits: gptq(one, bits, 2), lambda bits, group: gptq_config(bits, group, 2)),
+    "pack-quantized": (packed, lambda bits, group: compressed_config("pack-quantized", bits, group)),
+    "int-quantized": (plain, lambda bits, group: compressed_config("int-quantized", bits, group)),
+}
+
+
+def save_model(
+    folder: Path, layout: str, bits: int, group: int, dtype: torch.dtype = torch.float16, family: str = "llama"
+) -> nn.Module:
+    """Save a folder whose projections are integers; return transformers' model with the same values in float32."""
+    store, config = LAYOUTS[layout]
+    model = llama_files.build(family, 3, **SHAPE)
+    tensors: dict[str, Tensor] = {}
+    for number, (name, parameter) in enumerate(model.state_dict().items()):
+        if name.endswith("_proj.weight"):
+            one = integers(*parameter.shape, bits, group, dtype, number)
+            parameter.copy_(one.dense)
+            stem = name.removesuffix(".weight")
+            tensors |= {f"{stem}.{suffix}": value for suffix, value in store(one, bits).items()}
+        else:
+            tensors[name] = parameter.to(torch.float32).clone()
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    stated = {**model.config.to_dict(), "quantization_config": config(bits, group)}
+    (folder / "config.json").write_text(json.dumps(stated))
+    return model

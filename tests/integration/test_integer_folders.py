@@ -1,0 +1,108 @@
+"""Folders of GPTQ's and compressed-tensors' integer weights answer as transformers does with the same values."""
+
+import json
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from integer_files import LAYOUTS, save_model
+
+from graphcore import Engine
+from graphcore.config.compose import compose_settings
+from graphcore.engine.loading.open_model import open_model
+from graphcore.errors import UnsupportedError
+from graphcore.export.pack import Packer
+from graphcore.progress import ignore_progress
+
+IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 46]]
+FLOAT = ["quant.activations=float"]
+CASES = [(layout, bits, group) for layout in LAYOUTS for bits in (4, 8) for group in (32, 64, 0)]
+CASES = [case for case in CASES if case[:2] != ("int-quantized", 4)]
+
+
+def largest_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize(("layout", "bits", "group"), CASES)
+def test_logits_are_those_of_the_same_weights_in_transformers(
+    layout: str, bits: int, group: int, tmp_path: Path
+) -> None:
+    model = save_model(tmp_path, layout, bits, group)
+    expected = model(input_ids=torch.tensor(IDS), use_cache=False).logits
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=FLOAT) as engine:
+        assert largest_error(engine.logits(IDS), expected) < 2e-5
+        weights = [module for module in engine.runner.builder.decoder.modules() if getattr(module, "packing", None)]
+        assert {one.packing.format for one in weights} == {"q4_0" if bits == 4 else "q8_0"}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("graph", ["captured", pytest.param("compiled", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("layout", "bits"), [("gptq", 4), ("pack-quantized", 4), ("int-quantized", 8)])
+def test_every_graph_streams_to_the_bit_and_answers_as_transformers_does(
+    layout: str, bits: int, graph: str, family: str, tmp_path: Path
+) -> None:
+    model = save_model(tmp_path, layout, bits, 32, torch.bfloat16, family)
+    expected = model(input_ids=torch.tensor(IDS), use_cache=False).logits
+    found = []
+    for options in (FLOAT, [*FLOAT, "streaming.source=disk"]):
+        way = "on" if len(options) > 1 else "off"
+        with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, streaming=way, overrides=options) as engine:
+            assert engine.plan.is_streaming == (way == "on")
+            logits = engine.logits(IDS)
+            found.append((logits, engine.generate(IDS[0], max_new_tokens=8, ignore_eos=True)[0].token_ids))
+        assert largest_error(logits, expected) < 2e-5
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize(("layout", "bits"), [("gptq", 4), ("int-quantized", 8)])
+def test_a_packed_gguf_has_the_same_weights(layout: str, bits: int, tmp_path: Path) -> None:
+    model = save_model(tmp_path / "folder", layout, bits, 64)
+    settings = compose_settings([f"model.checkpoint={tmp_path / 'folder'}"])
+    source = open_model(settings.model, 0, tmp_path / "cache", ignore_progress)
+    list(Packer(source, "stored").pack(tmp_path / "packed.gguf", ignore_progress))
+    stored = {one.name: one for one in gguf.GGUFReader(tmp_path / "packed.gguf").tensors}
+    down = stored["blk.1.ffn_down.weight"]
+    assert down.tensor_type.name == ("Q4_0" if bits == 4 else "Q8_0")
+    weights = torch.from_numpy(gguf.quants.dequantize(down.data, down.tensor_type))
+    assert torch.equal(weights, model.state_dict()["model.layers.1.mlp.down_proj.weight"])
+    with Engine.load(tmp_path / "packed.gguf", dtype="fp32", device="cpu", graph="eager", overrides=FLOAT) as engine:
+        found = engine.logits(IDS)
+    assert largest_error(found, model(input_ids=torch.tensor(IDS), use_cache=False).logits) < 2e-5
+
+
+def test_a_quantize_config_beside_an_older_config_is_read(tmp_path: Path) -> None:
+    model = save_model(tmp_path, "gptq", 4, 32)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    older = stated.pop("quantization_config")
+    del older["quant_method"]
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    (tmp_path / "quantize_config.json").write_text(json.dumps(older))
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=FLOAT) as engine:
+        found = engine.logits(IDS)
+    assert largest_error(found, model(input_ids=torch.tensor(IDS), use_cache=False).logits) < 2e-5
+
+
+def test_a_quant_config_of_awq_is_refused_by_name(tmp_path: Path) -> None:
+    save_model(tmp_path, "gptq", 4, 32)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    del stated["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    (tmp_path / "quant_config.json").write_text(json.dumps({"zero_point": True, "q_group_size": 128, "w_bit": 4}))
+    with pytest.raises(UnsupportedError, match="quant_method 'awq', which is not supported; use the unquantised"):
+        Engine.load(tmp_path, device="cpu")
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    save_model(tmp_path, "int-quantized", 8, 0)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    stated["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8}
+    group = stated["quantization_config"]["config_groups"]["group_0"]
+    group["input_activations"] = {"num_bits": 8, "dynamic": True}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    with Engine.load(tmp_path, device="cpu", graph="eager") as engine:
+        notes = "\n".join(engine.notes)
+    assert "input_activations is left out: activations keep" in notes
+    assert "kv_cache_scheme is left out" in notes

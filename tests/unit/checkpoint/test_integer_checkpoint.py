@@ -1,0 +1,169 @@
+"""Integer weights of Hugging Face folders as q4_0 and q8_0 blocks: exact values, and what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from integer_files import LAYOUTS, integers
+from safetensors.torch import save_file
+from torch import Tensor
+
+from graphcore.checkpoint.integer_checkpoint import IntegerCheckpoint, IntegerScheme
+from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
+from graphcore.quant import FORMATS
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "compressed_tensors.npz"
+STEM = "model.layers.0.mlp.down_proj"
+WIDTHS = [(layout, bits) for layout in LAYOUTS for bits in (4, 8) if (layout, bits) != ("int-quantized", 4)]
+Change = Callable[[dict[str, Tensor]], object]
+
+
+def view_of(folder: Path, tensors: dict[str, Tensor], layout: str, bits: int | None = None) -> IntegerCheckpoint:
+    save_file({f"{STEM}.{suffix}": one.contiguous() for suffix, one in tensors.items()}, folder / "model.safetensors")
+    return IntegerCheckpoint(SafetensorsCheckpoint(folder), IntegerScheme(layout, bits))  # type: ignore[arg-type]
+
+
+def dense_of(view: IntegerCheckpoint) -> Tensor:
+    info = view.tensors[f"{STEM}.weight"]
+    return FORMATS[info.encoding].dequantize(view.read(info.name), info.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("group", [32, 64, 96, 0])
+@pytest.mark.parametrize(("layout", "bits"), WIDTHS)
+def test_values_are_those_of_codes_and_scales(
+    layout: str, bits: int, group: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    one = integers(24, 192, bits, group, dtype if dtype != torch.float32 else torch.float16, seed=bits + group)
+    tensors = LAYOUTS[layout][0](one._replace(scales=one.scales.to(dtype)), bits)
+    view = view_of(tmp_path, tensors, layout)
+    assert set(view.tensors) == {f"{STEM}.weight"}
+    assert view.tensors[f"{STEM}.weight"].shape == (24, 192)
+    assert torch.equal(dense_of(view), one.dense)
+
+
+@pytest.mark.parametrize("name", sorted({key.partition(".")[0] for key in np.load(GOLDEN)}))
+def test_what_compressed_tensors_wrote_has_its_values(name: str, tmp_path: Path) -> None:
+    """The library (0.20.0) multiplies in bfloat16, the scales' dtype, so it rounds what is exact here."""
+    stored = np.load(GOLDEN)
+    found = {key.partition(".")[2]: torch.from_numpy(stored[key]) for key in stored if key.startswith(f"{name}.")}
+    dense = found.pop("dense")
+    found["weight_scale"] = found["weight_scale"].view(torch.bfloat16)
+    view = view_of(tmp_path, found, "pack-quantized" if name.startswith("packed") else "int-quantized")
+    assert torch.equal(dense_of(view).to(torch.bfloat16).float(), dense)
+
+
+def test_a_scale_for_the_whole_tensor_and_one_for_each_row_are_read(tmp_path: Path) -> None:
+    one = integers(8, 64, 8, 0, torch.float16, seed=1)
+    same = one._replace(scales=one.scales[:1].expand(8, 1))
+    dense = (one.codes - 128).float() * same.scales.float()
+    for scales in (one.scales[:1, 0], one.scales[:1]):
+        tensors = {**LAYOUTS["int-quantized"][0](same, 8), "weight_scale": scales.clone()}
+        assert torch.equal(dense_of(view_of(tmp_path, tensors, "int-quantized")), dense)
+    tensors = {**LAYOUTS["int-quantized"][0](one, 8), "weight_scale": one.scales[:, 0].clone()}
+    assert torch.equal(dense_of(view_of(tmp_path, tensors, "int-quantized")), one.dense)
+
+
+def test_the_stated_bits_are_taken_where_all_weights_have_them(tmp_path: Path) -> None:
+    """So that a plan needs no tensor's bytes."""
+    one = integers(8, 64, 4, 32, torch.float16, seed=1)
+    view = view_of(tmp_path, LAYOUTS["pack-quantized"][0](one, 4), "pack-quantized", bits=4)
+    assert torch.equal(dense_of(view), one.dense)
+
+
+def swap_columns(tensors: dict[str, Tensor]) -> None:
+    (name,) = [name for name in tensors if name.endswith("g_idx")]
+    tensors[name] = tensors[name].flip(0)
+
+
+def move_zero(name: str) -> Change:
+    return lambda tensors: tensors[name].view(-1)[:1].add_(1)
+
+
+REFUSED: list[tuple[str, str, Change, type[GraphcoreError], str]] = [
+    ("gptq", "zeros", move_zero("qzeros"), UnsupportedError, r"qzeros' has zero points apart from the middle; weights"),
+    ("gptq_v2", "version", lambda t: t["qzeros"].fill_(0x77777777), UnsupportedError, "zero points apart"),
+    ("gptq", "order", swap_columns, UnsupportedError, r"g_idx' are grouped in another order \(desc_act or actorder\)"),
+    ("gptq", "no zeros", lambda t: t.pop("qzeros"), CheckpointError, "Missing required tensor: .*qzeros"),
+    ("gptq", "no scales", lambda t: t.pop("scales"), CheckpointError, "Missing required tensor: .*scales"),
+    ("gptq", "rows", lambda t: t.update(scales=t["scales"][:, :5]), CheckpointError, "are no gptq weight; fetch"),
+    ("gptq", "words", lambda t: t.update(qweight=t["qweight"].to(torch.int64)), CheckpointError, "i64, .* no gptq"),
+    ("gptq", "nan", lambda t: t["scales"].view(-1)[:1].fill_(float("nan")), CheckpointError, "no float16 numbers"),
+    (
+        "gptq",
+        "three bits",
+        lambda t: t.update(qweight=t["qweight"][:6], qzeros=torch.zeros(2, 3, dtype=torch.int32), scales=t["scales"]),
+        UnsupportedError,
+        r"has 3 bits a weight, and of gptq weights 4 and 8 are read",
+    ),
+    ("gptq", "no rows", lambda t: t.update(qweight=t["qweight"][:0]), CheckpointError, "are no gptq weight"),
+    (
+        "pack-quantized",
+        "small groups",
+        lambda t: t.update(weight_scale=t["weight_scale"].repeat(1, 2)),
+        UnsupportedError,
+        r"has 64 columns in 4 groups, and a group must be whole blocks of 32 columns",
+    ),
+    ("pack-quantized", "no shape", lambda t: t.pop("weight_shape"), CheckpointError, "required tensor: .*weight_shape"),
+    (
+        "pack-quantized",
+        "another shape",
+        lambda t: t["weight_shape"][:1].fill_(40),
+        CheckpointError,
+        r"weight_shape' is \[40, 64\], and the codes are \[32, 64\]",
+    ),
+    (
+        "pack-quantized",
+        "no columns",
+        lambda t: t["weight_shape"].zero_(),
+        CheckpointError,
+        "are no pack-quantized weight",
+    ),
+    (
+        "pack-quantized",
+        "zeros",
+        lambda t: t.update(weight_zero_point=torch.zeros(4, 2, dtype=torch.int32)),
+        UnsupportedError,
+        "weight_zero_point' has zero points apart",
+    ),
+    (
+        "pack-quantized",
+        "order",
+        lambda t: t.update(weight_g_idx=torch.arange(64, dtype=torch.int32) % 2),
+        UnsupportedError,
+        "another order",
+    ),
+    (
+        "pack-quantized",
+        "scale",
+        lambda t: t.update(weight_scale=t["weight_scale"].float() * 1.0001),
+        CheckpointError,
+        r"weight_scale' has scales that are no float16 numbers \(torch.float32\), which q4_0 cannot hold",
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "_case", "change", "error", "message"), REFUSED)
+def test_what_the_blocks_cannot_hold_is_refused(
+    layout: str, _case: str, change: Change, error: type[GraphcoreError], message: str, tmp_path: Path
+) -> None:
+    one = integers(32, 64, 4, 32, torch.float16, seed=3)
+    tensors = {name: value.clone() for name, value in LAYOUTS[layout][0](one, 4).items()}
+    change(tensors)
+    with pytest.raises(error, match=message) as refusal:
+        dense_of(view_of(tmp_path, tensors, layout))
+    assert "\n" not in str(refusal.value)
+
+
+def test_usual_zeros_and_groups_that_are_stored_all_the_same_are_read(tmp_path: Path) -> None:
+    one = integers(32, 64, 4, 32, torch.float16, seed=3)
+    tensors = LAYOUTS["pack-quantized"][0](one, 4)
+    tensors["weight_zero_point"] = torch.full((4, 2), -0x77777778, dtype=torch.int32)  # 0x88888888
+    tensors["weight_g_idx"] = (torch.arange(64) // 32).to(torch.int32)
+    assert torch.equal(dense_of(view_of(tmp_path, tensors, "pack-quantized")), one.dense)
+    tensors = LAYOUTS["int-quantized"][0](integers(32, 64, 8, 32, torch.float16, seed=3), 8)
+    tensors["weight_zero_point"] = torch.zeros(32, 2, dtype=torch.int8)
+    assert set(view_of(tmp_path, tensors, "int-quantized").tensors) == {f"{STEM}.weight"}
