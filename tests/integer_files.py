@@ -4,11 +4,12 @@ Legend: O rows, I columns, G groups, B bits.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import llama_files
+import qwen_moe_files
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -121,3 +122,35 @@ def save_model(
     stated = {**model.config.to_dict(), "quantization_config": config(bits, group)}
     (folder / "config.json").write_text(json.dumps(stated))
     return model
+
+
+def save_mixture(folder: Path, layout: str, bits: int, group: int) -> nn.Module:
+    """Save a mixture whose projections and experts are integers, each expert in tensors of its own."""
+    store, config = LAYOUTS[layout]
+    model = qwen_moe_files.build(hidden_size=64, moe_intermediate_size=64, num_hidden_layers=2)
+    tensors: dict[str, Tensor] = {}
+    for number, (name, matrix) in enumerate(matrices_of(model)):
+        one = integers(*matrix.shape, bits, group, torch.float16, number)
+        matrix.copy_(one.dense)
+        tensors |= {f"{name}.{suffix}": value for suffix, value in store(one, bits).items()}
+    dense = {name: value for name, value in model.state_dict().items() if "_proj" not in name}
+    folder.mkdir(exist_ok=True)
+    save_file({**tensors, **{name: value.clone() for name, value in dense.items()}}, folder / "model.safetensors")
+    stated = {**model.config.to_dict(), "quantization_config": config(bits, group)}
+    (folder / "config.json").write_text(json.dumps(stated))
+    return model
+
+
+def matrices_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield projections, and each expert's by the name that files give it, as views of the model's weights."""
+    for name, parameter in model.state_dict().items():
+        before, _, part = name.rpartition(".")
+        if part == "gate_up_proj":
+            for expert, both in enumerate(parameter):
+                for leaf, rows in zip(("gate_proj", "up_proj"), both.chunk(2), strict=True):
+                    yield f"{before}.{expert}.{leaf}", rows
+        elif part == "down_proj":
+            for expert, matrix in enumerate(parameter):
+                yield f"{before}.{expert}.down_proj", matrix
+        elif name.endswith("_proj.weight"):
+            yield before, parameter

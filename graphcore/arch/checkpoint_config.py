@@ -8,7 +8,7 @@ from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.integer_checkpoint import IntegerCheckpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.checkpoint.ternary_checkpoint import TernaryCheckpoint
-from graphcore.errors import CheckpointError, UnsupportedError
+from graphcore.errors import CheckpointError
 from graphcore.quant.registry import has_tensor_scale
 
 ROPE_FREQS = "rope_freqs.weight"  # name of GGUF's tensor of divisors of the rotary frequencies
@@ -40,21 +40,14 @@ def with_packed_weights(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoi
     """Return the checkpoint, with Hugging Face's forms of ternary and integer weights presented as GGUF's tensors.
 
     Raises:
-        UnsupportedError: experts are stored as integers, or weights have values that no GGUF type holds.
+        UnsupportedError: weights have values that no GGUF type holds.
         CheckpointError: tensors of a weight are missing or do not fit together.
     """
     if checkpoint.layout != "hf":
         return checkpoint
     if config.ternary is not None:
         return TernaryCheckpoint(checkpoint, config.ternary)
-    if config.integers is None:
-        return checkpoint
-    if config.experts is not None:
-        raise UnsupportedError(
-            f"{checkpoint.source}: integer weights of experts ({config.integers.layout}) are not read; use another "
-            "checkpoint of the model, or a GGUF of it"
-        )
-    return IntegerCheckpoint(checkpoint, config.integers)
+    return checkpoint if config.integers is None else IntegerCheckpoint(checkpoint, config.integers)
 
 
 def stored_dtype(checkpoint: Checkpoint, config: ModelConfig) -> str | None:

@@ -110,6 +110,10 @@ class Checkpoint(ABC):
         runs = [(span, span.nbytes // count) for span in self.spans(name)]
         return tuple(FileSpan(span.file, span.offset + index * nbytes, nbytes) for span, nbytes in runs)
 
+    def has_row_runs(self, name: str) -> bool:
+        """Return whether each of the tensor's rows is a run of bytes in each of its spans, in the rows' order."""
+        return name in self.tensors
+
     @abstractmethod
     def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a tensor, as `read` does, from bytes that the caller has read.

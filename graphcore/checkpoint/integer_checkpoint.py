@@ -121,6 +121,10 @@ class IntegerCheckpoint(Checkpoint):
         parts = self.weights[name].parts.values() if name in self.weights else (name,)
         return tuple(span for part in parts for span in self.stored.spans(part))
 
+    def has_row_runs(self, name: str) -> bool:
+        """Return False for integer weights, whose codes and scales are several tensors, GPTQ's column by column."""
+        return name not in self.weights and self.stored.has_row_runs(name)
+
     def assemble(self, name: str, parts: Sequence[Tensor]) -> Tensor:
         """Return one tensor: of an integer weight q4_0 or q8_0 blocks, uint8 [nbytes], else as it is stored.
 

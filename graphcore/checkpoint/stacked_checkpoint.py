@@ -8,13 +8,14 @@ Source of the order: transformers, core_model_loading.py, MergeModulelist and Co
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from types import MappingProxyType
 
 import torch
 
 from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
+from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.file_bytes import FileSpan
 from graphcore.errors import CheckpointError, quoted
 
@@ -73,15 +74,23 @@ class StackedCheckpoint(Checkpoint):
         (part,) = self._stacks[name]
         return self._stored.spans(part[index])
 
+    def has_row_runs(self, name: str) -> bool:
+        """Return whether rows are runs of bytes; of a stacked tensor those of all experts' tensors."""
+        parts = chain.from_iterable(self._stacks.get(name, ((name,),)))
+        return all(self._stored.has_row_runs(one) for one in parts)
+
     def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return one tensor, stacked if it is stored as several."""
         if name not in self._stacks:
             return self._stored.assemble(name, parts)
         rest = iter(parts)
-        stacked = [
-            torch.stack([self._stored.assemble(one, [next(rest)]) for one in part]) for part in self._stacks[name]
-        ]
-        return stacked[0] if len(stacked) == 1 else torch.cat(stacked, dim=1)
+        stacked = [torch.stack([self._assembled(one, rest) for one in part]) for part in self._stacks[name]]
+        whole = stacked[0] if len(stacked) == 1 else torch.cat(stacked, dim=1)
+        return whole if self.tensors[name].encoding in DENSE_DTYPES else whole.flatten()  # packed: an expert's rows
+
+    def _assembled(self, name: str, parts: Iterator[torch.Tensor]) -> torch.Tensor:
+        """Return an expert's tensor from the next parts, as many as it has spans."""
+        return self._stored.assemble(name, list(islice(parts, len(self._stored.spans(name)))))
 
 
 def with_stacked_experts(stored: Checkpoint) -> Checkpoint:

@@ -6,12 +6,12 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from integer_files import LAYOUTS, save_model
+from integer_files import LAYOUTS, save_mixture, save_model
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
-from graphcore.errors import UnsupportedError
+from graphcore.errors import GraphcoreError, UnsupportedError
 from graphcore.export.pack import Packer
 from graphcore.progress import ignore_progress
 
@@ -55,6 +55,26 @@ def test_every_graph_streams_to_the_bit_and_answers_as_transformers_does(
         assert largest_error(logits, expected) < 2e-5
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize(("layout", "bits"), [("gptq", 4), ("pack-quantized", 8), ("int-quantized", 8)])
+def test_a_mixture_answers_as_transformers_does_from_memory_and_from_a_store(
+    layout: str, bits: int, graph: str, tmp_path: Path
+) -> None:
+    model = save_mixture(tmp_path, layout, bits, 32)
+    expected = model(input_ids=torch.tensor(IDS), use_cache=False).logits
+    for options in ([], ["streaming=on", "streaming.source=host"]):
+        with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=[*FLOAT, *options]) as engine:
+            assert largest_error(engine.logits(IDS), expected) < 2e-5
+            assert len(engine.generate(IDS[0], max_new_tokens=4, ignore_eos=True)[0].token_ids) == 4
+
+
+def test_experts_of_integers_are_not_streamed_from_files_one_by_one(tmp_path: Path) -> None:
+    save_mixture(tmp_path, "gptq", 4, 32)
+    options = ["streaming.source=disk", "streaming.expert_cache=0"]
+    with pytest.raises(GraphcoreError, match="stored as codes and scales, which are not read one by one"):
+        Engine.load(tmp_path, device="cpu", streaming="on", overrides=options)
 
 
 @pytest.mark.parametrize(("layout", "bits"), [("gptq", 4), ("int-quantized", 8)])

@@ -116,6 +116,8 @@ def expert_obstacle(loader: Loader, weights: Mapping[str, ExpertLinear]) -> str:
         is_known = info.encoding in FORMATS or DENSE_DTYPES[info.encoding].is_floating_point
         if has_tensor_scale(info.encoding) or len(info.shape) != 3 or not (is_packed_as_stored and is_known):
             return f"experts of tensor '{source.name}' ({info.encoding}) cannot be read one by one"
+        if not loader.checkpoint.has_row_runs(source.name):
+            return f"experts of tensor '{source.name}' are stored as codes and scales, which are not read one by one"
         if _pick_of(source.folds, linear.packing is not None) is None:
             return f"experts of tensor '{source.name}' are not stored as runs of rows"
     return ""

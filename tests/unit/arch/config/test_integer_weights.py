@@ -3,11 +3,9 @@
 from typing import Any
 
 import pytest
-from hub_configs import GEMMA3_4B, LLAMA, QWEN3_MOE, parse
+from hub_configs import GEMMA3_4B, LLAMA, parse
 from integer_files import compressed_config, gptq_config
 
-from graphcore.arch.checkpoint_config import with_packed_weights
-from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.integer_checkpoint import IntegerScheme
 from graphcore.errors import CheckpointError, UnsupportedError
 
@@ -78,21 +76,3 @@ def test_what_is_not_read_is_refused_by_name(stated: dict, message: str) -> None
 def test_a_setting_of_the_wrong_type_is_named() -> None:
     with pytest.raises(CheckpointError, match="'sym' must be true or false"):
         parse(LLAMA, quantization_config={**gptq_config(4, 128), "sym": "yes"})
-
-
-class Named(Checkpoint):
-    """A folder's checkpoint, of which nothing is read."""
-
-    source, layout = "a folder", "hf"
-
-    def spans(self, name: str) -> tuple[()]:
-        raise AssertionError(name)
-
-    def assemble(self, name: str, parts: object) -> Any:
-        raise AssertionError(name)
-
-
-def test_integer_experts_are_refused_by_name() -> None:
-    config = parse(QWEN3_MOE, quantization_config=gptq_config(4, 128))
-    with pytest.raises(UnsupportedError, match=r"integer weights of experts \(gptq\) are not read; use another"):
-        with_packed_weights(Named(), config)
