@@ -43,15 +43,23 @@ def load_model_config(path: str | Path) -> ModelConfig:
     file = file / "config.json" if file.is_dir() else file
     generation = read_generation_config(file.parent)
     raw = read_json_object(file)
-    config = parse_model_config({**_quantization_beside(file.parent), **raw}, str(file), generation.settings)
+    if raw.get("quantization_config") is None:
+        raw = {**raw, **_older_quantization(raw, file.parent)}
+    config = parse_model_config(raw, str(file), generation.settings)
     return replace(config, notes=(*generation.notes, *config.notes))
 
 
-def _quantization_beside(folder: Path) -> Mapping[str, object]:
-    """Return the quantization_config that older programs wrote into a file of its own, or nothing."""
+def _older_quantization(raw: Mapping[str, object], folder: Path) -> Mapping[str, object]:
+    """Return the quantization_config that older programs wrote under another name or into a file, or nothing."""
+    older = raw.get("compression_config")
+    if isinstance(older, Mapping):
+        inner = older.get("quantization_config")
+        stated = {**older, **inner} if isinstance(inner, Mapping) else older
+        return {"quantization_config": {**stated, "quant_method": "compressed-tensors"}}
     for name, method in QUANTIZATION_FILES.items():
         if (folder / name).is_file():
-            return {"quantization_config": {"quant_method": method, **read_json_object(folder / name)}}
+            stated = read_json_object(folder / name)
+            return {"quantization_config": {**stated, "quant_method": stated.get("quant_method") or method}}
     return {}
 
 

@@ -114,6 +114,11 @@ class Checkpoint(ABC):
         """Return whether each of the tensor's rows is a run of bytes in each of its spans, in the rows' order."""
         return name in self.tensors
 
+    def is_zero_bias(self, name: str) -> bool:
+        """Return whether a tensor is a bias that changes nothing, where programs store one that the model has not."""
+        assert name in self.tensors, f"{name} is not in {self.source}"
+        return False
+
     @abstractmethod
     def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a tensor, as `read` does, from bytes that the caller has read.

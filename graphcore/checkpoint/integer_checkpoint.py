@@ -34,7 +34,11 @@ IntegerLayout = Literal["gptq", "gptq_v2", "pack-quantized", "int-quantized"]
 FORMATS_BY_BITS = MappingProxyType({4: Q4_0, 8: Q8_0})
 WORD_BITS = 32
 BLOCK = 32  # columns of a block of q4_0 and q8_0
-FLOATS = ("f16", "bf16", "f32")
+FLOATS, INTEGERS = ("f16", "bf16", "f32"), ("i8", "i32", "i64")
+ROUNDING = (  # suffixes of compressed-tensors' numbers that say how activations and caches are rounded
+    *(".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".output_zero_point"),
+    *(".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point"),
+)
 
 
 class Names(NamedTuple):
@@ -66,16 +70,28 @@ NAMES: Mapping[IntegerLayout, Names] = MappingProxyType(
 )
 
 
+class Width(NamedTuple):
+    """A kind of integer weight.
+
+    Attributes:
+        bits: bits of a code.
+        group_size: columns of a group; 0 for all columns of a row.
+    """
+
+    bits: int
+    group_size: int
+
+
 class IntegerScheme(NamedTuple):
     """What a quantization_config says about integer weights.
 
     Attributes:
         layout: layout of all of them.
-        bits: bits of a code, if all weights have the same number; else None, and the tensors say it.
+        widths: the kinds that there are; empty if the tensors alone say it.
     """
 
     layout: IntegerLayout
-    bits: int | None = None
+    widths: tuple[Width, ...] = ()
 
 
 class IntegerWeight(NamedTuple):
@@ -98,22 +114,27 @@ class IntegerCheckpoint(Checkpoint):
 
     Args:
         stored: checkpoint as stored in the files.
-        scheme: layout and bits of its integer weights.
+        scheme: layout and kinds of its integer weights.
 
-    Raises:
-        CheckpointError: tensors of a weight are missing or do not fit together.
-        UnsupportedError: a weight has another number of bits, or groups that q4_0 and q8_0 cannot hold.
+    A weight whose tensors are missing, do not fit together or are not read is among the `faults`.
     """
 
     def __init__(self, stored: Checkpoint, scheme: IntegerScheme) -> None:
         self.source, self.layout = stored.source, stored.layout
         self.files, self.notes = stored.files, stored.notes
-        self.stored, self.integers, self.bits, self.names = stored, *scheme, NAMES[scheme.layout]
-        self.weights = MappingProxyType({weight.info.name: weight for weight in self._weights()})
-        self.faults = stored.faults_of_parts({name: one.parts.values() for name, one in self.weights.items()})
-        hidden = {part for weight in self.weights.values() for part in weight.parts.values()}
+        self.stored, self.integers, self.widths, self.names = stored, *scheme, NAMES[scheme.layout]
+        weights, faults, hidden = {}, {}, {name for name in stored.tensors if self._rounds_activations(name)}
+        for stem in self._stems():
+            hidden |= {stem + suffix for suffix in self.names if suffix}
+            try:
+                weights[f"{stem}.weight"] = self._weight(stem)
+            except CheckpointError as error:
+                faults[f"{stem}.weight"] = str(error)
+        self.weights: Mapping[str, IntegerWeight] = MappingProxyType(weights)
+        of_parts = stored.faults_of_parts({name: one.parts.values() for name, one in weights.items()})
+        self.faults = MappingProxyType({**of_parts, **faults})
         plain = {name: info for name, info in stored.tensors.items() if name not in hidden}
-        self.tensors = MappingProxyType(plain | {name: weight.info for name, weight in self.weights.items()})
+        self.tensors = MappingProxyType(plain | {name: weight.info for name, weight in weights.items()})
 
     def spans(self, name: str) -> tuple[FileSpan, ...]:
         """Return the spans of a stored tensor; of an integer weight those of its parts."""
@@ -125,12 +146,19 @@ class IntegerCheckpoint(Checkpoint):
         """Return False for integer weights, whose codes and scales are several tensors, GPTQ's column by column."""
         return name not in self.weights and self.stored.has_row_runs(name)
 
+    def is_zero_bias(self, name: str) -> bool:
+        """Return whether this is a bias of a GPTQ weight that is zero: GPTQ's programs add one to each weight."""
+        stem, _, leaf = name.rpartition(".")
+        if leaf != "bias" or self.names is not GPTQ or stem + GPTQ.codes not in self.stored.tensors:
+            return False
+        return not bool(self.stored.read(name).any())
+
     def assemble(self, name: str, parts: Sequence[Tensor]) -> Tensor:
         """Return one tensor: of an integer weight q4_0 or q8_0 blocks, uint8 [nbytes], else as it is stored.
 
         Raises:
-            CheckpointError: a scale is no float16, or the weight's shape is not the stored one.
-            UnsupportedError: zeros are not in the middle, or the groups' columns lie apart.
+            CheckpointError: the weight's shape is not the stored one.
+            UnsupportedError: a scale is no float16, zeros are not in the middle, or the groups' columns lie apart.
         """
         self.find(name)
         if name not in self.weights:
@@ -147,81 +175,106 @@ class IntegerCheckpoint(Checkpoint):
         each = scales.repeat_interleave(columns // BLOCK // weight.groups, dim=1).unsqueeze(2)
         return torch.cat([each.view(torch.uint8), codes], dim=2).flatten()
 
-    def _weights(self) -> list[IntegerWeight]:
+    def _stems(self) -> list[str]:
+        """Return the names of the integer weights, without a suffix."""
         is_plain = self.names.codes == ".weight"  # also the name of a dense weight
         return [
-            self._weight(name.removesuffix(self.names.codes))
+            name.removesuffix(self.names.codes)
             for name, info in self.stored.tensors.items()
-            if name.endswith(self.names.codes) and (not is_plain or info.encoding == "i8")
+            if name.endswith(self.names.codes) and (not is_plain or (info.encoding == "i8" and len(info.shape) > 1))
         ]
 
+    def _rounds_activations(self, name: str) -> bool:
+        """Return whether a tensor says how activations or caches are rounded, which is left out."""
+        return self.names is not GPTQ and name.endswith(ROUNDING)
+
     def _weight(self, stem: str) -> IntegerWeight:
-        """Return a weight by its name without a suffix, from its tensors' shapes."""
+        """Return a weight by its name without a suffix, from its tensors' shapes.
+
+        Raises:
+            CheckpointError: tensors of the weight are missing or do not fit together.
+            UnsupportedError: it has another number of bits, or groups that q4_0 and q8_0 cannot hold.
+        """
         tensors, names = self.stored.tensors, self.names
         suffixes = [one for one in names if one and stem + one in tensors]
-        parts = {suffix: stem + suffix for suffix in suffixes}
-        needed = (names.scales, names.shape) if names.shape else (names.scales,)
+        needed = (names.scales, names.zeros if names is GPTQ else names.shape)
         for suffix in needed:
-            if suffix not in parts:
+            if suffix and suffix not in suffixes:
                 raise CheckpointError(
                     f"{self.source}: Missing required tensor: {quoted(stem + suffix)}, of an integer weight; fetch the "
                     "checkpoint again"
                 )
-        codes, scales = tensors[stem + names.codes], tensors[stem + names.scales]
-        shape, bits, groups = self._shape(codes, scales)
-        one = FORMATS_BY_BITS[bits]
-        return IntegerWeight(
-            TensorInfo(f"{stem}.weight", shape, one.name, None, 0, one.nbytes(shape)), bits, groups, parts
-        )
+        codes = tensors[stem + names.codes]
+        for suffix in suffixes:
+            self._check_kind(codes, tensors[stem + suffix], suffix)
+        shape, width, groups = self._shape(codes, tensors[stem + names.scales])
+        self._check_width(codes, shape[1], groups, width)
+        one = FORMATS_BY_BITS[width]
+        info = TensorInfo(f"{stem}.weight", shape, one.name, None, 0, one.nbytes(shape))
+        return IntegerWeight(info, width, groups, {suffix: stem + suffix for suffix in suffixes})
+
+    def _check_kind(self, codes: TensorInfo, other: TensorInfo, suffix: str) -> None:
+        """Check the encoding and the number of axes of a weight's part."""
+        names, is_plain = self.names, self.integers == "int-quantized"
+        wanted: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+            names.codes: (("i8",) if is_plain else ("i32",), (2,)),
+            names.scales: (FLOATS, (2,) if names is GPTQ else (1, 2)),
+            names.zeros: (INTEGERS + FLOATS, (0, 1, 2)) if is_plain else (("i32",), (2,)),
+            names.groups: (INTEGERS, (1,)),
+            names.shape: (INTEGERS, (1,)),
+        }
+        encodings, ranks = wanted[suffix]
+        if other.encoding not in encodings or len(other.shape) not in ranks:
+            raise self._wrong(codes, other)
 
     def _shape(self, codes: TensorInfo, scales: TensorInfo) -> tuple[tuple[int, int], int, int]:
         """Return a weight's shape, bits and number of groups from the shapes of its codes and scales."""
         is_gptq = self.names is GPTQ
-        grid = (*scales.shape, 1) if len(scales.shape) == 1 and not is_gptq else scales.shape
-        wanted = "i8" if self.integers == "int-quantized" else "i32"
-        if codes.encoding != wanted or scales.encoding not in FLOATS or len(codes.shape) != 2 or len(grid) != 2:
-            raise self._wrong(codes, scales)
+        grid = (*scales.shape, 1) if len(scales.shape) == 1 else scales.shape
         words, rows = codes.shape if is_gptq else codes.shape[::-1]
         groups, scaled = grid if is_gptq else grid[::-1]
-        if scaled != rows and (is_gptq or (groups, scaled) != (1, 1)):
+        if (scaled != rows and (is_gptq or (groups, scaled) != (1, 1))) or min(words, rows, groups) < 1:
             raise self._wrong(codes, scales)
-        bits = 8 if wanted == "i8" else self._bits(codes, words, rows)
+        if self.integers == "int-quantized":
+            return (rows, words), 8, groups
+        bits = self._bits(codes, words, rows, groups)
+        return (rows, words * WORD_BITS // bits), bits, groups
+
+    def _bits(self, codes: TensorInfo, words: int, rows: int, groups: int) -> int:
+        """Return the bits of a packed weight's codes: GPTQ's zeros have as many for each row, others state a shape."""
+        stem, names = codes.name.removesuffix(self.names.codes), self.names
+        fitting = {one.bits for one in self.widths if _fits(one, words * WORD_BITS // one.bits, groups)}
+        if names is not GPTQ and len(fitting) == 1:
+            return fitting.pop()  # without reading: a plan may have headers only
+        other = self.stored.tensors[stem + (names.zeros if names is GPTQ else names.shape)]
+        if names is GPTQ:
+            whole, parts = other.shape[1] * WORD_BITS, rows
+        else:
+            stated = self.stored.read(other.name).flatten().tolist()
+            whole, parts = words * WORD_BITS, stated[1] if len(stated) == 2 else 0
+        if parts < 1 or whole % parts or whole < parts or (names is GPTQ and other.shape[0] != groups):
+            raise self._wrong(codes, other)
+        return int(whole // parts)
+
+    def _check_width(self, codes: TensorInfo, columns: int, groups: int, bits: int) -> None:
+        """Refuse what q4_0 and q8_0 cannot hold, and groups of another size than the config states."""
+        advice = "use another checkpoint of the model, or a GGUF"
         if bits not in FORMATS_BY_BITS:
             raise UnsupportedError(
                 f"{self.source}: {quoted(codes.name)} has {bits} bits a weight, and of {self.integers} weights 4 and 8 "
-                "are read; use another checkpoint of the model, or a GGUF"
+                f"are read; {advice}"
             )
-        columns = words if wanted == "i8" else words * WORD_BITS // bits
-        if min(rows, columns, groups) < 1:
-            raise self._wrong(codes, scales)
         if columns % BLOCK or columns % groups or columns // groups % BLOCK:
             raise UnsupportedError(
                 f"{self.source}: {quoted(codes.name)} has {columns} columns in {groups} groups, and a group must be "
-                f"whole blocks of {BLOCK} columns; use another checkpoint of the model, or a GGUF"
+                f"whole blocks of {BLOCK} columns; {advice}"
             )
-        return (rows, columns), bits, groups
-
-    def _bits(self, codes: TensorInfo, words: int, rows: int) -> int:
-        """Return the bits of a packed weight's codes: GPTQ's zeros have as many for each row, others state a shape."""
-        stem, tensors = codes.name.removesuffix(self.names.codes), self.stored.tensors
-        if self.names is not GPTQ and self.bits is not None:
-            return self.bits
-        suffix = self.names.zeros if self.names is GPTQ else self.names.shape
-        if stem + suffix not in tensors:
-            raise CheckpointError(
-                f"{self.source}: Missing required tensor: {quoted(stem + suffix)}, of an integer weight; fetch the "
-                "checkpoint again"
+        if self.widths and not any(_fits(one, columns, groups) for one in self.widths):
+            stated = ", ".join(str(one.group_size or "all") for one in self.widths)
+            raise UnsupportedError(
+                f"{self.source}: {quoted(codes.name)} has {columns} columns in {groups} groups, and the config states "
+                f"groups of {stated} columns; {advice}"
             )
-        other = tensors[stem + suffix]
-        if self.names is GPTQ:
-            whole, parts = other.shape[-1] * WORD_BITS, rows
-        elif other.shape != (2,) or other.encoding not in ("i64", "i32"):
-            raise self._wrong(codes, other)
-        else:
-            whole, parts = words * WORD_BITS, int(self.stored.read(other.name)[1])
-        if parts < 1 or whole % parts or whole < parts:
-            raise self._wrong(codes, other)
-        return whole // parts
 
     def _wrong(self, codes: TensorInfo, other: TensorInfo) -> CheckpointError:
         return CheckpointError(
@@ -253,7 +306,7 @@ class IntegerCheckpoint(Checkpoint):
 
     def _are_middle(self, weight: IntegerWeight, zeros: Tensor) -> bool:
         """Return whether all stored zero points stand for the middle of the codes."""
-        if zeros.dtype == torch.int8:  # signed codes
+        if self.integers == "int-quantized":  # signed codes
             return not bool(zeros.any())
         middle = 1 << (weight.bits - 1)
         code = middle - 1 if self.integers == "gptq" else middle
@@ -282,8 +335,13 @@ class IntegerCheckpoint(Checkpoint):
         grid = stored.T if self.names is GPTQ else stored.reshape(-1, weight.groups)
         exact = grid.to(torch.float16)
         if not torch.equal(exact.to(torch.float32), grid.to(torch.float32)) or not bool(exact.isfinite().all()):
-            raise CheckpointError(
+            raise UnsupportedError(
                 f"{self.source}: {quoted(weight.parts[self.names.scales])} has scales that are no float16 numbers "
                 f"({stored.dtype}), which {weight.info.encoding} cannot hold; use another checkpoint, or a GGUF"
             )
         return exact.expand(rows, weight.groups).contiguous()
+
+
+def _fits(one: Width, columns: int, groups: int) -> bool:
+    """Return whether a weight of that many columns and groups is of this kind."""
+    return groups == 1 if one.group_size == 0 else columns == groups * one.group_size

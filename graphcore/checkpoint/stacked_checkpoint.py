@@ -79,6 +79,10 @@ class StackedCheckpoint(Checkpoint):
         parts = chain.from_iterable(self._stacks.get(name, ((name,),)))
         return all(self._stored.has_row_runs(one) for one in parts)
 
+    def is_zero_bias(self, name: str) -> bool:
+        """Return whether a tensor that is not stacked is a bias that changes nothing."""
+        return name not in self._stacks and self._stored.is_zero_bias(name)
+
     def assemble(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return one tensor, stacked if it is stored as several."""
         if name not in self._stacks:
@@ -102,7 +106,7 @@ def with_stacked_experts(stored: Checkpoint) -> Checkpoint:
     found: dict[str, dict[int, str]] = {}
     for name in stored.tensors:
         match = EXPERT.fullmatch(name)
-        if match is not None:
+        if match is not None and not stored.is_zero_bias(name):
             found.setdefault(match[1] + match[3], {})[int(match[2])] = name
     for stacked, experts in found.items():
         absent = next((index for index in range(max(experts)) if index not in experts), None)

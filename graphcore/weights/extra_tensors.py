@@ -95,7 +95,7 @@ def notes_on_files(checkpoint: Checkpoint, left_out: Sequence[str]) -> tuple[str
     notes = [f"left out of the checkpoint: {' and '.join(left_out)}"] if left_out else []
     if checkpoint.faults:
         names = listed(sorted(checkpoint.faults))
-        notes.append(f"index and shards disagree about tensors that the model does not need: {names}")
+        notes.append(f"files contradict themselves about tensors that the model does not need: {names}")
     return (*checkpoint.notes, *notes)
 
 
@@ -118,6 +118,7 @@ def harmless_tensors(checkpoint: Checkpoint, used: Collection[str], extra: Colle
         info.name
         for info in infos
         if _BUFFER.fullmatch(info.name)
+        or checkpoint.is_zero_bias(info.name)
         or (not info.name.startswith((*layers, *modules)) and _changes_nothing(info, tuple(inside), extra))
     ]
 

@@ -7,7 +7,7 @@ gptqmodel and compressed-tensors.
 from collections.abc import Mapping
 
 from graphcore.arch.config.typed_fields import Fields
-from graphcore.checkpoint.integer_checkpoint import IntegerLayout, IntegerScheme
+from graphcore.checkpoint.integer_checkpoint import IntegerLayout, IntegerScheme, Width
 from graphcore.errors import UnsupportedError, quoted
 
 GPTQ_METHOD, COMPRESSED_METHOD = "gptq", "compressed-tensors"
@@ -22,7 +22,7 @@ ADVICE = "use another checkpoint of the model, or a GGUF of it"
 
 
 def read_integer_scheme(fields: Fields) -> IntegerScheme | None:
-    """Return the layout and bits of a checkpoint's integer weights; None if its quantization_config is another's.
+    """Return the layout and kinds of a checkpoint's integer weights; None if its quantization_config is another's.
 
     Args:
         fields: settings of config.json.
@@ -60,16 +60,20 @@ def _gptq(stated: Fields) -> IntegerScheme:
     packed = stated.text("pack_dtype") or "int32"
     if packed.removeprefix("torch.") != "int32":
         raise _unsupported(stated, "pack_dtype", packed)
-    return IntegerScheme(GPTQ_LAYOUTS[layout])  # qzeros say a weight's bits, which `dynamic` may change
+    bits, group = stated.size("bits"), stated.raw.get("group_size")
+    if bits is None or stated.raw.get("dynamic"):  # gptqmodel's exceptions by module
+        return IntegerScheme(GPTQ_LAYOUTS[layout])
+    size = 0 if group in (None, -1) else stated.size("group_size") or 0
+    return IntegerScheme(GPTQ_LAYOUTS[layout], (Width(bits, size),))
 
 
 def _compressed(stated: Fields) -> IntegerScheme:
     groups = _groups(stated)
     if not groups:
-        raise UnsupportedError(f"{stated.source}: config_groups is empty, so no weights are described; {ADVICE}")
+        raise UnsupportedError(f"{stated.source}: config_groups has no weights, so none are described; {ADVICE}")
     formats = {group.text("format") or stated.text("format") or "none" for group in groups}
     status = stated.text("quantization_status") or "compressed"
-    if status != "compressed":
+    if status not in ("compressed", "frozen"):  # older programs wrote the second one for compressed weights, too
         raise _unsupported(stated, "quantization_status", status)
     for name in ("sparsity_config", "transform_config"):
         inner = stated.section(name)
@@ -78,19 +82,26 @@ def _compressed(stated: Fields) -> IntegerScheme:
     layouts = {COMPRESSED_LAYOUTS[name] for name in formats if name in COMPRESSED_LAYOUTS}
     if not layouts or len(formats) != 1:
         raise _unsupported(stated, "format", ", ".join(sorted(formats)))
-    for group in groups:
-        weights = group.section("weights")
-        if (weights.text("type") or "int") != "int":
-            raise _unsupported(weights, "type", weights.text("type"))
-        if weights.flag("symmetric") is False:
-            raise _unsupported(weights, "symmetric", False)
-    bits = {group.section("weights").size("num_bits") for group in groups}
-    return IntegerScheme(layouts.pop(), bits.pop() if len(bits) == 1 else None)
+    return IntegerScheme(layouts.pop(), tuple(dict.fromkeys(_width(group.section("weights")) for group in groups)))
+
+
+def _width(weights: Fields) -> Width:
+    if (weights.text("type") or "int") != "int":
+        raise _unsupported(weights, "type", weights.text("type"))
+    if weights.flag("symmetric") is False:
+        raise _unsupported(weights, "symmetric", False)
+    strategy = weights.text("strategy") or ("channel" if weights.raw.get("group_size") in (None, -1) else "group")
+    if strategy not in ("tensor", "channel", "group"):
+        raise _unsupported(weights, "strategy", strategy)
+    size = weights.size("group_size") or 0 if strategy == "group" else 0
+    return Width(weights.size("num_bits") or 8, size)
 
 
 def _groups(stated: Fields) -> list[Fields]:
+    """Return the groups that have weights."""
     groups = stated.section("config_groups")
-    return [groups.section(name) for name in groups.raw]
+    found = [groups.section(name) for name in groups.raw]
+    return [group for group in found if group.section("weights").raw]
 
 
 def _unsupported(stated: Fields, name: str, value: object) -> UnsupportedError:

@@ -21,7 +21,10 @@ from graphcore.errors import CheckpointError
 from graphcore.progress import Progress
 
 BLOCK = 256 * 1024  # bytes of one request; nearly all headers of safetensors files are shorter
-CONFIGS = ("config.json", "generation_config.json", "model.safetensors.index.json")
+CONFIGS = (
+    *("config.json", "generation_config.json", "model.safetensors.index.json"),
+    *("quantize_config.json", "quant_config.json"),
+)
 READ_WITH_CONFIG = ("rope_freqs.weight",)  # tensors that belong to the config of a GGUF file
 
 _RANGE = re.compile(r"bytes \d+-\d+/(\d+)")

@@ -99,13 +99,16 @@ class LoadedModel:
 
     def give_back(self) -> None:
         """Free weights and caches; the model cannot run any more."""
-        if self.runner is not None:
+        if self.runner is None:
+            return
+        try:
             self.runner.release()
             self.weight_stream.close()
+        finally:
             self.weight_stream = self.weight_stream.without_weights()
-        self.runner = None
-        if self.plan.total_nbytes >= COLLECTED_NBYTES:
-            collect_garbage(self.runtime.device)
+            self.runner = None
+            if self.plan.total_nbytes >= COLLECTED_NBYTES:
+                collect_garbage(self.runtime.device)
 
 
 Check = Callable[[PromptEncoder], None]

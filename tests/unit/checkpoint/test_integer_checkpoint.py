@@ -10,7 +10,7 @@ from integer_files import LAYOUTS, integers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from graphcore.checkpoint.integer_checkpoint import IntegerCheckpoint, IntegerScheme
+from graphcore.checkpoint.integer_checkpoint import IntegerCheckpoint, IntegerScheme, Width
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 from graphcore.quant import FORMATS
@@ -21,13 +21,13 @@ WIDTHS = [(layout, bits) for layout in LAYOUTS for bits in (4, 8) if (layout, bi
 Change = Callable[[dict[str, Tensor]], object]
 
 
-def view_of(folder: Path, tensors: dict[str, Tensor], layout: str, bits: int | None = None) -> IntegerCheckpoint:
+def view_of(folder: Path, tensors: dict[str, Tensor], layout: str, *widths: Width) -> IntegerCheckpoint:
     save_file({f"{STEM}.{suffix}": one.contiguous() for suffix, one in tensors.items()}, folder / "model.safetensors")
-    return IntegerCheckpoint(SafetensorsCheckpoint(folder), IntegerScheme(layout, bits))  # type: ignore[arg-type]
+    return IntegerCheckpoint(SafetensorsCheckpoint(folder), IntegerScheme(layout, widths))  # type: ignore[arg-type]
 
 
 def dense_of(view: IntegerCheckpoint) -> Tensor:
-    info = view.tensors[f"{STEM}.weight"]
+    info = view.find(f"{STEM}.weight")
     return FORMATS[info.encoding].dequantize(view.read(info.name), info.shape)
 
 
@@ -67,11 +67,53 @@ def test_a_scale_for_the_whole_tensor_and_one_for_each_row_are_read(tmp_path: Pa
     assert torch.equal(dense_of(view_of(tmp_path, tensors, "int-quantized")), one.dense)
 
 
-def test_the_stated_bits_are_taken_where_all_weights_have_them(tmp_path: Path) -> None:
-    """So that a plan needs no tensor's bytes."""
+def test_stated_widths_say_the_bits_without_reading(tmp_path: Path) -> None:
+    """A plan from a repository's headers has no tensor's bytes."""
+    for bits in (4, 8):
+        one = integers(8, 64, bits, 32, torch.float16, seed=1)
+        tensors = {**LAYOUTS["pack-quantized"][0](one, bits), "weight_shape": torch.zeros(2, dtype=torch.int64)}
+        view = view_of(tmp_path, tensors, "pack-quantized", Width(4, 32), Width(8, 32))
+        assert view.find(f"{STEM}.weight").encoding == ("q4_0" if bits == 4 else "q8_0")
+        with pytest.raises(CheckpointError, match=r"weight_shape' is \[0, 0\]"):
+            view.read(f"{STEM}.weight")
+
+
+def test_groups_of_another_size_than_stated_are_refused(tmp_path: Path) -> None:
+    """96 columns a group where 128 are stated: the last group would be shorter than the others."""
+    one = integers(8, 192, 4, 96, torch.float16, seed=1)
+    view = view_of(tmp_path, LAYOUTS["gptq"][0](one, 4), "gptq", Width(4, 128))
+    with pytest.raises(CheckpointError, match="192 columns in 2 groups, and the config states groups of 128 columns"):
+        view.find(f"{STEM}.weight")
+
+
+def test_numbers_that_round_activations_and_caches_are_left_out(tmp_path: Path) -> None:
+    one = integers(8, 64, 8, 32, torch.float16, seed=1)
+    more = {
+        "input_scale": torch.ones(1),
+        "input_zero_point": torch.zeros(1, dtype=torch.int8),
+        "k_scale": torch.ones(1),
+    }
+    view = view_of(tmp_path, {**LAYOUTS["int-quantized"][0](one, 8), **more}, "int-quantized")
+    assert set(view.tensors) == {f"{STEM}.weight"}
+
+
+def test_biases_of_zeros_beside_gptq_weights_are_known(tmp_path: Path) -> None:
     one = integers(8, 64, 4, 32, torch.float16, seed=1)
-    view = view_of(tmp_path, LAYOUTS["pack-quantized"][0](one, 4), "pack-quantized", bits=4)
-    assert torch.equal(dense_of(view), one.dense)
+    for bias, is_zero in ((torch.zeros(8), True), (torch.ones(8), False)):
+        view = view_of(tmp_path, {**LAYOUTS["gptq"][0](one, 4), "bias": bias}, "gptq")
+        assert view.is_zero_bias(f"{STEM}.bias") is is_zero
+        assert view.is_zero_bias(f"{STEM}.weight") is False
+
+
+def test_a_damaged_weight_matters_only_if_it_is_needed(tmp_path: Path) -> None:
+    one = integers(8, 64, 4, 32, torch.float16, seed=1)
+    tensors = {**LAYOUTS["gptq"][0](one, 4), "other": torch.ones(3)}
+    del tensors["scales"]
+    view = view_of(tmp_path, tensors, "gptq")
+    assert set(view.tensors) == {f"{STEM}.other"}
+    assert view.read(f"{STEM}.other").sum() == 3
+    with pytest.raises(CheckpointError, match=r"Missing required tensor: .*scales"):
+        view.check_needed([f"{STEM}.weight"])
 
 
 def swap_columns(tensors: dict[str, Tensor]) -> None:
@@ -96,15 +138,23 @@ REFUSED: list[tuple[str, str, Change, type[GraphcoreError], str]] = [
         "gptq",
         "three bits",
         lambda t: t.update(qweight=t["qweight"][:6], qzeros=torch.zeros(2, 3, dtype=torch.int32), scales=t["scales"]),
-        UnsupportedError,
+        CheckpointError,
         r"has 3 bits a weight, and of gptq weights 4 and 8 are read",
+    ),
+    ("gptq", "0-d", lambda t: t.update(qzeros=torch.tensor(5, dtype=torch.int32)), CheckpointError, "no gptq weight"),
+    (
+        "pack-quantized",
+        "0-d",
+        lambda t: t.update(weight_zero_point=torch.tensor(5, dtype=torch.int32)),
+        CheckpointError,
+        "no pack-quantized weight",
     ),
     ("gptq", "no rows", lambda t: t.update(qweight=t["qweight"][:0]), CheckpointError, "are no gptq weight"),
     (
         "pack-quantized",
         "small groups",
         lambda t: t.update(weight_scale=t["weight_scale"].repeat(1, 2)),
-        UnsupportedError,
+        CheckpointError,
         r"has 64 columns in 4 groups, and a group must be whole blocks of 32 columns",
     ),
     ("pack-quantized", "no shape", lambda t: t.pop("weight_shape"), CheckpointError, "required tensor: .*weight_shape"),
@@ -140,7 +190,7 @@ REFUSED: list[tuple[str, str, Change, type[GraphcoreError], str]] = [
         "pack-quantized",
         "scale",
         lambda t: t.update(weight_scale=t["weight_scale"].float() * 1.0001),
-        CheckpointError,
+        UnsupportedError,
         r"weight_scale' has scales that are no float16 numbers \(torch.float32\), which q4_0 cannot hold",
     ),
 ]

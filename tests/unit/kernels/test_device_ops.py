@@ -15,9 +15,11 @@ def test_ops_are_traced_with_the_shapes_and_dtypes_that_they_give() -> None:
     x, ids = torch.randn(2, 3, 256).bfloat16(), torch.tensor([[3, 18]])
     ops = torch.ops.graphcore
     for rounds in (True, False):
-        torch.library.opcheck(ops.device_linear.default, (x, packed, None, "q4_k", 19, 256, rounds), test_utils=CHECKS)
-    torch.library.opcheck(ops.device_rows.default, (ids, packed, "q4_k", 19, 256, torch.float32), test_utils=CHECKS)
-    torch.library.opcheck(ops.device_matrix.default, (packed, "q4_k", 19, 256, torch.float16), test_utils=CHECKS)
+        torch.library.opcheck(
+            ops.device_linear.default, (x, packed, None, "q4_k", 19, 256, "", rounds), test_utils=CHECKS
+        )
+    torch.library.opcheck(ops.device_rows.default, (ids, packed, "q4_k", 19, 256, "", torch.float32), test_utils=CHECKS)
+    torch.library.opcheck(ops.device_matrix.default, (packed, "q4_k", 19, 256, "", torch.float16), test_utils=CHECKS)
 
 
 def test_a_product_is_compiled_whole() -> None:
