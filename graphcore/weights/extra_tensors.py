@@ -95,7 +95,9 @@ def notes_on_files(checkpoint: Checkpoint, left_out: Sequence[str]) -> tuple[str
     notes = [f"left out of the checkpoint: {' and '.join(left_out)}"] if left_out else []
     if checkpoint.faults:
         names = listed(sorted(checkpoint.faults))
-        notes.append(f"files contradict themselves about tensors that the model does not need: {names}")
+        notes.append(
+            f"files of the checkpoint contradict each other about tensors that the model does not need: {names}"
+        )
     return (*checkpoint.notes, *notes)
 
 

@@ -186,7 +186,9 @@ def test_a_fault_of_the_files_matters_only_for_a_needed_tensor() -> None:
     architecture = architecture_of(UNTIED)
     sources = match_weights(architecture, UNTIED, checkpoint, shapes_of(UNTIED), 2)
     (note,) = notes_on_unused(architecture, UNTIED, checkpoint, {source.name for source in sources.values()}, 2)
-    assert note.startswith("files contradict themselves about tensors that the model does not need: 'model.layers.0.")
+    assert note.startswith(
+        "files of the checkpoint contradict each other about tensors that the model does not need: 'model.layers.0."
+    )
     checkpoint.faults = {Q_PROJ: "index: is in another shard"}
     with pytest.raises(CheckpointError, match="index: is in another shard"):
         match_weights(architecture, UNTIED, checkpoint, shapes_of(UNTIED), 2)
