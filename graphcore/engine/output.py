@@ -3,8 +3,8 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +14,21 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Event
 
 LOG = logging.getLogger("graphcore")
+
+
+@contextmanager
+def interrupts_are_raised() -> Iterator[None]:
+    """Raise the KeyboardInterrupt that the end of a `with` of a condition hides.
+
+    If Ctrl-C comes when a wait has ended and the condition's lock is not held again yet, CPython raises RuntimeError,
+    because the end of the `with` releases the lock.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 @dataclass(frozen=True)
@@ -196,7 +211,7 @@ class OutputStream:
         self._refuse_forked()
         if not self.is_ready(at):
             self.before_waiting()
-        with self._changed:
+        with interrupts_are_raised(), self._changed:
             self._num_waiting += 1
             try:
                 if not self._changed.wait_for(lambda: self.is_ready(at), timeout):
@@ -232,7 +247,7 @@ class OutputStream:
         self._refuse_forked()
         if not self.has_ended:
             self.before_waiting()
-        with self._ended:
+        with interrupts_are_raised(), self._ended:
             if not self._ended.wait_for(lambda: self.has_ended, timeout):
                 raise TimeoutError(f"the answer was not complete within {timeout} s")
             if self._error is not None:
