@@ -71,7 +71,7 @@ NAMES: Mapping[IntegerLayout, Names] = MappingProxyType(
 
 
 class Width(NamedTuple):
-    """A kind of integer weight.
+    """Bit width and group size of quantised weights, compressed-tensors' num_bits and group_size.
 
     Attributes:
         bits: bits of a code.
@@ -87,7 +87,7 @@ class IntegerScheme(NamedTuple):
 
     Attributes:
         layout: layout of all of them.
-        widths: the kinds that there are; empty if the tensors alone say it.
+        widths: bit widths with their group sizes; empty to take them from the tensors' shapes.
     """
 
     layout: IntegerLayout
@@ -110,11 +110,11 @@ class IntegerWeight(NamedTuple):
 
 
 class IntegerCheckpoint(Checkpoint):
-    """A view of a safetensors checkpoint whose integer weights are q4_0 and q8_0 tensors, under the weights' names.
+    """A view of a GPTQ or compressed-tensors checkpoint that presents its quantised weights as q4_0 and q8_0 tensors.
 
     Args:
         stored: checkpoint as stored in the files.
-        scheme: layout and kinds of its integer weights.
+        scheme: storage layout, bit widths and group sizes of its quantised weights.
 
     A weight whose tensors are missing, do not fit together or are not read is among the `faults`.
     """
@@ -154,7 +154,7 @@ class IntegerCheckpoint(Checkpoint):
         return not bool(self.stored.read(name).any())
 
     def assemble(self, name: str, parts: Sequence[Tensor]) -> Tensor:
-        """Return one tensor: of an integer weight q4_0 or q8_0 blocks, uint8 [nbytes], else as it is stored.
+        """Return one tensor: for a quantised weight q4_0 or q8_0 blocks, uint8 [nbytes], else the stored tensor.
 
         Raises:
             CheckpointError: the weight's shape is not the stored one.
@@ -286,7 +286,7 @@ class IntegerCheckpoint(Checkpoint):
     def _check_values(self, weight: IntegerWeight, found: Mapping[str, Tensor]) -> None:
         """Refuse weights whose values q4_0 and q8_0 cannot hold."""
         names, (rows, columns) = self.names, weight.info.shape
-        if names.zeros in found and not self._are_middle(weight, found[names.zeros]):
+        if names.zeros in found and not self._are_symmetric(weight, found[names.zeros]):
             raise UnsupportedError(
                 f"{self.source}: {quoted(weight.parts[names.zeros])} has zero points apart from the middle; weights "
                 "without symmetry (sym or symmetric is false) are not read: use a checkpoint with symmetry, or a GGUF"
@@ -304,7 +304,7 @@ class IntegerCheckpoint(Checkpoint):
                 f"are {[rows, columns]}; fetch the checkpoint again"
             )
 
-    def _are_middle(self, weight: IntegerWeight, zeros: Tensor) -> bool:
+    def _are_symmetric(self, weight: IntegerWeight, zeros: Tensor) -> bool:
         """Return whether all stored zero points stand for the middle of the codes."""
         if self.integers == "int-quantized":  # signed codes
             return not bool(zeros.any())
@@ -314,7 +314,7 @@ class IntegerCheckpoint(Checkpoint):
         return bool((zeros.contiguous().view(torch.uint8) == stored).all())
 
     def _code_bytes(self, weight: IntegerWeight, stored: Tensor) -> Tensor:
-        """Return the codes as blocks hold them, two or one in a byte: [O, I / 2] or [O, I] uint8."""
+        """Repack the codes into the byte order of q4_0 or q8_0 blocks: [O, I / 2] or [O, I] uint8."""
         rows, columns = weight.info.shape
         raw = stored.contiguous().view(torch.uint8)
         if self.names is GPTQ:  # [words, O, 4]: the bytes of a word are neighbouring columns
@@ -330,7 +330,7 @@ class IntegerCheckpoint(Checkpoint):
         return out.view(rows, -1)
 
     def _scales(self, weight: IntegerWeight, stored: Tensor) -> Tensor:
-        """Return the scales of all groups: [O, G] float16."""
+        """Return each row's scales, one for each group, checked to be exact in float16: [O, G]."""
         rows = weight.info.shape[0]
         grid = stored.T if self.names is GPTQ else stored.reshape(-1, weight.groups)
         exact = grid.to(torch.float16)
@@ -343,5 +343,6 @@ class IntegerCheckpoint(Checkpoint):
 
 
 def _fits(one: Width, columns: int, groups: int) -> bool:
-    """Return whether a weight of that many columns and groups is of this kind."""
-    return groups == 1 if one.group_size == 0 else columns == groups * one.group_size
+    """Return whether a weight of that many columns and groups has this group size, which may be above its columns."""
+    is_whole = one.group_size == 0 or one.group_size >= columns
+    return groups == 1 if is_whole else columns == groups * one.group_size

@@ -261,7 +261,7 @@ class Packer:
         return bool(member.folds or self._sources[member.name].folds)
 
     def _moved_rows(self, entry: TensorEntry) -> torch.Tensor:
-        """Return the bytes of a tensor that stays packed, its rows in GGUF's order: [nbytes] uint8."""
+        """Return a quantised tensor with its rows in GGUF's order, without quantising again: [nbytes] uint8."""
         scales: list[float] = []
 
         def rows_of(name: str) -> torch.Tensor:

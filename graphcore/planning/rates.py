@@ -99,7 +99,10 @@ def slot_bytes_per_stored_byte(loader: Loader, moving: MovingWeights, tier: Tier
 def _expert_matrices(experts: Mapping[str, ExpertLinear]) -> Iterator[dict[str, tuple[Packing | None, Tensor]]]:
     """Yield packing and shape of an expert's matrices, by the weights' names, for each layer; on the meta device."""
     for _, layer in groupby(experts.items(), key=lambda item: item[0].rpartition(".experts.")[0]):
-        yield {name: (linear.packing, linear.weight[0].to("meta")) for name, linear in layer}
+        yield {
+            name: (linear.packing, torch.empty(linear.weight.shape[1:], dtype=linear.weight.dtype, device="meta"))
+            for name, linear in layer
+        }
 
 
 def _link(loader: Loader, moving: MovingWeights, tier: Tier, device: torch.device, link_to: LinkTo) -> float:

@@ -73,7 +73,7 @@ class ByteCopy:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are copied."""
+        """Number of bytes that are copied."""
         return self.out.nbytes
 
     def write(self, _parts: Sequence[Tensor], _threads: int | None) -> None:

@@ -152,7 +152,7 @@ class TensorConversion:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weight."""
+        """Size of the weight in bytes."""
         return self.out.nbytes
 
     @property

@@ -22,7 +22,7 @@ ADVICE = "use another checkpoint of the model, or a GGUF of it"
 
 
 def read_integer_scheme(fields: Fields) -> IntegerScheme | None:
-    """Return the layout and kinds of a checkpoint's integer weights; None if its quantization_config is another's.
+    """Return the storage layout, bit widths and group sizes of integer weights; None for another quant_method.
 
     Args:
         fields: settings of config.json.

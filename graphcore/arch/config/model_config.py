@@ -158,7 +158,7 @@ class ModelConfig(HuggingFaceNames):
         num_predicting_layers: number of multi-token-prediction (MTP) layers after the last one; they are left out.
         ternary: way in which the scales of ternary weights (BitNet) are stored and applied; None without such weights.
             Projections with ternary weights take int8 activations.
-        integers: layout and bits of a Hugging Face folder's integer weights; None without such weights.
+        integers: storage layout, bit widths and group sizes of GPTQ or compressed-tensors weights; None without them.
         own: settings that only the model's family has; None for families without such.
         notes: lines for the user about settings that were ignored.
     """

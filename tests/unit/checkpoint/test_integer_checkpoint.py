@@ -86,6 +86,12 @@ def test_groups_of_another_size_than_stated_are_refused(tmp_path: Path) -> None:
         view.find(f"{STEM}.weight")
 
 
+def test_a_group_size_above_the_columns_is_one_group(tmp_path: Path) -> None:
+    one = integers(8, 64, 4, 0, torch.float16, seed=1)
+    view = view_of(tmp_path, LAYOUTS["gptq"][0](one, 4), "gptq", Width(4, 128))
+    assert torch.equal(dense_of(view), one.dense)
+
+
 def test_numbers_that_round_activations_and_caches_are_left_out(tmp_path: Path) -> None:
     one = integers(8, 64, 8, 32, torch.float16, seed=1)
     more = {
