@@ -25,7 +25,7 @@ from graphcore.errors import CheckpointError, UnsupportedError, quoted
 from graphcore.quant.registry import ENCODINGS
 
 GGML_TYPES: Mapping[int, Encoding] = MappingProxyType(
-    {one.ggml_id: one for one in sorted(ENCODINGS.values(), key=lambda one: one.ggml_id)}
+    dict(sorted((one.ggml_id, one) for one in ENCODINGS.values() if one.ggml_id is not None))
 )
 """Encoding of each tensor type that can be read, by its number."""
 

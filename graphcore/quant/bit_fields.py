@@ -37,6 +37,11 @@ def fp16(blocks: torch.Tensor, start: int) -> torch.Tensor:
     return field(blocks, start, 2).view(torch.float16).to(torch.float32)
 
 
+def fp32(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    """Return the little-endian float32 at byte `start` of every block: [N, W] uint8 -> [N, 1] float32."""
+    return field(blocks, start, 4).view(torch.float32)
+
+
 def planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the codes of each bit position, lowest first: [..., n] uint8 -> [..., 8 / bits, n] uint8.
 
@@ -54,7 +59,7 @@ def runs(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return shifted.bitwise_and_((1 << bits) - 1).flatten(-2)
 
 
-def levels_of(values: Sequence[int], codes: torch.Tensor) -> torch.Tensor:
+def levels_of(values: Sequence[float], codes: torch.Tensor) -> torch.Tensor:
     """Return `values[code]` for every code: uint8 -> float32, same shape."""
     table = torch.tensor(values, dtype=torch.float32, device=codes.device)
     return table.index_select(0, codes.flatten().to(torch.int32)).view(codes.shape)

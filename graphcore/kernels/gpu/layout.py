@@ -31,14 +31,26 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from graphcore.encodings import E2M1_DOUBLED, IQ4_LEVELS, Encoding, Place, Planes
+from graphcore.encodings import (
+    E2M1_DOUBLED,
+    E4M3_LEVELS,
+    FP4_LEVELS,
+    IQ4_LEVELS,
+    NF4_LEVELS,
+    Encoding,
+    Place,
+    Planes,
+)
 from graphcore.quant.level_formats import IQ1, IQ2, IQ3_S, IQ3_XXS
 from graphcore.quant.registry import FORMATS
 
 TAIL_NBYTES = 16  # bytes after the last group, if the tensor has a float32 scale
 SUPER_WEIGHTS = 256  # weights of a super scale
-SCALE_NBYTES = {"half": 2, "pair": 4, "e8m0": 1, "e4m3": 1, "signed": 1, "bytes": 2, "nibbles": 1, "whole": 0}
-LEVELS = {  # names of the levels in kernels
+SCALE_NBYTES = {
+    **{"half": 2, "pair": 4, "e8m0": 1, "e4m3": 1, "signed": 1, "bytes": 2, "nibbles": 1, "whole": 0},
+    **{"half_zero": 2, "float_zero": 4, "float": 4},
+}
+LEVELS: Mapping[tuple[float, ...], str] = {  # names of the levels in kernels
     (): "",
     E2M1_DOUBLED: "e2m1",
     IQ4_LEVELS: "iq4",
@@ -46,6 +58,9 @@ LEVELS = {  # names of the levels in kernels
     IQ2: "iq2",
     IQ3_XXS: "iq3_xxs",
     IQ3_S: "iq3_s",
+    NF4_LEVELS: "nf4",
+    FP4_LEVELS: "fp4",
+    E4M3_LEVELS: "fp8",
 }
 
 
@@ -86,7 +101,7 @@ def _layout(one: Encoding, planes: Planes) -> DeviceLayout:
         planes.group,
         supers * SUPER_WEIGHTS // one.block_elements,
         one.zero,
-        LEVELS[one.levels],
+        LEVELS[one.levels or one.float_levels],
         planes.step,
         planes.is_descending,
         planes.high_runs,
