@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from folder_formats import FOLDER_FORMATS, folder_blocks, folder_weights, put_scales
 from torch import Tensor
 
 from graphcore.compiler import prebuilt_name, targets_here
@@ -29,7 +30,7 @@ FLOAT16_FIELDS = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
     "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "tq2_0": (64,), "q1_0": (0,),
     "q2_0": (0,), "mxfp4": (), "nvfp4": (), "i2_s": (), "iq1_s": (0,), "iq1_m": (), "iq2_xxs": (0,), "iq2_xs": (0,),
-    "iq2_s": (0,), "iq3_xxs": (0,), "iq3_s": (0,),
+    "iq2_s": (0,), "iq3_xxs": (0,), "iq3_s": (0,), **dict.fromkeys(FOLDER_FORMATS, ()),
 }  # fmt: skip
 
 CENTRES = {"q4_1": 7.5, "q5_1": 15.5}  # of the codes: a minimum of that many steps makes weights of both signs
@@ -128,13 +129,19 @@ def stored_matrix(
         blocks[:, 0] = rng.integers(118, 124, len(blocks)) if is_tame else rng.integers(0, 255, len(blocks))
     if name == "nvfp4":
         blocks[:, :4] = rng.integers(20, 60, (len(blocks), 4)) if is_tame else rng.integers(0, 0x7F, (len(blocks), 4))
+    if name in FOLDER_FORMATS:
+        put_scales(name, blocks, rng, is_tame)
     scale = 0.375 if name == "i2_s" else 1.0
     raw = one.join_rows(torch.from_numpy(blocks.reshape(rows, -1)), scale)
     return StoredMatrix(name, *one.split_rows(raw, (rows, columns)), one.dequantize(raw, (rows, columns)))
 
 
 def golden_matrix(name: str) -> StoredMatrix:
-    """Return libggml's golden blocks as a matrix of sixteen rows; their weights are libggml's own."""
+    """Return libggml's golden blocks as a matrix of sixteen rows; their weights are libggml's own, or numpy's."""
+    if name in FOLDER_FORMATS:
+        blocks = folder_blocks(name, 64)
+        dense = torch.from_numpy(folder_weights(name, blocks).reshape(16, -1))
+        return StoredMatrix(name, torch.from_numpy(blocks.reshape(16, -1)), 1.0, dense)
     if name == "i2_s":
         stored = np.load(GOLDEN / "i2s.npz")
         rows, scale = FORMATS[name].split_rows(torch.from_numpy(stored["i2s_x86_raw"]), stored["dequant"].shape)

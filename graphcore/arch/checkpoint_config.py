@@ -5,7 +5,7 @@ from graphcore.arch.config_from_gguf import config_from_gguf
 from graphcore.arch.config_from_json import load_model_config
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
-from graphcore.checkpoint.integer_checkpoint import IntegerCheckpoint
+from graphcore.checkpoint.quantized.quantized_checkpoint import QuantizedCheckpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.checkpoint.ternary_checkpoint import TernaryCheckpoint
 from graphcore.errors import CheckpointError
@@ -37,17 +37,17 @@ def _rope_freqs(checkpoint: GGUFCheckpoint) -> list[float]:
 
 
 def with_packed_weights(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
-    """Return the checkpoint, with Hugging Face's forms of ternary and integer weights presented as GGUF's tensors.
+    """Return the checkpoint, with Hugging Face's forms of ternary and quantised weights presented as packed tensors.
 
     Raises:
-        UnsupportedError: weights have values that no GGUF type holds.
+        UnsupportedError: weights have values that no format holds.
         CheckpointError: tensors of a weight are missing or do not fit together.
     """
     if checkpoint.layout != "hf":
         return checkpoint
     if config.ternary is not None:
         return TernaryCheckpoint(checkpoint, config.ternary)
-    return checkpoint if config.integers is None else IntegerCheckpoint(checkpoint, config.integers)
+    return checkpoint if config.quantized is None else QuantizedCheckpoint(checkpoint, config.quantized)
 
 
 def stored_dtype(checkpoint: Checkpoint, config: ModelConfig) -> str | None:

@@ -11,9 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from graphcore.arch.config.class_defaults import ClassDefaults
-from graphcore.arch.config.integer_weights import INTEGER_METHODS, notes_on_integers, read_integer_scheme
 from graphcore.arch.config.layer_types import MOST_LAYERS, read_layer_types, read_pattern, read_window
 from graphcore.arch.config.model_config import AttentionConfig, DeltaConfig, ExpertsConfig, ModelConfig, read_head_dim
+from graphcore.arch.config.quantization_config import (
+    QUANTIZED_METHODS,
+    notes_on_activations,
+    read_quantized_scheme,
+)
 from graphcore.arch.config.refusals import known_activation, refuse_unknown_mathematics
 from graphcore.arch.config.rope_parameters import note_on_dynamic, read_rope
 from graphcore.arch.config.ternary_scaling import BITNET_METHOD, note_on_full_weights, read_ternary_scaling
@@ -108,7 +112,7 @@ def parse_model_config(
         eos_token_ids=special["eos_token_id"],
         dtype=dtype.removeprefix("torch.") if dtype else None,
         ternary=read_ternary_scaling(fields),
-        integers=read_integer_scheme(fields),
+        quantized=read_quantized_scheme(fields),
         notes=(*notes, *note_on_dynamic(rope, longest, fields.source), *_notes_on_quantization(fields)),
     )
     return ARCHITECTURES[defaults.model_type].complete_json(config, fields)
@@ -190,7 +194,7 @@ def _check_required(fields: Fields, defaults: ClassDefaults) -> None:
 def _refuse_quantization(fields: Fields, defaults: ClassDefaults) -> None:
     method = fields.section("quantization_config").text("quant_method")
     is_dense = fields.raw.get("quantization_config") is None or note_on_full_weights(fields)
-    if is_dense or method in defaults.quant_methods or method in INTEGER_METHODS:
+    if is_dense or method in defaults.quant_methods or method in QUANTIZED_METHODS:
         return
     if method == BITNET_METHOD:
         known = sorted(name for name, one in ARCHITECTURES.items() if BITNET_METHOD in one.defaults.quant_methods)
@@ -205,7 +209,7 @@ def _refuse_quantization(fields: Fields, defaults: ClassDefaults) -> None:
 
 
 def _notes_on_quantization(fields: Fields) -> tuple[str, ...]:
-    return *note_on_full_weights(fields), *notes_on_integers(fields)
+    return *note_on_full_weights(fields), *notes_on_activations(fields)
 
 
 def _num_layers(fields: Fields, defaults: ClassDefaults) -> int:

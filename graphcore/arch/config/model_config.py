@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from graphcore.arch.config.other_names import HuggingFaceNames
-from graphcore.checkpoint.integer_checkpoint import IntegerScheme
+from graphcore.checkpoint.quantized.scheme import QuantizedScheme
 from graphcore.checkpoint.ternary_checkpoint import TernaryScaling
 from graphcore.errors import CheckpointError, ConfigError
 
@@ -158,7 +158,7 @@ class ModelConfig(HuggingFaceNames):
         num_predicting_layers: number of multi-token-prediction (MTP) layers after the last one; they are left out.
         ternary: way in which the scales of ternary weights (BitNet) are stored and applied; None without such weights.
             Projections with ternary weights take int8 activations.
-        integers: storage layout, bit widths and group sizes of GPTQ or compressed-tensors weights; None without them.
+        quantized: layouts, bit widths and group sizes of weights in quantised layouts; None without them.
         own: settings that only the model's family has; None for families without such.
         notes: lines for the user about settings that were ignored.
     """
@@ -182,7 +182,7 @@ class ModelConfig(HuggingFaceNames):
     dtype: str | None = None
     num_predicting_layers: int = 0
     ternary: TernaryScaling | None = None
-    integers: IntegerScheme | None = None
+    quantized: QuantizedScheme | None = None
     own: OwnSettings | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
 

@@ -29,6 +29,7 @@ from graphcore.kernels.cpu.library import DTYPE_NUMBERS, FORMAT_NUMBERS, ROUNDIN
 from graphcore.kernels.cpu.products import Operand
 from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows, write_tail
+from graphcore.quant.registry import FORMATS
 
 TAIL_NBYTES = 64  # bytes after the last group, if the tensor has a float32 scale
 SLICE_ELEMENTS = 1 << 20  # weights unpacked at a time: 2 MiB in bf16, 4 MiB in float32
@@ -109,8 +110,13 @@ class KernelPacking(Packing):
         return dense
 
     def unpacks(self, rounding: str) -> bool:
-        """Return whether a batch of at least `DENSE_TOKENS` tokens is multiplied with the unpacked (dense) weight."""
-        return bool(open_library(self.library).graphcore_unpacks(ROUNDINGS[rounding]))
+        """Return whether a batch of at least `DENSE_TOKENS` tokens is multiplied with the unpacked (dense) weight.
+
+        Codes that are floats are never multiplied with rounded x.
+        """
+        return bool(FORMATS[self.format].float_levels) or bool(
+            open_library(self.library).graphcore_unpacks(ROUNDINGS[rounding])
+        )
 
     def operand(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Operand | None:
         """Return the operand of the C++ kernels for `x` [..., I]; None if torch multiplies the unpacked weight."""

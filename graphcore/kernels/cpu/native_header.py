@@ -42,6 +42,9 @@ constexpr bool has_tensor_scale(int32_t format) {{ return {scaled}; }}
 // Values of codes, minus the smallest value.
 {tables}
 
+// Values of codes that are floats.
+{floats}
+
 struct Encoding {{
     int columns, nbytes;    // columns and bytes of a stored block
     int bits;               // bits of a code
@@ -112,6 +115,7 @@ def encodings_header() -> str:
         tail=TAIL_NBYTES,
         scaled=" || ".join(f"format == {_constant(one)}" for one in known if one.has_tensor_scale),
         tables="\n".join(_table(levels, name) for levels, name in _tables().items()),
+        floats="\n".join(_float_table(one) for one in known if len(one.float_levels) == TABLE_SIZE),
         facts="\n".join(f"    {_facts(one)},  // {one.name}" for one in known),
     )
 
@@ -133,6 +137,12 @@ def _tables() -> dict[tuple[int, ...], str]:
 def _table(levels: tuple[int, ...], name: str) -> str:
     values = [level - min(levels) for level in levels] + [0] * (TABLE_SIZE - len(levels))
     return f"inline constexpr uint8_t {name}[{TABLE_SIZE}] = {{{', '.join(map(str, values))}}};"
+
+
+def _float_table(one: Encoding) -> str:
+    numbers = [f"{level:.9e}f" for level in one.float_levels]
+    lines = [f"    {', '.join(numbers[start : start + 4])}," for start in range(0, TABLE_SIZE, 4)]
+    return "\n".join((f"inline constexpr float {one.name.upper()}_LEVELS[{TABLE_SIZE}] = {{", *lines, "};"))
 
 
 def _facts(one: Encoding) -> str:

@@ -47,8 +47,17 @@ from graphcore.quant.registry import FORMATS
 TAIL_NBYTES = 16  # bytes after the last group, if the tensor has a float32 scale
 SUPER_WEIGHTS = 256  # weights of a super scale
 SCALE_NBYTES = {
-    **{"half": 2, "pair": 4, "e8m0": 1, "e4m3": 1, "signed": 1, "bytes": 2, "nibbles": 1, "whole": 0},
-    **{"half_zero": 2, "float_zero": 4, "float": 4},
+    "half": 2,
+    "pair": 4,
+    "e8m0": 1,
+    "e4m3": 1,
+    "signed": 1,
+    "bytes": 2,
+    "nibbles": 1,
+    "whole": 0,
+    "half_zero": 2,
+    "float_zero": 4,
+    "float": 4,
 }
 LEVELS: Mapping[tuple[float, ...], str] = {  # names of the levels in kernels
     (): "",

@@ -6,7 +6,7 @@ Legend: N blocks.
     codes byte j: hhhh llll, l = element j, h = element j + 16
     y = (q - z) * d, z from 0 to 16
 
-The folders of these weights are read by checkpoint/integer_weights.py; GGUF files have no such type: q4_1's minimum,
+The folders of these weights are read by checkpoint/quantized/; GGUF files have no such type: q4_1's minimum,
 -d * z, is a float16, which has too few bits for it.
 """
 

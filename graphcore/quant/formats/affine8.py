@@ -5,7 +5,7 @@ Legend: N blocks.
     0 d[4]  4 z[1]  5 codes[32]
     y = (q - z) * d, q and z from 0 to 255
 
-The folders of these weights are read by checkpoint/integer_weights.py; GGUF files have no such type.
+The folders of these weights are read by checkpoint/quantized/; GGUF files have no such type.
 """
 
 import torch

@@ -6,7 +6,7 @@ Legend: N blocks.
     codes byte j: hhhh llll, l = element j, h = element j + 16
     y = level[code] * d, levels in encodings.py
 
-The folders of these weights are read by checkpoint/float_weights.py; GGUF files have no such type.
+The folders of these weights are read by checkpoint/quantized/; GGUF files have no such type.
 """
 
 import torch

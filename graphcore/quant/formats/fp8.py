@@ -6,7 +6,7 @@ Legend: N blocks.
     code: s eeee mmm, an exponent of 0 for subnormals; 0x7f and 0xff are NaN, which checkpoints must not have
     y = code * d
 
-The folders of these weights are read by checkpoint/float_weights.py; GGUF files have no such type.
+The folders of these weights are read by checkpoint/quantized/; GGUF files have no such type.
 """
 
 import torch

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from folder_formats import FOLDER_FORMATS, folder_blocks, folder_weights
 from packed_matrices import put_iq1_m_scales
 
 from graphcore.quant import FORMATS
@@ -26,6 +27,7 @@ FLOAT16_FIELDS = {
     "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "tq1_0": (52,), "tq2_0": (64,),
     "q1_0": (0,), "q2_0": (0,), "iq2_xxs": (0,), "iq2_xs": (0,), "iq2_s": (0,), "iq3_xxs": (0,), "iq3_s": (0,),
     "iq1_s": (0,), "iq1_m": (), "mxfp4": (), "nvfp4": (), "f32": (), "f16": (0,), "bf16": (),
+    **dict.fromkeys(FOLDER_FORMATS, ()),
 }  # fmt: skip
 
 # Zeros, smallest and largest subnormals, smallest normal, largest, infinities, NaNs, of both signs.
@@ -54,6 +56,9 @@ def load_golden(name: str) -> GoldenBlocks:
         stored = np.load(GOLDEN / "i2s.npz")
         raw, weights = stored["i2s_x86_raw"], stored["dequant"]
         return GoldenBlocks(raw[:-32].reshape(-1, 32), weights.reshape(-1, 128), raw[-32:])
+    if name in FOLDER_FORMATS:
+        blocks = folder_blocks(name, 64)
+        return GoldenBlocks(blocks, folder_weights(name, blocks), np.empty(0, np.uint8))
     stored = np.load(GOLDEN / "ggml_blocks.npz")
     assert f"{name.upper()}.raw" in stored, f"tests/golden/ggml_blocks.npz has no data for the new format {name}"
     return GoldenBlocks(stored[f"{name.upper()}.raw"], stored[f"{name.upper()}.f32"], np.empty(0, np.uint8))

@@ -4,6 +4,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from folder_formats import FOLDER_FORMATS, folder_weights
 
 from graphcore.quant import FORMATS, dequantize
 from graphcore.quant.block_slices import SLICE_ELEMENTS
@@ -31,9 +32,11 @@ def q2_0_by_element(block):
 
 
 def reference(name, blocks):
-    """Return [N, E] float32 by gguf-py, or element by element where gguf-py cannot."""
+    """Return [N, E] float32 by gguf-py, or by a formula where gguf-py cannot."""
     by_element = {"q1_0": q1_0_by_element, "q2_0": q2_0_by_element}
     with np.errstate(all="ignore"):
+        if name in FOLDER_FORMATS:
+            return folder_weights(name, blocks)
         if name in by_element:
             return np.array([by_element[name](block) for block in blocks], dtype=np.float32)
         ggml_type = gguf.GGMLQuantizationType[name.upper()]

@@ -10,7 +10,16 @@ from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.quant import FORMATS, Format, dequantize
 
 FLAT = {"i2_s"}  # groups run over the whole tensor, not along rows
-NOT_IN_GGUF_PY = {"q2_0": (64, 18), "i2_s": (128, 32)}
+NOT_IN_GGUF_PY = {
+    "q2_0": (64, 18),
+    "i2_s": (128, 32),
+    "affine4": (32, 19),
+    "affine8": (32, 37),
+    "fp8": (32, 36),
+    "nf4": (32, 20),
+    "fp4": (32, 20),
+    "nvfp4_f32": (32, 24),
+}
 
 
 def one_row(name):

@@ -36,7 +36,13 @@ enum Format : int32_t {
     FORMAT_IQ3_S = 25,
     FORMAT_IQ1_S = 26,
     FORMAT_IQ1_M = 27,
-    DENSE_FORMATS = 3, NUM_FORMATS = 28
+    FORMAT_AFFINE4 = 28,
+    FORMAT_AFFINE8 = 29,
+    FORMAT_FP8 = 30,
+    FORMAT_NF4 = 31,
+    FORMAT_FP4 = 32,
+    FORMAT_NVFP4_F32 = 33,
+    DENSE_FORMATS = 3, NUM_FORMATS = 34
 };
 
 // Applies X to each format that is stored in blocks, in the order of their numbers. Each is a struct in formats.h.
@@ -65,7 +71,13 @@ enum Format : int32_t {
     X(IQ3_XXS) \
     X(IQ3_S) \
     X(IQ1_S) \
-    X(IQ1_M)
+    X(IQ1_M) \
+    X(AFFINE4) \
+    X(AFFINE8) \
+    X(FP8) \
+    X(NF4) \
+    X(FP4) \
+    X(NVFP4_F32)
 
 constexpr int GROUP_ROWS = 16;  // rows that are stored together
 constexpr size_t TAIL_NBYTES = 64;  // bytes after the last group, for the scale of the whole tensor
@@ -80,6 +92,20 @@ inline constexpr uint8_t IQ2_XXS_VALUES[16] = {51, 68, 86, 43, 35, 18, 0, 43, 0,
 inline constexpr uint8_t IQ3_XXS_VALUES[16] = {66, 74, 82, 90, 98, 106, 114, 124, 58, 50, 42, 34, 26, 18, 10, 0};
 inline constexpr uint8_t IQ3_S_VALUES[16] = {16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0};
 inline constexpr uint8_t IQ1_S_VALUES[16] = {2, 10, 18, 9, 0, 8, 16, 9, 0, 0, 0, 0, 0, 0, 0, 0};
+
+// Values of codes that are floats.
+inline constexpr float NF4_LEVELS[16] = {
+    -1.000000000e+00f, -6.961928010e-01f, -5.250730515e-01f, -3.949174881e-01f,
+    -2.844413817e-01f, -1.847734302e-01f, -9.105003625e-02f, 0.000000000e+00f,
+    7.958029956e-02f, 1.609302014e-01f, 2.461123019e-01f, 3.379152417e-01f,
+    4.407098293e-01f, 5.626170039e-01f, 7.229568362e-01f, 1.000000000e+00f,
+};
+inline constexpr float FP4_LEVELS[16] = {
+    0.000000000e+00f, 5.208333333e-03f, 6.666666667e-01f, 1.000000000e+00f,
+    3.333333333e-01f, 5.000000000e-01f, 1.666666667e-01f, 2.500000000e-01f,
+    -0.000000000e+00f, -5.208333333e-03f, -6.666666667e-01f, -1.000000000e+00f,
+    -3.333333333e-01f, -5.000000000e-01f, -1.666666667e-01f, -2.500000000e-01f,
+};
 
 struct Encoding {
     int columns, nbytes;    // columns and bytes of a stored block
@@ -119,6 +145,12 @@ inline constexpr Encoding ENCODINGS[] = {
     {256, 110, 4, 15, 30, IQ3_S_VALUES},  // iq3_s
     {256, 50, 3, 9, 18, IQ1_S_VALUES},  // iq1_s
     {256, 56, 3, 9, 18, IQ1_S_VALUES},  // iq1_m
+    {32, 19, 4, 0, 15, nullptr},  // affine4
+    {32, 37, 8, 0, 255, nullptr},  // affine8
+    {32, 36, 8, 0, 255, nullptr},  // fp8
+    {32, 20, 4, 0, 15, nullptr},  // nf4
+    {32, 20, 4, 0, 15, nullptr},  // fp4
+    {32, 24, 4, 12, 24, MXFP4_VALUES},  // nvfp4_f32
 };
 
 }  // namespace graphcore

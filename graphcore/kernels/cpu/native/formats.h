@@ -2,9 +2,11 @@
 //
 //     group of 16 rows:  [ scales of 256 columns | pad to 64 ][ their codes ]  [ scales of the next 256 ][ codes ] ...
 //     weight = scale * (value(code) - OFFSET)  (+ minimum)      value: the code itself, or a table's entry
+//     weight = scale * (code - zero)                            if HAS_ZERO is set; minimum = -scale * zero in products
+//     weight = scale * level(code)                              if HAS_FLOATS is set; level: a float
 //
-// A format's struct says how large its blocks are. Its functions `scale` and `minimum` return the sixteen rows' numbers for
-// one part of a block. A part has 32 columns, or 16 if HALVES is set. stored.h has the layout in files.
+// A format's struct says how large its blocks are. Its functions `scale`, `minimum` and `zero` return the sixteen rows' numbers
+// for one part of a block. A part has 32 columns, or 16 if HALVES is set. stored.h has the layout in files.
 #pragma once
 
 #include "codes.h"
@@ -14,6 +16,7 @@ namespace graphcore {
 
 // ---- Numbers of sixteen rows as float32, for the rows of one register, which begin at `lane`
 
+inline FloatPart fp32_lanes(const uint8_t* from, int lane) { return load<FloatPart>(from + 4 * lane); }
 inline FloatPart fp16_lanes(const uint8_t* from, int lane) { return halves_to_float((const uint16_t*)from + lane); }
 inline FloatPart byte_lanes(const uint8_t* from, int lane) { return to_float(widen_bytes(from + lane)); }
 inline FloatPart signed_byte_lanes(const uint8_t* from, int lane) { return to_float(widen_signed_bytes(from + lane)); }
@@ -30,6 +33,8 @@ struct Plain {
     static constexpr int LARGEST = ENCODINGS[NUMBER].largest;    // largest value, before the offset is subtracted
     static constexpr bool HALVES = false;                        // a part has 16 columns, not 32
     static constexpr bool HAS_MINIMUM = false;                   // weight = scale * code + minimum
+    static constexpr bool HAS_ZERO = false;                      // a part has a zero point, and minimum = -scale * zero
+    static constexpr bool HAS_FLOATS = false;                    // values of codes are floats, which `level` returns
     static constexpr bool ONE_SCALE = has_tensor_scale(NUMBER);  // a single scale for the whole tensor
     static constexpr bool HAS_TABLE = ENCODINGS[NUMBER].values != nullptr;  // values of codes are looked up in `table`
     static inline const uint8_t* table() { return ENCODINGS[NUMBER].values; }
@@ -82,6 +87,11 @@ struct NVFP4 : Plain<FORMAT_NVFP4, 64> {
         const FloatPart size = exponent == 0 ? small : normal;
         return bits == 0x7f ? FloatPart{} : size;
     }
+};
+
+struct NVFP4_F32 : Plain<FORMAT_NVFP4_F32, 128> {
+    static constexpr bool HALVES = true;
+    static inline FloatPart scale(const uint8_t* meta, int part, int lane) { return fp32_lanes(meta + 64 * part, lane); }
 };
 
 struct IQ4_NL : Plain<FORMAT_IQ4_NL, 32> {
@@ -182,6 +192,49 @@ struct IQ3_S : Levels<FORMAT_IQ3_S, false, 8> {
 // BitNet's ternary codes. Their scale belongs to the whole tensor. A stored block is 128 columns of one row.
 struct I2_S : Plain<FORMAT_I2_S, 0> {
     static inline FloatPart scale(const uint8_t*, int, int) { return splat(1.0f); }
+};
+
+// ---- Weights of Hugging Face's folders: blocks of 32 with a zero point, or with codes that are floats
+
+// SCALE_NBYTES: bytes of a row's scale, which the zeros follow.
+template <Format NUMBER_, int SCALE_NBYTES>
+struct ZeroPoint : Plain<NUMBER_, (SCALE_NBYTES + 1) * LANES> {
+    static constexpr bool HAS_MINIMUM = true, HAS_ZERO = true;
+    static inline FloatPart scale(const uint8_t* meta, int, int lane) {
+        return SCALE_NBYTES == 2 ? fp16_lanes(meta, lane) : fp32_lanes(meta, lane);
+    }
+    static inline FloatPart zero(const uint8_t* meta, int, int lane) { return byte_lanes(meta + SCALE_NBYTES * LANES, lane); }
+    static inline FloatPart minimum(const uint8_t* meta, int part, int lane) {
+        return -(scale(meta, part, lane) * zero(meta, part, lane));
+    }
+};
+
+struct AFFINE4 : ZeroPoint<FORMAT_AFFINE4, 2> {
+};
+struct AFFINE8 : ZeroPoint<FORMAT_AFFINE8, 4> {
+};
+
+template <Format NUMBER_>
+struct Floats : Plain<NUMBER_, 4 * LANES> {
+    static constexpr bool HAS_FLOATS = true;
+    static inline FloatPart scale(const uint8_t* meta, int, int lane) { return fp32_lanes(meta, lane); }
+};
+
+struct FP8 : Floats<FORMAT_FP8> {
+    static inline FloatPart level(IntPart code) {
+        const IntPart exponent = (code >> 3) & 15, mantissa = code & 7;
+        const FloatPart small = to_float(mantissa) * splat(1.0f / 512.0f);
+        const FloatPart normal = (FloatPart)(((exponent + 120) << 23) | (mantissa << 20));  // 2^(e - 7) (1 + m / 8)
+        const FloatPart size = exponent == 0 ? small : normal;
+        return (FloatPart)((IntPart)size | ((code & 128) << 24));
+    }
+};
+
+struct NF4 : Floats<FORMAT_NF4> {
+    static inline FloatPart level(IntPart code) { return lookup_floats(NF4_LEVELS, code); }
+};
+struct FP4 : Floats<FORMAT_FP4> {
+    static inline FloatPart level(IntPart code) { return lookup_floats(FP4_LEVELS, code); }
 };
 
 }  // namespace graphcore

@@ -76,7 +76,8 @@ struct Block {
         for (int half = 0; half < (F::HALVES ? 2 : 1); half++)
             for (int lane = 0; lane < LANES; lane += PART_LANES) {
                 store(scales[half] + lane, F::scale(meta, part + half, lane));
-                if constexpr (F::HAS_MINIMUM) store(minimums[half] + lane, F::minimum(meta, part + half, lane));
+                if constexpr (F::HAS_ZERO) store(minimums[half] + lane, F::zero(meta, part + half, lane));
+                else if constexpr (F::HAS_MINIMUM) store(minimums[half] + lane, F::minimum(meta, part + half, lane));
             }
     }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "expanded.h"
+#include "float_products.h"
 #include "matrix.h"
 
 namespace graphcore {
@@ -31,12 +32,13 @@ void multiply(const uint8_t* group, int columns, const Activations& x, const int
             return;
         }
     }
+    if constexpr (F::HAS_FLOATS) return multiply_float_tiles<F>(group, columns, x, rows, tokens, totals);
 #if GRAPHCORE_AVX2
     if (x.rounding != Rounding::NONE && tokens >= EXPANDED_TOKENS)
         return x.rounding == Rounding::WIDE ? multiply_expanded<F, true>(group, columns, x, rows, tokens, totals)
                                             : multiply_expanded<F, false>(group, columns, x, rows, tokens, totals);
 #endif
-    multiply_tiles<F>(group, columns, x, rows, tokens, totals);
+    if constexpr (!F::HAS_FLOATS) multiply_tiles<F>(group, columns, x, rows, tokens, totals);
 }
 
 #define GRAPHCORE_MULTIPLY(F)                                                                                             \

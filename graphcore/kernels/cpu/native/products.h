@@ -96,8 +96,11 @@ inline FloatPart correction(const uint8_t* meta, int part, int lane, FloatPart s
 }
 
 // Returns weights from codes. Unpacked weights are ggml's to the bit only in sources without contraction (compiler.py).
+// minimum: the zero point if the format has one.
 template <class F>
 __attribute__((always_inline)) inline FloatPart weights_of(IntPart codes, FloatPart scale, FloatPart minimum) {
+    if constexpr (F::HAS_FLOATS) return F::level(codes) * scale;
+    if constexpr (F::HAS_ZERO) return (to_float(codes) - minimum) * scale;
     const FloatPart weights = to_float(codes - F::OFFSET) * scale;
     if constexpr (F::HAS_MINIMUM) return weights + minimum;
     return weights;

@@ -464,4 +464,73 @@ struct Stored<I2_S> {
     }
 };
 
+// ---- Weights of Hugging Face's folders
+
+// Copies the NBYTES bytes that each row begins with, one row after another, then the byte after them.
+template <int NBYTES>
+inline void put_scales_and_zeros(const Rows& rows, uint8_t* meta) {
+    for (int lane = 0; lane < LANES; lane++) {
+        std::memcpy(meta + NBYTES * lane, rows[lane], NBYTES);
+        meta[NBYTES * LANES + lane] = rows[lane][NBYTES];
+    }
+}
+
+inline void put_floats(const Rows& rows, uint8_t* meta) {
+    for (int lane = 0; lane < LANES; lane++) std::memcpy(meta + 4 * lane, rows[lane], 4);
+}
+
+template <>
+struct Stored<AFFINE4> {
+    Rows rows;
+    Words<16> words{rows.at(3)};
+
+    void scales(uint8_t* meta) const { put_scales_and_zeros<2>(rows, meta); }
+    void codes(int, int from, Bytes quads[QUADS]) const { low_high_halves(words, 0, from, quads); }
+};
+
+template <>
+struct Stored<AFFINE8> {
+    Rows rows;
+    Words<32> words{rows.at(5)};
+
+    void scales(uint8_t* meta) const { put_scales_and_zeros<4>(rows, meta); }
+    void codes(int, int from, Bytes quads[QUADS]) const {
+        for (int j = 0; j < QUADS; j++) quads[j] = words.at(j, from);
+    }
+};
+
+template <>
+struct Stored<FP8> {
+    Rows rows;
+    Words<32> words{rows.at(4)};
+
+    void scales(uint8_t* meta) const { put_floats(rows, meta); }
+    void codes(int, int from, Bytes quads[QUADS]) const {
+        for (int j = 0; j < QUADS; j++) quads[j] = words.at(j, from);
+    }
+};
+
+struct StoredFloatNibbles {
+    Rows rows;
+    Words<16> words{rows.at(4)};
+
+    void scales(uint8_t* meta) const { put_floats(rows, meta); }
+    void codes(int, int from, Bytes quads[QUADS]) const { low_high_halves(words, 0, from, quads); }
+};
+
+template <>
+struct Stored<NVFP4_F32> {
+    Rows rows;
+    Words<16> words{rows.at(8)};
+
+    void scales(uint8_t* meta) const {
+        put_floats(rows, meta);
+        put_floats(rows.at(4), meta + 4 * LANES);
+    }
+    void codes(int, int from, Bytes quads[QUADS]) const { low_high_halves(words, 0, from, quads); }
+};
+
+template <> struct Stored<NF4> : StoredFloatNibbles {};
+template <> struct Stored<FP4> : StoredFloatNibbles {};
+
 }  // namespace graphcore

@@ -221,6 +221,21 @@ inline BytePart lookup16(const uint8_t* table, BytePart index) {
 #endif
 }
 
+// Looks up the lowest four bits of each lane in a table of sixteen floats.
+inline FloatPart lookup_floats(const float* table, IntPart index) {
+#if defined(__AVX512F__)
+    return (FloatPart)_mm512_permutexvar_ps((__m512i)index, _mm512_loadu_ps(table));
+#elif GRAPHCORE_AVX2
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)index);
+    const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)index);
+    return (FloatPart)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32((__m256i)index, 28)));
+#else
+    FloatPart value;
+    for (int lane = 0; lane < PART_LANES; lane++) value[lane] = table[index[lane] & 15];
+    return value;
+#endif
+}
+
 // ---- Conversions of fp16 and bf16
 
 inline float half_to_float(uint16_t bits) {

@@ -122,7 +122,8 @@ def test_rounded_products_are_those_of_the_rounded_activations(library: str, nam
         for tokens in (1, 9):
             x = random_x(tokens, matrix.dense.shape[1])
             y = product(matrix, library, x, rounding)
-            assert relative_error(y, expected(matrix, rounded(x, rounding))) < 2e-4
+            fed = x if FORMATS[name].float_levels else rounded(x, rounding)  # codes that are floats never round x
+            assert relative_error(y, expected(matrix, fed)) < 2e-4
 
 
 @pytest.mark.parametrize("rounding", ["wide", "block", "token"])
@@ -134,7 +135,7 @@ def test_no_sum_overflows(library: str, name: str, rounding: str) -> None:
         for tokens, value in every_pair((1, 8), (3.0, -3.0)):
             x = torch.full((tokens, matrix.dense.shape[1]), value)
             size = x.double().abs() @ matrix.dense.double().abs().T  # the products', which may cancel each other
-            error = (product(matrix, library, x, rounding) - expected(matrix, x)) / size
+            error = (product(matrix, library, x, rounding) - expected(matrix, x)) / size.clamp(min=1e-30)
             assert error.abs().max() < 1e-5, (byte, tokens, value)
 
 

@@ -241,7 +241,8 @@ def test_formats_keep_their_numbers() -> None:
     """tests/golden/native_programs.txt has them."""
     names = "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs tq2_0 mxfp4 nvfp4 q1_0 q2_0"
     levels = "iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq1_s iq1_m"
-    expected = [*names.split(), "i2_s", *levels.split()]
+    folders = "affine4 affine8 fp8 nf4 fp4 nvfp4_f32"
+    expected = [*names.split(), "i2_s", *levels.split(), *folders.split()]
     assert list(FORMAT_NUMBERS.items()) == [(name, number) for number, name in enumerate(expected)]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hub_configs import GEMMA3_4B, LLAMA, parse
 from integer_files import compressed_config, gptq_config
 
-from graphcore.checkpoint.integer_checkpoint import IntegerScheme, Width
+from graphcore.checkpoint.quantized.scheme import QuantizedScheme, Width
 from graphcore.errors import CheckpointError, UnsupportedError
 
 PACKED, INTS = compressed_config("pack-quantized", 4, 128), compressed_config("int-quantized", 8, 0)
@@ -15,23 +15,29 @@ PACKED, INTS = compressed_config("pack-quantized", 4, 128), compressed_config("i
 @pytest.mark.parametrize(
     ("stated", "scheme"),
     [
-        (gptq_config(4, 128), IntegerScheme("gptq", (Width(4, 128),))),
-        (gptq_config(8, 0), IntegerScheme("gptq", (Width(8, 0),))),
-        ({"quant_method": "gptq", "checkpoint_format": "gptq", "desc_act": True}, IntegerScheme("gptq")),
-        (gptq_config(4, 64, version=2), IntegerScheme("gptq_v2", (Width(4, 64),))),
-        ({**gptq_config(4, 64), "pack_dtype": "int32", "dynamic": {"+:.*down.*": {"bits": 8}}}, IntegerScheme("gptq")),
-        (PACKED, IntegerScheme("pack-quantized", (Width(4, 128),))),
-        (INTS, IntegerScheme("int-quantized", (Width(8, 0),))),
-        ({**INTS, "format": "naive-quantized", "sparsity_config": {}}, IntegerScheme("int-quantized", (Width(8, 0),))),
+        (gptq_config(4, 128), QuantizedScheme(("gptq",), (Width(4, 128),))),
+        (gptq_config(8, 0), QuantizedScheme(("gptq",), (Width(8, 0),))),
+        ({"quant_method": "gptq", "checkpoint_format": "gptq", "desc_act": True}, QuantizedScheme(("gptq",))),
+        (gptq_config(4, 64, version=2), QuantizedScheme(("gptq_v2",), (Width(4, 64),))),
+        (
+            {**gptq_config(4, 64), "pack_dtype": "int32", "dynamic": {"+:.*down.*": {"bits": 8}}},
+            QuantizedScheme(("gptq",)),
+        ),
+        (PACKED, QuantizedScheme(("pack-quantized",), (Width(4, 128),))),
+        (INTS, QuantizedScheme(("int-quantized",), (Width(8, 0),))),
+        (
+            {**INTS, "format": "naive-quantized", "sparsity_config": {}},
+            QuantizedScheme(("int-quantized",), (Width(8, 0),)),
+        ),
         (
             {**PACKED, "transform_config": {}, "kv_cache_scheme": None, "quantization_status": "frozen"},
-            IntegerScheme("pack-quantized", (Width(4, 128),)),
+            QuantizedScheme(("pack-quantized",), (Width(4, 128),)),
         ),
     ],
 )
 @pytest.mark.parametrize("raw", [LLAMA, GEMMA3_4B], ids=["llama", "gemma3"])
-def test_a_config_says_how_integers_are_stored(raw: dict, stated: dict, scheme: IntegerScheme) -> None:
-    assert parse(raw, quantization_config=stated).integers == scheme
+def test_a_config_says_how_integers_are_stored(raw: dict, stated: dict, scheme: QuantizedScheme) -> None:
+    assert parse(raw, quantization_config=stated).quantized == scheme
 
 
 def test_groups_of_several_widths_are_all_kept_and_those_without_weights_are_not() -> None:
@@ -40,8 +46,8 @@ def test_groups_of_several_widths_are_all_kept_and_those_without_weights_are_not
         for name, bits in (("group_0", 4), ("group_1", 8))
     }
     groups["group_2"] = {"targets": ["Attention"], "weights": None, "format": None}
-    found = parse(LLAMA, quantization_config={**PACKED, "config_groups": groups}).integers
-    assert found == IntegerScheme("pack-quantized", (Width(4, 128), Width(8, 128)))
+    found = parse(LLAMA, quantization_config={**PACKED, "config_groups": groups}).quantized
+    assert found == QuantizedScheme(("pack-quantized",), (Width(4, 128), Width(8, 128)))
 
 
 def with_weights(**changes: object) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from integer_files import LAYOUTS, integers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from graphcore.checkpoint.integer_checkpoint import IntegerCheckpoint, IntegerScheme, Width
+from graphcore.checkpoint.quantized.quantized_checkpoint import QuantizedCheckpoint
+from graphcore.checkpoint.quantized.scheme import QuantizedScheme, Width
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 from graphcore.quant import FORMATS
@@ -21,12 +22,12 @@ WIDTHS = [(layout, bits) for layout in LAYOUTS for bits in (4, 8) if (layout, bi
 Change = Callable[[dict[str, Tensor]], object]
 
 
-def view_of(folder: Path, tensors: dict[str, Tensor], layout: str, *widths: Width) -> IntegerCheckpoint:
+def view_of(folder: Path, tensors: dict[str, Tensor], layout: str, *widths: Width) -> QuantizedCheckpoint:
     save_file({f"{STEM}.{suffix}": one.contiguous() for suffix, one in tensors.items()}, folder / "model.safetensors")
-    return IntegerCheckpoint(SafetensorsCheckpoint(folder), IntegerScheme(layout, widths))  # type: ignore[arg-type]
+    return QuantizedCheckpoint(SafetensorsCheckpoint(folder), QuantizedScheme((layout,), widths))  # type: ignore[arg-type]
 
 
-def dense_of(view: IntegerCheckpoint) -> Tensor:
+def dense_of(view: QuantizedCheckpoint) -> Tensor:
     info = view.find(f"{STEM}.weight")
     return FORMATS[info.encoding].dequantize(view.read(info.name), info.shape)
 

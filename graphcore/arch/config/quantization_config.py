@@ -1,0 +1,200 @@
+"""Reader of a quantization_config: GPTQ, AWQ, auto-round, compressed-tensors, FP8, modelopt and bitsandbytes.
+
+Source: transformers, utils/quantization_config.py; the configs of gptqmodel, AutoAWQ, auto-round, compressed-tensors
+and TensorRT Model Optimizer.
+"""
+
+from collections.abc import Callable, Mapping
+
+from graphcore.arch.config.typed_fields import Fields
+from graphcore.checkpoint.quantized.scheme import LayoutName, QuantizedScheme, Width
+from graphcore.errors import UnsupportedError, quoted
+
+GPTQ_LAYOUTS: Mapping[str, LayoutName] = {"gptq": "gptq", "gptq_v2": "gptq_v2"}
+COMPRESSED_LAYOUTS: Mapping[str, tuple[LayoutName, ...]] = {
+    "pack-quantized": ("pack-quantized",),
+    "int-quantized": ("int-quantized",),
+    "naive-quantized": ("int-quantized", "fp8"),
+    "float-quantized": ("fp8",),
+    "nvfp4-pack-quantized": ("nvfp4",),
+    "mxfp4-pack-quantized": ("mxfp4",),
+}
+ALL_COMPRESSED: tuple[LayoutName, ...] = ("pack-quantized", "int-quantized", "fp8", "nvfp4", "mxfp4")
+MIXED = "mixed-precision"  # compressed-tensors' format of a file whose groups have formats of their own
+ADVICE = "use another checkpoint of the model, or a GGUF of it"
+
+
+def read_quantized_scheme(fields: Fields) -> QuantizedScheme | None:
+    """Return how the weights of a model folder are quantised; None for another quant_method.
+
+    Args:
+        fields: settings of config.json.
+
+    Raises:
+        UnsupportedError: a setting of the quantization_config is not supported; the message names it.
+        CheckpointError: a setting has the wrong type.
+    """
+    stated = fields.section("quantization_config")
+    reader = READERS.get(stated.text("quant_method") or "")
+    return None if reader is None else reader(stated)
+
+
+def notes_on_activations(fields: Fields) -> tuple[str, ...]:
+    """Return notes on what of a quantization_config is left out: how activations and caches are rounded."""
+    stated = fields.section("quantization_config")
+    method, found = stated.text("quant_method"), []
+    left_out = {
+        "compressed-tensors": any(group.raw.get("input_activations") is not None for group in _groups(stated)),
+        "fp8": stated.raw.get("activation_scheme") is not None,
+        "bitsandbytes": stated.flag("load_in_8bit", "_load_in_8bit") is True,
+    }
+    if left_out.get(method or ""):
+        name = {"fp8": "activation_scheme", "bitsandbytes": "llm_int8_threshold"}.get(method or "", "input_activations")
+        found.append(f"{stated.source}: {name} is left out: activations keep the precision that is set here")
+    if stated.raw.get("kv_cache_scheme") is not None:
+        found.append(f"{stated.source}: kv_cache_scheme is left out: kv_dtype says how keys and values are kept")
+    return tuple(found)
+
+
+def _gptq(stated: Fields) -> QuantizedScheme:
+    layout = stated.text("checkpoint_format", "format") or "gptq"
+    if layout not in GPTQ_LAYOUTS:
+        raise _unsupported(stated, "checkpoint_format", layout)
+    packed = stated.text("pack_dtype") or "int32"
+    if packed.removeprefix("torch.") != "int32":
+        raise _unsupported(stated, "pack_dtype", packed)
+    is_symmetric = stated.flag("sym") is not False
+    return QuantizedScheme((GPTQ_LAYOUTS[layout],), _widths(stated), is_symmetric)
+
+
+def _awq(stated: Fields) -> QuantizedScheme:
+    version = (stated.text("version", "format") or "gemm").lower()
+    if version != "gemm":
+        raise _unsupported(stated, "version", version)
+    bits = stated.size("bits", "w_bit")
+    if bits not in (None, 4):
+        raise _unsupported(stated, "bits", bits)
+    return QuantizedScheme(("awq",), _widths(stated), stated.flag("zero_point") is False)
+
+
+def _auto_round(stated: Fields) -> QuantizedScheme:
+    kind = stated.text("data_type") or "int"
+    if kind != "int":
+        raise _unsupported(stated, "data_type", kind)
+    packing = (stated.text("packing_format", "checkpoint_format") or "auto_round:auto_gptq").removeprefix("auto_round:")
+    layouts: dict[str, LayoutName] = {"auto_gptq": "gptq", "gptqmodel": "gptq", "auto_awq": "awq"}
+    if packing not in layouts:
+        raise _unsupported(stated, "packing_format", packing)
+    return QuantizedScheme((layouts[packing],), _widths(stated), stated.flag("sym") is not False)
+
+
+def _widths(stated: Fields) -> tuple[Width, ...]:
+    """Return the one width of all weights; none if it is not stated, or some weights have another."""
+    bits = stated.size("bits", "w_bit")
+    if bits is None or stated.raw.get("dynamic") or stated.raw.get("extra_config"):  # exceptions by module
+        return ()
+    size = stated.raw.get("group_size", stated.raw.get("q_group_size"))
+    return (Width(bits, 0 if size in (None, -1) else stated.size("group_size", "q_group_size") or 0),)
+
+
+def _compressed(stated: Fields) -> QuantizedScheme:
+    groups = _groups(stated)
+    if not groups:
+        raise UnsupportedError(f"{stated.source}: config_groups has no weights, so none are described; {ADVICE}")
+    formats = {group.text("format") or stated.text("format") or "none" for group in groups}
+    status = stated.text("quantization_status") or "compressed"
+    if status not in ("compressed", "frozen"):  # older programs wrote the second one for compressed weights, too
+        raise _unsupported(stated, "quantization_status", status)
+    for name in ("sparsity_config", "transform_config"):
+        inner = stated.section(name)
+        if inner.raw and inner.text("format") != "dense":
+            raise UnsupportedError(f"{inner.source} is not supported; {ADVICE}")
+    unknown = sorted(formats - COMPRESSED_LAYOUTS.keys() - {MIXED})
+    if unknown:
+        raise _unsupported(stated, "format", ", ".join(unknown))
+    layouts = ALL_COMPRESSED if MIXED in formats else tuple(one for name in formats for one in COMPRESSED_LAYOUTS[name])
+    weights = [group.section("weights") for group in groups]
+    is_symmetric = all(one.flag("symmetric") is not False for one in weights)
+    widths = [_width(one) for one in weights]
+    blocks = {block for one in weights if (block := _block(one, "block_structure")) is not None}
+    if len(blocks) > 1:
+        raise _unsupported(weights[0], "block_structure", sorted(blocks))
+    integers = [one for one in widths if one is not None]
+    known = tuple(dict.fromkeys(integers)) if len(integers) == len(widths) else ()
+    return QuantizedScheme(tuple(sorted(set(layouts))), known, is_symmetric, next(iter(blocks), None))
+
+
+def _width(weights: Fields) -> Width | None:
+    """Return the width of integer weights; None for floats, whose layouts have a width of their own."""
+    kind, strategy = weights.text("type") or "int", weights.text("strategy")
+    if kind not in ("int", "float"):
+        raise _unsupported(weights, "type", kind)
+    if strategy is None:
+        strategy = "channel" if weights.raw.get("group_size") in (None, -1) else "group"
+    known = ("tensor", "channel", "group") if kind == "int" else ("tensor", "channel", "block", "group", "tensor_group")
+    if strategy not in known:
+        raise _unsupported(weights, "strategy", strategy)
+    if kind == "float":
+        return None
+    return Width(weights.size("num_bits") or 8, weights.size("group_size") or 0 if strategy == "group" else 0)
+
+
+def _groups(stated: Fields) -> list[Fields]:
+    """Return compressed-tensors' groups that have weights."""
+    groups = stated.section("config_groups")
+    found = [groups.section(name) for name in groups.raw]
+    return [group for group in found if group.section("weights").raw]
+
+
+def _fp8(stated: Fields) -> QuantizedScheme:
+    kind = stated.text("fmt") or "e4m3"
+    if kind != "e4m3":
+        raise _unsupported(stated, "fmt", kind)
+    return QuantizedScheme(("fp8",), block=_block(stated, "weight_block_size"))
+
+
+def _block(stated: Fields, name: str) -> tuple[int, int] | None:
+    """Return rows and columns of a block of weights, a list or "128x128"; None if it is not stated."""
+    value = stated.raw.get(name)
+    if value is None:
+        return None
+    sizes: list[object] = list(value.split("x") if isinstance(value, str) else value if isinstance(value, list) else ())
+    numbers = [int(str(size)) for size in sizes if str(size).isdecimal()]
+    if len(numbers) != 2 or len(sizes) != 2 or min(numbers) < 1:
+        raise stated.wrong(name, value, "two sizes, such as [128, 128]")
+    return numbers[0], numbers[1]
+
+
+def _modelopt(stated: Fields) -> QuantizedScheme:
+    algorithm = (stated.text("quant_algo") or "none").upper()
+    if algorithm != "FP8":
+        raise _unsupported(stated, "quant_algo", algorithm)
+    return QuantizedScheme(("fp8",))
+
+
+def _bitsandbytes(stated: Fields) -> QuantizedScheme:
+    if stated.flag("load_in_8bit", "_load_in_8bit"):
+        return QuantizedScheme(("bnb-8bit",))
+    if not stated.flag("load_in_4bit", "_load_in_4bit"):
+        raise UnsupportedError(f"{stated.source}: neither load_in_8bit nor load_in_4bit is set; {ADVICE}")
+    storage = stated.text("bnb_4bit_quant_storage") or "uint8"
+    if storage.removeprefix("torch.") != "uint8":
+        raise _unsupported(stated, "bnb_4bit_quant_storage", storage)
+    return QuantizedScheme(("bnb-4bit",))
+
+
+READERS: Mapping[str, Callable[[Fields], QuantizedScheme]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "auto-round": _auto_round,
+    "compressed-tensors": _compressed,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "modelopt": _modelopt,
+    "bitsandbytes": _bitsandbytes,
+}
+QUANTIZED_METHODS = tuple(READERS)
+
+
+def _unsupported(stated: Fields, name: str, value: object) -> UnsupportedError:
+    return UnsupportedError(f"{stated.source}: {name} is {quoted(value)}, which is not supported; {ADVICE}")

@@ -1,0 +1,231 @@
+"""The interface of a layout: one way in which programs store a quantised weight in several tensors."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
+from graphcore.checkpoint.quantized.blocks import BLOCK, integer_blocks, integer_format
+from graphcore.checkpoint.quantized.scheme import QuantizedScheme
+from graphcore.errors import CheckpointError, UnsupportedError, quoted
+from graphcore.quant.format import Format
+from graphcore.quant.registry import FORMATS
+
+FLOATS, INTEGERS = ("f16", "bf16", "f32"), ("i8", "i32", "i64")
+ADVICE = "use another checkpoint of the model, or a GGUF"
+
+Kind = tuple[tuple[str, ...], tuple[int, ...]]
+"""Encodings and numbers of axes that a tensor may have."""
+
+
+class QuantizedWeight(NamedTuple):
+    """One weight that several tensors store.
+
+    Attributes:
+        info: description of the weight as it is presented, a packed tensor [O, I].
+        bits: bits of a code.
+        groups: number of groups of columns, G.
+        parts: names of the stored tensors that are read, by their suffixes.
+    """
+
+    info: TensorInfo
+    bits: int
+    groups: int
+    parts: Mapping[str, str]
+
+    @property
+    def format(self) -> Format:
+        """The format that it is presented in."""
+        return FORMATS[self.info.encoding]
+
+
+class WeightLayout(ABC):
+    """One layout of the weights of a checkpoint.
+
+    Attributes:
+        name: name in messages.
+        codes: suffix of the tensor of codes, which names a weight.
+        needed, optional: suffixes of the other tensors that a weight must and may have.
+    """
+
+    name: ClassVar[str]
+    codes: ClassVar[str]
+    needed: ClassVar[tuple[str, ...]]
+    optional: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, stored: Checkpoint, scheme: QuantizedScheme) -> None:
+        self.stored, self.scheme = stored, scheme
+
+    def stems(self) -> Iterable[str]:
+        """Return the names of the weights of this layout, without a suffix."""
+        return [
+            info.name.removesuffix(self.codes)
+            for info in self.stored.tensors.values()
+            if info.name.endswith(self.codes) and self.is_codes(info)
+        ]
+
+    def is_codes(self, info: TensorInfo) -> bool:
+        """Return whether a tensor with the codes' suffix is one of this layout's; of two layouts' only one's."""
+        return True
+
+    def parts_of(self, stem: str) -> Mapping[str, str]:
+        """Return the names of the stored tensors of a weight, by their suffixes, the codes first."""
+        suffixes = (self.codes, *self.needed, *self.optional)
+        return {one: stem + one for one in suffixes if stem + one in self.stored.tensors}
+
+    def weight(self, stem: str) -> QuantizedWeight:
+        """Return a weight by its name without a suffix, from its tensors' shapes.
+
+        Raises:
+            CheckpointError: tensors of the weight are missing or do not fit together.
+            UnsupportedError: it has values that no format holds.
+        """
+        parts = self.parts_of(stem)
+        for suffix in self.needed:
+            if suffix not in parts:
+                raise CheckpointError(
+                    f"{self.stored.source}: Missing required tensor: {quoted(stem + suffix)}, of a quantised weight; "
+                    "fetch the checkpoint again"
+                )
+        infos = {suffix: self.stored.tensors[name] for suffix, name in parts.items()}
+        for suffix, (encodings, ranks) in self.kinds().items():
+            if suffix in infos and (infos[suffix].encoding not in encodings or len(infos[suffix].shape) not in ranks):
+                raise self.wrong(infos[self.codes], infos[suffix])
+        return self.described(stem, infos)
+
+    @abstractmethod
+    def kinds(self) -> Mapping[str, Kind]:
+        """Return the encodings and numbers of axes of a weight's tensors, by their suffixes."""
+
+    @abstractmethod
+    def described(self, stem: str, infos: Mapping[str, TensorInfo]) -> QuantizedWeight:
+        """Return a weight, whose tensors are all there and of the right kinds; raises as `weight`."""
+
+    @abstractmethod
+    def blocks(self, weight: QuantizedWeight, found: Mapping[str, Tensor]) -> Tensor:
+        """Return a weight's blocks, any shape of uint8, in order.
+
+        Args:
+            found: stored tensors, by their suffixes.
+
+        Raises:
+            CheckpointError: values contradict each other.
+            UnsupportedError: the format cannot hold the values.
+        """
+
+    def presented(
+        self, stem: str, shape: tuple[int, int], one: Format, bits: int, groups: int, infos: Mapping[str, TensorInfo]
+    ) -> QuantizedWeight:
+        """Return a weight that is presented in a format, after checking its rows and groups against the format."""
+        columns, codes = shape[1], quoted(infos[self.codes].name)
+        group_columns = BLOCK if one.planes is None else min(one.planes.group, BLOCK)
+        if columns % BLOCK or columns % groups or columns // groups % group_columns:
+            raise UnsupportedError(
+                f"{self.stored.source}: {codes} has {columns} columns in {groups} groups, and a group must be whole "
+                f"blocks of {BLOCK} columns; {ADVICE}"
+            )
+        info = TensorInfo(f"{stem}.weight", shape, one.name, None, 0, one.nbytes(shape))
+        return QuantizedWeight(info, bits, groups, {suffix: other.name for suffix, other in infos.items()})
+
+    def wrong(self, codes: TensorInfo, other: TensorInfo) -> CheckpointError:
+        """Return the error for two tensors that make no weight of this layout."""
+        return CheckpointError(
+            f"{self.stored.source}: tensors {quoted(codes.name)} ({codes.encoding}, {list(codes.shape)}) and "
+            f"{quoted(other.name)} ({other.encoding}, {list(other.shape)}) are no {self.name} weight; fetch the "
+            "checkpoint again"
+        )
+
+
+class IntegerLayout(WeightLayout):
+    """A layout of integer weights: weight = scale * (code - zero).
+
+    Attributes:
+        scales, zeros, order, shape: suffixes of the tensors of scales, of zero points, of the columns' groups and of
+            the weight's shape; empty if the layout has none.
+    """
+
+    scales: ClassVar[str]
+    zeros: ClassVar[str] = ""
+    order: ClassVar[str] = ""
+    shape: ClassVar[str] = ""
+
+    @abstractmethod
+    def measured(self, infos: Mapping[str, TensorInfo]) -> tuple[tuple[int, int], int, int]:
+        """Return a weight's shape [O, I], bits and number of groups from its tensors' shapes."""
+
+    @abstractmethod
+    def codes_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
+        """Return the codes as blocks.py has them: [O, I B / 8] uint8."""
+
+    @abstractmethod
+    def zeros_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
+        """Return the zero points: [O, G] uint8."""
+
+    @abstractmethod
+    def scales_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
+        """Return the scales in their stored dtype: [O, G]."""
+
+    def described(self, stem: str, infos: Mapping[str, TensorInfo]) -> QuantizedWeight:
+        """Return a weight in the narrowest format that holds it."""
+        shape, bits, groups = self.measured(infos)
+        self._check_width(infos[self.codes], shape[1], groups, bits)
+        is_symmetric = self.scheme.is_symmetric or self.zeros not in infos
+        one = integer_format(bits, infos[self.scales].encoding, is_symmetric)
+        return self.presented(stem, shape, one, bits, groups, infos)
+
+    def blocks(self, weight: QuantizedWeight, found: Mapping[str, Tensor]) -> Tensor:
+        """Return the blocks of an integer weight."""
+        zeros = self.zeros_of(weight, found[self.zeros]) if self.zeros in found else None
+        self._check_values(weight, found, zeros)
+        scales = self._exact_scales(weight, self.scales_of(weight, found[self.scales]))
+        codes = self.codes_of(weight, found[self.codes])
+        return integer_blocks(weight.format, weight.bits, codes, zeros, scales)
+
+    def _check_width(self, codes: TensorInfo, columns: int, groups: int, bits: int) -> None:
+        """Refuse other numbers of bits than 4 and 8, and groups of another size than the config states."""
+        if bits not in (4, 8):
+            raise UnsupportedError(
+                f"{self.stored.source}: {quoted(codes.name)} has {bits} bits a weight, and of {self.name} weights 4 "
+                f"and 8 are read; {ADVICE}"
+            )
+        if self.scheme.widths and not any(one.fits(columns, groups) for one in self.scheme.widths):
+            stated = ", ".join(str(one.group_size or "all") for one in self.scheme.widths)
+            raise UnsupportedError(
+                f"{self.stored.source}: {quoted(codes.name)} has {columns} columns in {groups} groups, and the config "
+                f"states groups of {stated} columns; {ADVICE}"
+            )
+
+    def _check_values(self, weight: QuantizedWeight, found: Mapping[str, Tensor], zeros: Tensor | None) -> None:
+        """Refuse values that contradict the config or the shapes."""
+        source, (rows, columns) = self.stored.source, weight.info.shape
+        if zeros is not None and self.scheme.is_symmetric and bool((zeros != 1 << (weight.bits - 1)).any()):
+            raise UnsupportedError(
+                f"{source}: {quoted(weight.parts[self.zeros])} has zero points apart from the middle, and the config "
+                "says that weights are symmetric (sym or symmetric); correct the config, or fetch the checkpoint again"
+            )
+        if self.order in found:
+            usual = torch.arange(columns, dtype=torch.int64, device="cpu") // (columns // weight.groups)
+            if not torch.equal(found[self.order].to(torch.int64).flatten(), usual):
+                raise UnsupportedError(
+                    f"{source}: the columns of {quoted(weight.parts[self.order])} are grouped in another order "
+                    "(desc_act or actorder), which is not read: use a checkpoint without it, or a GGUF"
+                )
+        if self.shape in found and found[self.shape].tolist() != [rows, columns]:
+            raise CheckpointError(
+                f"{source}: {quoted(weight.parts[self.shape])} is {found[self.shape].tolist()}, and the codes are "
+                f"{[rows, columns]}; fetch the checkpoint again"
+            )
+
+    def _exact_scales(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
+        """Return the scales in the format's dtype, checked to be exact: [O, G]."""
+        dtype = torch.float32 if weight.format.name == "affine8" else torch.float16
+        exact = stored.to(dtype)
+        if not torch.equal(exact.to(torch.float32), stored.to(torch.float32)) or not bool(exact.isfinite().all()):
+            raise UnsupportedError(
+                f"{self.stored.source}: {quoted(weight.parts[self.scales])} has scales that are no finite {dtype} "
+                f"numbers ({stored.dtype}), which {weight.info.encoding} cannot hold; {ADVICE}"
+            )
+        return exact.expand(weight.info.shape[0], weight.groups).contiguous()

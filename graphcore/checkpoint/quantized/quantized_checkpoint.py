@@ -1,0 +1,116 @@
+"""Hugging Face's folders of quantised weights, presented as packed tensors of the same values.
+
+    gptq.py           GPTQ (versions 1 and 2), AWQ
+    compressed.py     compressed-tensors' integers, NVFP4 and MXFP4
+    fp8.py            E4M3 with scales of blocks, rows or tensors
+    bitsandbytes.py   8 bit; NF4 and FP4
+    blocks.py         codes, zero points and scales to blocks of 32 columns
+
+A weight becomes a tensor of the narrowest format that holds its values exactly.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from torch import Tensor
+
+from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.file_bytes import FileSpan
+from graphcore.checkpoint.quantized.bitsandbytes import Bnb4BitLayout, Bnb8BitLayout
+from graphcore.checkpoint.quantized.compressed import (
+    IntQuantizedLayout,
+    Mxfp4Layout,
+    Nvfp4Layout,
+    PackQuantizedLayout,
+)
+from graphcore.checkpoint.quantized.fp8 import Fp8Layout
+from graphcore.checkpoint.quantized.gptq import AwqLayout, Gptq2Layout, GptqLayout
+from graphcore.checkpoint.quantized.layout import QuantizedWeight, WeightLayout
+from graphcore.checkpoint.quantized.scheme import LayoutName, QuantizedScheme
+from graphcore.errors import CheckpointError
+
+LAYOUTS: Mapping[LayoutName, type[WeightLayout]] = MappingProxyType(
+    {
+        "gptq": GptqLayout,
+        "gptq_v2": Gptq2Layout,
+        "awq": AwqLayout,
+        "pack-quantized": PackQuantizedLayout,
+        "int-quantized": IntQuantizedLayout,
+        "fp8": Fp8Layout,
+        "nvfp4": Nvfp4Layout,
+        "mxfp4": Mxfp4Layout,
+        "bnb-8bit": Bnb8BitLayout,
+        "bnb-4bit": Bnb4BitLayout,
+    }
+)
+LEFT_OUT = (  # suffixes of numbers that say how activations and caches are rounded
+    *(".input_scale", ".input_scale_ub", ".input_zero_point", ".input_global_scale", ".activation_scale"),
+    *(".output_scale", ".output_zero_point"),
+    *(".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point"),
+)
+
+
+class QuantizedCheckpoint(Checkpoint):
+    """A view of a checkpoint of quantised weights that presents each of them as one packed tensor, X.weight.
+
+    Args:
+        stored: checkpoint as stored in the files.
+        scheme: layouts, bit widths and group sizes of its quantised weights.
+
+    A weight whose tensors are missing, do not fit together or are not read is among the `faults`.
+    """
+
+    def __init__(self, stored: Checkpoint, scheme: QuantizedScheme) -> None:
+        self.source, self.layout = stored.source, stored.layout
+        self.files, self.notes = stored.files, stored.notes
+        self.stored = stored
+        weights, faults, hidden = {}, {}, {name for name in stored.tensors if name.endswith(LEFT_OUT)}
+        layouts: dict[str, WeightLayout] = {}
+        for one in (LAYOUTS[name](stored, scheme) for name in scheme.layouts):
+            for stem in one.stems():
+                hidden |= set(one.parts_of(stem).values())
+                name = f"{stem}.weight"
+                try:
+                    weights[name], layouts[name] = one.weight(stem), one
+                except CheckpointError as error:
+                    faults[name] = str(error)
+        self.weights: Mapping[str, QuantizedWeight] = MappingProxyType(weights)
+        self._layouts = layouts
+        of_parts = stored.faults_of_parts({name: one.parts.values() for name, one in weights.items()})
+        self.faults = MappingProxyType({**of_parts, **faults})
+        plain = {name: info for name, info in stored.tensors.items() if name not in hidden}
+        self.tensors = MappingProxyType(plain | {name: weight.info for name, weight in weights.items()})
+
+    def spans(self, name: str) -> tuple[FileSpan, ...]:
+        """Return the spans of a stored tensor; of a quantised weight those of its parts."""
+        self.find(name)
+        parts = self.weights[name].parts.values() if name in self.weights else (name,)
+        return tuple(span for part in parts for span in self.stored.spans(part))
+
+    def has_row_runs(self, name: str) -> bool:
+        """Return False for quantised weights, whose codes and scales are several tensors."""
+        return name not in self.weights and self.stored.has_row_runs(name)
+
+    def is_zero_bias(self, name: str) -> bool:
+        """Return whether this is a bias of a quantised weight that is zero: GPTQ's programs add one to each."""
+        stem, _, leaf = name.rpartition(".")
+        if leaf != "bias" or f"{stem}.weight" not in self.weights:
+            return False
+        return not bool(self.stored.read(name).any())
+
+    def assemble(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+        """Return one tensor: for a quantised weight the bytes of its blocks, uint8 [nbytes], else the stored tensor.
+
+        Raises:
+            CheckpointError: values contradict each other.
+            UnsupportedError: the weight's format cannot hold the values.
+        """
+        self.find(name)
+        if name not in self.weights:
+            return self.stored.assemble(name, parts)
+        weight = self.weights[name]
+        found = {
+            suffix: self.stored.assemble(part, [raw])
+            for (suffix, part), raw in zip(weight.parts.items(), parts, strict=True)
+        }
+        return self._layouts[name].blocks(weight, found).flatten()

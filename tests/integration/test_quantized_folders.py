@@ -1,0 +1,75 @@
+"""Folders of every quantised layout answer as transformers does with the same values, in every graph, streamed too."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from quantized_files import FOLDER_LAYOUTS, save_quantized, save_quantized_mixture
+
+from graphcore import Engine
+from graphcore.config.compose import compose_settings
+from graphcore.engine.loading.open_model import open_model
+from graphcore.errors import UnsupportedError
+from graphcore.export.pack import Packer
+from graphcore.progress import ignore_progress
+
+IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 46]]
+FLOAT = ["quant.activations=float"]
+OF_EACH_FORMAT = ("gptq 4", "awq", "packed 8", "fp8 blocks", "nvfp4", "nf4 nested", "fp4")
+
+
+def largest_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("layout", FOLDER_LAYOUTS)
+def test_logits_are_those_of_the_same_values(layout: str, tmp_path: Path) -> None:
+    model = save_quantized(tmp_path, layout)
+    expected = model(input_ids=torch.tensor(IDS), use_cache=False).logits
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=FLOAT) as engine:
+        assert largest_error(engine.logits(IDS), expected) < 2e-5
+        weights = [module for module in engine.runner.builder.decoder.modules() if getattr(module, "packing", None)]
+        assert {one.packing.format for one in weights} == {FOLDER_LAYOUTS[layout].format}
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager") as engine:  # as it comes
+        assert largest_error(engine.logits(IDS), expected) < 1e-3
+
+
+@pytest.mark.parametrize("graph", ["captured", pytest.param("compiled", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("layout", OF_EACH_FORMAT)
+def test_every_graph_streams_to_the_bit(layout: str, graph: str, tmp_path: Path) -> None:
+    model = save_quantized(tmp_path, layout, "qwen2")
+    expected = model(input_ids=torch.tensor(IDS), use_cache=False).logits
+    found = []
+    for options in (FLOAT, [*FLOAT, "streaming.source=disk"]):
+        way = "on" if len(options) > 1 else "off"
+        with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, streaming=way, overrides=options) as engine:
+            assert engine.plan.is_streaming == (way == "on")
+            logits = engine.logits(IDS)
+            found.append((logits, engine.generate(IDS[0], max_new_tokens=8, ignore_eos=True)[0].token_ids))
+        assert largest_error(logits, expected) < 2e-5
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("layout", ["awq", "int8 bnb", "fp8 blocks", "nvfp4"])
+def test_a_mixture_answers_as_transformers_does(layout: str, graph: str, tmp_path: Path) -> None:
+    model = save_quantized_mixture(tmp_path, layout)
+    expected = model(input_ids=torch.tensor(IDS), use_cache=False).logits
+    for options in ([], ["streaming=on", "streaming.source=host"]):
+        with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=[*FLOAT, *options]) as engine:
+            assert largest_error(engine.logits(IDS), expected) < 2e-5
+            assert len(engine.generate(IDS[0], max_new_tokens=4, ignore_eos=True)[0].token_ids) == 4
+
+
+@pytest.mark.parametrize("layout", ["awq", "int8 bnb", "fp8 rows", "nf4", "nvfp4"])
+def test_what_no_gguf_type_holds_is_not_packed(layout: str, tmp_path: Path) -> None:
+    save_quantized(tmp_path, layout)
+    settings = compose_settings([f"model.checkpoint={tmp_path}"])
+    source = open_model(settings.model, 0, tmp_path / "cache", ignore_progress)
+    with pytest.raises(
+        UnsupportedError, match=f"{FOLDER_LAYOUTS[layout].format}, which GGUF files do not have"
+    ) as refusal:
+        list(Packer(source, "stored").pack(tmp_path / "packed.gguf", ignore_progress))
+    assert "task.quant=q8_0" in str(refusal.value)
+    assert not (tmp_path / "packed.gguf").exists()
