@@ -46,10 +46,10 @@ def affine(rows: int, columns: int, bits: int, group: int, dtype: torch.dtype, s
 
 def gptq(bits: int, group: int, version: int = 1) -> Callable[[int, int, int], Written]:
     def write(rows: int, columns: int, seed: int) -> Written:
-        one = affine(rows, columns, bits, group, torch.float16, seed, least=version == 1)
+        one = affine(rows, columns, bits, group, torch.float16, seed, least=int(version == 1))
         tensors = {
             "qweight": words_of(one.codes.T.contiguous().T, bits).T.contiguous(),
-            "qzeros": words_of((one.zeros - (version == 1)).T.contiguous(), bits),
+            "qzeros": words_of((one.zeros - int(version == 1)).T.contiguous(), bits),
             "scales": one.scales.T.contiguous(),
             "g_idx": (torch.arange(columns) // (columns // one.scales.shape[1])).to(torch.int32),
         }
@@ -158,7 +158,7 @@ def bnb_int8(rows: int, columns: int, seed: int) -> Written:
 
 
 def bnb_4bit(kind: str, is_nested: bool, blocksize: int = 64) -> Callable[[int, int, int], Written]:
-    levels = torch.tensor(NF4_LEVELS if kind == "nf4" else FP4_LEVELS)
+    levels = torch.tensor(NF4_LEVELS if kind == "nf4" else FP4_LEVELS, dtype=torch.float32)
 
     def write(rows: int, columns: int, seed: int) -> Written:
         generator = torch.Generator().manual_seed(seed)
@@ -174,7 +174,7 @@ def bnb_4bit(kind: str, is_nested: bool, blocksize: int = 64) -> Callable[[int, 
         tensors = {
             "weight": (codes[::2] << 4 | codes[1::2]).to(torch.uint8).unsqueeze(1),
             "weight.absmax": absmax,
-            "weight.quant_map": levels,
+            "weight.quant_map": levels.clone(),
         }
         if is_nested:
             index = torch.randint(0, 256, (count,), generator=generator)
@@ -184,7 +184,7 @@ def bnb_4bit(kind: str, is_nested: bool, blocksize: int = 64) -> Callable[[int, 
             tensors |= {
                 "weight.absmax": index.to(torch.uint8),
                 "weight.nested_absmax": nested,
-                "weight.nested_quant_map": table,
+                "weight.nested_quant_map": table.clone(),
             }
             state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.125}
         raw = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
@@ -221,7 +221,11 @@ FOLDER_LAYOUTS: Mapping[str, FolderLayout] = {
     "auto-round": FolderLayout(
         gptq(4, 32),
         {
-            **{"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "data_type": "int"},
+            "quant_method": "auto-round",
+            "bits": 4,
+            "group_size": 32,
+            "sym": False,
+            "data_type": "int",
             "packing_format": "auto_round:auto_gptq",
         },
         "affine4",

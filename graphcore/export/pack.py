@@ -21,7 +21,7 @@ from graphcore.checkpoint.file_bytes import FileSpan, read_span
 from graphcore.config.byte_sizes import in_words
 from graphcore.engine.loading.open_model import Model
 from graphcore.engine.loading.prepare_model import match_model
-from graphcore.errors import CheckpointError, PlanError
+from graphcore.errors import CheckpointError, PlanError, UnsupportedError, quoted
 from graphcore.export.gguf_file import GGUFFile, TensorEntry, replaced_when_whole
 from graphcore.export.gguf_tensors import Member, gguf_members, gguf_shape, unfolded
 from graphcore.export.metadata import Metadata, metadata_of, rope_divisors
@@ -107,7 +107,7 @@ class Packer:
     def _entry(self, name: str, members: tuple[Member, ...]) -> TensorEntry:
         shape = self.model.checkpoint.tensors[name].shape if self.is_gguf else gguf_shape(members, self._shapes)
         if self.asked == STORED and self._stays_packed(members):
-            return TensorEntry(name, shape, self._encoding_of(members[0].name))
+            return TensorEntry(name, shape, self._ggml_encoding(members[0].name))
         chosen = choose_format(members[0].name, shape, self._wanted(members[0].name), self.is_tied)
         return TensorEntry(name, shape, chosen or self._unpacked_encoding(members[0].name, shape))
 
@@ -119,6 +119,20 @@ class Packer:
 
     def _encoding_of(self, name: str) -> str:
         return self.model.checkpoint.tensors[self._sources[name].name].encoding
+
+    def _ggml_encoding(self, name: str) -> str:
+        """Return the encoding of a packed weight, which is a type of GGUF files.
+
+        Raises:
+            UnsupportedError: they have no such type.
+        """
+        stored = self._encoding_of(name)
+        if FORMATS[stored].ggml_id is None:
+            raise UnsupportedError(
+                f"{self.model.checkpoint.source}: weight {quoted(name)} is {stored}, which GGUF files do not have; pack "
+                "its values as another format, such as quant=q8_0"
+            )
+        return stored
 
     def _stays_packed(self, members: tuple[Member, ...]) -> bool:
         """Return whether a packed tensor of another container stays packed in the file, perhaps with rows reordered."""
@@ -154,6 +168,7 @@ class Packer:
 
         Raises:
             CheckpointError: a tensor cannot be packed.
+            UnsupportedError: a weight has a format that GGUF files do not have, and is to stay in it.
             PlanError: the memory or the disk is too small.
             OSError: the disk is full, or the folder cannot be written to.
         """

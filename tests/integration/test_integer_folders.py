@@ -11,7 +11,7 @@ from integer_files import LAYOUTS, save_mixture, save_model
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
-from graphcore.errors import GraphcoreError, UnsupportedError
+from graphcore.errors import GraphcoreError
 from graphcore.export.pack import Packer
 from graphcore.progress import ignore_progress
 
@@ -103,16 +103,6 @@ def test_a_quantize_config_beside_an_older_config_is_read(tmp_path: Path) -> Non
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=FLOAT) as engine:
         found = engine.logits(IDS)
     assert largest_error(found, model(input_ids=torch.tensor(IDS), use_cache=False).logits) < 2e-5
-
-
-def test_a_quant_config_of_awq_is_refused_by_name(tmp_path: Path) -> None:
-    save_model(tmp_path, "gptq", 4, 32)
-    stated = json.loads((tmp_path / "config.json").read_text())
-    del stated["quantization_config"]
-    (tmp_path / "config.json").write_text(json.dumps(stated))
-    (tmp_path / "quant_config.json").write_text(json.dumps({"zero_point": True, "q_group_size": 128, "w_bit": 4}))
-    with pytest.raises(UnsupportedError, match="quant_method 'awq', which is not supported; use the unquantised"):
-        Engine.load(tmp_path, device="cpu")
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Folders of every quantised layout answer as transformers does with the same values, in every graph, streamed too."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,19 @@ def test_logits_are_those_of_the_same_values(layout: str, tmp_path: Path) -> Non
         assert {one.packing.format for one in weights} == {FOLDER_LAYOUTS[layout].format}
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager") as engine:  # as it comes
         assert largest_error(engine.logits(IDS), expected) < 1e-3
+
+
+def test_a_quant_config_beside_an_older_config_is_read(tmp_path: Path) -> None:
+    """AutoAWQ's file, whose names are those of its first versions."""
+    model = save_quantized(tmp_path, "awq")
+    stated = json.loads((tmp_path / "config.json").read_text())
+    del stated["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    older = {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}
+    (tmp_path / "quant_config.json").write_text(json.dumps(older))
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=FLOAT) as engine:
+        found = engine.logits(IDS)
+    assert largest_error(found, model(input_ids=torch.tensor(IDS), use_cache=False).logits) < 2e-5
 
 
 @pytest.mark.parametrize("graph", ["captured", pytest.param("compiled", marks=pytest.mark.thorough)])
@@ -71,5 +85,17 @@ def test_what_no_gguf_type_holds_is_not_packed(layout: str, tmp_path: Path) -> N
         UnsupportedError, match=f"{FOLDER_LAYOUTS[layout].format}, which GGUF files do not have"
     ) as refusal:
         list(Packer(source, "stored").pack(tmp_path / "packed.gguf", ignore_progress))
-    assert "task.quant=q8_0" in str(refusal.value)
+    assert "such as quant=q8_0" in str(refusal.value)
     assert not (tmp_path / "packed.gguf").exists()
+
+
+@pytest.mark.parametrize("layout", ["awq", "fp8 rows"])
+def test_the_values_are_packed_as_another_format(layout: str, tmp_path: Path) -> None:
+    model = save_quantized(tmp_path, layout)
+    settings = compose_settings([f"model.checkpoint={tmp_path}"])
+    source = open_model(settings.model, 0, tmp_path / "cache", ignore_progress)
+    errors = [one.error for one in Packer(source, "q8_0").pack(tmp_path / "packed.gguf", ignore_progress)]
+    assert max(errors) < 0.01
+    with Engine.load(tmp_path / "packed.gguf", dtype="fp32", device="cpu", graph="eager", overrides=FLOAT) as engine:
+        found = engine.logits(IDS)
+    assert largest_error(found, model(input_ids=torch.tensor(IDS), use_cache=False).logits) < 0.05

@@ -133,14 +133,26 @@ def move_zero(name: str) -> Change:
 
 
 REFUSED: list[tuple[str, str, Change, type[GraphcoreError], str]] = [
-    ("gptq", "zeros", move_zero("qzeros"), UnsupportedError, r"qzeros' has zero points apart from the middle; weights"),
+    (
+        "gptq",
+        "zeros",
+        move_zero("qzeros"),
+        UnsupportedError,
+        r"qzeros' has zero points apart from the middle, and the config says",
+    ),
     ("gptq_v2", "version", lambda t: t["qzeros"].fill_(0x77777777), UnsupportedError, "zero points apart"),
     ("gptq", "order", swap_columns, UnsupportedError, r"g_idx' are grouped in another order \(desc_act or actorder\)"),
     ("gptq", "no zeros", lambda t: t.pop("qzeros"), CheckpointError, "Missing required tensor: .*qzeros"),
     ("gptq", "no scales", lambda t: t.pop("scales"), CheckpointError, "Missing required tensor: .*scales"),
     ("gptq", "rows", lambda t: t.update(scales=t["scales"][:, :5]), CheckpointError, "are no gptq weight; fetch"),
     ("gptq", "words", lambda t: t.update(qweight=t["qweight"].to(torch.int64)), CheckpointError, "i64, .* no gptq"),
-    ("gptq", "nan", lambda t: t["scales"].view(-1)[:1].fill_(float("nan")), CheckpointError, "no float16 numbers"),
+    (
+        "gptq",
+        "nan",
+        lambda t: t["scales"].view(-1)[:1].fill_(float("nan")),
+        CheckpointError,
+        "no finite torch.float16 numbers",
+    ),
     (
         "gptq",
         "three bits",
@@ -196,9 +208,9 @@ REFUSED: list[tuple[str, str, Change, type[GraphcoreError], str]] = [
     (
         "pack-quantized",
         "scale",
-        lambda t: t.update(weight_scale=t["weight_scale"].float() * 1.0001),
+        lambda t: t.update(weight_scale=torch.full((32, 2), 2.0**-30, dtype=torch.bfloat16)),
         UnsupportedError,
-        r"weight_scale' has scales that are no float16 numbers \(torch.float32\), which q4_0 cannot hold",
+        r"weight_scale' has scales that are no finite torch.float16 numbers \(torch.bfloat16\), which q4_0 cannot hold",
     ),
 ]
 
