@@ -1,0 +1,248 @@
+"""Records how the libraries that write quantised Hugging Face folders store weights, and what they read back.
+
+    python record.py LIBRARY...
+
+A LIBRARY is one of the functions in RECORDERS below; each is run with its own library installed, and writes
+`<LIBRARY>.npz` (or a folder) beside this file. See README.md for the versions and for what is in the files.
+"""
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).parent
+VIEWS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e8m0fnu: torch.uint8}
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return "bfloat16" for torch.bfloat16."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return the values, or the bits where numpy lacks the dtype."""
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor.view(VIEWS.get(tensor.dtype, tensor.dtype)).numpy()
+
+
+class Cases:
+    """The cases of one file: stored tensors, what the library makes of them, and what config.json says."""
+
+    def __init__(self, *packages: str) -> None:
+        """Start an empty file that names the versions of these packages."""
+        self.versions = {name: importlib.metadata.version(name) for name in packages}
+        self.arrays: dict[str, np.ndarray] = {}
+        self.listed: list[dict[str, Any]] = []
+
+    def add(
+        self, name: str, stored: dict[str, torch.Tensor], dense: torch.Tensor, config: dict[str, Any], **notes: object
+    ) -> None:
+        """Keep one layer: `dense` is [outputs, inputs], as the library dequantised it."""
+        stored = {key: value for key, value in stored.items() if value is not None}
+        self.arrays |= {f"{name}/{key}": as_array(value) for key, value in stored.items()}
+        self.arrays[f"{name}/dense"] = dense.detach().float().numpy()
+        tensors = {key: {"dtype": dtype_name(value), "shape": list(value.shape)} for key, value in stored.items()}
+        case = {"name": name, "tensors": tensors, "dense_dtype": dtype_name(dense), "config": config, **notes}
+        self.listed.append(case)
+        print(name, {key: (value["dtype"], value["shape"]) for key, value in tensors.items()}, dtype_name(dense))
+
+    def write(self, name: str) -> None:
+        """Write `<name>.npz`."""
+        about = {"versions": np.array(json.dumps(self.versions)), "cases": np.array(json.dumps(self.listed))}
+        path = HERE / f"{name}.npz"
+        np.savez_compressed(path, **self.arrays, **about)
+        print(path.name, path.stat().st_size, self.versions)
+
+
+def weight_of(rows: int, columns: int, seed: int) -> torch.Tensor:
+    """Return a float32 weight whose mean is not zero, so that zero points differ from the middle of the range."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, columns, generator=generator) * 0.05
+    return weight + 0.03 * torch.randn(rows, 1, generator=generator)
+
+
+# compressed-tensors
+
+# name: (format, rows, columns, weights, dtype of the scales)
+COMPRESSED = {
+    "pack4_asym_group32": (
+        "pack-quantized",
+        48,
+        128,
+        {"num_bits": 4, "group_size": 32, "symmetric": False},
+        "bfloat16",
+    ),
+    "pack4_asym_group128": (
+        "pack-quantized",
+        52,
+        256,
+        {"num_bits": 4, "group_size": 128, "symmetric": False},
+        "bfloat16",
+    ),
+    "pack4_asym_channel": ("pack-quantized", 52, 100, {"num_bits": 4, "group_size": -1, "symmetric": False}, "float16"),
+    "pack4_asym_tensor": ("pack-quantized", 24, 128, {"num_bits": 4, "symmetric": False}, "bfloat16"),
+    "pack8_asym_group32": (
+        "pack-quantized",
+        24,
+        128,
+        {"num_bits": 8, "group_size": 32, "symmetric": False},
+        "bfloat16",
+    ),
+    "pack8_asym_channel": ("pack-quantized", 26, 128, {"num_bits": 8, "group_size": -1, "symmetric": False}, "float32"),
+    "pack3_asym_group32": (
+        "pack-quantized",
+        24,
+        128,
+        {"num_bits": 3, "group_size": 32, "symmetric": False},
+        "bfloat16",
+    ),
+    "pack2_group32": ("pack-quantized", 24, 128, {"num_bits": 2, "group_size": 32}, "bfloat16"),
+    "pack6_channel": ("pack-quantized", 24, 100, {"num_bits": 6, "group_size": -1}, "bfloat16"),
+    "pack4_group32_float32": ("pack-quantized", 24, 128, {"num_bits": 4, "group_size": 32}, "float32"),
+    "pack4_group32_bfloat16": ("pack-quantized", 24, 128, {"num_bits": 4, "group_size": 32}, "bfloat16"),
+    "pack4_group32_float16": ("pack-quantized", 24, 128, {"num_bits": 4, "group_size": 32}, "float16"),
+    "int8_asym_channel": ("int-quantized", 24, 128, {"num_bits": 8, "group_size": -1, "symmetric": False}, "bfloat16"),
+    "int8_asym_group32": ("int-quantized", 24, 128, {"num_bits": 8, "group_size": 32, "symmetric": False}, "float16"),
+    "int8_asym_tensor": ("int-quantized", 12, 128, {"num_bits": 8, "symmetric": False}, "float32"),
+    "int8_channel_float32": ("int-quantized", 12, 128, {"num_bits": 8, "group_size": -1}, "float32"),
+    "int8_channel_float16": ("int-quantized", 24, 128, {"num_bits": 8, "group_size": -1}, "float16"),
+    "int4_naive_channel": ("naive-quantized", 24, 128, {"num_bits": 4, "group_size": -1}, "bfloat16"),
+    "float8_tensor": ("float-quantized", 24, 128, {"num_bits": 8, "type": "float"}, "bfloat16"),
+    "float8_channel": ("float-quantized", 24, 128, {"num_bits": 8, "type": "float", "group_size": -1}, "bfloat16"),
+    "float8_channel_float32": (
+        "float-quantized",
+        12,
+        128,
+        {"num_bits": 8, "type": "float", "group_size": -1},
+        "float32",
+    ),
+    "float8_block": (
+        "float-quantized",
+        140,
+        200,
+        {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+        "bfloat16",
+    ),
+    "float8_block_small": (
+        "float-quantized",
+        40,
+        80,
+        {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 32]},
+        "float32",
+    ),
+    "nvfp4": ("nvfp4-pack-quantized", 48, 128, "NVFP4A16", "float32"),
+    "nvfp4_activations": ("nvfp4-pack-quantized", 24, 128, "NVFP4", "float32"),
+    "mxfp4": ("mxfp4-pack-quantized", 48, 128, "MXFP4A16", "bfloat16"),
+    "mxfp8": ("mxfp8-quantized", 24, 128, "MXFP8A16", "bfloat16"),
+}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def extremes(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
+    """Return the least and the greatest value of every part of the weight that has a scale of its own."""
+    if args.strategy == "tensor":
+        return torch.aminmax(weight)
+    if args.strategy == "channel":
+        return weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
+    if args.strategy == "block":
+        tall, wide = args.block_structure
+        padding = (0, -weight.shape[1] % wide, 0, -weight.shape[0] % tall)
+        blocks = torch.nn.functional.pad(weight, padding).unflatten(1, (-1, wide)).unflatten(0, (-1, tall))
+        return blocks.amin((1, 3)), blocks.amax((1, 3))
+    groups = weight.unflatten(1, (-1, args.group_size))
+    return groups.amin(2), groups.amax(2)
+
+
+def compressed_tensors() -> None:
+    """Record each format of compressed-tensors, by its compressors."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+    from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    cases = Cases("compressed-tensors", "torch")
+    for seed, (name, (file_format, rows, columns, weights, scale)) in enumerate(COMPRESSED.items()):
+        if isinstance(weights, str):
+            scheme = preset_name_to_scheme(weights, ["Linear"])
+        else:
+            scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
+        scheme.format = file_format
+        args, dense = scheme.weights, weight_of(rows, columns, seed).to(DTYPES[scale])
+        least, greatest = extremes(dense, args)
+        state = {"weight": dense}
+        if "nvfp4" in name:
+            state["weight_global_scale"] = generate_gparam(*torch.aminmax(dense))
+        if name == "nvfp4_activations":
+            state["input_global_scale"] = generate_gparam(torch.tensor(-3.0), torch.tensor(2.5))
+        scales, zeros = calculate_qparams(least, greatest, args, state.get("weight_global_scale"))
+        if args.scale_dtype is None:
+            scales = scales.to(DTYPES[scale])
+        compressor = BaseCompressor.get_value_from_registry(file_format)
+        stored = compressor.compress(state | {"weight_scale": scales, "weight_zero_point": zeros}, scheme)
+        groups = {"group_0": scheme}
+        config = QuantizationConfig(
+            config_groups=groups, format=file_format, quantization_status="compressed", ignore=["lm_head"]
+        )
+        cases.add(name, stored, compressor.decompress(stored, scheme)["weight"], config.model_dump(mode="json"))
+    cases.write("compressed_tensors")
+
+
+# name: (columns, weights), with scales in bfloat16
+OLD_COMPRESSED = {
+    "pack4_g_idx": (128, {"num_bits": 4, "group_size": 32, "actorder": "group"}),
+    "pack4_asym_g_idx": (128, {"num_bits": 4, "group_size": 32, "symmetric": False, "actorder": "group"}),
+    "pack8_g_idx": (128, {"num_bits": 8, "group_size": 64, "actorder": "group"}),
+    "pack4_weight_order": (128, {"num_bits": 4, "group_size": 32, "actorder": "weight"}),
+    "pack3_asym_group32": (128, {"num_bits": 3, "group_size": 32, "symmetric": False}),
+    "pack6_channel": (128, {"num_bits": 6, "group_size": -1}),
+    "int8_g_idx": (128, {"num_bits": 8, "group_size": 32, "actorder": "group"}),
+}
+
+
+def compressed_tensors_012() -> None:
+    """Record what versions before 0.18 wrote: columns in groups of their own, and values that never span two words."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.quantized_compressors.pack_quantized import unpack_from_int32
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    cases = Cases("compressed-tensors", "torch")
+    for seed, (name, (columns, weights)) in enumerate(OLD_COMPRESSED.items(), 100):
+        scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
+        file_format = "int-quantized" if name.startswith("int8") else "pack-quantized"
+        args, dense = scheme.weights, weight_of(24, columns, seed).to(torch.bfloat16)
+        g_idx, ordered = None, dense
+        if args.actorder == "group":
+            order = torch.randperm(columns, generator=torch.Generator().manual_seed(seed))
+            g_idx = torch.empty(columns, dtype=torch.int32)
+            g_idx[order] = torch.arange(columns, dtype=torch.int32) // args.group_size
+            ordered = dense[:, torch.argsort(g_idx)]
+        scales, zeros = calculate_qparams(*extremes(ordered, args), args)
+        given = {"weight": dense, "weight_scale": scales, "weight_zero_point": zeros, "weight_g_idx": g_idx}
+        compressor = BaseCompressor.load_from_registry(file_format)
+        state = {f"layer.{key}": value for key, value in given.items() if value is not None}
+        stored = compressor.compress(state, {"layer": scheme})
+        stored = {key.removeprefix("layer."): value for key, value in stored.items()}
+        if args.symmetric:
+            read = compressor.decompress_weight(stored, args)
+        else:  # this version's decompress_weight refuses packed zeros: its parts are called
+            codes = unpack_from_int32(stored["weight_packed"], args.num_bits, dense.shape)
+            packed = stored["weight_zero_point"]
+            points = unpack_from_int32(packed, args.num_bits, (len(dense), scales.shape[1]), packed_dim=0)
+            read = dequantize(codes, scales, points, args, g_idx=g_idx)
+        config = QuantizationConfig(config_groups={"group_0": scheme}, format=file_format, ignore=["lm_head"])
+        cases.add(name, stored, read, config.model_dump(mode="json"))
+    cases.write("compressed_tensors_012")
+
+
+RECORDERS = {"compressed_tensors": compressed_tensors, "compressed_tensors_012": compressed_tensors_012}
+
+if __name__ == "__main__":
+    for library in sys.argv[1:]:
+        RECORDERS[library]()
