@@ -143,7 +143,7 @@ COMPRESSED = {
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def extremes(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
+def extremes(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the least and the greatest value of every part of the weight that has a scale of its own."""
     if args.strategy == "tensor":
         return torch.aminmax(weight)
@@ -241,7 +241,120 @@ def compressed_tensors_012() -> None:
     cases.write("compressed_tensors_012")
 
 
-RECORDERS = {"compressed_tensors": compressed_tensors, "compressed_tensors_012": compressed_tensors_012}
+# bitsandbytes
+
+# name: (rows, columns, quant_type, block size, whether the scales are quantised too, dtype, dtype of storage)
+FOUR_BIT = {
+    "nf4": (48, 128, "nf4", 64, False, "float32", "uint8"),
+    "nf4_nested": (144, 128, "nf4", 64, True, "bfloat16", "uint8"),
+    "nf4_float16": (24, 128, "nf4", 64, False, "float16", "uint8"),
+    "nf4_tail": (23, 100, "nf4", 64, True, "float16", "uint8"),
+    "nf4_block128": (24, 320, "nf4", 128, False, "bfloat16", "uint8"),
+    "nf4_stored_bfloat16": (24, 128, "nf4", 64, True, "bfloat16", "bfloat16"),
+    "fp4": (48, 128, "fp4", 64, False, "float32", "uint8"),
+    "fp4_nested": (24, 128, "fp4", 64, True, "bfloat16", "uint8"),
+}
+
+
+def bitsandbytes() -> None:
+    """Record the state dicts of Linear4bit and Linear8bitLt."""
+    from bitsandbytes import functional, nn
+
+    cases = Cases("bitsandbytes", "torch")
+    names = list(FOUR_BIT)
+    for name, (rows, columns, kind, block, is_nested, dtype, storage) in FOUR_BIT.items():
+        layer = nn.Linear4bit(columns, rows, bias=name == "nf4", compress_statistics=is_nested, quant_type=kind)
+        state = {"weight": weight_of(rows, columns, names.index(name)).to(getattr(torch, dtype))}
+        state |= {"bias": weight_of(rows, 1, 9)[:, 0]} if name == "nf4" else {}
+        kept = {"compress_statistics": is_nested, "blocksize": block, "quant_type": kind}
+        layer.weight = nn.Params4bit(state["weight"], False, quant_storage=getattr(torch, storage), **kept).to("cpu")
+        if name == "nf4":
+            layer.bias.data = state["bias"]
+        dense = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+        config = {"load_in_4bit": True, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": is_nested}
+        config |= {"quant_method": "bitsandbytes", "bnb_4bit_quant_storage": storage}
+        cases.add(name, layer.state_dict(), dense, config)
+    for name, dtype in {"int8": torch.float16, "int8_bias": torch.bfloat16}.items():
+        layer = nn.Linear8bitLt(128, 48, bias=name == "int8_bias", has_fp16_weights=False)
+        state = {"weight": weight_of(48, 128, 20).to(dtype)} | (
+            {"bias": weight_of(48, 1, 9)[:, 0]} if layer.bias is not None else {}
+        )
+        layer.load_state_dict(state)
+        layer = layer.to("cpu")
+        dense = functional.int8_vectorwise_dequant(layer.weight.data, layer.weight.SCB)
+        cases.add(name, layer.state_dict(), dense, {"load_in_8bit": True, "quant_method": "bitsandbytes"})
+    cases.write("bitsandbytes")
+
+
+def tiny_llama() -> Any:
+    """Return a Llama of two layers with random weights, in bfloat16."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 96, "head_dim": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    model = LlamaForCausalLM(LlamaConfig(**shape, **heads, **ends, initializer_range=0.1, tie_word_embeddings=False))
+    return model.to(torch.bfloat16).eval()
+
+
+TOKENS = [[5, 17, 80, 33, 2, 61, 44, 9]]
+
+
+@torch.no_grad()
+def write_logits(folder: Path, packages: tuple[str, ...], run: Any, dense: dict[str, torch.Tensor]) -> None:
+    """Write logits.npz: by the library itself, and by a float32 Llama of the weights that the library dequantised.
+
+    `run` is the model that the library read from the folder, None where it runs on no CPU; `dense` the weights
+    of the quantised layers by their modules' names.
+    """
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    del config.quantization_config
+    plain = LlamaForCausalLM(config).float().eval()
+    stored = {key: value for path in folder.glob("*.safetensors") for key, value in load_file(path).items()}
+    weights = {key: stored[key] for key in plain.state_dict() if key.removesuffix(".weight") not in dense}
+    plain.load_state_dict(weights | {f"{key}.weight": value.float() for key, value in dense.items()})
+    tokens = torch.tensor(TOKENS)
+    arrays = {"tokens": tokens.numpy(), "dense_logits": plain(tokens).logits.numpy()}
+    if run is not None:
+        arrays["logits"] = run(tokens).logits.float().numpy()
+    versions = {name: importlib.metadata.version(name) for name in (*packages, "transformers", "torch")}
+    np.savez_compressed(folder / "logits.npz", **arrays, versions=np.array(json.dumps(versions)))
+    gap = np.abs(arrays.get("logits", arrays["dense_logits"]) - arrays["dense_logits"]).max()
+    print(folder.name, sum(path.stat().st_size for path in folder.iterdir()), "gap of the logits", gap, versions)
+
+
+def bitsandbytes_folders() -> None:
+    """Record whole folders as transformers saves them with BitsAndBytesConfig."""
+    import tempfile
+
+    from bitsandbytes import functional
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    nested = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16"}
+    configs = {"llama_nf4": BitsAndBytesConfig(load_in_4bit=True, **nested)}
+    configs["llama_int8"] = BitsAndBytesConfig(load_in_8bit=True)
+    for name, config in configs.items():
+        with tempfile.TemporaryDirectory() as source:
+            tiny_llama().save_pretrained(source)
+            model = AutoModelForCausalLM.from_pretrained(source, quantization_config=config, device_map="cpu")
+        model.save_pretrained(HERE / name)
+        model = AutoModelForCausalLM.from_pretrained(HERE / name, device_map="cpu")
+        dense = {}
+        for module, layer in model.named_modules():
+            if type(layer).__name__ == "Linear4bit":
+                dense[module] = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+            elif type(layer).__name__ == "Linear8bitLt":
+                dense[module] = functional.int8_vectorwise_dequant(layer.weight.data, layer.weight.SCB)
+        write_logits(HERE / name, ("bitsandbytes",), model, dense)
+
+
+RECORDERS = {
+    name.__name__: name for name in (compressed_tensors, compressed_tensors_012, bitsandbytes, bitsandbytes_folders)
+}
 
 if __name__ == "__main__":
     for library in sys.argv[1:]:
