@@ -60,10 +60,12 @@ class Cases:
 
 
 def weight_of(rows: int, columns: int, seed: int) -> torch.Tensor:
-    """Return a float32 weight whose mean is not zero, so that zero points differ from the middle of the range."""
+    """Return a float32 weight for which zero points take many values: two rows, all above and all below 0, get the ends."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, columns, generator=generator) * 0.05
-    return weight + 0.03 * torch.randn(rows, 1, generator=generator)
+    means = 0.03 * torch.randn(rows, 1, generator=generator)
+    means[2:4] = torch.tensor([[0.3], [-0.3]])
+    return weight + means
 
 
 # compressed-tensors
@@ -249,7 +251,8 @@ FOUR_BIT = {
     "nf4_nested": (144, 128, "nf4", 64, True, "bfloat16", "uint8"),
     "nf4_float16": (24, 128, "nf4", 64, False, "float16", "uint8"),
     "nf4_tail": (23, 100, "nf4", 64, True, "float16", "uint8"),
-    "nf4_block128": (24, 320, "nf4", 128, False, "bfloat16", "uint8"),
+    "nf4_block128": (24, 256, "nf4", 128, False, "bfloat16", "uint8"),
+    "nf4_block128_tail": (24, 320, "nf4", 128, False, "bfloat16", "uint8"),
     "nf4_stored_bfloat16": (24, 128, "nf4", 64, True, "bfloat16", "bfloat16"),
     "fp4": (48, 128, "fp4", 64, False, "float32", "uint8"),
     "fp4_nested": (24, 128, "fp4", 64, True, "bfloat16", "uint8"),
@@ -259,6 +262,7 @@ FOUR_BIT = {
 def bitsandbytes() -> None:
     """Record the state dicts of Linear4bit and Linear8bitLt."""
     from bitsandbytes import functional, nn
+    from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
 
     cases = Cases("bitsandbytes", "torch")
     names = list(FOUR_BIT)
@@ -270,7 +274,10 @@ def bitsandbytes() -> None:
         layer.weight = nn.Params4bit(state["weight"], False, quant_storage=getattr(torch, storage), **kept).to("cpu")
         if name == "nf4":
             layer.bias.data = state["bias"]
-        dense = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+        dense, state = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state), layer.weight.quant_state
+        if not is_nested:  # the library's code in PyTorch: its CPU kernel misreads rows that end inside a block
+            data = layer.weight.data.view(torch.uint8).reshape(-1)
+            dense = _dequantize_4bit_compute(data, state.absmax, state.code, block, state.shape, state.dtype)
         config = {"load_in_4bit": True, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": is_nested}
         config |= {"quant_method": "bitsandbytes", "bnb_4bit_quant_storage": storage}
         cases.add(name, layer.state_dict(), dense, config)
@@ -352,8 +359,171 @@ def bitsandbytes_folders() -> None:
         write_logits(HERE / name, ("bitsandbytes",), model, dense)
 
 
+# GPTQ and AWQ
+
+
+def asymmetric(
+    weight: torch.Tensor, bits: int, group: int, g_idx: torch.Tensor | None = None, is_symmetric: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scales and zero points [outputs, groups] of the least and the greatest value of each group."""
+    ordered = weight if g_idx is None else weight[:, torch.argsort(g_idx, stable=True)]
+    parts = ordered.float().unflatten(1, (-1, group))
+    least, greatest, top = parts.amin(2).clamp(max=0), parts.amax(2).clamp(min=0), 2**bits - 1
+    if is_symmetric:
+        greatest = torch.maximum(greatest, -least)
+        scales = (2 * greatest / top).half().float()
+        return scales, torch.full_like(scales, 2 ** (bits - 1))
+    scales = ((greatest - least) / top).half().float()
+    return scales, torch.round(-least / scales).clamp(0, top)
+
+
+def ordered_groups(columns: int, group: int, seed: int) -> torch.Tensor:
+    """Return the group of each column where columns of a group are not side by side."""
+    order = torch.randperm(columns, generator=torch.Generator().manual_seed(seed))
+    g_idx = torch.empty(columns, dtype=torch.int32)
+    g_idx[order] = torch.arange(columns, dtype=torch.int32) // group
+    return g_idx
+
+
+def on_grid(
+    weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, g_idx: torch.Tensor
+) -> torch.Tensor:
+    """Return the values that the codes stand for: not all packers clamp codes to those that there are."""
+    columns = g_idx.long()
+    codes = torch.round(weight.float() / scales[:, columns] + zeros[:, columns]).clamp(0, 2**bits - 1)
+    return (codes - zeros[:, columns]) * scales[:, columns]
+
+
+def linear_of(weight: torch.Tensor, with_bias: bool = False) -> torch.nn.Linear:
+    """Return a layer with this weight."""
+    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=with_bias, dtype=weight.dtype)
+    layer.weight.data = weight
+    if with_bias:
+        layer.bias.data = weight_of(len(weight), 1, 9)[:, 0].to(weight.dtype)
+    return layer
+
+
+# name: (bits, group size, columns, desc_act, sym, checkpoint_format)
+GPTQ = {
+    "gptq4_sym": (4, 128, 128, False, True, "gptq"),
+    "gptq4_asym": (4, 32, 128, False, False, "gptq"),
+    "gptq4_asym_v2": (4, 32, 128, False, False, "gptq_v2"),
+    "gptq4_asym_channel": (4, -1, 128, False, False, "gptq"),
+    "gptq4_order": (4, 32, 128, True, True, "gptq"),
+    "gptq4_asym_order_v2": (4, 32, 128, True, False, "gptq_v2"),
+    "gptq2_asym": (2, 32, 128, False, False, "gptq"),
+    "gptq2_asym_v2": (2, 32, 128, False, False, "gptq_v2"),
+    "gptq3_asym": (3, 32, 128, False, False, "gptq"),
+    "gptq3_asym_v2": (3, 32, 128, True, False, "gptq_v2"),
+    "gptq8_sym": (8, 32, 128, False, True, "gptq"),
+    "gptq8_asym": (8, 32, 128, False, False, "gptq"),
+    "gptq8_asym_v2": (8, 32, 128, True, False, "gptq_v2"),
+    "gptq3_planar": (3, 32, 64, False, False, "gptq_p"),
+    "gptq5_planar": (5, 32, 64, False, False, "gptq_p"),
+    "gptq7_planar": (7, 32, 64, False, False, "gptq_p"),
+}
+
+
+def gptqmodel() -> None:
+    """Record what gptqmodel packs, and reads back."""
+    from gptqmodel import QuantizeConfig
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.quantization.config import FORMAT
+    from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module, convert_gptq_v2_to_v1_format_module
+
+    cases = Cases("gptqmodel", "torch")
+    for seed, (name, (bits, group, columns, is_ordered, is_symmetric, file_format)) in enumerate(GPTQ.items(), 200):
+        size = columns if group == -1 else group
+        weight = weight_of(32, columns, seed).half()
+        g_idx = ordered_groups(columns, size, seed) if is_ordered else torch.arange(columns, dtype=torch.int32) // size
+        scales, zeros = asymmetric(weight, bits, size, g_idx if is_ordered else None, is_symmetric)
+        config = QuantizeConfig(bits=bits, group_size=group, desc_act=is_ordered, sym=is_symmetric, format=file_format)
+        shape = {"bits": bits, "group_size": group, "sym": is_symmetric, "desc_act": is_ordered}
+        shape |= {"in_features": columns, "out_features": 32, "format": FORMAT(file_format)}
+        layer = TorchLinear(**shape, bias=name == "gptq4_sym")
+        weight = on_grid(weight, scales, zeros, bits, g_idx)
+        layer.pack(linear_of(weight, name == "gptq4_sym"), scales, zeros, g_idx)
+        layer.qzero_format(format=2)
+        if file_format == "gptq":
+            convert_gptq_v2_to_v1_format_module(layer, config)
+        stored = {key: value.clone() for key, value in layer.state_dict().items()}
+        if file_format == "gptq":
+            convert_gptq_v1_to_v2_format_module(layer, bits, torch.int32)
+        layer.post_init()
+        about = config.to_dict()
+        del about["meta"]
+        cases.add(name, stored, layer.dequantize_weight().T, json.loads(json.dumps(about)), zeros=zeros.int().tolist())
+    cases.write("gptqmodel")
+
+
+def auto_gptq() -> None:
+    """Record what AutoGPTQ packs, and how its layer in PyTorch reads it."""
+    from auto_gptq.nn_modules.qlinear.qlinear_cuda import QuantLinear
+
+    cases = Cases("auto-gptq", "torch")
+    chosen = {key: value for key, value in GPTQ.items() if value[-1] == "gptq"}
+    for seed, (name, (bits, group, columns, is_ordered, is_symmetric, _)) in enumerate(chosen.items(), 300):
+        size = columns if group == -1 else group
+        weight = weight_of(32, columns, seed).half()
+        g_idx = ordered_groups(columns, size, seed) if is_ordered else torch.arange(columns, dtype=torch.int32) // size
+        scales, zeros = asymmetric(weight, bits, size, g_idx if is_ordered else None, is_symmetric)
+        zeros = zeros.clamp(min=1)  # 0 is stored as -1, which this library spreads over the rest of the word
+        layer = QuantLinear(bits, group, columns, 32, name == "gptq4_sym", weight_dtype=torch.float16)
+        shown = zeros.int().tolist()
+        weight = on_grid(weight, scales, zeros, bits, g_idx)
+        layer.pack(linear_of(weight.half(), name == "gptq4_sym"), scales, zeros, g_idx)
+        stored = {key: value.clone() for key, value in layer.state_dict().items() if key != "wf"}
+        layer.bias = None
+        dense = layer.float()(torch.eye(columns)).T
+        config = {"bits": bits, "group_size": group, "desc_act": is_ordered, "sym": is_symmetric}
+        config |= {"damp_percent": 0.01, "static_groups": False, "true_sequential": True, "quant_method": "gptq"}
+        cases.add(name, stored, dense, config, zeros=shown)
+    cases.write("auto_gptq")
+
+
+def autoawq() -> None:
+    """Record what AutoAWQ packs, and how it reads it."""
+    from awq.modules.linear.gemm import WQLinear_GEMM
+    from awq.modules.linear.gemv import WQLinear_GEMV
+    from awq.utils.packing_utils import dequantize_gemm
+
+    cases = Cases("autoawq", "torch")
+    for seed, (name, (group, columns, is_symmetric)) in enumerate(
+        {
+            "gemm": (32, 128, False),
+            "gemm_group128": (128, 256, False),
+            "gemm_channel": (-1, 96, False),
+            "gemm_zeros_of_8": (32, 128, True),
+        }.items(),
+        400,
+    ):
+        size = columns if group == -1 else group
+        weight = weight_of(64, columns, seed).half()
+        scales, zeros = asymmetric(weight, 4, size, None, is_symmetric)
+        weight = on_grid(weight, scales, zeros, 4, torch.arange(columns) // size)
+        layer = linear_of(weight, name == "gemm")
+        packed = WQLinear_GEMM.from_linear(layer, 4, size, scales=scales.T.contiguous(), zeros=zeros.T.contiguous())
+        dense = dequantize_gemm(packed.qweight, packed.qzeros, packed.scales, 4, size).T
+        config = {"bits": 4, "group_size": group, "zero_point": True, "version": "gemm", "quant_method": "awq"}
+        config |= {"modules_to_not_convert": None}
+        cases.add(name, packed.state_dict(), dense, config, zeros=zeros.int().tolist())
+        if name in ("gemm", "gemm_group128"):  # the same values in the other layout, which no function reads on a CPU
+            packed = WQLinear_GEMV.from_linear(layer, 4, size, scales=scales, zeros=zeros)
+            cases.add(name.replace("gemm", "gemv"), packed.state_dict(), dense, config | {"version": "gemv"})
+    cases.write("autoawq")
+
+
 RECORDERS = {
-    name.__name__: name for name in (compressed_tensors, compressed_tensors_012, bitsandbytes, bitsandbytes_folders)
+    recorder.__name__: recorder
+    for recorder in (
+        compressed_tensors,
+        compressed_tensors_012,
+        bitsandbytes,
+        bitsandbytes_folders,
+        gptqmodel,
+        auto_gptq,
+        autoawq,
+    )
 }
 
 if __name__ == "__main__":
