@@ -60,7 +60,7 @@ class Cases:
 
 
 def weight_of(rows: int, columns: int, seed: int) -> torch.Tensor:
-    """Return a float32 weight for which zero points take many values: two rows, all above and all below 0, get the ends."""
+    """Return a float32 weight for which zero points take many values: two rows, of one sign each, get the ends."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, columns, generator=generator) * 0.05
     means = 0.03 * torch.randn(rows, 1, generator=generator)
@@ -513,6 +513,213 @@ def autoawq() -> None:
     cases.write("autoawq")
 
 
+# AutoRound
+
+# name: (format that is asked for, settings, settings of single layers)
+MIXED = {"model.layers.1.mlp.down_proj": {"bits": 8}, "model.layers.1.self_attn.k_proj": {"bits": 16}}
+SINGLE = {"model.layers.1.self_attn.k_proj": {"bits": 16}}
+INTEGER = {"bits": 4, "group_size": 32}
+AUTO_ROUND = {
+    "auto_round_sym": ("auto_round", INTEGER | {"sym": True}, MIXED),
+    "auto_round_asym": ("auto_round", INTEGER | {"sym": False}, MIXED),
+    "auto_round_asym_2bit": ("auto_round", INTEGER | {"sym": False, "bits": 2}, {}),
+    "auto_round_asym_3bit": ("auto_round", INTEGER | {"sym": False, "bits": 3}, {}),
+    "auto_round_asym_5bit": ("auto_round", INTEGER | {"sym": False, "bits": 5}, {}),
+    "auto_round_gptq_sym": ("auto_round:auto_gptq", INTEGER | {"sym": True}, MIXED),
+    "auto_round_gptq_asym": ("auto_round:auto_gptq", INTEGER | {"sym": False}, MIXED),
+    "auto_round_awq_sym": ("auto_round:auto_awq", INTEGER | {"sym": True}, SINGLE),
+    "auto_round_awq_asym": ("auto_round:auto_awq", INTEGER | {"sym": False}, SINGLE),
+    "auto_gptq_asym": ("auto_gptq", INTEGER | {"sym": False}, MIXED),
+    "auto_awq_asym": ("auto_awq", INTEGER | {"sym": False}, SINGLE),
+    "auto_round_mxfp4": ("auto_round", {"scheme": "MXFP4"}, {}),
+    "auto_round_mxfp8": ("auto_round", {"scheme": "MXFP8"}, {}),
+    "llm_compressor_mxfp4": ("llm_compressor", {"scheme": "MXFP4"}, {}),
+    "llm_compressor_w4a16": ("llm_compressor", {"scheme": "W4A16", "group_size": 32}, {}),
+}
+KEPT = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
+
+
+class NoTokenizer:
+    """What AutoRound saves beside the model; rounding to nearest reads no text."""
+
+    def save_pretrained(self, *_: object, **__: object) -> None:
+        """Save nothing."""
+
+
+@torch.no_grad()
+def read_packed(tensors: dict[str, torch.Tensor], packing: str, group: int) -> torch.Tensor:
+    """Return [outputs, inputs] as AutoRound's own layers read integer weights in this packing."""
+    from auto_round.export.export_to_awq.utils import dequantize_gemm
+    from auto_round_extension.torch.qlinear_torch import QuantLinear
+    from auto_round_extension.torch.qlinear_torch_zp import QuantLinear as OffsetQuantLinear
+
+    qweight, qzeros, scales = (tensors[key] for key in ("qweight", "qzeros", "scales"))
+    columns, rows = scales.shape[0] * group, scales.shape[1]
+    if "awq" in packing:
+        return dequantize_gemm(qweight, qzeros, scales, 4, group).T
+    kind = OffsetQuantLinear if "gptq" in packing else QuantLinear
+    layer = kind(qweight.shape[0] * 32 // columns, group, columns, rows, False)
+    layer.load_state_dict({"qweight": qweight, "qzeros": qzeros, "scales": scales}, strict=False)
+    layer.post_init()
+    return layer.float()(torch.eye(columns)).T
+
+
+def export_auto_round(folder: Path, file_format: str, settings: dict[str, Any], layers: dict[str, Any]) -> Path:
+    """Round a Llama to nearest, and return the folder that AutoRound wrote below this one."""
+    from auto_round import AutoRound
+
+    given = {"tokenizer": NoTokenizer(), "iters": 0, "disable_opt_rtn": True, "layer_config": dict(layers)}
+    AutoRound(tiny_llama(), **given, **settings).quantize_and_save(str(folder), format=file_format)
+    return next(folder.rglob("config.json")).parent
+
+
+def packing_of(config: dict[str, Any]) -> str:
+    """Return the packing that config.json names: quant_method gptq and awq name none."""
+    return config.get("packing_format", config["quant_method"])
+
+
+def auto_round() -> None:
+    """Record two layers of a Llama in each format that AutoRound exports."""
+    import tempfile
+
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    cases = Cases("auto-round", "transformers", "torch")
+    for name, (file_format, settings, layers) in AUTO_ROUND.items():
+        with tempfile.TemporaryDirectory() as parent:
+            folder = export_auto_round(Path(parent) / "out", file_format, settings, layers)
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+            stored = {key: value for path in folder.glob("*.safetensors") for key, value in load_file(path).items()}
+            for module in KEPT if layers is MIXED else KEPT[:1]:
+                tensors = {key[len(module) + 1 :]: value for key, value in stored.items() if key.startswith(module)}
+                if "qweight" in tensors:
+                    dense = read_packed(tensors, packing_of(config), 32)
+                else:  # a row of the unit matrix goes through the rounding of activations unchanged
+                    model = AutoModelForCausalLM.from_pretrained(folder, device_map="cpu")
+                    with torch.no_grad():
+                        model(torch.tensor(TOKENS))  # compressed-tensors decompresses the model when it first runs
+                        dense = model.get_submodule(module)(torch.eye(64, dtype=torch.bfloat16)).T
+                cases.add(f"{name}.{module.rpartition('.')[2]}", tensors, dense, config, module=module)
+    cases.write("auto_round")
+
+
+def auto_round_folders() -> None:
+    """Record whole folders by AutoRound: its own format, and those of AutoGPTQ and AutoAWQ."""
+    import shutil
+    import tempfile
+
+    from safetensors.torch import load_file
+
+    for name, key in {
+        "llama_auto_round": "auto_round_asym",
+        "llama_gptq": "auto_gptq_asym",
+        "llama_awq": "auto_awq_asym",
+    }.items():
+        with tempfile.TemporaryDirectory() as parent:
+            source = export_auto_round(Path(parent) / "out", *AUTO_ROUND[key])
+            shutil.copytree(source, HERE / name, dirs_exist_ok=True)
+        config = json.loads((HERE / name / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+        stored = load_file(HERE / name / "model.safetensors")
+        dense = {}
+        for module in (key.removesuffix(".qweight") for key in stored if key.endswith(".qweight")):
+            tensors = {part: stored[f"{module}.{part}"] for part in ("qweight", "qzeros", "scales")}
+            dense[module] = read_packed(tensors, packing_of(config), 32)
+        write_logits(HERE / name, ("auto-round",), None, dense)
+
+
+# FP8
+
+
+def fp8_blocks(weight: torch.Tensor, tall: int, wide: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return float8_e4m3fn codes and float32 scales of blocks, those at the edges being smaller."""
+    padding = (0, -weight.shape[1] % wide, 0, -weight.shape[0] % tall)
+    blocks = torch.nn.functional.pad(weight, padding).unflatten(1, (-1, wide)).unflatten(0, (-1, tall))
+    scales = blocks.abs().amax((1, 3)) / 448
+    spread = scales.repeat_interleave(tall, 0)[: len(weight)].repeat_interleave(wide, 1)[:, : weight.shape[1]]
+    return (weight / spread).to(torch.float8_e4m3fn), scales
+
+
+def transformers_fp8() -> None:
+    """Record folders of quant_method fp8, mxfp8 and fbgemm_fp8 as transformers dequantises them."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize, _dequantize_fp8_weight
+
+    cases, reader = Cases("transformers", "torch"), Fp8Dequantize(None)
+    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    codes, scales = fp8_blocks(weight_of(256, 128, 500), 128, 128)
+    dense = reader._dequantize_one(codes, scales, torch.bfloat16)
+    cases.add("block128", {"weight": codes, "weight_scale_inv": scales}, dense, config)
+    # Fp8Dequantize divides the weight by the number of scales, which is not the size of a block where one is cut off;
+    # the function of the backward pass takes the size of a block
+    codes, scales = fp8_blocks(weight_of(140, 200, 501), 128, 128)
+    dense = _dequantize_fp8_weight(codes, scales, [128, 128], torch.float32)
+    cases.add("block128_edges", {"weight": codes, "weight_scale_inv": scales}, dense, config)
+    codes, scales = fp8_blocks(weight_of(64, 96, 502), 32, 32)
+    dense = reader._dequantize_one(codes, scales.bfloat16(), torch.bfloat16)
+    small = config | {"weight_block_size": [32, 32]}
+    cases.add("block32_bfloat16", {"weight": codes, "weight_scale_inv": scales.bfloat16()}, dense, small)
+    powers = torch.exp2(torch.ceil(torch.log2(scales))).to(torch.float8_e8m0fnu)
+    spread = powers.float().repeat_interleave(32, 0).repeat_interleave(32, 1)
+    codes = (weight_of(64, 96, 502) / spread).to(torch.float8_e4m3fn)
+    dense = reader._dequantize_one(codes, powers, torch.bfloat16)
+    cases.add("block32_ue8m0", {"weight": codes, "weight_scale_inv": powers}, dense, small | {"scale_fmt": "ue8m0"})
+    weight = weight_of(48, 128, 503)
+    scale = weight.abs().max() / 448
+    codes = (weight / scale).to(torch.float8_e4m3fn)
+    whole = config | {"weight_block_size": None}
+    stored = {"weight": codes, "weight_scale_inv": scale}
+    cases.add("tensor", stored, _dequantize_fp8_weight(codes, scale, None, torch.float32), whole)
+    stored = {"weight": codes, "weight_scale_inv": scale.bfloat16().reshape(1), "activation_scale": torch.tensor(0.02)}
+    dense = _dequantize_fp8_weight(codes, stored["weight_scale_inv"], None, torch.float32)
+    cases.add("tensor_static", stored, dense, whole | {"activation_scheme": "static"})
+    codes, scales = fp8_blocks(weight_of(48, 128, 504), 1, 32)
+    bytes_ = (torch.ceil(torch.log2(scales)) + 127).to(torch.uint8)
+    codes = (weight_of(48, 128, 504) / torch.exp2(bytes_.float() - 127).repeat_interleave(32, 1)).to(
+        torch.float8_e4m3fn
+    )
+    dense = reader._dequantize_one(codes, bytes_, torch.bfloat16)
+    rows = {"quant_method": "mxfp8", "weight_block_size": [1, 32], "scale_fmt": "ue8m0"}
+    cases.add("mxfp8", {"weight": codes, "weight_scale_inv": bytes_}, dense, rows)
+    packed = torch.randint(0, 256, (48, 64), generator=torch.Generator().manual_seed(505), dtype=torch.uint8)
+    dense = reader._dequantize_one(packed.view(torch.int8), bytes_.view(torch.float8_e8m0fnu), torch.bfloat16)
+    stored = {"weight": packed.view(torch.int8), "weight_scale_inv": bytes_.view(torch.float8_e8m0fnu)}
+    cases.add("experts_fp4", stored, dense, config | {"expert_dtype": "fp4", "scale_fmt": "ue8m0"})
+    # FbgemmFp8Linear runs on no CPU: its kernel multiplies the product of codes by the scale of the row
+    scales = weight.abs().amax(1, keepdim=True) / 448
+    codes = (weight / scales).to(torch.float8_e4m3fn)
+    config = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
+    cases.add("fbgemm", {"weight": codes, "weight_scale": scales}, codes.float() * scales, config)
+    cases.write("transformers_fp8")
+
+
+def transformers_fp8_folder() -> None:
+    """Record a whole folder of quant_method fp8, quantised and read by transformers."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
+
+    class Quantizer:
+        """What the two operations ask of the quantizer."""
+
+        quantization_config = FineGrainedFP8Config(
+            weight_block_size=(32, 32), modules_to_not_convert=["lm_head", "model.layers.1.self_attn.k_proj"]
+        )
+
+    folder, model = HERE / "llama_fp8", tiny_llama()
+    model.config.quantization_config = Quantizer.quantization_config
+    model.config.save_pretrained(folder)
+    stored, dense = {}, {}
+    for name, value in model.state_dict().items():
+        module = name.removesuffix(".weight")
+        is_kept = not module.endswith("_proj") or module in Quantizer.quantization_config.modules_to_not_convert
+        stored |= {name: value} if is_kept else Fp8Quantize(Quantizer)._quantize_one(name, value)
+        if not is_kept:
+            scales = stored[f"{module}.weight_scale_inv"]
+            dense[module] = Fp8Dequantize(Quantizer)._dequantize_one(stored[name], scales, torch.float32)
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    write_logits(folder, (), AutoModelForCausalLM.from_pretrained(folder, device_map="cpu"), dense)
+
+
 RECORDERS = {
     recorder.__name__: recorder
     for recorder in (
@@ -523,6 +730,10 @@ RECORDERS = {
         gptqmodel,
         auto_gptq,
         autoawq,
+        auto_round,
+        auto_round_folders,
+        transformers_fp8,
+        transformers_fp8_folder,
     )
 }
 
