@@ -359,6 +359,43 @@ def bitsandbytes_folders() -> None:
         write_logits(HERE / name, ("bitsandbytes",), model, dense)
 
 
+# the whole folders of compressed-tensors: {name: what is quantised how}, as LLM Compressor's modifier takes it
+INTEGERS = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}
+FLOATS = {"num_bits": 8, "type": "float", "strategy": "channel"}
+LLM_COMPRESSOR = {
+    "llama_compressed_tensors": {
+        "config_groups": {
+            "group_0": {"targets": [r"re:.*(q|k|v|o|gate|up)_proj$"], "weights": INTEGERS},
+            "group_1": {"targets": ["re:.*down_proj"], "weights": FLOATS},
+        },
+        "ignore": ["lm_head", "model.layers.1.self_attn.k_proj"],
+    },
+    "llama_nvfp4": {"scheme": "NVFP4A16", "targets": ["Linear"], "ignore": ["lm_head", "re:.*layers.1.self_attn.*"]},
+}
+
+
+def llmcompressor_folders() -> None:
+    """Record whole folders that LLM Compressor saved, and transformers read."""
+    import tempfile
+
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from transformers import AutoModelForCausalLM
+
+    for name, settings in LLM_COMPRESSOR.items():
+        with tempfile.TemporaryDirectory() as source:
+            tiny_llama().save_pretrained(source)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+            oneshot(model=model, recipe=QuantizationModifier(**settings))
+            model.save_pretrained(HERE / name)
+        (HERE / name / "recipe.yaml").unlink(missing_ok=True)
+        model = AutoModelForCausalLM.from_pretrained(HERE / name, device_map="cpu")
+        model(torch.tensor(TOKENS))  # compressed-tensors decompresses the model when it first runs
+        quantised = {key: layer for key, layer in model.named_modules() if hasattr(layer, "quantization_scheme")}
+        dense = {key: layer.weight.data for key, layer in quantised.items()}
+        write_logits(HERE / name, ("llmcompressor", "compressed-tensors"), model, dense)
+
+
 # GPTQ and AWQ
 
 
@@ -727,6 +764,7 @@ RECORDERS = {
         compressed_tensors_012,
         bitsandbytes,
         bitsandbytes_folders,
+        llmcompressor_folders,
         gptqmodel,
         auto_gptq,
         autoawq,
