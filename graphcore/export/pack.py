@@ -129,8 +129,8 @@ class Packer:
         stored = self._encoding_of(name)
         if FORMATS[stored].ggml_id is None:
             raise UnsupportedError(
-                f"{self.model.checkpoint.source}: weight {quoted(name)} is {stored}, which GGUF files do not have; pack "
-                "its values as another format, such as quant=q8_0"
+                f"{self.model.checkpoint.source}: weight {quoted(name)} is {stored}, which GGUF files do not have; "
+                "pack its values as another format, such as quant=q8_0"
             )
         return stored
 

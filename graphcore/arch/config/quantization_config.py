@@ -18,9 +18,18 @@ COMPRESSED_LAYOUTS: Mapping[str, tuple[LayoutName, ...]] = {
     "float-quantized": ("fp8",),
     "nvfp4-pack-quantized": ("nvfp4",),
     "mxfp4-pack-quantized": ("mxfp4",),
+    "mxfp8-quantized": ("fp8",),
 }
+AUTO_ROUND_LAYOUTS: Mapping[str, LayoutName] = {  # the first stores zero points as they are, as version 2 does
+    "auto_round": "gptq_v2",
+    "auto_round:gptqmodel": "gptq",
+    "auto_round:auto_gptq": "gptq",
+    "auto_round:auto_awq": "awq",
+}
+EXCEPTIONS = ("dynamic", "extra_config")  # settings of single modules, gptqmodel's and auto-round's
 ALL_COMPRESSED: tuple[LayoutName, ...] = ("pack-quantized", "int-quantized", "fp8", "nvfp4", "mxfp4")
 MIXED = "mixed-precision"  # compressed-tensors' format of a file whose groups have formats of their own
+DEFAULT_BLOCK = (128, 128)  # rows and columns of an FP8 block if transformers' config states none
 ADVICE = "use another checkpoint of the model, or a GGUF of it"
 
 
@@ -63,8 +72,7 @@ def _gptq(stated: Fields) -> QuantizedScheme:
     packed = stated.text("pack_dtype") or "int32"
     if packed.removeprefix("torch.") != "int32":
         raise _unsupported(stated, "pack_dtype", packed)
-    is_symmetric = stated.flag("sym") is not False
-    return QuantizedScheme((GPTQ_LAYOUTS[layout],), _widths(stated), is_symmetric)
+    return QuantizedScheme((GPTQ_LAYOUTS[layout],), _widths(stated), _is_symmetric(stated))
 
 
 def _awq(stated: Fields) -> QuantizedScheme:
@@ -78,20 +86,26 @@ def _awq(stated: Fields) -> QuantizedScheme:
 
 
 def _auto_round(stated: Fields) -> QuantizedScheme:
+    packing = stated.text("packing_format", "checkpoint_format") or "auto_round:auto_gptq"
     kind = stated.text("data_type") or "int"
+    if packing == "auto_round:llm_compressor" and kind == "mx_fp":
+        return QuantizedScheme(("mxfp4", "fp8"))
     if kind != "int":
         raise _unsupported(stated, "data_type", kind)
-    packing = (stated.text("packing_format", "checkpoint_format") or "auto_round:auto_gptq").removeprefix("auto_round:")
-    layouts: dict[str, LayoutName] = {"auto_gptq": "gptq", "gptqmodel": "gptq", "auto_awq": "awq"}
-    if packing not in layouts:
+    if packing not in AUTO_ROUND_LAYOUTS:
         raise _unsupported(stated, "packing_format", packing)
-    return QuantizedScheme((layouts[packing],), _widths(stated), stated.flag("sym") is not False)
+    return QuantizedScheme((AUTO_ROUND_LAYOUTS[packing],), _widths(stated), _is_symmetric(stated))
+
+
+def _is_symmetric(stated: Fields) -> bool:
+    """Return whether all weights are symmetric, also those that have settings of their own."""
+    return stated.flag("sym") is not False and not any(stated.raw.get(name) for name in EXCEPTIONS)
 
 
 def _widths(stated: Fields) -> tuple[Width, ...]:
     """Return the one width of all weights; none if it is not stated, or some weights have another."""
     bits = stated.size("bits", "w_bit")
-    if bits is None or stated.raw.get("dynamic") or stated.raw.get("extra_config"):  # exceptions by module
+    if bits is None or any(stated.raw.get(name) for name in EXCEPTIONS):
         return ()
     size = stated.raw.get("group_size", stated.raw.get("q_group_size"))
     return (Width(bits, 0 if size in (None, -1) else stated.size("group_size", "q_group_size") or 0),)
@@ -150,7 +164,12 @@ def _fp8(stated: Fields) -> QuantizedScheme:
     kind = stated.text("fmt") or "e4m3"
     if kind != "e4m3":
         raise _unsupported(stated, "fmt", kind)
-    return QuantizedScheme(("fp8",), block=_block(stated, "weight_block_size"))
+    experts = stated.text("expert_dtype") or "fp8"
+    if experts != "fp8":
+        raise _unsupported(stated, "expert_dtype", experts)
+    is_default = "weight_block_size" not in stated.raw and stated.text("quant_method") != "fbgemm_fp8"
+    block = DEFAULT_BLOCK if is_default else _block(stated, "weight_block_size")
+    return QuantizedScheme(("fp8",), block=block)
 
 
 def _block(stated: Fields, name: str) -> tuple[int, int] | None:
@@ -177,9 +196,6 @@ def _bitsandbytes(stated: Fields) -> QuantizedScheme:
         return QuantizedScheme(("bnb-8bit",))
     if not stated.flag("load_in_4bit", "_load_in_4bit"):
         raise UnsupportedError(f"{stated.source}: neither load_in_8bit nor load_in_4bit is set; {ADVICE}")
-    storage = stated.text("bnb_4bit_quant_storage") or "uint8"
-    if storage.removeprefix("torch.") != "uint8":
-        raise _unsupported(stated, "bnb_4bit_quant_storage", storage)
     return QuantizedScheme(("bnb-4bit",))
 
 
@@ -190,6 +206,7 @@ READERS: Mapping[str, Callable[[Fields], QuantizedScheme]] = {
     "compressed-tensors": _compressed,
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
+    "mxfp8": _fp8,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
 }

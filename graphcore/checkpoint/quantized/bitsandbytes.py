@@ -3,7 +3,7 @@
 Legend: O rows (output features), I columns (input features).
 
     8 bit   X.weight int8 [O, I], X.SCB float32 [O], weight = code * SCB / 127; X.weight_format, 0 for rows in order
-    4 bit   X.weight uint8 [O I / 2, 1], of two codes the first in the high nibble, and beside it
+    4 bit   X.weight uint8 [O I / 2, 1], or its bytes as another dtype, of two codes the first in the high nibble, and
             .absmax          float32 [O I / n], the largest weight of each n in a row; or uint8, indices
             .quant_map       float32 [16], levels
             .nested_absmax, .nested_quant_map          float32 [O I / n / m], [256]: absmax = offset + map[i] * nested
@@ -25,7 +25,7 @@ from graphcore.checkpoint.quantized.blocks import (
     integer_blocks,
     split_nibbles,
 )
-from graphcore.checkpoint.quantized.layout import ADVICE, Kind, QuantizedWeight, WeightLayout
+from graphcore.checkpoint.quantized.layout import ADVICE, FLOATS, Kind, QuantizedWeight, WeightLayout
 from graphcore.checkpoint.quantized.scheme import QuantizedScheme
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 from graphcore.quant.formats.affine8 import AFFINE8
@@ -112,15 +112,15 @@ class Bnb4BitLayout(WeightLayout):
         self._states: dict[str, QuantState] = {}
 
     def is_codes(self, info: TensorInfo) -> bool:
-        """Return whether a weight has bytes."""
-        return info.encoding == "u8"
+        """Return whether a weight has a description beside it; its bytes may be stored as another dtype."""
+        return any(info.name.removesuffix(self.codes) + suffix in self.stored.tensors for suffix in FORMATS_BY_SUFFIX)
 
     def kinds(self) -> Mapping[str, Kind]:
         """Return the kinds of a weight's tensors."""
         states = dict.fromkeys(FORMATS_BY_SUFFIX, (("u8",), (1,)))
         floats: Kind = (("f32",), (1,))
         return {
-            self.codes: (("u8",), (1, 2)),
+            self.codes: (("u8", *FLOATS), (1, 2)),
             ABSMAX: (("f32", "u8"), (1,)),
             MAP: floats,
             **dict.fromkeys(NESTED, floats),
@@ -163,7 +163,7 @@ class Bnb4BitLayout(WeightLayout):
             )
         absmax = self._absmax(weight, found, state)
         rows, columns = weight.info.shape
-        swapped = found[self.codes].reshape(rows, columns // BLOCK, -1)
+        swapped = found[self.codes].contiguous().view(torch.uint8).reshape(rows, columns // BLOCK, -1)
         codes = split_nibbles(swapped << 4 | swapped >> 4)
         each = absmax.repeat_interleave(state.blocksize // BLOCK)[: rows * columns // BLOCK]
         return float_blocks(codes, each.view(rows, -1))

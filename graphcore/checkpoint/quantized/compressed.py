@@ -53,7 +53,7 @@ class PackQuantizedLayout(IntegerLayout):
         return {
             self.codes: (("i32",), (2,)),
             self.scales: (FLOATS, (1, 2)),
-            self.zeros: (("i32",), (2,)),
+            self.zeros: (("i32", "i8"), (1, 2)),
             self.order: (INTEGERS, (1,)),
             self.shape: (INTEGERS, (1,)),
         }
@@ -64,8 +64,10 @@ class PackQuantizedLayout(IntegerLayout):
         rows, words = codes.shape
         groups = _num_groups(self, codes, infos[self.scales])
         bits = self._bits(codes, words, groups)
-        if self.zeros in infos and infos[self.zeros].shape != (-(-rows * bits // WORD_BITS), groups):
-            raise self.wrong(codes, infos[self.zeros])
+        if self.zeros in infos:
+            zeros, packed = infos[self.zeros], (-(-rows * bits // WORD_BITS), groups)
+            if zeros.shape != (packed if zeros.encoding == "i32" else infos[self.scales].shape):
+                raise self.wrong(codes, zeros)
         return (rows, words * WORD_BITS // bits), bits, groups
 
     def _bits(self, codes: TensorInfo, words: int, groups: int) -> int:
@@ -84,9 +86,13 @@ class PackQuantizedLayout(IntegerLayout):
         return stored.contiguous().view(torch.uint8)
 
     def zeros_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
-        """Return the zero points: bytes of a word are neighbouring rows."""
+        """Return the zero points: bytes of a word are neighbouring rows; of a whole tensor, one int8."""
+        rows = weight.info.shape[0]
+        if stored.dtype is torch.int8:
+            own = (stored.to(torch.int32) + (1 << (weight.bits - 1))).to(torch.uint8)
+            return own.reshape(-1, weight.groups).expand(rows, weight.groups).contiguous()
         raw = stored.T.contiguous().view(torch.uint8)  # [G, O B / 8]
-        return (nibbles(raw) if weight.bits == 4 else raw).T[: weight.info.shape[0]].contiguous()
+        return (nibbles(raw) if weight.bits == 4 else raw).T[:rows].contiguous()
 
     def scales_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
         """Return the scales."""
@@ -97,8 +103,8 @@ class IntQuantizedLayout(IntegerLayout):
     """Weights of compressed-tensors' format int-quantized, signed bytes."""
 
     name = "int-quantized"
-    codes, scales, zeros = ".weight", SCALE, ZERO
-    needed, optional = (scales,), (zeros,)
+    codes, scales, zeros, order = ".weight", SCALE, ZERO, ".weight_g_idx"
+    needed, optional = (scales,), (zeros, order)
 
     def is_codes(self, info: TensorInfo) -> bool:
         """Return whether a weight is a matrix of bytes."""
@@ -111,6 +117,7 @@ class IntQuantizedLayout(IntegerLayout):
             self.codes: (("i8",), (2,)),
             self.scales: (FLOATS, (1, 2)),
             self.zeros: (INTEGERS + FLOATS, numbers),
+            self.order: (INTEGERS, (1,)),
         }
 
     def measured(self, infos: Mapping[str, TensorInfo]) -> tuple[tuple[int, int], int, int]:

@@ -5,6 +5,7 @@ Legend: O rows (output features), I columns (input features).
     X.weight float8_e4m3 [O, I] and one of
     X.weight_scale_inv   transformers' fp8, DeepSeek: [O / 128, I / 128] rounded up, or one number; also a factor
     X.weight_scale       compressed-tensors' float-quantized, fbgemm_fp8, modelopt: the same, or [O, 1], [O]
+    either of them       MXFP8: uint8 [O, I / 32] or float8_e8m0, exponents, the scale is 2^(e - 127)
 
 Source: transformers, integrations/finegrained_fp8.py; compressed-tensors, quantization/lifecycle/forward.py.
 """
@@ -20,6 +21,7 @@ from graphcore.checkpoint.quantized.layout import ADVICE, FLOATS, Kind, Quantize
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 from graphcore.quant.formats.fp8 import FP8
 
+EXPONENTS = ("u8", "f8_e8m0")
 NAN = 0x7F  # with either sign
 
 
@@ -37,7 +39,7 @@ class Fp8Layout(WeightLayout):
 
     def kinds(self) -> Mapping[str, Kind]:
         """Return the kinds of a weight's tensors."""
-        return {self.codes: (("f8_e4m3",), (2,)), **dict.fromkeys(self.optional, (FLOATS, (0, 1, 2)))}
+        return {self.codes: (("f8_e4m3",), (2,)), **dict.fromkeys(self.optional, (FLOATS + EXPONENTS, (0, 1, 2)))}
 
     def described(self, stem: str, infos: Mapping[str, TensorInfo]) -> QuantizedWeight:
         """Return a weight as fp8."""
@@ -49,7 +51,7 @@ class Fp8Layout(WeightLayout):
                 f"weight {quoted(codes.name)}; fetch the checkpoint again"
             )
         rows, columns = codes.shape
-        if min(rows, columns) < 1 or scales[0].shape not in self._shapes_of_scales(rows, columns):
+        if min(rows, columns) < 1 or scales[0].shape not in self._shapes_of_scales(scales[0], rows, columns):
             raise self.wrong(codes, scales[0])
         if self.scheme.block is not None and self.scheme.block[1] % BLOCK:
             raise UnsupportedError(
@@ -58,8 +60,10 @@ class Fp8Layout(WeightLayout):
             )
         return self.presented(stem, (rows, columns), FP8, 8, 1, infos)
 
-    def _shapes_of_scales(self, rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
+    def _shapes_of_scales(self, scales: TensorInfo, rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (rows,), (rows, 1))
+        if scales.encoding in EXPONENTS:
+            shapes = (*shapes, (rows, columns // BLOCK))
         if self.scheme.block is None:
             return shapes
         high, wide = self.scheme.block
@@ -69,7 +73,7 @@ class Fp8Layout(WeightLayout):
         """Return fp8 blocks."""
         codes = found[self.codes].contiguous().view(torch.uint8)
         (suffix,) = (name for name in self.optional if name in found)
-        scales = self._each(found[suffix].to(torch.float32), *codes.shape)
+        scales = self._each(_factors(found[suffix]), *codes.shape)
         if bool(((codes & NAN) == NAN).any()) or not bool(scales.isfinite().all()):
             raise CheckpointError(
                 f"{self.stored.source}: {quoted(weight.parts[self.codes])} or its scales have NaN or infinity; fetch "
@@ -79,8 +83,17 @@ class Fp8Layout(WeightLayout):
 
     def _each(self, scales: Tensor, rows: int, columns: int) -> Tensor:
         """Return the scale of each block of 32 columns: [O, I / 32] float32."""
+        if scales.shape == (rows, columns // BLOCK):
+            return scales
         num_blocks, (high, wide) = columns // BLOCK, self.scheme.block or (1, columns)
         if scales.dim() < 2 or scales.shape != (-(-rows // high), -(-columns // wide)):
             return scales.reshape(-1, 1).expand(rows, num_blocks)
         tall = scales.repeat_interleave(high, dim=0)[:rows]
         return tall.repeat_interleave(-(-wide // BLOCK), dim=1)[:, :num_blocks]
+
+
+def _factors(scales: Tensor) -> Tensor:
+    """Return stored scales as float32, of the same shape; bytes are exponents."""
+    if scales.dtype is torch.uint8:
+        return scales.view(torch.float8_e8m0fnu).to(torch.float32)
+    return scales.to(torch.float32)

@@ -21,7 +21,7 @@ PACKED, INTS = compressed_config("pack-quantized", 4, 128), compressed_config("i
         (gptq_config(4, 64, version=2), QuantizedScheme(("gptq_v2",), (Width(4, 64),))),
         (
             {**gptq_config(4, 64), "pack_dtype": "int32", "dynamic": {"+:.*down.*": {"bits": 8}}},
-            QuantizedScheme(("gptq",)),
+            QuantizedScheme(("gptq",), (), False),
         ),
         (PACKED, QuantizedScheme(("pack-quantized",), (Width(4, 128),))),
         (INTS, QuantizedScheme(("int-quantized",), (Width(8, 0),))),
@@ -43,7 +43,9 @@ PACKED, INTS = compressed_config("pack-quantized", 4, 128), compressed_config("i
             {"quant_method": "auto-round", "bits": 4, "sym": False, "extra_config": {"lm_head": {"bits": 8}}},
             QuantizedScheme(("gptq",), (), False),
         ),
-        ({"quant_method": "fp8"}, QuantizedScheme(("fp8",))),
+        ({"quant_method": "fp8"}, QuantizedScheme(("fp8",), block=(128, 128))),
+        ({"quant_method": "fp8", "weight_block_size": None}, QuantizedScheme(("fp8",))),
+        ({"quant_method": "auto-round", "packing_format": "auto_round"}, QuantizedScheme(("gptq_v2",))),
         ({"quant_method": "fp8", "weight_block_size": [128, 64]}, QuantizedScheme(("fp8",), block=(128, 64))),
         ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, QuantizedScheme(("fp8",))),
         ({"quant_method": "modelopt", "quant_algo": "fp8"}, QuantizedScheme(("fp8",))),
@@ -94,14 +96,13 @@ def with_weights(**changes: object) -> dict[str, Any]:
         ({"quant_method": "awq", "bits": 8}, "bits is 8"),
         ({"quant_method": "awq", "bits": 4, "version": "GEMV"}, "version is 'gemv'"),
         ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type is 'mx_fp'"),
-        ({"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}, "packing_format is 'llm_comp"),
+        (
+            {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"},
+            "packing_format is 'auto_round:llm_comp",
+        ),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'"),
         ({"quant_method": "bitsandbytes"}, "neither load_in_8bit nor load_in_4bit is set"),
-        (
-            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
-            "bnb_4bit_quant_storage is 'bfloat16'",
-        ),
         ({"quant_method": "hqq"}, "quant_method 'hqq', which is not supported"),
     ],
 )
