@@ -11,6 +11,9 @@ Legend: O rows (output features), I columns (input features), G groups of I / G 
     weight = scale * (code - zero). The zero of all is the middle, 8 or 128, so q4_0 and q8_0 have the same values;
     their scales are float16 (a bfloat16 scale of more than 2^-17 fits), one for each 32 columns.
 
+With act-order (desc_act, actorder) column i is in group g_idx[i], and the columns of a group lie apart. Such a weight is
+presented with its columns sorted by group, and X.input_order int32 [I] has the stored column of each of its columns.
+
 Source: AutoGPTQ, nn_modules/qlinear; gptqmodel, utils/model.py (versions 1 and 2); compressed-tensors,
 compressors/pack_quantized.
 """
@@ -32,7 +35,10 @@ IntegerLayout = Literal["gptq", "gptq_v2", "pack-quantized", "int-quantized"]
 """Layouts of integer weights: GPTQ's two versions, whose stored zeros differ, and compressed-tensors' formats."""
 
 FORMATS_BY_BITS = MappingProxyType({4: Q4_0, 8: Q8_0})
+ORDER = ".input_order"  # suffix of the presented tensor with the order of a weight's columns
+ORDER_ADVICE = "use a checkpoint of the model without act-order (desc_act, actorder), or a GGUF"
 WORD_BITS = 32
+ROWS_AT_ONCE = 64  # rows whose codes are unpacked together, to sort their columns
 BLOCK = 32  # columns of a block of q4_0 and q8_0
 FLOATS, INTEGERS = ("f16", "bf16", "f32"), ("i8", "i32", "i64")
 ROUNDING = (  # suffixes of compressed-tensors' numbers that say how activations and caches are rounded
@@ -88,10 +94,12 @@ class IntegerScheme(NamedTuple):
     Attributes:
         layout: layout of all of them.
         widths: bit widths with their group sizes; empty to take them from the tensors' shapes.
+        has_orders: True if the columns of GPTQ's groups may lie apart. Other layouts store g_idx only if they do.
     """
 
     layout: IntegerLayout
     widths: tuple[Width, ...] = ()
+    has_orders: bool = False
 
 
 class IntegerWeight(NamedTuple):
@@ -101,12 +109,14 @@ class IntegerWeight(NamedTuple):
         bits: bits of a code, 4 or 8.
         groups: number of groups of columns, G.
         parts: names of the stored tensors that are read, by their suffixes.
+        is_ordered: True if the columns are sorted by group, in the order that another presented tensor has.
     """
 
     info: TensorInfo
     bits: int
     groups: int
     parts: Mapping[str, str]
+    is_ordered: bool = False
 
 
 class IntegerCheckpoint(Checkpoint):
@@ -122,7 +132,8 @@ class IntegerCheckpoint(Checkpoint):
     def __init__(self, stored: Checkpoint, scheme: IntegerScheme) -> None:
         self.source, self.layout = stored.source, stored.layout
         self.files, self.notes = stored.files, stored.notes
-        self.stored, self.integers, self.widths, self.names = stored, *scheme, NAMES[scheme.layout]
+        self.stored, self.names = stored, NAMES[scheme.layout]
+        self.integers, self.widths, self.has_orders = scheme
         weights, faults, hidden = {}, {}, {name for name in stored.tensors if self._rounds_activations(name)}
         for stem in self._stems():
             hidden |= {stem + suffix for suffix in self.names if suffix}
@@ -131,20 +142,32 @@ class IntegerCheckpoint(Checkpoint):
             except CheckpointError as error:
                 faults[f"{stem}.weight"] = str(error)
         self.weights: Mapping[str, IntegerWeight] = MappingProxyType(weights)
-        of_parts = stored.faults_of_parts({name: one.parts.values() for name, one in weights.items()})
+        ordered = {name.removesuffix(".weight") + ORDER: one for name, one in weights.items() if one.is_ordered}
+        self.orders: Mapping[str, IntegerWeight] = MappingProxyType(ordered)
+        of_parts = stored.faults_of_parts({name: self._parts(name) for name in (*weights, *ordered)})
         self.faults = MappingProxyType({**of_parts, **faults})
         plain = {name: info for name, info in stored.tensors.items() if name not in hidden}
-        self.tensors = MappingProxyType(plain | {name: weight.info for name, weight in weights.items()})
+        made = {name: weight.info for name, weight in weights.items()}
+        made |= {
+            name: TensorInfo(name, one.info.shape[1:], "i32", None, 0, 4 * one.info.shape[1])
+            for name, one in ordered.items()
+        }
+        self.tensors = MappingProxyType(plain | made)
 
     def spans(self, name: str) -> tuple[FileSpan, ...]:
-        """Return the spans of a stored tensor; of an integer weight those of its parts."""
+        """Return the spans of a stored tensor; of an integer weight, or its order, those of its parts."""
         self.find(name)
-        parts = self.weights[name].parts.values() if name in self.weights else (name,)
-        return tuple(span for part in parts for span in self.stored.spans(part))
+        return tuple(span for part in self._parts(name) for span in self.stored.spans(part))
+
+    def _parts(self, name: str) -> Sequence[str]:
+        """Return the names of the stored tensors of a presented tensor."""
+        if name in self.orders:
+            return (self.orders[name].parts[self.names.groups],)
+        return tuple(self.weights[name].parts.values()) if name in self.weights else (name,)
 
     def has_row_runs(self, name: str) -> bool:
         """Return False for integer weights, whose codes and scales are several tensors, GPTQ's column by column."""
-        return name not in self.weights and self.stored.has_row_runs(name)
+        return name not in self.weights and name not in self.orders and self.stored.has_row_runs(name)
 
     def is_zero_bias(self, name: str) -> bool:
         """Return whether this is a bias of a GPTQ weight that is zero: GPTQ's programs add one to each weight."""
@@ -157,10 +180,13 @@ class IntegerCheckpoint(Checkpoint):
         """Return one tensor: for a quantised weight q4_0 or q8_0 blocks, uint8 [nbytes], else the stored tensor.
 
         Raises:
-            CheckpointError: the weight's shape is not the stored one.
-            UnsupportedError: a scale is no float16, zeros are not in the middle, or the groups' columns lie apart.
+            CheckpointError: the weight's shape is not the stored one, its groups have different numbers of columns, or
+                their columns lie apart although the config does not say so.
+            UnsupportedError: a scale is no float16, or zeros are not in the middle.
         """
         self.find(name)
+        if name in self.orders:
+            return self._order(self.orders[name], self.stored.assemble(self._parts(name)[0], parts))
         if name not in self.weights:
             return self.stored.assemble(name, parts)
         weight = self.weights[name]
@@ -170,7 +196,8 @@ class IntegerCheckpoint(Checkpoint):
         }
         self._check_values(weight, found)
         rows, columns = weight.info.shape
-        codes = self._code_bytes(weight, found[self.names.codes]).view(rows, columns // BLOCK, -1)
+        order = self._order(weight, found[self.names.groups]) if weight.is_ordered else None
+        codes = self._code_bytes(weight, found[self.names.codes], order).view(rows, columns // BLOCK, -1)
         scales = self._scales(weight, found[self.names.scales])
         each = scales.repeat_interleave(columns // BLOCK // weight.groups, dim=1).unsqueeze(2)
         return torch.cat([each.view(torch.uint8), codes], dim=2).flatten()
@@ -211,7 +238,8 @@ class IntegerCheckpoint(Checkpoint):
         self._check_width(codes, shape[1], groups, width)
         one = FORMATS_BY_BITS[width]
         info = TensorInfo(f"{stem}.weight", shape, one.name, None, 0, one.nbytes(shape))
-        return IntegerWeight(info, width, groups, {suffix: stem + suffix for suffix in suffixes})
+        is_ordered = groups > 1 and names.groups in suffixes and (self.has_orders or names is not GPTQ)
+        return IntegerWeight(info, width, groups, {suffix: stem + suffix for suffix in suffixes}, is_ordered)
 
     def _check_kind(self, codes: TensorInfo, other: TensorInfo, suffix: str) -> None:
         """Check the encoding and the number of axes of a weight's part."""
@@ -291,12 +319,12 @@ class IntegerCheckpoint(Checkpoint):
                 f"{self.source}: {quoted(weight.parts[names.zeros])} has zero points apart from the middle; weights "
                 "without symmetry (sym or symmetric is false) are not read: use a checkpoint with symmetry, or a GGUF"
             )
-        if names.groups in found:
+        if names.groups in found and not weight.is_ordered:
             usual = torch.arange(columns, dtype=torch.int64, device="cpu") // (columns // weight.groups)
             if not torch.equal(found[names.groups].to(torch.int64).flatten(), usual):
-                raise UnsupportedError(
-                    f"{self.source}: the columns of {quoted(weight.parts[names.groups])} are grouped in another order "
-                    "(desc_act or actorder), which is not read: use a checkpoint without it, or a GGUF"
+                raise CheckpointError(
+                    f"{self.source}: the columns of {quoted(weight.parts[names.groups])} are grouped in another order, "
+                    "and the config does not say so: set desc_act to true there, or fetch the checkpoint again"
                 )
         if names.shape in found and found[names.shape].tolist() != [rows, columns]:
             raise CheckpointError(
@@ -313,13 +341,35 @@ class IntegerCheckpoint(Checkpoint):
         stored = code | code << 4 if weight.bits == 4 else code
         return bool((zeros.contiguous().view(torch.uint8) == stored).all())
 
-    def _code_bytes(self, weight: IntegerWeight, stored: Tensor) -> Tensor:
-        """Repack the codes into the byte order of q4_0 or q8_0 blocks: [O, I / 2] or [O, I] uint8."""
+    def _order(self, weight: IntegerWeight, stored: Tensor) -> Tensor:
+        """Return the columns sorted by group, and as stored within a group: int32 [I].
+
+        Raises:
+            CheckpointError: a column is in no group, or the groups have different numbers of columns.
+        """
+        columns, groups, of_column = weight.info.shape[1], weight.groups, stored.to(torch.int64).flatten()
+        inside = of_column[(of_column >= 0) & (of_column < groups)]
+        sizes = torch.bincount(inside, minlength=groups)
+        if len(of_column) != columns or not bool((sizes == columns // groups).all()):
+            raise CheckpointError(
+                f"{self.source}: {quoted(weight.parts[self.names.groups])} must have the numbers 0 to {groups - 1}, "
+                f"each for {columns // groups} of {columns} columns; fetch the checkpoint again"
+            )
+        return of_column.argsort(stable=True).to(torch.int32)
+
+    def _code_bytes(self, weight: IntegerWeight, stored: Tensor, order: Tensor | None) -> Tensor:
+        """Repack the codes into the byte order of q4_0 or q8_0 blocks: [O, I / 2] or [O, I] uint8.
+
+        Args:
+            order: stored column of each column, int32 [I]; None if they are the same.
+        """
         rows, columns = weight.info.shape
         raw = stored.contiguous().view(torch.uint8)
         if self.names is GPTQ:  # [words, O, 4]: the bytes of a word are neighbouring columns
             raw = raw.view(-1, rows, 4).transpose(0, 1)
         raw = raw.reshape(rows, columns * weight.bits // 8)
+        if order is not None:
+            raw = torch.cat([_with_columns(part, weight.bits, order) for part in raw.split(ROWS_AT_ONCE)])
         if weight.bits == 8:
             return raw if self.integers == "int-quantized" else raw ^ 0x80
         pairs = raw.view(rows, -1, BLOCK // 2)  # byte b of a block: columns 2b and 2b + 1
@@ -340,6 +390,14 @@ class IntegerCheckpoint(Checkpoint):
                 f"({stored.dtype}), which {weight.info.encoding} cannot hold; use another checkpoint, or a GGUF"
             )
         return exact.expand(rows, weight.groups).contiguous()
+
+
+def _with_columns(raw: Tensor, bits: int, order: Tensor) -> Tensor:
+    """Return rows of packed codes, [R, I B / 8] uint8, with their columns in an order, int32 [I]."""
+    if bits == 8:
+        return raw.index_select(1, order)
+    codes = torch.stack((raw & 15, raw >> 4), dim=2).flatten(1).index_select(1, order)  # a byte: columns 2b, 2b + 1
+    return codes[:, 0::2] | codes[:, 1::2] << 4
 
 
 def _fits(one: Width, columns: int, groups: int) -> bool:

@@ -22,7 +22,7 @@ ADVICE = "use another checkpoint of the model, or a GGUF of it"
 
 
 def read_integer_scheme(fields: Fields) -> IntegerScheme | None:
-    """Return the storage layout, bit widths and group sizes of integer weights; None for another quant_method.
+    """Return the storage layout, bit widths, group sizes and act-order of integer weights; None for another quant_method.
 
     Args:
         fields: settings of config.json.
@@ -61,10 +61,13 @@ def _gptq(stated: Fields) -> IntegerScheme:
     if packed.removeprefix("torch.") != "int32":
         raise _unsupported(stated, "pack_dtype", packed)
     bits, group = stated.size("bits"), stated.raw.get("group_size")
-    if bits is None or stated.raw.get("dynamic"):  # gptqmodel's exceptions by module
-        return IntegerScheme(GPTQ_LAYOUTS[layout])
+    dynamic = stated.section("dynamic")  # gptqmodel's exceptions by module
+    exceptions = [dynamic.section(name) for name in dynamic.raw]
+    has_orders = any(one.flag("desc_act") for one in (stated, *exceptions))
+    if bits is None or exceptions:
+        return IntegerScheme(GPTQ_LAYOUTS[layout], has_orders=has_orders)
     size = 0 if group in (None, -1) else stated.size("group_size") or 0
-    return IntegerScheme(GPTQ_LAYOUTS[layout], (Width(bits, size),))
+    return IntegerScheme(GPTQ_LAYOUTS[layout], (Width(bits, size),), has_orders)
 
 
 def _compressed(stated: Fields) -> IntegerScheme:
