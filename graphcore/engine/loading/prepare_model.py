@@ -173,8 +173,8 @@ def decoder_of(model: Model, dtype: torch.dtype) -> Decoder:
     for name in names:
         if not (name.startswith("layers.") and isinstance(decoder.get_submodule(name), Linear)):
             raise UnsupportedError(
-                f"{model.checkpoint.source}: the columns of {name} have an order (act-order), which is supported for "
-                f"projections of layers, not for experts or the head; {ORDER_ADVICE}"
+                f"{model.checkpoint.source}: the columns of {name} have an order (act-order), which is supported "
+                f"only for projections of layers; {ORDER_ADVICE}"
             )
     with torch.device("meta"):
         return Decoder(model.spec.with_ordered_inputs(names), dtype)
