@@ -11,8 +11,8 @@ Legend: O rows (output features), I columns (input features), G groups of I / G 
     weight = scale * (code - zero). The zero of all is the middle, 8 or 128, so q4_0 and q8_0 have the same values;
     their scales are float16 (a bfloat16 scale of more than 2^-17 fits), one for each 32 columns.
 
-With act-order (desc_act, actorder) column i is in group g_idx[i], and the columns of a group lie apart. Such a weight is
-presented with its columns sorted by group, and X.input_order int32 [I] has the stored column of each of its columns.
+With act-order (desc_act, actorder) column i is in group g_idx[i], and the columns of a group lie apart. Such a weight
+is presented with its columns sorted by group, and X.input_order int32 [I] has the stored column of each of its columns.
 
 Source: AutoGPTQ, nn_modules/qlinear; gptqmodel, utils/model.py (versions 1 and 2); compressed-tensors,
 compressors/pack_quantized.
@@ -369,7 +369,7 @@ class IntegerCheckpoint(Checkpoint):
             raw = raw.view(-1, rows, 4).transpose(0, 1)
         raw = raw.reshape(rows, columns * weight.bits // 8)
         if order is not None:
-            raw = torch.cat([_with_columns(part, weight.bits, order) for part in raw.split(ROWS_AT_ONCE)])
+            raw = torch.cat([_with_columns(part, weight.bits, order) for part in torch.split(raw, ROWS_AT_ONCE)])
         if weight.bits == 8:
             return raw if self.integers == "int-quantized" else raw ^ 0x80
         pairs = raw.view(rows, -1, BLOCK // 2)  # byte b of a block: columns 2b and 2b + 1

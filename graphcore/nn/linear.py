@@ -74,7 +74,7 @@ class Linear(nn.Module):
 
     def reorder_input(self) -> None:
         """Give the projection an empty `input_order`, which is written later."""
-        self.input_order = torch.empty(self.inputs, dtype=torch.int32)
+        self.input_order = torch.empty(self.inputs, dtype=torch.int32, device=self.weight.device)
 
     def pack(self, packing: Packing, rounding: str) -> None:
         """Replace the weight by an empty packed one, whose bytes are written later."""

@@ -1,6 +1,5 @@
 """Folders of GPTQ's and compressed-tensors' weights with act-order answer as transformers does with the same values."""
 
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest

@@ -22,7 +22,7 @@ ADVICE = "use another checkpoint of the model, or a GGUF of it"
 
 
 def read_integer_scheme(fields: Fields) -> IntegerScheme | None:
-    """Return the storage layout, bit widths, group sizes and act-order of integer weights; None for another quant_method.
+    """Return the layout, bit widths, group sizes and act-order of integer weights; None for another quant_method.
 
     Args:
         fields: settings of config.json.
