@@ -127,19 +127,20 @@ def save_model(
     bits: int,
     group: int,
     dtype: torch.dtype = torch.float16,
-    family: str = "llama",
+    model: nn.Module | None = None,
     ordered: Collection[str] = (),
 ) -> nn.Module:
     """Save a folder whose projections are integers; return transformers' model with the same values in float32.
 
     Args:
+        model: transformers' model, whose projections get other values; None for a small Llama.
         ordered: endings of the names of projections with act-order, such as "q_proj"; each has its own order.
     """
     store, config = LAYOUTS[layout]
-    model = llama_files.build(family, 3, **SHAPE)
+    model = model or llama_files.build("llama", 3, **SHAPE)
     tensors: dict[str, Tensor] = {}
     for number, (name, parameter) in enumerate(model.state_dict().items()):
-        if name.endswith("_proj.weight"):
+        if name.endswith(("_proj.weight", "in_proj_qkv.weight")):
             is_ordered = name.removesuffix(".weight").endswith(tuple(ordered))
             one = integers(*parameter.shape, bits, group, dtype, number, is_ordered)
             parameter.copy_(one.dense)
@@ -154,19 +155,19 @@ def save_model(
     return model
 
 
-def save_mixture(folder: Path, layout: str, bits: int, group: int) -> nn.Module:
+def save_mixture(folder: Path, layout: str, bits: int, group: int, ordered: Collection[str] = ()) -> nn.Module:
     """Save a mixture whose projections and experts are integers, each expert in tensors of its own."""
     store, config = LAYOUTS[layout]
     model = qwen_moe_files.build(hidden_size=64, moe_intermediate_size=64, num_hidden_layers=2)
     tensors: dict[str, Tensor] = {}
     for number, (name, matrix) in enumerate(matrices_of(model)):
-        one = integers(*matrix.shape, bits, group, torch.float16, number)
+        one = integers(*matrix.shape, bits, group, torch.float16, number, name.endswith(tuple(ordered)))
         matrix.copy_(one.dense)
         tensors |= {f"{name}.{suffix}": value for suffix, value in store(one, bits).items()}
     dense = {name: value for name, value in model.state_dict().items() if "_proj" not in name}
     folder.mkdir(exist_ok=True)
     save_file({**tensors, **{name: value.clone() for name, value in dense.items()}}, folder / "model.safetensors")
-    stated = {**model.config.to_dict(), "quantization_config": config(bits, group)}
+    stated = {**model.config.to_dict(), "quantization_config": with_order(config(bits, group), bool(ordered))}
     (folder / "config.json").write_text(json.dumps(stated))
     return model
 
