@@ -369,7 +369,7 @@ class IntegerCheckpoint(Checkpoint):
             raw = raw.view(-1, rows, 4).transpose(0, 1)
         raw = raw.reshape(rows, columns * weight.bits // 8)
         if order is not None:
-            raw = torch.cat([_with_columns(part, weight.bits, order) for part in torch.split(raw, ROWS_AT_ONCE)])
+            raw = _with_columns(raw, weight.bits, order)
         if weight.bits == 8:
             return raw if self.integers == "int-quantized" else raw ^ 0x80
         pairs = raw.view(rows, -1, BLOCK // 2)  # byte b of a block: columns 2b and 2b + 1
@@ -393,11 +393,15 @@ class IntegerCheckpoint(Checkpoint):
 
 
 def _with_columns(raw: Tensor, bits: int, order: Tensor) -> Tensor:
-    """Return rows of packed codes, [R, I B / 8] uint8, with their columns in an order, int32 [I]."""
+    """Return packed codes, [O, I B / 8] uint8, with their columns in an order, int32 [I]."""
     if bits == 8:
         return raw.index_select(1, order)
-    codes = torch.stack((raw & 15, raw >> 4), dim=2).flatten(1).index_select(1, order)  # a byte: columns 2b, 2b + 1
-    return codes[:, 0::2] | codes[:, 1::2] << 4
+    out = torch.empty_like(raw)
+    for rows, place in zip(torch.split(raw, ROWS_AT_ONCE), torch.split(out, ROWS_AT_ONCE), strict=True):
+        codes = torch.stack((rows & 15, rows >> 4), dim=2).flatten(1)  # byte b: columns 2b and 2b + 1
+        codes = codes.index_select(1, order)
+        torch.bitwise_or(codes[:, 0::2], codes[:, 1::2] << 4, out=place)
+    return out
 
 
 def _fits(one: Width, columns: int, groups: int) -> bool:
