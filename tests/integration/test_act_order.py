@@ -181,6 +181,8 @@ BROKEN: list[tuple[str, Callable[[Path], None], type[GraphcoreError], str]] = [
     ("too_large", with_groups(lambda groups: groups + 1), CheckpointError, NUMBERS),
     ("negative", with_groups(lambda groups: groups - 1), CheckpointError, NUMBERS),
     ("uneven", with_groups(lambda groups: groups.where(torch.arange(64) != 7, 1 - groups)), CheckpointError, NUMBERS),
+    ("huge", with_groups(lambda groups: groups.where(torch.arange(64) != 7, 2**31 - 1)), CheckpointError, NUMBERS),
+    ("long", with_groups(lambda groups: torch.cat((groups, groups[:1] + 9))), CheckpointError, NUMBERS),
     ("short", with_groups(lambda groups: groups[:32].clone()), CheckpointError, NUMBERS),
     ("floats", with_groups(lambda groups: groups.float()), CheckpointError, "are no gptq weight; fetch the checkpoint"),
     ("unstated", lambda folder: state(folder, desc_act=False), CheckpointError, "set desc_act to true there, or fetch"),
