@@ -24,8 +24,8 @@ class TensorInfo:
     Attributes:
         name: name in the file.
         shape: shape in torch order (rows first), in elements.
-        encoding: name of the encoding, lower-case. Dense: f64 f32 f16 bf16 f8_e4m3 f8_e5m2 f8_e8m0 i64 i32 i16 i8 u64 u32
-            u16 u8 bool. Packed: name of the ggml type, such as q4_k.
+        encoding: name of the encoding, lower-case. Dense: f64 f32 f16 bf16 f8_e4m3 f8_e5m2 f8_e8m0 i64 i32 i16 i8 u64
+            u32 u16 u8 bool. Packed: name of the ggml type, such as q4_k.
         file: file that holds the bytes; None if they are generated, or lie in several places.
         offset: byte offset of the tensor in the file.
         nbytes: bytes of the tensor in its encoding.

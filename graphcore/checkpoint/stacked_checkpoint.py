@@ -17,7 +17,8 @@ import torch
 from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.file_bytes import FileSpan
-from graphcore.errors import CheckpointError, quoted
+from graphcore.checkpoint.quantized.layout import ORDER, ORDER_ADVICE
+from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 Stack = tuple[tuple[str, ...], ...]
 EXPERT = re.compile(r"(.+\.experts\.)(\d+)\.(.+)")
@@ -102,10 +103,16 @@ def with_stacked_experts(stored: Checkpoint) -> Checkpoint:
 
     Raises:
         CheckpointError: an expert is missing, or the experts of one projection differ in shape or encoding.
+        UnsupportedError: the columns of an expert have an order of their own.
     """
     found: dict[str, dict[int, str]] = {}
     for name in stored.tensors:
         match = EXPERT.fullmatch(name)
+        if match is not None and name.endswith(ORDER):
+            raise UnsupportedError(
+                f"{stored.source}: the columns of expert {quoted(name.removesuffix(ORDER))} have an order of their own "
+                f"(act-order), which is not supported for experts; {ORDER_ADVICE}"
+            )
         if match is not None and not stored.is_zero_bias(name):
             found.setdefault(match[1] + match[3], {})[int(match[2])] = name
     for stacked, experts in found.items():

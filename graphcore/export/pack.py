@@ -18,6 +18,7 @@ from graphcore.arch.registry import architecture_of
 from graphcore.arch.weight_map import weight_shapes
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.file_bytes import FileSpan, read_span
+from graphcore.checkpoint.quantized.layout import ORDER, ORDER_ADVICE
 from graphcore.config.byte_sizes import in_words
 from graphcore.engine.loading.open_model import Model
 from graphcore.engine.loading.prepare_model import match_model
@@ -36,6 +37,7 @@ from graphcore.quant.packing_error import SquaredError, packing_error
 from graphcore.quant.registry import has_tensor_scale
 from graphcore.weights.conversion import first_row
 from graphcore.weights.loader import PACKED_WEIGHTS, Loader
+from graphcore.weights.matching import WEIGHT
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,14 @@ class Packer:
     @cached_property
     def _members(self) -> Mapping[str, tuple[Member, ...]]:
         architecture, config = architecture_of(self.model.config), self.model.config
-        names = [name for name in self._sources if not (self.is_tied and name == HEAD)]
+        names = [name for name in self._sources if not (self.is_tied and name == HEAD) and not name.endswith(ORDER)]
+        ordered = next((name for name in names if self._order_of(name) is not None), None)
+        if ordered is not None and self.asked == STORED:
+            raise UnsupportedError(
+                f"{self.model.checkpoint.source}: the columns of {quoted(self._sources[ordered].name)} have an order "
+                "(act-order), which no GGUF type has, so it cannot stay as it is stored; quant=q8_0, or another "
+                f"format, packs its values, or {ORDER_ADVICE}"
+            )
         if self.is_gguf:
             return gguf_members(names, lambda name: self._sources[name])
         return gguf_members(names, lambda name: architecture.gguf_source(name, config))
@@ -273,7 +282,7 @@ class Packer:
         )
 
     def _folds_of(self, member: Member) -> bool:
-        return bool(member.folds or self._sources[member.name].folds)
+        return bool(member.folds or self._sources[member.name].folds or self._order_of(member.name))
 
     def _moved_rows(self, entry: TensorEntry) -> torch.Tensor:
         """Return a quantised tensor with its rows in GGUF's order, without quantising again: [nbytes] uint8."""
@@ -302,7 +311,13 @@ class Packer:
         weight = self._stored(source.name)
         for fold in source.folds:
             weight = fold.apply(weight)
-        return weight
+        order = self._order_of(name)
+        return weight if order is None else weight[:, self._stored(order).argsort()]
+
+    def _order_of(self, name: str) -> str | None:
+        """Return the name of the stored input order of a weight; None if its columns are in the usual order."""
+        order = self._sources.get(name.removesuffix(WEIGHT) + ORDER)
+        return None if order is None else order.name
 
     def _stored(self, name: str) -> torch.Tensor:
         info, stored = self.model.checkpoint.tensors[name], self.model.checkpoint.read(name)

@@ -90,6 +90,10 @@ class Block(nn.Module):
         self.per_layer = PerLayer(spec, dtype) if spec.per_layer else None
         scale = torch.empty(1, dtype=torch.float32) if spec.has_output_factor else None
         self.register_buffer("output_factor", scale)
+        for name in spec.ordered_inputs:
+            linear = self.get_submodule(name)
+            assert isinstance(linear, Linear), f"{name} is a {type(linear).__name__}"
+            linear.reorder_input()
 
     def forward(
         self,

@@ -33,6 +33,8 @@ rows differ, and rows of 1 to 3 differ from those of more; in 16 bits a single r
 class Linear(nn.Module):
     """x @ weight.T (+ bias); with an `int8_order`, x is first rounded to int8 per token.
 
+    With an `input_order` the weight's columns lie in another order than x, so that x[..., input_order] is multiplied.
+
     The weight is dense, [O, I] in the compute dtype, or packed, [nbytes] uint8; then `packing` multiplies with it.
     If `rounding` is "token", the packed product rounds x itself. Otherwise a packed weight with an `int8_order` is
     unpacked for each product, so that float32 follows that order to the bit.
@@ -44,12 +46,14 @@ class Linear(nn.Module):
     Attributes:
         weight: [O, I] compute dtype, or packed; -1, 0 and 1 if there is a `weight_scale`.
         weight_scale: [1] float32, divisor or factor of the product; None if the weight is scaled already.
+        input_order: [I] int32, feature of x for each column of the weight; None if they are in the same order.
         rounding: rounding of x for a packed weight, one of those in kernels/cpu/kernel_packing.py.
     """
 
     weight: Tensor
     weight_scale: Tensor | None
     bias: Tensor | None
+    input_order: Tensor | None
     packing: Packing | None
 
     def __init__(
@@ -66,6 +70,11 @@ class Linear(nn.Module):
         self.register_buffer("weight", torch.empty(outputs, inputs, dtype=dtype))
         self.register_buffer("weight_scale", torch.empty(1, dtype=torch.float32) if has_scale else None)
         self.register_buffer("bias", torch.empty(outputs, dtype=dtype) if bias else None)
+        self.register_buffer("input_order", None)
+
+    def reorder_input(self) -> None:
+        """Give the projection an empty `input_order`, which is written later."""
+        self.input_order = torch.empty(self.inputs, dtype=torch.int32, device=self.weight.device)
 
     def pack(self, packing: Packing, rounding: str) -> None:
         """Replace the weight by an empty packed one, whose bytes are written later."""
@@ -85,6 +94,7 @@ class Linear(nn.Module):
         """
         assert self.bias is None, "heads have none"
         assert self.weight_scale is None, "heads have none"
+        assert self.input_order is None, "heads have none"
         whole = (begin, end) == (0, self.outputs)
         with torch.device("meta"):
             part = Linear(self.inputs, end - begin, bias=False, dtype=self.dtype, int8_order=self.int8_order)
@@ -114,6 +124,8 @@ class Linear(nn.Module):
         Returns:
             [..., O] compute dtype.
         """
+        if self.input_order is not None:
+            x = _reordered(x, self.input_order)
         if isinstance(x, Tensor):
             if self.packing is not None and (self.int8_order is None or self.rounding == "token"):
                 return self._packed_product(x, self.packing)
@@ -174,9 +186,18 @@ def _operands(linears: Sequence[Linear], x: Tensor) -> list[Operand]:
     kernels = linears[0].backend.token_rows(x)
     if kernels is None or not all(type(one) is Linear and one.is_plain for one in linears):
         return []
+    if len(linears) > 1 and any(one.input_order is not None for one in linears):
+        return []  # each reads x in an order of its own
     found = [kernels.operand(x, one.weight, one.packing, one.rounding, one.bias) for one in linears]
     operands = [one for one in found if one is not None]
     return operands if len(operands) == len(found) and len({one.method for one in operands}) == 1 else []
+
+
+def _reordered(x: Tensor | Int8Rows, order: Tensor) -> Tensor | Int8Rows:
+    """Return x with its features in an order, int32 [I]."""
+    if isinstance(x, Tensor):
+        return x.index_select(-1, order)
+    return x._replace(codes=x.codes.index_select(-1, order))
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

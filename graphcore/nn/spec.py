@@ -4,7 +4,8 @@ Equal BlockSpecs share one compiled graph, so a spec has only fields that change
 name, no path. The fields dim, heads, kv_heads, head_dim, hidden and vocab are sizes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from graphcore.activations import SILU, Gating
@@ -192,6 +193,8 @@ class BlockSpec:
         per_layer: number of per-layer features that are gated and added at the block's end (Gemma 4); 0 for none.
         per_layer_activation: activation of that gate.
         has_output_factor: True if the stream is multiplied by a learned factor after the block (Gemma 4).
+        ordered_inputs: names of projections in the block that have an `input_order` (GPTQ with act-order), such as
+            "mlp.down_proj".
     """
 
     dim: int
@@ -203,6 +206,7 @@ class BlockSpec:
     per_layer: int = 0
     per_layer_activation: str = ""
     has_output_factor: bool = False
+    ordered_inputs: tuple[str, ...] = field(default=(), repr=False)  # saved caches of other models keep their names
 
 
 @dataclass(frozen=True)
@@ -230,6 +234,19 @@ class ModelSpec:
     tied: bool = False
     logit_cap: float = 0.0
     per_layer: PerLayerSpec | None = None
+
+    def with_ordered_inputs(self, names: Collection[str]) -> "ModelSpec":
+        """Return the spec with an `input_order` for some projections of the blocks.
+
+        Args:
+            names: names of the projections in the decoder, such as "layers.0.mlp.up_proj".
+        """
+        found: dict[int, list[str]] = {}
+        for name in names:
+            _, index, leaf = name.split(".", 2)
+            found.setdefault(int(index), []).append(leaf)
+        blocks = (replace(one, ordered_inputs=tuple(found.get(index, ()))) for index, one in enumerate(self.blocks))
+        return replace(self, blocks=tuple(blocks))
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:

@@ -4,8 +4,8 @@
     holds           embedding            the matrices of its layers    rows of the head
     when it moves   rows are gathered    streams through slots         streams through slots
 
-Norm weights, biases, scales and position tables never move: they are less than a thousandth of a model's bytes, and
-captured programs copy them. Experts belong to no group, because they move one by one.
+Norm weights, biases, scales, input orders and position tables never move: they are less than a thousandth of a model's
+bytes, and captured programs copy them. Experts belong to no group, because they move one by one.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

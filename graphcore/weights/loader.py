@@ -8,6 +8,7 @@ from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
 from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.quantized.layout import ORDER
 from graphcore.errors import CheckpointError
 from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.quant import FORMATS
@@ -70,7 +71,7 @@ class Loader:
         elif info.encoding in FORMATS and stored.dtype is torch.uint8:
             unpacked = torch.float32 if any(fold.in_float32 for fold in source.folds) else dtype
             stored = FORMATS[info.encoding].dequantize(stored, info.shape, unpacked)
-        elif not stored.is_floating_point():
+        elif not stored.is_floating_point() and not name.endswith(ORDER):
             raise CheckpointError(
                 f"{self.checkpoint.source}: tensor '{source.name}' holds {info.encoding}, not weights"
             )

@@ -10,12 +10,14 @@ from graphcore.arch.architecture import Architecture, TensorSource
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.folds import InverseScale, ScaleOnly, WithoutScale
 from graphcore.checkpoint.checkpoint import Checkpoint
-from graphcore.errors import CheckpointError
+from graphcore.checkpoint.quantized.layout import ORDER, ORDER_ADVICE
+from graphcore.errors import CheckpointError, UnsupportedError, quoted
 from graphcore.weights.extra_tensors import listed, refuse_unexpected
 
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
 FEATURES = "embed_tokens.per_layer.table.weight"
+WEIGHT = ".weight"
 SCALE = "_scale"  # suffix that turns the name of a ternary weight into that of its scale
 
 Namer = Callable[[str], TensorSource]
@@ -58,6 +60,38 @@ def match_weights(
     return sources
 
 
+def ordered_inputs(
+    architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, names: Iterable[str]
+) -> tuple[str, ...]:
+    """Return the modules whose weights have an input order in the checkpoint, such as "layers.0.mlp.up_proj".
+
+    Args:
+        names: names of the decoder's weights.
+
+    Raises:
+        UnsupportedError: a fold of such a weight may move columns.
+    """
+    if not any(name.endswith(ORDER) for name in checkpoint.tensors):
+        return ()
+    namer, found = _namer(architecture, config, checkpoint), []
+    for stem in (name.removesuffix(WEIGHT) for name in names if name.endswith(WEIGHT)):
+        order = _order_source(stem, namer)
+        if order.name not in checkpoint.tensors:
+            continue
+        if not all(fold.works_packed for fold in namer(stem + WEIGHT).folds):
+            raise UnsupportedError(
+                f"{checkpoint.source}: {quoted(order.name)}: the columns of {quoted(stem)} have an order (act-order) "
+                f"and are changed in another way, too; {ORDER_ADVICE}"
+            )
+        found.append(stem)
+    return tuple(found)
+
+
+def _order_source(stem: str, namer: Namer) -> TensorSource:
+    """Return the source of a module's input order, which all rows of the stored weight share."""
+    return TensorSource(namer(stem + WEIGHT).name.removesuffix(WEIGHT) + ORDER)
+
+
 def _namer(architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint) -> Namer:
     """Return the function from a weight's name to its source in this checkpoint's layout."""
     match checkpoint.layout:
@@ -96,6 +130,8 @@ def _stored_one(sources: Sequence[TensorSource], checkpoint: Checkpoint) -> Tens
 
 def _scaled_source(name: str, namer: Namer, config: ModelConfig, names: Container[str]) -> TensorSource:
     """Return the source of a weight. A ternary weight and its scale come from the same stored tensor."""
+    if name.endswith(ORDER):
+        return _order_source(name.removesuffix(ORDER), namer)
     if name.endswith(SCALE):
         fold = InverseScale() if config.ternary == "divided" else ScaleOnly()
         return replace(namer(name.removesuffix(SCALE)), folds=(fold,))

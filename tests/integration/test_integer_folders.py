@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import gguf
+import llama_files
 import pytest
 import torch
-from integer_files import LAYOUTS, save_mixture, save_model
+from integer_files import LAYOUTS, SHAPE, save_mixture, save_model
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
@@ -43,7 +44,7 @@ def test_logits_are_those_of_the_same_weights_in_transformers(
 def test_every_graph_streams_to_the_bit_and_answers_as_transformers_does(
     layout: str, bits: int, graph: str, family: str, tmp_path: Path
 ) -> None:
-    model = save_model(tmp_path, layout, bits, 32, torch.bfloat16, family)
+    model = save_model(tmp_path, layout, bits, 32, torch.bfloat16, llama_files.build(family, 3, **SHAPE))
     expected = model(input_ids=torch.tensor(IDS), use_cache=False).logits
     found = []
     for options in (FLOAT, [*FLOAT, "streaming.source=disk"]):

@@ -72,7 +72,9 @@ def _gptq(stated: Fields) -> QuantizedScheme:
     packed = stated.text("pack_dtype") or "int32"
     if packed.removeprefix("torch.") != "int32":
         raise _unsupported(stated, "pack_dtype", packed)
-    return QuantizedScheme((GPTQ_LAYOUTS[layout],), _widths(stated), _is_symmetric(stated))
+    dynamic = stated.section("dynamic")
+    has_orders = any(one.flag("desc_act") for one in (stated, *(dynamic.section(name) for name in dynamic.raw)))
+    return QuantizedScheme((GPTQ_LAYOUTS[layout],), _widths(stated), _is_symmetric(stated), has_orders=has_orders)
 
 
 def _awq(stated: Fields) -> QuantizedScheme:

@@ -16,6 +16,7 @@ from graphcore.quant.formats.affine8 import AFFINE8
 from graphcore.quant.formats.q4_0 import Q4_0
 from graphcore.quant.formats.q8_0 import Q8_0
 
+ROWS_AT_ONCE = 64  # rows whose codes are unpacked together, to sort their columns
 BLOCK = 32  # columns of a block of all formats here
 
 
@@ -84,3 +85,13 @@ def nibbles(packed: Tensor) -> Tensor:
 def joined_nibbles(codes: Tensor) -> Tensor:
     """Return codes of four bits in bytes, the lower one first: [..., 2 n] uint8 to [..., n]."""
     return codes[..., 0::2] | codes[..., 1::2] << 4
+
+
+def with_columns(packed: Tensor, bits: int, order: Tensor) -> Tensor:
+    """Return codes, [O, I B / 8] uint8, with their columns in an order, int32 [I]."""
+    if bits == 8:
+        return packed.index_select(1, order)
+    out = torch.empty_like(packed)
+    for rows, place in zip(torch.split(packed, ROWS_AT_ONCE), torch.split(out, ROWS_AT_ONCE), strict=True):
+        place.copy_(joined_nibbles(nibbles(rows).index_select(1, order)))
+    return out

@@ -29,7 +29,7 @@ class GptqLayout(IntegerLayout):
     name = "gptq"
     codes, scales, zeros, order = ".qweight", ".scales", ".qzeros", ".g_idx"
     needed, optional = (scales, zeros), (order,)
-    stored_less = 1
+    stored_less, always_has_order = 1, True
 
     def kinds(self) -> Mapping[str, Kind]:
         """Return the kinds of a weight's tensors."""

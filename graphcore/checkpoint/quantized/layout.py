@@ -1,4 +1,8 @@
-"""The interface of a layout: one way in which programs store a quantised weight in several tensors."""
+"""The interface of a layout: one way in which programs store a quantised weight in several tensors.
+
+With act-order (desc_act, actorder) column i is in group g_idx[i], and the columns of a group lie apart. Such a weight
+is presented with its columns sorted by group, and X.input_order int32 [I] has the stored column of each of its columns.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -8,7 +12,7 @@ import torch
 from torch import Tensor
 
 from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
-from graphcore.checkpoint.quantized.blocks import BLOCK, integer_blocks, integer_format
+from graphcore.checkpoint.quantized.blocks import BLOCK, integer_blocks, integer_format, with_columns
 from graphcore.checkpoint.quantized.scheme import QuantizedScheme
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 from graphcore.quant.format import Format
@@ -16,6 +20,8 @@ from graphcore.quant.registry import FORMATS
 
 FLOATS, INTEGERS = ("f16", "bf16", "f32"), ("i8", "i32", "i64")
 ADVICE = "use another checkpoint of the model, or a GGUF"
+ORDER = ".input_order"  # suffix of the presented tensor with the order of a weight's columns
+ORDER_ADVICE = "use a checkpoint of the model without act-order (desc_act, actorder), or a GGUF"
 
 Kind = tuple[tuple[str, ...], tuple[int, ...]]
 """Encodings and numbers of axes that a tensor may have."""
@@ -29,12 +35,15 @@ class QuantizedWeight(NamedTuple):
         bits: bits of a code.
         groups: number of groups of columns, G.
         parts: names of the stored tensors that are read, by their suffixes.
+        groups_part: suffix of the tensor with the columns' groups if the columns are sorted by group, in the order that
+            another presented tensor has; empty if they are in the stored order.
     """
 
     info: TensorInfo
     bits: int
     groups: int
     parts: Mapping[str, str]
+    groups_part: str = ""
 
     @property
     def format(self) -> Format:
@@ -145,12 +154,14 @@ class IntegerLayout(WeightLayout):
     Attributes:
         scales, zeros, order, shape: suffixes of the tensors of scales, of zero points, of the columns' groups and of
             the weight's shape; empty if the layout has none.
+        always_has_order: True if the columns' groups are also stored where they are the usual ones.
     """
 
     scales: ClassVar[str]
     zeros: ClassVar[str] = ""
     order: ClassVar[str] = ""
     shape: ClassVar[str] = ""
+    always_has_order: ClassVar[bool] = False
 
     @abstractmethod
     def measured(self, infos: Mapping[str, TensorInfo]) -> tuple[tuple[int, int], int, int]:
@@ -174,7 +185,9 @@ class IntegerLayout(WeightLayout):
         self._check_width(infos[self.codes], shape[1], groups, bits)
         is_symmetric = self.scheme.is_symmetric or self.zeros not in infos
         one = integer_format(bits, infos[self.scales].encoding, is_symmetric)
-        return self.presented(stem, shape, one, bits, groups, infos)
+        is_ordered = groups > 1 and self.order in infos and (self.scheme.has_orders or not self.always_has_order)
+        weight = self.presented(stem, shape, one, bits, groups, infos)
+        return weight._replace(groups_part=self.order if is_ordered else "")
 
     def blocks(self, weight: QuantizedWeight, found: Mapping[str, Tensor]) -> Tensor:
         """Return the blocks of an integer weight."""
@@ -182,7 +195,25 @@ class IntegerLayout(WeightLayout):
         self._check_values(weight, found, zeros)
         scales = self._exact_scales(weight, self.scales_of(weight, found[self.scales]))
         codes = self.codes_of(weight, found[self.codes])
+        if weight.groups_part:
+            codes = with_columns(codes, weight.bits, self.order_of(weight, found[self.order]))
         return integer_blocks(weight.format, weight.bits, codes, zeros, scales)
+
+    def order_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
+        """Return the columns sorted by group, and as stored within a group: int32 [I].
+
+        Raises:
+            CheckpointError: a column is in no group, or the groups have different numbers of columns.
+        """
+        columns, groups, of_column = weight.info.shape[1], weight.groups, stored.to(torch.int64).flatten()
+        inside = of_column[(of_column >= 0) & (of_column < groups)]
+        sizes = torch.bincount(inside, minlength=groups)
+        if len(of_column) != columns or not bool((sizes == columns // groups).all()):
+            raise CheckpointError(
+                f"{self.stored.source}: {quoted(weight.parts[self.order])} must have the numbers 0 to {groups - 1}, "
+                f"each for {columns // groups} of {columns} columns; fetch the checkpoint again"
+            )
+        return of_column.argsort(stable=True).to(torch.int32)
 
     def _check_width(self, codes: TensorInfo, columns: int, groups: int, bits: int) -> None:
         """Refuse other numbers of bits than 4 and 8, and groups of another size than the config states."""
@@ -206,12 +237,12 @@ class IntegerLayout(WeightLayout):
                 f"{source}: {quoted(weight.parts[self.zeros])} has zero points apart from the middle, and the config "
                 "says that weights are symmetric (sym or symmetric); correct the config, or fetch the checkpoint again"
             )
-        if self.order in found:
+        if self.order in found and not weight.groups_part:
             usual = torch.arange(columns, dtype=torch.int64, device="cpu") // (columns // weight.groups)
             if not torch.equal(found[self.order].to(torch.int64).flatten(), usual):
-                raise UnsupportedError(
-                    f"{source}: the columns of {quoted(weight.parts[self.order])} are grouped in another order "
-                    "(desc_act or actorder), which is not read: use a checkpoint without it, or a GGUF"
+                raise CheckpointError(
+                    f"{source}: the columns of {quoted(weight.parts[self.order])} are grouped in another order, and "
+                    "the config does not say so: set desc_act to true there, or fetch the checkpoint again"
                 )
         if self.shape in found and found[self.shape].tolist() != [rows, columns]:
             raise CheckpointError(

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
 from graphcore.checkpoint.file_bytes import FileSpan
 from graphcore.checkpoint.quantized.bitsandbytes import Bnb4BitLayout, Bnb8BitLayout
 from graphcore.checkpoint.quantized.compressed import (
@@ -25,7 +25,7 @@ from graphcore.checkpoint.quantized.compressed import (
 )
 from graphcore.checkpoint.quantized.fp8 import Fp8Layout
 from graphcore.checkpoint.quantized.gptq import AwqLayout, Gptq2Layout, GptqLayout
-from graphcore.checkpoint.quantized.layout import QuantizedWeight, WeightLayout
+from graphcore.checkpoint.quantized.layout import ORDER, IntegerLayout, QuantizedWeight, WeightLayout
 from graphcore.checkpoint.quantized.scheme import LayoutName, QuantizedScheme
 from graphcore.errors import CheckpointError
 
@@ -48,6 +48,11 @@ LEFT_OUT = (  # suffixes of numbers that say how activations and caches are roun
     *(".output_scale", ".output_zero_point"),
     *(".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point"),
 )
+
+
+def _order_info(name: str, weight: TensorInfo) -> TensorInfo:
+    """Return the description of the order of a weight's columns: int32 [I]."""
+    return TensorInfo(name, weight.shape[1:], "i32", None, 0, 4 * weight.shape[1])
 
 
 class QuantizedCheckpoint(Checkpoint):
@@ -76,20 +81,29 @@ class QuantizedCheckpoint(Checkpoint):
                     faults[name] = str(error)
         self.weights: Mapping[str, QuantizedWeight] = MappingProxyType(weights)
         self._layouts = layouts
-        of_parts = stored.faults_of_parts({name: one.parts.values() for name, one in weights.items()})
+        self._ordered = {name.removesuffix(".weight") + ORDER: name for name, one in weights.items() if one.groups_part}
+        of_parts = stored.faults_of_parts({name: self._parts(name) for name in (*weights, *self._ordered)})
         self.faults = MappingProxyType({**of_parts, **faults})
         plain = {name: info for name, info in stored.tensors.items() if name not in hidden}
-        self.tensors = MappingProxyType(plain | {name: weight.info for name, weight in weights.items()})
+        made = {name: weight.info for name, weight in weights.items()}
+        orders = {order: _order_info(order, made[name]) for order, name in self._ordered.items()}
+        self.tensors = MappingProxyType(plain | made | orders)
 
     def spans(self, name: str) -> tuple[FileSpan, ...]:
-        """Return the spans of a stored tensor; of a quantised weight those of its parts."""
+        """Return the spans of a stored tensor; of a quantised weight, or its order, those of its parts."""
         self.find(name)
-        parts = self.weights[name].parts.values() if name in self.weights else (name,)
-        return tuple(span for part in parts for span in self.stored.spans(part))
+        return tuple(span for part in self._parts(name) for span in self.stored.spans(part))
+
+    def _parts(self, name: str) -> Sequence[str]:
+        """Return the names of the stored tensors of a presented tensor."""
+        if name in self._ordered:
+            weight = self.weights[self._ordered[name]]
+            return (weight.parts[weight.groups_part],)
+        return tuple(self.weights[name].parts.values()) if name in self.weights else (name,)
 
     def has_row_runs(self, name: str) -> bool:
         """Return False for quantised weights, whose codes and scales are several tensors."""
-        return name not in self.weights and self.stored.has_row_runs(name)
+        return name not in self.weights and name not in self._ordered and self.stored.has_row_runs(name)
 
     def is_zero_bias(self, name: str) -> bool:
         """Return whether this is a bias of a quantised weight that is zero: GPTQ's programs add one to each."""
@@ -102,10 +116,16 @@ class QuantizedCheckpoint(Checkpoint):
         """Return one tensor: for a quantised weight the bytes of its blocks, uint8 [nbytes], else the stored tensor.
 
         Raises:
-            CheckpointError: values contradict each other.
+            CheckpointError: values contradict each other, or the groups' columns lie apart although the config does not
+                say so.
             UnsupportedError: the weight's format cannot hold the values.
         """
         self.find(name)
+        if name in self._ordered:
+            weight = self.weights[self._ordered[name]]
+            layout = self._layouts[self._ordered[name]]
+            assert isinstance(layout, IntegerLayout), "only they have groups of columns"
+            return layout.order_of(weight, self.stored.assemble(self._parts(name)[0], parts))
         if name not in self.weights:
             return self.stored.assemble(name, parts)
         weight = self.weights[name]

@@ -43,9 +43,11 @@ class QuantizedScheme(NamedTuple):
         is_symmetric: True if the zero of every integer weight is the middle of its codes.
         block: rows and columns of the blocks of FP8 weights that share a scale; None if scales belong to rows or to
             whole tensors.
+        has_orders: True if the columns of GPTQ's groups may lie apart. Other layouts store g_idx only if they do.
     """
 
     layouts: tuple[LayoutName, ...]
     widths: tuple[Width, ...] = ()
     is_symmetric: bool = True
     block: tuple[int, int] | None = None
+    has_orders: bool = False

@@ -10,6 +10,7 @@ import torch
 from graphcore.arch.config.rope_parameters import advice_on_context
 from graphcore.arch.registry import architecture_of
 from graphcore.arch.weight_map import weight_shapes
+from graphcore.checkpoint.quantized.layout import ORDER_ADVICE
 from graphcore.config.settings import Settings
 from graphcore.config.user_path import lacks_home
 from graphcore.device import find_cpp_compiler
@@ -27,7 +28,7 @@ from graphcore.engine.loading.runtime_config import (
     packing_policy_of,
     target_here,
 )
-from graphcore.errors import ConfigError
+from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.compile import code_folder
 from graphcore.graph.cpu.native_decode import native_obstacle
 from graphcore.graph.gpu.kernel_obstacles import device_obstacle
@@ -40,7 +41,7 @@ from graphcore.progress import Progress, ignore_progress
 from graphcore.quant.format_choice import STORED
 from graphcore.weights.extra_tensors import notes_on_unused
 from graphcore.weights.loader import Loader
-from graphcore.weights.matching import match_weights
+from graphcore.weights.matching import match_weights, ordered_inputs
 from graphcore.weights.packed_weights import PackingPolicy, WeightPacker, is_stored_packed
 
 
@@ -158,6 +159,27 @@ def rounds_activations(decoder: Decoder) -> bool:
     )
 
 
+def decoder_of(model: Model, dtype: torch.dtype) -> Decoder:
+    """Return the model's decoder on the meta device, with input orders where the checkpoint has them.
+
+    Raises:
+        UnsupportedError: the checkpoint has an order for a weight that is no projection of a block.
+    """
+    with torch.device("meta"):
+        decoder = Decoder(model.spec, dtype)
+    names = ordered_inputs(architecture_of(model.config), model.config, model.checkpoint, weight_shapes(decoder))
+    if not names:
+        return decoder
+    for name in names:
+        if not (name.startswith("layers.") and isinstance(decoder.get_submodule(name), Linear)):
+            raise UnsupportedError(
+                f"{model.checkpoint.source}: the columns of {name} have an order (act-order), which is supported "
+                f"only for projections of layers; {ORDER_ADVICE}"
+            )
+    with torch.device("meta"):
+        return Decoder(model.spec.with_ordered_inputs(names), dtype)
+
+
 def match_model(model: Model, dtype: torch.dtype, packing: PackingPolicy | None = None) -> tuple[Decoder, Loader]:
     """Return the model's decoder on the meta device and the loader that locates its weights; no weight is read.
 
@@ -167,9 +189,8 @@ def match_model(model: Model, dtype: torch.dtype, packing: PackingPolicy | None 
     Raises:
         CheckpointError: names or shapes are wrong.
     """
-    with torch.device("meta"):
-        decoder = Decoder(model.spec, dtype)
     architecture = architecture_of(model.config)
+    decoder = decoder_of(model, dtype)
     shapes = weight_shapes(decoder)
     sources = match_weights(architecture, model.config, model.checkpoint, shapes, model.stored_layers)
     if packing is not None:

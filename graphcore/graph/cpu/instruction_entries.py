@@ -95,6 +95,15 @@ class ModuleRecorder:
         owner, _, attribute = name.rpartition(".")
         return self.program.in_float32(self.modules[owner].get_buffer(attribute))
 
+    def reorder(self, _node: Call, x: Tensor, linear: str) -> Tensor:
+        """Append the input of a linear with its features in the linear's order."""
+        program, order = self.program, self._module(linear, Linear).input_order
+        assert order is not None, f"{linear} has no order"
+        out = program.block_buffer(len(order))
+        columns = program.address(order, torch.int32)
+        program.add(instructions.Reorder(program.per_row(x), columns, program.per_row(out), len(order)))
+        return out
+
     def project(
         self, node: Call, x: Tensor, norm: NormCall | None, linears: Sequence[str], activation: str | None, _wide: bool
     ) -> Tensor | list[Tensor]:
@@ -272,6 +281,7 @@ class ModuleRecorder:
 
 
 ENTRIES: Mapping[object, Callable[..., Any]] = {
+    operations.reorder: ModuleRecorder.reorder,
     operations.project: ModuleRecorder.project,
     operations.gated: ModuleRecorder.gated,
     operations.add_project: ModuleRecorder.add_project,

@@ -102,6 +102,12 @@ class DeviceRun:
                     self._values[node] = ENTRIES[node.target](self, *arguments)
         return arguments[0]
 
+    def reorder(self, x: Tensor, name: str) -> Tensor:
+        """Return the input of a linear with its features in the linear's order."""
+        order = self._module(name, Linear).input_order
+        assert order is not None, f"{name} has no order"
+        return x.index_select(-1, order)
+
     def project(
         self, x: Tensor, norm: NormCall | None, names: Sequence[str], activation: str | None, wide: bool
     ) -> Tensor | Joined:

@@ -71,6 +71,7 @@ def _choice_obstacle(node: Call, _modules: Mapping[str, nn.Module]) -> str | Non
 
 
 OPERATIONS: Mapping[object, KernelEntry] = {
+    operations.reorder: KernelEntry("reorder"),
     operations.project: KernelEntry("project"),
     operations.gated: KernelEntry("gated"),
     operations.add_project: KernelEntry("add_project"),

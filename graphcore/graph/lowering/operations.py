@@ -29,6 +29,11 @@ def norm_call(node: Call) -> NormCall:
     return NormCall(node.target, node.args[1] if len(node.args) > 1 else None)
 
 
+def reorder(x: Call, linear: str) -> NoReturn:
+    """Stand for x[..., input_order of the linear]; products of it multiply without an order."""
+    raise NotImplementedError
+
+
 def project(x: Call, norm: NormCall | None, linears: tuple[str, ...], activation: str | None, wide: bool) -> NoReturn:
     """Stand for (activation of) linear(norm(x)), for each of the linears; `wide`: the outputs stay float32."""
     raise NotImplementedError

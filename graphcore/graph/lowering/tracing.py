@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
-from graphcore.graph.lowering.operations import Call, attend_heads, parts
+from graphcore.graph.lowering.operations import Call, attend_heads, parts, reorder
 from graphcore.graph.lowering.shapes import FUNCTIONS, PARTS, VIEWS, misfit
 from graphcore.kernels.ops.attend import attend
 from graphcore.kernels.ops.gated_delta import delta_heads
@@ -141,7 +141,7 @@ def trace(module: nn.Module, rules: Sequence[Rule] = ()) -> Traced:
     node = misfit(graph, modules)
     traced = Traced(graph, modules, None if node is None else operation_name(node, modules))
     if node is None:
-        for rule in (without_views, *rules):
+        for rule in (without_views, reordered_inputs, *rules):
             rule(traced)
     return traced
 
@@ -167,6 +167,18 @@ def without_views(traced: Traced) -> None:
         if is_view or node.target is quantize_rows:
             node.replace_all_uses_with(node.args[0])
             traced.graph.erase_node(node)
+
+
+def reordered_inputs(traced: Traced) -> None:
+    """Compute the ordered input of each linear that has an input order, apart from the linear.
+
+    So no rule makes it share its input with other linears, or apply the norm before it after the order.
+    """
+    for node in traced.nodes():
+        linear = traced.leaf(node, Linear)
+        if linear is not None and linear.input_order is not None:
+            with traced.graph.inserting_before(node):
+                node.args = (traced.graph.call_function(reorder, (node.args[0], node.target)),)
 
 
 def is_call(node: object, target: Callable[..., object]) -> bool:

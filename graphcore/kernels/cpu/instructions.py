@@ -249,6 +249,13 @@ class DeltaRule(Delta):
     KIND = 11
 
 
+class Reorder(ctypes.Structure):
+    """out[i] = x[order[i]] for each of `size` features."""
+
+    KIND = 12
+    _fields_ = (("x", PerRow), ("order", POINTER), ("out", PerRow), ("size", INT))
+
+
 class Instruction(ctypes.Structure):
     """One entry of a program."""
 

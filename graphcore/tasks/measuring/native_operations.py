@@ -22,6 +22,7 @@ KINDS = {
     instructions.Elementwise: "elementwise",
     instructions.Convolve: "convolve",
     instructions.DeltaRule: "delta_rule",
+    instructions.Reorder: "reorder",
 }
 
 
@@ -71,7 +72,7 @@ def instruction_name(arguments: ctypes.Structure, logits: int) -> OperationName:
         case instructions.Convolve():
             keys = 2 * arguments.key_heads * arguments.key_dim
             return OperationName(kind, f"{keys + arguments.heads * arguments.value_dim} x {arguments.width}", "f32")
-        case instructions.Elementwise():
+        case instructions.Elementwise() | instructions.Reorder():
             return OperationName(kind, str(arguments.size), "f32")
     return OperationName(kind, "", "")
 

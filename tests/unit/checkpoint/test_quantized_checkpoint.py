@@ -27,6 +27,12 @@ def view_of(folder: Path, tensors: dict[str, Tensor], layout: str, *widths: Widt
     return QuantizedCheckpoint(SafetensorsCheckpoint(folder), QuantizedScheme((layout,), widths))  # type: ignore[arg-type]
 
 
+def ordered_view(folder: Path, tensors: dict[str, Tensor], layout: str) -> QuantizedCheckpoint:
+    """Return the view of a checkpoint whose config states act-order."""
+    stored = view_of(folder, tensors, layout).stored
+    return QuantizedCheckpoint(stored, QuantizedScheme((layout,), has_orders=True))  # type: ignore[arg-type]
+
+
 def dense_of(view: QuantizedCheckpoint) -> Tensor:
     info = view.find(f"{STEM}.weight")
     return FORMATS[info.encoding].dequantize(view.read(info.name), info.shape)
@@ -77,6 +83,41 @@ def test_stated_widths_say_the_bits_without_reading(tmp_path: Path) -> None:
         assert view.find(f"{STEM}.weight").encoding == ("q4_0" if bits == 4 else "q8_0")
         with pytest.raises(CheckpointError, match=r"weight_shape' is \[0, 0\]"):
             view.read(f"{STEM}.weight")
+
+
+@pytest.mark.parametrize("group", [32, 64, 96, 0])
+@pytest.mark.parametrize(("layout", "bits"), [one for one in WIDTHS if one[0] != "int-quantized"])
+def test_columns_are_sorted_by_group_and_their_order_says_where_they_were(
+    layout: str, bits: int, group: int, tmp_path: Path
+) -> None:
+    one = integers(72, 192, bits, group, torch.float16, seed=bits + group, is_ordered=True)
+    view = ordered_view(tmp_path, LAYOUTS[layout][0](one, bits), layout)
+    if group == 0:  # in one group there is nothing to sort
+        assert set(view.tensors) == {f"{STEM}.weight"}
+        assert torch.equal(dense_of(view), one.dense)
+        return
+    assert set(view.tensors) == {f"{STEM}.weight", f"{STEM}.input_order"}
+    order = view.read(f"{STEM}.input_order")
+    info = view.find(f"{STEM}.input_order")
+    assert (order.dtype, tuple(order.shape), order.nbytes) == (torch.int32, info.shape, info.nbytes)
+    assert info.encoding == "i32"
+    assert torch.equal(dense_of(view), one.dense[:, order.long()])
+    sizes = one.groups[order.long()].unique_consecutive(return_counts=True)
+    assert [part.tolist() for part in sizes] == [list(range(192 // group)), [group] * (192 // group)]
+    assert not view.has_row_runs(f"{STEM}.input_order")
+
+
+def test_the_order_of_usual_groups_is_that_of_the_columns(tmp_path: Path) -> None:
+    one = integers(8, 64, 4, 32, torch.float16, seed=1)
+    view = ordered_view(tmp_path, LAYOUTS["gptq"][0](one, 4), "gptq")
+    assert view.read(f"{STEM}.input_order").tolist() == list(range(64))
+    assert torch.equal(dense_of(view), one.dense)
+
+
+def test_an_order_is_faulty_only_with_its_weight(tmp_path: Path) -> None:
+    tensors = LAYOUTS["gptq"][0](integers(8, 64, 4, 32, torch.float16, seed=1), 4)
+    del tensors["scales"]
+    assert set(ordered_view(tmp_path, tensors, "gptq").tensors) == set()
 
 
 def test_groups_of_another_size_than_stated_are_refused(tmp_path: Path) -> None:
@@ -141,7 +182,13 @@ REFUSED: list[tuple[str, str, Change, type[GraphcoreError], str]] = [
         r"qzeros' has zero points apart from the middle, and the config says",
     ),
     ("gptq_v2", "version", lambda t: t["qzeros"].fill_(0x77777777), UnsupportedError, "zero points apart"),
-    ("gptq", "order", swap_columns, UnsupportedError, r"g_idx' are grouped in another order \(desc_act or actorder\)"),
+    (
+        "gptq",
+        "order",
+        swap_columns,
+        CheckpointError,
+        "g_idx' are grouped in another order, and the config does not say",
+    ),
     ("gptq", "no zeros", lambda t: t.pop("qzeros"), CheckpointError, "Missing required tensor: .*qzeros"),
     ("gptq", "no scales", lambda t: t.pop("scales"), CheckpointError, "Missing required tensor: .*scales"),
     ("gptq", "rows", lambda t: t.update(scales=t["scales"][:, :5]), CheckpointError, "are no gptq weight; fetch"),
@@ -201,9 +248,9 @@ REFUSED: list[tuple[str, str, Change, type[GraphcoreError], str]] = [
     (
         "pack-quantized",
         "order",
-        lambda t: t.update(weight_g_idx=torch.arange(64, dtype=torch.int32) % 2),
-        UnsupportedError,
-        "another order",
+        lambda t: t.update(weight_g_idx=torch.arange(64, dtype=torch.int32) % 3),
+        CheckpointError,
+        "weight_g_idx' must have the numbers 0 to 1, each for 32 of 64 columns; fetch the checkpoint again",
     ),
     (
         "pack-quantized",

@@ -58,6 +58,25 @@ ARCHITECTURES: Mapping[str, BlockSpec] = {
     "qwen3_5_delta": replace(PLAIN, norm=NORM, attention=replace(DELTA, tiled=True)),
     "bitnet": feeding(attending(sub_norm=PLAIN.norm), sub_norm=PLAIN.norm, activation="relu2"),
 }
+
+ATTENDING = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+PROJECTIONS = (*ATTENDING, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+ORDERED: Mapping[str, BlockSpec] = {  # act-order: projections that read their input in orders of their own
+    "ordered": replace(PLAIN, ordered_inputs=PROJECTIONS),
+    "ordered_sandwich": replace(FULL, ordered_inputs=PROJECTIONS),
+    "ordered_in_part": replace(attending(qkv_bias=True), ordered_inputs=("self_attn.k_proj", "mlp.gate_proj")),
+    "ordered_layer_norm": replace(ARCHITECTURES["gpt2"], ordered_inputs=(*ATTENDING, "mlp.up_proj", "mlp.down_proj")),
+    "ordered_gated_attention": replace(
+        attending(output_gate=True, qk_norm=PLAIN.norm), ordered_inputs=(*PROJECTIONS, "self_attn.gate_proj")
+    ),
+    "ordered_delta_rule": replace(
+        ARCHITECTURES["qwen3_next_delta"],
+        ordered_inputs=(
+            *(f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")),
+            *("mlp.router", "mlp.shared_expert.gate_proj", "mlp.shared_expert.down_proj"),
+        ),
+    ),
+}
 BLOCKS: Mapping[str, BlockSpec] = {
     "plain": PLAIN,
     "sandwich": FULL,
@@ -82,6 +101,7 @@ BLOCKS: Mapping[str, BlockSpec] = {
     "shares_over_all_experts": replace(EXPERTS, mlp=MoESpec(experts=21, top_k=4, hidden=20, shares="all")),
     "gated_attention": attending(output_gate=True, qk_norm=PLAIN.norm, qkv_bias=True),
     "shared_expert": ARCHITECTURES["qwen3_next"],
+    **ORDERED,
     "delta_rule": ARCHITECTURES["qwen3_next_delta"],
     "delta_rule_of_tiled_heads": ARCHITECTURES["qwen3_5_delta"],
     "delta_rule_of_odd_heads": replace(PLAIN, attention=DeltaSpec(3, 3, 5, 7, width=3, eps=0.1)),

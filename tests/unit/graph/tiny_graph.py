@@ -38,6 +38,9 @@ def filled_decoder(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Decod
     for prefix, module in decoder.groups():
         for name, buffer in module.named_buffers():
             generator = torch.Generator().manual_seed(sum(map(ord, prefix + name)))
+            if buffer.dtype is torch.int32:
+                buffer.copy_(torch.randperm(len(buffer), generator=generator))
+                continue
             is_norm = "norm" in name and name.endswith("weight")
             buffer.normal_(
                 1.0 if is_norm else 0.0, 0.2 if buffer.ndim == 1 else buffer.shape[-1] ** -0.5, generator=generator

@@ -171,6 +171,7 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "BlockSpec.mlp": (MODEL, mlp(activation="relu")(MODEL)),
     "BlockSpec.sandwich": (MODEL, block(sandwich=True)(MODEL)),
     "BlockSpec.int8_activations": (MODEL, block(int8_activations="online")(MODEL)),
+    "BlockSpec.ordered_inputs": (MODEL, block(ordered_inputs=("mlp.down_proj",))(MODEL)),
     "ModelSpec.dim": (MODEL, replace(block(dim=48)(MODEL), dim=48)),
     "ModelSpec.blocks": (MODEL, replace(MODEL, blocks=(BLOCK,))),
     "ModelSpec.norm": (MODEL, replace(MODEL, norm=replace(NORM, scale_in_float32=True))),
@@ -188,6 +189,9 @@ def logits(spec: ModelSpec) -> Tensor:
     for prefix, module in decoder.groups():
         for name, buffer in module.named_buffers():
             generator = torch.Generator().manual_seed(sum(map(ord, prefix + name)))
+            if buffer.dtype is torch.int32:
+                buffer.copy_(torch.randperm(len(buffer), generator=generator))
+                continue
             is_norm = "norm" in name and name.endswith("weight")
             noise = torch.randn(buffer.shape, generator=generator) * (0.3 if buffer.ndim == 1 else 0.2)
             buffer.copy_(noise + float(is_norm))

@@ -300,6 +300,15 @@ void run_elements(const Elementwise& a, int row, int unit) {
     for (int lane = 0; i + lane < end; lane++) out[i + lane] = rest[lane];
 }
 
+int units_of(const Reorder& a) { return (a.size + ELEMENTS - 1) / ELEMENTS; }
+
+void run_reorder(const Reorder& a, int row, int unit) {
+    const float* x = a.x.at(row);
+    float* out = a.out.at(row);
+    const int end = std::min((unit + 1) * ELEMENTS, a.size);
+    for (int i = unit * ELEMENTS; i < end; i++) out[i] = x[a.order[i]];
+}
+
 // Calls function(row, part) for each unit, where every row has `parts` units.
 template <class Function>
 void by_row(const Rows& rows, Range units, int parts, const Function& function) {
@@ -335,6 +344,7 @@ Deal deal_of(const Instruction& instruction, const Rows& rows, int threads) {
         case Kind::ELEMENTWISE: return of_rows(units_of(*(const Elementwise*)a));
         case Kind::CONVOLVE: return of_sequences(channel_blocks(*(const Delta*)a));
         case Kind::DELTA_RULE: return of_sequences(((const Delta*)a)->heads);
+        case Kind::REORDER: return of_rows(units_of(*(const Reorder*)a));
     }
     return {};
 }
@@ -376,6 +386,10 @@ void run_units(const Instruction& instruction, const Rows& rows, Range units, Sc
         case Kind::DELTA_RULE: {
             const auto& delta = *(const Delta*)a;
             return by_sequence(rows, units, delta.heads, [&](int row, int head) { run_head(delta, row * delta.heads + head, 0, scratch.row); });
+        }
+        case Kind::REORDER: {
+            const auto& reorder = *(const Reorder*)a;
+            return by_row(rows, units, units_of(reorder), [&](int row, int unit) { run_reorder(reorder, row, unit); });
         }
     }
 }

@@ -19,7 +19,7 @@ namespace graphcore {
 enum class NormKind : int32_t { NONE = 0, RMS = 1, LAYER = 2 };
 enum class Activation : int32_t { NONE = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, SIGMOID = 6, CLAMPED_SWIGLU = 7 };
 enum class Store : int32_t { PUT = 0, ADD = 1, GATED = 2 };
-enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9, CONVOLVE = 10, DELTA_RULE = 11 };
+enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9, CONVOLVE = 10, DELTA_RULE = 11, REORDER = 12 };
 enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2, SCALE = 3 };
 
 constexpr int MOST_ROWS = 16;    // largest number of a program's rows
@@ -211,6 +211,14 @@ struct Delta {
     int32_t sequences, tokens, width, key_heads, heads, key_dim, value_dim, format, state_format;
     int32_t tiled;                              // 1: value head h belongs to key head h mod key_heads
     float eps;
+};
+
+// out[i] = x[order[i]].
+struct Reorder {
+    PerRow<const float> x;
+    const int32_t* order;  // [size], each below the length of x
+    PerRow<float> out;
+    int32_t size;
 };
 
 struct Instruction {

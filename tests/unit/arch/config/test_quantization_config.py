@@ -17,7 +17,15 @@ PACKED, INTS = compressed_config("pack-quantized", 4, 128), compressed_config("i
     [
         (gptq_config(4, 128), QuantizedScheme(("gptq",), (Width(4, 128),))),
         (gptq_config(8, 0), QuantizedScheme(("gptq",), (Width(8, 0),))),
-        ({"quant_method": "gptq", "checkpoint_format": "gptq", "desc_act": True}, QuantizedScheme(("gptq",))),
+        (
+            {"quant_method": "gptq", "checkpoint_format": "gptq", "desc_act": True},
+            QuantizedScheme(("gptq",), has_orders=True),
+        ),
+        ({**gptq_config(4, 64), "desc_act": True}, QuantizedScheme(("gptq",), (Width(4, 64),), has_orders=True)),
+        (
+            {**gptq_config(4, 64), "dynamic": {"-:head": {}, "+:.*down.*": {"desc_act": True}}},
+            QuantizedScheme(("gptq",), (), False, has_orders=True),
+        ),
         (gptq_config(4, 64, version=2), QuantizedScheme(("gptq_v2",), (Width(4, 64),))),
         (
             {**gptq_config(4, 64), "pack_dtype": "int32", "dynamic": {"+:.*down.*": {"bits": 8}}},

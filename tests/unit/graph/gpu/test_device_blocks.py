@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from block_specs import ARCHITECTURES, LAYER_NORM, PLAIN, attending, feeding
+from block_specs import ARCHITECTURES, LAYER_NORM, ORDERED, PLAIN, attending, feeding
 from device_runners import kernels_of, let_programs_be_few
 from tiny_graph import DIM, FULL, NORM, builder_of, filled_decoder, model_of
 from torch import Tensor
@@ -30,6 +30,7 @@ from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, NormSpec
 
 SPECS: Mapping[str, BlockSpec] = {
     **ARCHITECTURES,
+    **ORDERED,
     "gemma3 sliding": attending(FULL, window=4),
     "llama capped": attending(cap=2.0, window=4),
     "llama biased": feeding(attending(qkv_bias=True, output_bias=True), bias=True),
