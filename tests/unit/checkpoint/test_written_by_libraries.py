@@ -21,7 +21,7 @@ from graphcore.quant import FORMATS
 GOLDEN = Path(__file__).parents[2] / "golden" / "quantised_folders"
 STEM = "model.layers.0.mlp.down_proj"
 REFUSED = {
-    r"compressed_tensors(_012)? pack[236].*|auto_round .*_[235]bit.*": r"bits a weight|columns in 1 groups",
+    r"compressed_tensors(_012)? pack[236].*|auto_round .*_[235]bit.*": r"bits a weight|columns in 1 groups|are no pack-quantized weight",
     r"autoawq gemv.*": "version is 'gemv'",
     r"transformers_fp8 experts_fp4": "expert_dtype is 'fp4'",
     r".* (nf4_tail|float8_block|float8_block_small|block128_edges|pack4_asym_channel)": r"must be whole blocks of 32",
@@ -62,6 +62,8 @@ def read_case(file: Path, case: dict[str, Any], folder: Path) -> tuple[Tensor, T
     info = view.find(f"{STEM}.weight")
     dtype = getattr(torch, case["dense_dtype"])
     found = FORMATS[info.encoding].dequantize(view.read(info.name), info.shape)
+    if f"{STEM}.input_order" in view.tensors:
+        found = found[:, view.read(f"{STEM}.input_order").argsort()]
     return found.to(dtype).float(), torch.from_numpy(data[f"{name}/dense"])
 
 
