@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from block_specs import ARCHITECTURES
+from block_specs import ARCHITECTURES, ORDERED
 from device_runners import kernels_of, let_programs_be_few
 from tiny_graph import CPU, FULL, builder_of, filled_decoder, model_of
 from torch import Tensor
@@ -20,7 +20,11 @@ from graphcore.nn.block import Block
 from graphcore.nn.linear import Linear
 from graphcore.nn.spec import BlockSpec
 
-SPECS = {**{name: ARCHITECTURES[name] for name in ("llama", "gemma3", "gpt_oss", "qwen3_moe", "gpt2")}, "full": FULL}
+SPECS = {
+    **{name: ARCHITECTURES[name] for name in ("llama", "gemma3", "gpt_oss", "qwen3_moe", "gpt2")},
+    **{name: ORDERED[name] for name in ("ordered", "ordered_sandwich", "ordered_in_part")},
+    "full": FULL,
+}
 LAYERS, CONTEXT = 3, 64
 
 
