@@ -91,7 +91,7 @@ class PackQuantizedLayout(IntegerLayout):
         if stored.dtype is torch.int8:
             own = (stored.to(torch.int32) + (1 << (weight.bits - 1))).to(torch.uint8)
             return own.reshape(-1, weight.groups).expand(rows, weight.groups).contiguous()
-        raw = stored.T.contiguous().view(torch.uint8)  # [G, O B / 8]
+        raw = stored.T.flatten().view(torch.uint8).view(weight.groups, -1)  # [G, O B / 8]
         return (nibbles(raw) if weight.bits == 4 else raw).T[:rows].contiguous()
 
     def scales_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:

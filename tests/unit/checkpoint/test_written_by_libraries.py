@@ -21,7 +21,9 @@ from graphcore.quant import FORMATS
 GOLDEN = Path(__file__).parents[2] / "golden" / "quantised_folders"
 STEM = "model.layers.0.mlp.down_proj"
 REFUSED = {
-    r"compressed_tensors(_012)? pack[236].*|auto_round .*_[235]bit.*": r"bits a weight|columns in 1 groups|are no pack-quantized weight",
+    r"compressed_tensors(_012)? pack[236].*|auto_round .*_[235]bit.*": (
+        "bits a weight|columns in 1 groups|are no pack-quantized weight"
+    ),
     r"autoawq gemv.*": "version is 'gemv'",
     r"transformers_fp8 experts_fp4": "expert_dtype is 'fp4'",
     r".* (nf4_tail|float8_block|float8_block_small|block128_edges|pack4_asym_channel)": r"must be whole blocks of 32",
