@@ -29,8 +29,9 @@ FLOAT16_FIELDS = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
     "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "tq2_0": (64,), "q1_0": (0,),
     "q2_0": (0,), "mxfp4": (), "nvfp4": (), "i2_s": (), "iq1_s": (0,), "iq1_m": (), "iq2_xxs": (0,), "iq2_xs": (0,),
-    "iq2_s": (0,), "iq3_xxs": (0,), "iq3_s": (0,),
+    "iq2_s": (0,), "iq3_xxs": (0,), "iq3_s": (0,), "affine4": (0,), "affine8": (), "fp8": (), "nf4": (), "fp4": (),
 }  # fmt: skip
+FLOAT32_SCALES = ("affine8", "fp8", "nf4", "fp4")  # formats whose blocks begin with one
 
 CENTRES = {"q4_1": 7.5, "q5_1": 15.5}  # of the codes: a minimum of that many steps makes weights of both signs
 SIGNS = np.array([0, 0x8000], dtype="<u2")  # of a float16
@@ -128,6 +129,17 @@ def stored_matrix(
         blocks[:, 0] = rng.integers(118, 124, len(blocks)) if is_tame else rng.integers(0, 255, len(blocks))
     if name == "nvfp4":
         blocks[:, :4] = rng.integers(20, 60, (len(blocks), 4)) if is_tame else rng.integers(0, 0x7F, (len(blocks), 4))
+    if name in FLOAT32_SCALES:
+        floats = rng.uniform(0.01, 0.03, len(blocks)).astype("<f4").view("<u4")
+        if not is_tame:
+            floats = rng.integers(0, 0x7F800000, len(blocks), dtype="<u4")
+            floats |= rng.choice(SIGNS, len(blocks)).astype("<u4") << 16
+        blocks[:, :4] = floats.view(np.uint8).reshape(-1, 4)
+    if name == "affine4":
+        blocks[:, 2] = rng.integers(0, 17, len(blocks))
+    if name == "fp8":
+        codes = blocks[:, 4:]
+        codes[codes & 0x7F == 0x7F] ^= 1  # no NaN
     scale = 0.375 if name == "i2_s" else 1.0
     raw = one.join_rows(torch.from_numpy(blocks.reshape(rows, -1)), scale)
     return StoredMatrix(name, *one.split_rows(raw, (rows, columns)), one.dequantize(raw, (rows, columns)))
