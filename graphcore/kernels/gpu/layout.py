@@ -7,8 +7,8 @@ Legend: O rows (output features), I columns (input features).
                         slice of its bits, the lowest first; if step is over 16, step / 16 vectors share their weights
     high codes          the 2 or 1 highest bits: byte b of 32 has weights b, 32 + b, ..., in slices of its bits; or runs
     scales              one for `group` weights: a float16, a float16 and a minimum, a float32, or one or two bytes
-    supers              a float16, or two (of scales and minimums), for 256 weights, if the format's scales are bytes; or
-                        a byte for 32 weights, the code that stands for 0
+    supers              a float16, or two (of scales and minimums), for 256 weights, if the format's scales are bytes;
+                        or a byte for 32 weights: their zero, which is subtracted from their codes
 
 Every plane of a group begins at a multiple of 16 bytes, and the rows of a plane are contiguous: neighbouring threads
 read contiguous memory, 16 bytes each. Rows from a multiple of sixteen on are one run of bytes (`offset`).
@@ -49,12 +49,24 @@ from graphcore.quant.registry import FORMATS
 
 TAIL_NBYTES = 16  # bytes after the last group, if the tensor has a float32 scale
 SCALE_NBYTES = {
-    **{"half": 2, "pair": 4, "e8m0": 1, "e4m3": 1, "signed": 1, "bytes": 2, "nibbles": 1, "whole": 0},
-    **{"half_zero": 2, "float_zero": 4, "float": 4},
+    "half": 2,
+    "pair": 4,
+    "e8m0": 1,
+    "e4m3": 1,
+    "signed": 1,
+    "bytes": 2,
+    "nibbles": 1,
+    "half_zero": 2,
+    "float_zero": 4,
+    "float": 4,
+    "whole": 0,
 }
 TERMS = {  # what is applied to codes besides their scale, if anything
-    **{"pair": "added", "bytes": "subtracted", "nibbles": "subtracted"},
-    **{"half_zero": "zero", "float_zero": "zero"},
+    "pair": "added",
+    "bytes": "subtracted",
+    "nibbles": "subtracted",
+    "half_zero": "zero",
+    "float_zero": "zero",
 }
 LEVELS: Mapping[tuple[float, ...], str] = {  # names of the levels in kernels
     (): "",
@@ -116,7 +128,7 @@ def _layout(one: Encoding, planes: Planes) -> DeviceLayout:
         planes.step,
         planes.is_descending,
         planes.high_runs,
-        one.block_elements if supers else 256,  # a divisor of 256 takes no instruction of a kernel without supers
+        one.block_elements if supers else DeviceLayout._field_defaults["super_weights"],
         TERMS.get(planes.scale, ""),
     )
 

@@ -17,7 +17,17 @@ denormals at full speed and exactly, unless they are flushed to zero; |x| has to
 import triton
 import triton.language as tl
 
-from graphcore.kernels.gpu.packed.planes import half_of, level_of, rows_from
+from graphcore.kernels.gpu.packed.levels_in_place import (
+    E2M1_LIFT,
+    E4M3_LIFT,
+    FP4_LIFT,
+    e2m1_in_place,
+    e4m3_in_place,
+    fp4_in_place,
+    levels_in_place,
+    nf4_in_place,
+)
+from graphcore.kernels.gpu.packed.planes import rows_from
 from graphcore.kernels.gpu.packed.vectors import (
     code_shift,
     code_words,
@@ -31,13 +41,7 @@ from graphcore.kernels.gpu.packed.vectors import (
     weights_of_vector,
 )
 
-IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # the interpreter cannot run machine code
-WIDEN = tl.constexpr("{.reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi;}")
 LIFT = tl.constexpr(float(2**53))  # 149 - 96
-E2M1_SIZES, E4M3_SIZES = tl.constexpr(0x0E000E00), tl.constexpr(0x3F803F80)
-HALF_SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
-# Factors for codes in place: doubled e2m1 has a unit of 2^-15, and e4m3 one of 2^-8.
-E2M1_LIFT, E4M3_LIFT = tl.constexpr(float(2**15)), tl.constexpr(float(2**8))
 
 
 @triton.jit
@@ -57,73 +61,6 @@ def in_place(words, mask, byte):
     byte = byte[None, None, None, :]
     bits = tl.where(byte == 3, words >> 8, words) & (mask << (tl.minimum(byte, 2) * 8))
     return tl.reshape(bits, (1, R, G, 4 * W)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def widened(words):
-    """Return the lower and the upper float16 of words: int32 -> two float32.
-
-    The compiler's own code takes one more instruction for each: it joins halves of two words first.
-    """
-    if IS_INTERPRETED:
-        low, high = half_of(words, 0), half_of(words, 1)
-    else:
-        low, high = tl.inline_asm_elementwise(
-            WIDEN, "=f,=f,r", [words], dtype=(tl.float32, tl.float32), is_pure=True, pack=1
-        )
-    return low, high
-
-
-@triton.jit
-def e2m1_in_place(words, SHIFT: tl.constexpr):
-    """Return the E2M1 codes at bits SHIFT .. SHIFT + 3 of each byte, doubled, in multiples of 2^-15.
-
-    Two codes at once become float16 in the halves of a word, s...eem.........; one instruction widens each.
-
-    Args:
-        words: [R, G, W] int32.
-
-    Returns:
-        [1, R, G, 4 W] float32.
-    """
-    R: tl.constexpr = words.shape[0]
-    G: tl.constexpr = words.shape[1]
-    W: tl.constexpr = words.shape[2]
-    place = tl.arange(0, 2)[None, None, None, :] * 8 + SHIFT  # bit of a code in its half
-    words = words[:, :, :, None]
-    sizes = tl.where(place < 9, words << tl.maximum(9 - place, 0), words >> tl.maximum(place - 9, 0))
-    halves = (sizes & E2M1_SIZES) | ((words << (12 - place)) & HALF_SIGNS)
-    both = tl.join(*widened(halves))
-    return tl.reshape(tl.permute(both, (0, 1, 2, 4, 3)), (1, R, G, 4 * W))  # byte = 2 * upper + place
-
-
-@triton.jit
-def e4m3_in_place(words):
-    """Return the E4M3 in each byte, in multiples of 2^-8: two at once become float16, as in `e2m1_in_place`.
-
-    Args:
-        words: [R, G, W] int32.
-
-    Returns:
-        [1, R, G, 4 W] float32.
-    """
-    R: tl.constexpr = words.shape[0]
-    G: tl.constexpr = words.shape[1]
-    W: tl.constexpr = words.shape[2]
-    upper = words[:, :, :, None] << (8 - tl.arange(0, 2)[None, None, None, :] * 8)  # a code in a half's upper byte
-    halves = ((upper >> 1) & E4M3_SIZES) | (upper & HALF_SIGNS)
-    both = tl.join(*widened(halves))
-    return tl.reshape(tl.permute(both, (0, 1, 2, 4, 3)), (1, R, G, 4 * W))
-
-
-@triton.jit
-def levels_in_place(words, shift, byte, LEVELS: tl.constexpr, BITS: tl.constexpr):
-    """Return the levels of the codes of BITS bits at bit `shift` of each byte."""
-    R: tl.constexpr = words.shape[0]
-    G: tl.constexpr = words.shape[1]
-    W: tl.constexpr = words.shape[2]
-    code = words[:, :, :, None] >> (byte[None, None, None, :] * 8 + shift) & ((1 << BITS) - 1)
-    return tl.reshape(level_of(code, LEVELS), (1, R, G, 4 * W))
 
 
 @triton.jit
@@ -165,6 +102,10 @@ def eight_products(total, fed, words, bits, FRAGMENT: tl.constexpr, L: tl.conste
         total += e2m1_in_place(two, shift) * fed
     elif L.levels == "fp8":
         total += e4m3_in_place(two) * fed
+    elif L.levels == "fp4":
+        total += fp4_in_place(two, shift) * fed
+    elif L.levels == "nf4":
+        total += nf4_in_place(two, shift) * fed
     elif L.levels != "":
         total += levels_in_place(two, shift, byte, levels, L.low + L.high) * fed
     else:
@@ -188,6 +129,8 @@ def products_of_weights(product, all_x, scale, term, L: tl.constexpr):
         product *= E2M1_LIFT
     elif L.levels == "fp8":
         product *= E4M3_LIFT
+    elif L.levels == "fp4":
+        product *= FP4_LIFT
     if L.scale == "whole":
         product -= all_x * L.zero
     else:

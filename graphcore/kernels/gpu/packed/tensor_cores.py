@@ -4,16 +4,19 @@ Legend: N tokens, O rows, I columns, R rows of a program, G vectors of a row tha
 
 Codes minus their zero are small integers, exact in 16 bits. They are multiplied unscaled, sixteen columns at a time for
 each vector, and the sums of a scale are scaled in float32. At eight tokens multiply_add.py would take more than twenty
-instructions per weight; here it is about ten, for any number of tokens. Levels that need more than 16 bits (nf4, fp4)
-are multiplied in two parts: one rounded to 16 bits, and what is left, so that products are as exact as others'.
+instructions per weight; here it is about ten, for any number of tokens. Levels of nf4, which need more than 16 bits,
+are multiplied in two parts: one rounded to 16 bits, and what is left, rounded, too.
 """
 
 import triton
 import triton.language as tl
 
 from graphcore.kernels.gpu.layout import DeviceLayout
+from graphcore.kernels.gpu.packed.levels_in_place import FP4_LIFT, fp4_in_place, nf4_in_place
 from graphcore.kernels.gpu.packed.planes import level_of, rows_from
 from graphcore.kernels.gpu.packed.vectors import (
+    code_shift,
+    code_words,
     eight_codes,
     first_weight,
     fragment_bits,
@@ -38,10 +41,16 @@ def middle_of(layout: DeviceLayout) -> int:
 
 @triton.jit
 def small_numbers(words, bits, FRAGMENT: tl.constexpr, L: tl.constexpr):
-    """Return eight codes minus `middle_of`, exact in 16 bits, or their levels: [R, G, 8] float32."""
-    codes = eight_codes(words, bits, FRAGMENT, L)
-    levels: tl.constexpr = L.levels  # as in multiply_add.py
-    return level_of(codes, levels) if L.levels != "" else (codes - middle_of(L)).to(tl.float32)
+    """Return eight codes minus `middle_of`, exact in 16 bits, or their levels, fp4's times 192: [R, G, 8] float32."""
+    if L.levels == "fp4" or L.levels == "nf4":
+        two, shift = code_words(words, bits, FRAGMENT, L), code_shift(FRAGMENT, L)
+        eight = fp4_in_place(two, shift) if L.levels == "fp4" else nf4_in_place(two, shift)
+        numbers = tl.reshape(eight, (words.shape[0], words.shape[1], 8))
+    else:
+        codes = eight_codes(words, bits, FRAGMENT, L)
+        levels: tl.constexpr = L.levels  # as in multiply_add.py
+        numbers = level_of(codes, levels) if L.levels != "" else (codes - middle_of(L)).to(tl.float32)
+    return numbers
 
 
 @triton.jit
@@ -84,7 +93,7 @@ def dotted_rows(
                 own = fragment_bits(bits, high, begin, last, 2 * pair + 1, G, False, L)
                 odd = small_numbers(words, own, 2 * pair + 1, L)
                 total = tl.dot(sixteen_of(even, odd, fed.dtype), tl.permute(fed, (0, 2, 1)), total)
-                if L.levels == "nf4" or L.levels == "fp4":
+                if L.levels == "nf4":
                     even -= even.to(fed.dtype).to(tl.float32)
                     odd -= odd.to(fed.dtype).to(tl.float32)
                     total = tl.dot(sixteen_of(even, odd, fed.dtype), tl.permute(fed, (0, 2, 1)), total)
@@ -98,6 +107,8 @@ def dotted_rows(
                 )  # [R, G]
                 if L.term == "zero":
                     total -= (tl.trans(term) - middle_of(L))[:, :, None] * all_x[:, None, :]
+                if L.levels == "fp4":
+                    total *= FP4_LIFT
                 sums += total * tl.trans(scale)[:, :, None]
                 if L.term == "added":
                     sums += tl.trans(term)[:, :, None] * all_x[:, None, :]
