@@ -118,10 +118,11 @@ def permuted(low, high, places):
         low, high, places: int32 that broadcast against each other; the upper half of `places` has no effect.
     """
     if IS_INTERPRETED:
-        word = (low | high | places) * 0
-        for byte in tl.static_range(4):
-            place = (places >> (4 * byte)) & 7
-            word |= ((tl.where(place < 4, low, high) >> (place % 4 * 8)) & 255) << (8 * byte)
+        none = ((low | high | places) * 0).to(tl.int64)
+        both = tl.expand_dims((none + high) << 32 | (none + low) & 0xFFFFFFFF, -1)
+        index = tl.arange(0, 4)
+        place = (tl.expand_dims(none + places, -1) >> (4 * index)) & 7
+        word = tl.sum(((both >> (place * 8)) & 255) << (8 * index), axis=-1).to(tl.int32)
     else:
         word = tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, places], dtype=tl.int32, is_pure=True, pack=1
