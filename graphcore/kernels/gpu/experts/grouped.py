@@ -20,7 +20,14 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.experts.operands import MixtureOperands, biased, gated_sums, matrix_at, place_of
-from graphcore.kernels.gpu.packed.planes import level_of, plane_rows, scale_and_term, scaled, tensor_scale, weights_at
+from graphcore.kernels.gpu.packed.planes import (
+    level_of,
+    plane_rows,
+    scale_and_term,
+    scaled_weights,
+    tensor_scale,
+    weights_at,
+)
 
 TWO_TO_127 = tl.constexpr(float(2**127))
 ROWS = 64  # rows of a matrix that one program multiplies
@@ -67,7 +74,7 @@ def _halves_at(matrix, rows, begin, columns, L: tl.constexpr, K: tl.constexpr):
     scale, term = scale_and_term(scales, supers, (unit // (L.super_weights // 32))[None, :], L)
     if L.term != "":
         term = term[:, :, None, None]
-    value = scaled(value, scale[:, :, None, None], term, L)
+    value = scaled_weights(value, scale[:, :, None, None], term, L)
     return tl.reshape(tl.permute(value, (0, 1, 3, 2)), (R, K))
 
 

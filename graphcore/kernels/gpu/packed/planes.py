@@ -204,12 +204,12 @@ def weights_at(matrix, rows, at, columns, L: tl.constexpr):
     if L.scale != "whole":
         scales = plane_rows(matrix, rows, columns, 2, L) + at // L.group * L.scale_nbytes
         scale, term = scale_and_term(scales, plane_rows(matrix, rows, columns, 3, L), at // L.super_weights, L)
-        value = scaled(value, scale, term, L)
+        value = scaled_weights(value, scale, term, L)
     return value
 
 
 @triton.jit
-def scaled(value, scale, term, L: tl.constexpr):
+def scaled_weights(value, scale, term, L: tl.constexpr):
     """Return weights from codes minus the format's zero, or levels, all float32; rounded as in the format."""
     if L.term == "zero":
         value -= term  # exact, so that a weight is rounded once

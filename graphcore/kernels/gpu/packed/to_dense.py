@@ -11,7 +11,7 @@ from torch import Tensor
 from graphcore.kernels.custom_ops import register_implementation
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.layout import TAIL_NBYTES
-from graphcore.kernels.gpu.packed.planes import level_of, plane_rows, scale_and_term, scaled, tensor_scale
+from graphcore.kernels.gpu.packed.planes import level_of, plane_rows, scale_and_term, scaled_weights, tensor_scale
 from graphcore.kernels.gpu.packed.vectors import (
     eight_codes,
     first_weight,
@@ -82,7 +82,7 @@ def weights_of(codes, scale, term, L: tl.constexpr):
     """Return the float32 weights of int32 codes; products and sums are rounded as in the format."""
     levels: tl.constexpr = L.levels  # as in multiply_add.py
     values = level_of(codes, levels) if L.levels != "" else (codes - L.zero).to(tl.float32)
-    return scaled(values, scale, term, L)
+    return scaled_weights(values, scale, term, L)
 
 
 def launch_rows(ids: Tensor, packed: Tensor, packing: DevicePacking, dtype: torch.dtype) -> Tensor:
