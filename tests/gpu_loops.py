@@ -107,7 +107,8 @@ def trip_of(kernel: str, arguments: Mapping[str, Any], grid: tuple[int, ...]) ->
     if names.layout:
         layout = DeviceLayout(*arguments[names.layout])
         along *= 128 // layout.low
-        bits = layout.low + layout.high + 8 * layout.scale_nbytes / layout.group + layout.super_nbytes / 32
+        bits = layout.low + layout.high + 8 * layout.scale_nbytes / layout.group
+        bits += 8 * layout.super_nbytes / layout.super_weights
         columns = arguments["columns"]
     else:
         pairs = fed.element_size() // 2  # bf16 comes in pairs

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graphcore.kernels.cpu.library import FORMAT_NUMBERS, open_library
 from graphcore.kernels.custom_ops import register_custom_op
-from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, SUPER_WEIGHTS, TAIL_NBYTES, DeviceLayout
+from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, TAIL_NBYTES, DeviceLayout
 from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows, write_tail
 from graphcore.quant.level_formats import LevelFormat
@@ -45,7 +45,7 @@ class DevicePacking(Packing):
             self.columns * one.low // 8,
             self.columns * one.high // 8,
             self.columns // one.group * one.scale_nbytes,
-            self.columns // SUPER_WEIGHTS * one.super_nbytes,
+            self.columns // one.super_weights * one.super_nbytes,
         )
 
     @property

@@ -6,8 +6,9 @@ Legend: O rows (output features), I columns (input features).
     low codes           8, 4 or 2 bits a weight; 16 bytes are a vector: byte b has weights b, step + b, ..., one in each
                         slice of its bits, the lowest first; if step is over 16, step / 16 vectors share their weights
     high codes          the 2 or 1 highest bits: byte b of 32 has weights b, 32 + b, ..., in slices of its bits; or runs
-    scales              one for `group` weights: a float16, a float16 and a minimum, or one or two bytes
-    supers              a float16, or two (of scales and minimums), for 256 weights, if the format's scales are bytes
+    scales              one for `group` weights: a float16, a float16 and a minimum, a float32, or one or two bytes
+    supers              a float16, or two (of scales and minimums), for 256 weights, if the format's scales are bytes;
+                        or a byte for 32 weights: their zero, which is subtracted from their codes
 
 Every plane of a group begins at a multiple of 16 bytes, and the rows of a plane are contiguous: neighbouring threads
 read contiguous memory, 16 bytes each. Rows from a multiple of sixteen on are one run of bytes (`offset`).
@@ -24,7 +25,10 @@ read contiguous memory, 16 bytes each. Rows from a multiple of sixteen on are on
     iq1_s     114 /  50  levels, and a byte for each scale      iq1_m     114 /  56
     iq2_xxs   114 /  66                                         iq2_xs    114 /  74
     iq2_s     114 /  82                                         iq3_xxs   138 /  98
-    iq3_s     138 / 110
+    iq3_s     138 / 110                                         fp8       288 / 288
+    affine4   152 / 152                                         affine8   296 / 296
+    nf4       160 / 160                                         fp4       160 / 160
+    nvfp4_f32 192 / 192
 """
 
 from collections.abc import Mapping
@@ -45,7 +49,6 @@ from graphcore.quant.level_formats import IQ1, IQ2, IQ3_S, IQ3_XXS
 from graphcore.quant.registry import FORMATS
 
 TAIL_NBYTES = 16  # bytes after the last group, if the tensor has a float32 scale
-SUPER_WEIGHTS = 256  # weights of a super scale
 SCALE_NBYTES = {
     "half": 2,
     "pair": 4,
@@ -54,10 +57,17 @@ SCALE_NBYTES = {
     "signed": 1,
     "bytes": 2,
     "nibbles": 1,
-    "whole": 0,
     "half_zero": 2,
     "float_zero": 4,
     "float": 4,
+    "whole": 0,
+}
+TERMS = {  # what is applied to codes besides their scale, if anything
+    "pair": "added",
+    "bytes": "subtracted",
+    "nibbles": "subtracted",
+    "half_zero": "zero",
+    "float_zero": "zero",
 }
 LEVELS: Mapping[tuple[float, ...], str] = {  # names of the levels in kernels
     (): "",
@@ -80,10 +90,13 @@ class DeviceLayout(NamedTuple):
         low, high: bits of a code in either plane.
         scale: kind of a scale, as in `Planes`.
         scale_nbytes, group: bytes of a scale, and number of weights that share it.
-        super_nbytes: bytes of the super scales for 256 weights.
-        zero: code that stands for 0.
+        super_nbytes: bytes of the super scales, or of the zero, for `super_weights` weights.
+        zero: code that stands for 0; 0 if blocks have zeros of their own.
         levels: values of the codes: "" for the codes themselves, else a name of LEVELS.
         step, is_descending, high_runs: the same as in `Planes`.
+        super_weights: number of weights that share the bytes of a plane of supers.
+        term: what is applied besides the scale: a minimum that is "added" or "subtracted", or a "zero", which is
+            subtracted from the code before it is scaled; "" for nothing.
     """
 
     low: int
@@ -97,6 +110,8 @@ class DeviceLayout(NamedTuple):
     step: int = 16
     is_descending: bool = False
     high_runs: bool = False
+    super_weights: int = 256
+    term: str = ""
 
 
 def _layout(one: Encoding, planes: Planes) -> DeviceLayout:
@@ -108,12 +123,14 @@ def _layout(one: Encoding, planes: Planes) -> DeviceLayout:
         planes.scale,
         SCALE_NBYTES[planes.scale],
         planes.group,
-        supers * SUPER_WEIGHTS // one.block_elements,
+        supers,
         one.zero,
         LEVELS[one.levels or one.float_levels],
         planes.step,
         planes.is_descending,
         planes.high_runs,
+        one.block_elements if supers else DeviceLayout._field_defaults["super_weights"],
+        TERMS.get(planes.scale, ""),
     )
 
 

@@ -37,9 +37,10 @@ from graphcore.kernels.gpu.pdl import pdl_options
 MOST_WARPS = 4
 RESIDENT_WARPS = 24  # of a multiprocessor at once
 REGISTERS = 80  # of a thread, at most: with them that many warps fit
-MORE_REGISTERS = 88  # where scales have scales of their own: with fewer, Triton 3.6 would move some to memory
+MORE_REGISTERS = 88  # for nf4, and where scales have scales of their own: fewer, and Triton 3.6 moves some to memory
 MOST_REGISTERS = 96  # where, besides, a matrix may lie in a slot or elsewhere
 ROWS = 4  # packed rows that a program multiplies at once, in all its matrices
+PERMUTED_ROWS = 2  # of nf4, whose levels take twice the registers while their bytes are apart
 DENSE_ROWS = 4  # rows of a dense matrix that one program multiplies: a thread reads 16 bytes then
 
 
@@ -188,7 +189,9 @@ def most_arrivals(device: torch.device) -> int:
 
 def rows_of(form: DeviceLayout | None, matrices: int) -> int:
     """Return the rows of each of some matrices that one program multiplies at once; None is a dense matrix."""
-    return DENSE_ROWS if form is None else ROWS // matrices
+    if form is None:
+        return DENSE_ROWS
+    return (PERMUTED_ROWS if form.levels == "nf4" else ROWS) // matrices
 
 
 def _how(form: DeviceLayout | None, columns: int, rows: int, has_slots: bool) -> dict[str, int]:
@@ -202,7 +205,7 @@ def _how(form: DeviceLayout | None, columns: int, rows: int, has_slots: bool) ->
         vectors = columns // (16 * (8 // form.low))
         warps = min((4, 2, 1), key=lambda count: triton.cdiv(vectors, 32 * count) * count)
     registers = REGISTERS
-    if form is not None and form.super_nbytes:
+    if form is not None and (form.super_nbytes or form.levels == "nf4"):
         registers = MOST_REGISTERS if has_slots else MORE_REGISTERS
     shape = {"ROWS": rows, "VECTORS": 32 * warps, "num_warps": warps, "maxnreg": registers, "enable_fp_fusion": True}
     return {**shape, **pdl_options()}

@@ -20,7 +20,14 @@ import triton.language as tl
 from torch import Tensor
 
 from graphcore.kernels.gpu.experts.operands import MixtureOperands, biased, gated_sums, matrix_at, place_of
-from graphcore.kernels.gpu.packed.planes import level_of, plane_rows, scale_and_minimum, tensor_scale, weights_at
+from graphcore.kernels.gpu.packed.planes import (
+    level_of,
+    plane_rows,
+    scale_and_term,
+    scaled_weights,
+    tensor_scale,
+    weights_at,
+)
 
 TWO_TO_127 = tl.constexpr(float(2**127))
 ROWS = 64  # rows of a matrix that one program multiplies
@@ -64,12 +71,10 @@ def _halves_at(matrix, rows, begin, columns, L: tl.constexpr, K: tl.constexpr):
         value = (both - L.zero).to(tl.float32)
     scales = plane_rows(matrix, rows, columns, 2, L)[:, None] + (unit * L.scale_nbytes)[None, :]
     supers = plane_rows(matrix, rows, columns, 3, L)[:, None]
-    scale, minimum = scale_and_minimum(scales, supers, (unit // 8)[None, :], L)
-    value *= scale[:, :, None, None]
-    if L.scale == "pair":
-        value += minimum[:, :, None, None]
-    elif L.scale == "bytes":
-        value -= minimum[:, :, None, None]
+    scale, term = scale_and_term(scales, supers, (unit // (L.super_weights // 32))[None, :], L)
+    if L.term != "":
+        term = term[:, :, None, None]
+    value = scaled_weights(value, scale[:, :, None, None], term, L)
     return tl.reshape(tl.permute(value, (0, 1, 3, 2)), (R, K))
 
 

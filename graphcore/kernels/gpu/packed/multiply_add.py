@@ -10,14 +10,24 @@ of 2^-149, so a code that is masked in place, at bit p of a word, is the float c
 
     sum(code x) = 2^53 sum((word & mask) (2^(96 - p) x))
 
-The zero code and minimums are applied with the sum of x, which all rows share, too. A GPU's multiply-add handles
+Zero codes and minimums are applied with the sum of x, which all rows share, too. A GPU's multiply-add handles
 denormals at full speed and exactly, unless they are flushed to zero; |x| has to be under 2^31.
 """
 
 import triton
 import triton.language as tl
 
-from graphcore.kernels.gpu.packed.planes import half_of, level_of, rows_from
+from graphcore.kernels.gpu.packed.levels_in_place import (
+    E2M1_LIFT,
+    E4M3_LIFT,
+    FP4_LIFT,
+    e2m1_in_place,
+    e4m3_in_place,
+    fp4_in_place,
+    levels_in_place,
+    nf4_in_place,
+)
+from graphcore.kernels.gpu.packed.planes import rows_from
 from graphcore.kernels.gpu.packed.vectors import (
     code_shift,
     code_words,
@@ -31,12 +41,7 @@ from graphcore.kernels.gpu.packed.vectors import (
     weights_of_vector,
 )
 
-IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # the interpreter cannot run machine code
-WIDEN = tl.constexpr("{.reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi;}")
 LIFT = tl.constexpr(float(2**53))  # 149 - 96
-E2M1_SIZES = tl.constexpr(0x0E000E00)
-E2M1_SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
-LEVELS_LIFT = tl.constexpr(float(2**15))  # factor for e2m1, whose unit is 2^-15 in place
 
 
 @triton.jit
@@ -56,54 +61,6 @@ def in_place(words, mask, byte):
     byte = byte[None, None, None, :]
     bits = tl.where(byte == 3, words >> 8, words) & (mask << (tl.minimum(byte, 2) * 8))
     return tl.reshape(bits, (1, R, G, 4 * W)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def widened(words):
-    """Return the lower and the upper float16 of words: int32 -> two float32.
-
-    The compiler's own code takes one more instruction for each: it joins halves of two words first.
-    """
-    if IS_INTERPRETED:
-        low, high = half_of(words, 0), half_of(words, 1)
-    else:
-        low, high = tl.inline_asm_elementwise(
-            WIDEN, "=f,=f,r", [words], dtype=(tl.float32, tl.float32), is_pure=True, pack=1
-        )
-    return low, high
-
-
-@triton.jit
-def e2m1_in_place(words, SHIFT: tl.constexpr):
-    """Return the E2M1 codes at bits SHIFT .. SHIFT + 3 of each byte, doubled, in multiples of 2^-15.
-
-    Two codes at once become float16 in the halves of a word, s...eem.........; one instruction widens each.
-
-    Args:
-        words: [R, G, W] int32.
-
-    Returns:
-        [1, R, G, 4 W] float32.
-    """
-    R: tl.constexpr = words.shape[0]
-    G: tl.constexpr = words.shape[1]
-    W: tl.constexpr = words.shape[2]
-    place = tl.arange(0, 2)[None, None, None, :] * 8 + SHIFT  # bit of a code in its half
-    words = words[:, :, :, None]
-    sizes = tl.where(place < 9, words << tl.maximum(9 - place, 0), words >> tl.maximum(place - 9, 0))
-    halves = (sizes & E2M1_SIZES) | ((words << (12 - place)) & E2M1_SIGNS)
-    both = tl.join(*widened(halves))
-    return tl.reshape(tl.permute(both, (0, 1, 2, 4, 3)), (1, R, G, 4 * W))  # byte = 2 * upper + place
-
-
-@triton.jit
-def levels_in_place(words, shift, byte, LEVELS: tl.constexpr, BITS: tl.constexpr):
-    """Return the levels of the codes of BITS bits at bit `shift` of each byte."""
-    R: tl.constexpr = words.shape[0]
-    G: tl.constexpr = words.shape[1]
-    W: tl.constexpr = words.shape[2]
-    code = words[:, :, :, None] >> (byte[None, None, None, :] * 8 + shift) & ((1 << BITS) - 1)
-    return tl.reshape(level_of(code, LEVELS), (1, R, G, 4 * W))
 
 
 @triton.jit
@@ -143,6 +100,12 @@ def eight_products(total, fed, words, bits, FRAGMENT: tl.constexpr, L: tl.conste
     two = code_words(words, bits, FRAGMENT, L)
     if L.levels == "e2m1":
         total += e2m1_in_place(two, shift) * fed
+    elif L.levels == "fp8":
+        total += e4m3_in_place(two) * fed
+    elif L.levels == "fp4":
+        total += fp4_in_place(two, shift) * fed
+    elif L.levels == "nf4":
+        total += nf4_in_place(two, shift) * fed
     elif L.levels != "":
         total += levels_in_place(two, shift, byte, levels, L.low + L.high) * fed
     else:
@@ -153,25 +116,31 @@ def eight_products(total, fed, words, bits, FRAGMENT: tl.constexpr, L: tl.conste
 
 
 @triton.jit
-def products_of_weights(product, all_x, scale, minimum, L: tl.constexpr):
+def products_of_weights(product, all_x, scale, term, L: tl.constexpr):
     """Return the products of weights, [N, R, G], from those of codes.
 
     Args:
         product: [N, R, G], products of codes and x.  all_x: [N, 1, G], the sum of x.
-        scale, minimum: from `vector_scales`; a scale of `whole` is not applied.
+        scale, term: from `vector_scales`; a scale of `whole` is not applied.
     """
     if L.levels == "":
         product *= LIFT
     elif L.levels == "e2m1":
-        product *= LEVELS_LIFT
+        product *= E2M1_LIFT
+    elif L.levels == "fp8":
+        product *= E4M3_LIFT
+    elif L.levels == "fp4":
+        product *= FP4_LIFT
     if L.scale == "whole":
         product -= all_x * L.zero
     else:
+        if L.term == "zero":
+            product -= all_x * term[None, :, :]
         product *= scale[None, :, :]
-        if L.scale == "pair":
-            product += all_x * minimum[None, :, :]
-        elif L.scale == "bytes" or L.scale == "nibbles":
-            product -= all_x * minimum[None, :, :]
+        if L.term == "added":
+            product += all_x * term[None, :, :]
+        elif L.term == "subtracted":
+            product -= all_x * term[None, :, :]
         elif L.zero != 0:
             product -= all_x * (scale * L.zero)[None, :, :]
     return product
@@ -244,12 +213,12 @@ def dot_each(
                 totals = grown
             more = ()
             for at in tl.static_range(len(matrices)):
-                scale, minimum = 1.0, 0.0
+                scale, term = 1.0, 0.0
                 if L.scale != "whole":
-                    scale, minimum = vector_scales(
+                    scale, term = vector_scales(
                         planes[at][2], planes[at][3], begin, last, offset_of(index * fragments, L), G, IS_EVEN, L
                     )
-                products = products_of_weights(tl.sum(totals[at], axis=3), tl.sum(all_x, axis=3), scale, minimum, L)
+                products = products_of_weights(tl.sum(totals[at], axis=3), tl.sum(all_x, axis=3), scale, term, L)
                 if not IS_EVEN:
                     products = tl.where((begin + tl.arange(0, G) <= last)[None, None, :], products, 0.0)
                 more = more + (sums[at] + products,)

@@ -12,12 +12,10 @@ Legend: O rows, I columns.
 import triton
 import triton.language as tl
 
-from graphcore.encodings import IQ4_LEVELS
+from graphcore.encodings import FP4_LEVELS, IQ4_LEVELS, NF4_LEVELS
 from graphcore.kernels import packing
-from graphcore.kernels.gpu import layout as device_layout
 
 GROUP_ROWS = tl.constexpr(packing.GROUP_ROWS)
-SUPER_WEIGHTS = tl.constexpr(device_layout.SUPER_WEIGHTS)
 
 
 def _word(levels: tuple[int, ...]) -> tl.constexpr:
@@ -26,6 +24,7 @@ def _word(levels: tuple[int, ...]) -> tl.constexpr:
 
 
 IQ4_0, IQ4_1, IQ4_2, IQ4_3 = (_word(IQ4_LEVELS[start : start + 4]) for start in (0, 4, 8, 12))
+NF4, FP4 = tl.constexpr(NF4_LEVELS), tl.constexpr(FP4_LEVELS[:8])
 
 
 @triton.jit
@@ -36,7 +35,7 @@ def row_nbytes(columns, PLANE: tl.constexpr, L: tl.constexpr):
     """
     low = columns // (128 // L.low) * 16
     high = columns // 32 * (4 * L.high) if L.high_runs else columns // 256 * (32 * L.high)
-    scales, supers = columns // L.group * L.scale_nbytes, columns // SUPER_WEIGHTS * L.super_nbytes
+    scales, supers = columns // L.group * L.scale_nbytes, columns // L.super_weights * L.super_nbytes
     if PLANE == 0:
         nbytes = low
     elif PLANE == 1:
@@ -116,10 +115,37 @@ def grid_level(code, LEVELS: tl.constexpr):
 
 
 @triton.jit
+def one_of_eight(code, LEVELS: tl.constexpr, FIRST: tl.constexpr):
+    """Return LEVELS[FIRST + code % 8]: int32 -> float32, in seven selections."""
+    is_odd, has_two, has_four = code & 1 != 0, code & 2 != 0, code & 4 != 0
+    first = tl.where(is_odd, LEVELS[FIRST + 1], LEVELS[FIRST])
+    second = tl.where(is_odd, LEVELS[FIRST + 3], LEVELS[FIRST + 2])
+    third = tl.where(is_odd, LEVELS[FIRST + 5], LEVELS[FIRST + 4])
+    fourth = tl.where(is_odd, LEVELS[FIRST + 7], LEVELS[FIRST + 6])
+    return tl.where(has_four, tl.where(has_two, fourth, third), tl.where(has_two, second, first))
+
+
+@triton.jit
+def float_level(code, LEVELS: tl.constexpr):
+    """Return the level of a code of `Encoding.float_levels`: int32 -> float32, exact."""
+    if LEVELS == "fp8":  # as float16 the value times 2^-8, subnormals included
+        bits = ((code & 0x7F) << 7) | ((code & 0x80) << 8)
+        value = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256
+    elif LEVELS == "fp4":
+        size = one_of_eight(code, FP4, 0)
+        value = tl.where(code & 8 != 0, -size, size)
+    else:
+        value = tl.where(code & 8 != 0, one_of_eight(code, NF4, 8), one_of_eight(code, NF4, 0))
+    return value
+
+
+@triton.jit
 def level_of(code, LEVELS: tl.constexpr):
     """Return the level of a code, times the unit of its format (iq1, iq2, iq3): int32 -> float32."""
     if LEVELS == "iq1" or LEVELS == "iq2" or LEVELS == "iq3_xxs" or LEVELS == "iq3_s":
         return grid_level(code, LEVELS)
+    if LEVELS == "fp8" or LEVELS == "fp4" or LEVELS == "nf4":
+        return float_level(code, LEVELS)
     if LEVELS == "e2m1":  # doubled: 0, 1, 2, 3, 4, 6, 8, 12
         bits = ((code & 7) << 22).to(tl.float32, bitcast=True)  # the value times 2^-127
         size = bits * 1.7014118346046923e38  # 2^127
@@ -177,12 +203,21 @@ def weights_at(matrix, rows, at, columns, L: tl.constexpr):
     value = level_of(code, levels) if L.levels != "" else (code - L.zero).to(tl.float32)
     if L.scale != "whole":
         scales = plane_rows(matrix, rows, columns, 2, L) + at // L.group * L.scale_nbytes
-        scale, minimum = scale_and_minimum(scales, plane_rows(matrix, rows, columns, 3, L), at // SUPER_WEIGHTS, L)
-        value *= scale
-        if L.scale == "pair":
-            value += minimum
-        elif L.scale == "bytes" or L.scale == "nibbles":
-            value -= minimum
+        scale, term = scale_and_term(scales, plane_rows(matrix, rows, columns, 3, L), at // L.super_weights, L)
+        value = scaled_weights(value, scale, term, L)
+    return value
+
+
+@triton.jit
+def scaled_weights(value, scale, term, L: tl.constexpr):
+    """Return weights from codes minus the format's zero, or levels, all float32; rounded as in the format."""
+    if L.term == "zero":
+        value -= term  # exact, so that a weight is rounded once
+    value *= scale
+    if L.term == "added":
+        value += term
+    elif L.term == "subtracted":
+        value -= term
     return value
 
 
@@ -193,24 +228,28 @@ def half_of(word, HIGH: tl.constexpr):
 
 
 @triton.jit
-def scale_and_minimum(scales, supers, block, L: tl.constexpr):
-    """Return the factor of a group's codes, and the term that is then added or subtracted; float32.
+def scale_and_term(scales, supers, block, L: tl.constexpr):
+    """Return the factor of a group's codes, and its `DeviceLayout.term`, 0.0 for none; float32.
 
     Args:
         scales: pointers to uint8, at the groups' scales.
-        supers: pointers to uint8, at the rows of the plane.  block: index of the group's SUPER_WEIGHTS weights.
+        supers: pointers to uint8, at the rows of the plane.  block: index of the group's `super_weights` weights.
     """
-    minimum = 0.0
-    if L.super_nbytes == 4:
+    term = 0.0
+    if L.term == "zero":
+        term = tl.load(supers + block).to(tl.float32)
+    elif L.super_nbytes == 4:
         both = tl.load((supers + block * 4).to(tl.pointer_type(tl.int32)))
         unit = half_of(both, 0)
     elif L.super_nbytes > 0:
         unit = tl.load((supers + block * L.super_nbytes).to(tl.pointer_type(tl.float16))).to(tl.float32)
-    if L.scale == "half":
+    if L.scale == "half" or L.scale == "half_zero":
         scale = tl.load(scales.to(tl.pointer_type(tl.float16))).to(tl.float32)
+    elif L.scale == "float" or L.scale == "float_zero":
+        scale = tl.load(scales.to(tl.pointer_type(tl.float32)))
     elif L.scale == "pair":
         halves = tl.load(scales.to(tl.pointer_type(tl.int32)))
-        scale, minimum = half_of(halves, 0), half_of(halves, 1)
+        scale, term = half_of(halves, 0), half_of(halves, 1)
     elif L.scale == "e8m0":
         scale = half_power(tl.load(scales).to(tl.int32))
     elif L.scale == "e4m3":
@@ -227,5 +266,5 @@ def scale_and_minimum(scales, supers, block, L: tl.constexpr):
             offsets = steps >> 4
             steps &= 15
         scale = unit * steps.to(tl.float32)
-        minimum = half_of(both, 1) * offsets.to(tl.float32)
-    return scale, minimum
+        term = half_of(both, 1) * offsets.to(tl.float32)
+    return scale, term

@@ -74,8 +74,11 @@ def tile_of_threads(layout: DeviceLayout, rows: int, columns: int, tokens: int) 
 
 
 def most_rows(layout: DeviceLayout) -> int:
-    """Return the rows of a program, at most: fewer where a code takes more instructions and more registers."""
-    return 2 if layout.levels else 4
+    """Return the rows of a program, at most: fewer where a code takes more instructions and more registers.
+
+    Levels of eight bits (fp8) take little more than codes do.
+    """
+    return 2 if layout.levels and layout.low < 8 else 4
 
 
 def constants_of(name: str, tile: Tile, columns: int) -> dict[str, object]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from graphcore.kernels.custom_ops import register_implementation
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.layout import TAIL_NBYTES
-from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, level_of, plane_rows, scale_and_minimum, tensor_scale
+from graphcore.kernels.gpu.packed.planes import level_of, plane_rows, scale_and_term, scaled_weights, tensor_scale
 from graphcore.kernels.gpu.packed.vectors import (
     eight_codes,
     first_weight,
@@ -53,41 +53,36 @@ def _unpack(
     is_stored = is_place[:, None, None] & is_there[None, :, None]
     for index in tl.static_range(num_scales):
         known = start + offset_of(index * fragments, L)
-        scale, minimum = scale_of(packed, scales, supers, known, rows, columns, IS_SCALED, L)
+        scale, term = scale_of(packed, scales, supers, known, rows, columns, IS_SCALED, L)
         for fragment in tl.static_range(index * fragments, (index + 1) * fragments):
             own = fragment_bits(bits, high, begin, last, fragment, G, False, L)
             codes = eight_codes(words, own, fragment, L)
-            values = weights_of(codes, scale, minimum, L)
+            values = weights_of(codes, scale, term, L)
             values = tl.where(is_row[:, None, None], values, 0.0)
             tl.store(to + offset_of(fragment, L), values.to(out.dtype.element_ty), mask=is_stored)
 
 
 @triton.jit
 def scale_of(packed, scales, supers, known, rows, columns, IS_SCALED: tl.constexpr, L: tl.constexpr):
-    """Return scales and minimums of vectors, [R, G, 1] or single numbers, float32."""
+    """Return scales and terms of vectors, [R, G, 1] or single numbers, float32."""
     if L.scale == "whole":
         scale = tensor_scale(packed, rows, columns, L) if IS_SCALED else 1.0
-        minimum = 0.0
+        term = 0.0
     else:
         places = scales + (known // L.group * L.scale_nbytes)[None, :]
-        scale, minimum = scale_and_minimum(places, supers, (known // SUPER_WEIGHTS)[None, :], L)
+        scale, term = scale_and_term(places, supers, (known // L.super_weights)[None, :], L)
         scale = scale[:, :, None]
-        if L.scale == "pair" or L.scale == "bytes" or L.scale == "nibbles":
-            minimum = minimum[:, :, None]
-    return scale, minimum
+        if L.term != "":
+            term = term[:, :, None]
+    return scale, term
 
 
 @triton.jit
-def weights_of(codes, scale, minimum, L: tl.constexpr):
+def weights_of(codes, scale, term, L: tl.constexpr):
     """Return the float32 weights of int32 codes; products and sums are rounded as in the format."""
     levels: tl.constexpr = L.levels  # as in multiply_add.py
     values = level_of(codes, levels) if L.levels != "" else (codes - L.zero).to(tl.float32)
-    values *= scale
-    if L.scale == "pair":
-        values += minimum
-    elif L.scale == "bytes" or L.scale == "nibbles":
-        values -= minimum
-    return values
+    return scaled_weights(values, scale, term, L)
 
 
 def launch_rows(ids: Tensor, packed: Tensor, packing: DevicePacking, dtype: torch.dtype) -> Tensor:

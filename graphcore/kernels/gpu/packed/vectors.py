@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from graphcore.kernels.gpu.layout import DeviceLayout
-from graphcore.kernels.gpu.packed.planes import SUPER_WEIGHTS, scale_and_minimum
+from graphcore.kernels.gpu.packed.planes import scale_and_term
 
 SIGNS = tl.constexpr(-0x7F7F7F80)  # 0x80808080
 ONES = tl.constexpr(0x01010101)
@@ -178,7 +178,7 @@ def fragment_bits(
 def vector_scales(
     scales, supers, begin, last, OFFSET: tl.constexpr, G: tl.constexpr, IS_EVEN: tl.constexpr, L: tl.constexpr
 ):
-    """Return the scales and the minimums of vectors' weights at OFFSET: [R, G] float32, or minimum 0.0.
+    """Return the scales and the terms of vectors' weights at OFFSET: [R, G] float32, or 0.0 for no term.
 
     They are loaded in one dimension, one row after another: so a thread gets those of the vectors that it multiplies.
     In two it would get neighbours' too, and threads would exchange them through shared memory.
@@ -191,11 +191,11 @@ def vector_scales(
     first = (first_weight(vectors_from(begin, last, 1, G, IS_EVEN), L) + OFFSET)[None, :]
     places = tl.max_contiguous(tl.reshape(scales[:, None] + first // L.group * L.scale_nbytes, (R * G,)), [1])
     rows = tl.reshape(tl.broadcast_to(supers[:, None], (R, G)), (R * G,))
-    blocks = tl.reshape(tl.broadcast_to(first // SUPER_WEIGHTS, (R, G)), (R * G,))
-    scale, minimum = scale_and_minimum(places, rows, blocks, L)
-    if L.scale == "pair" or L.scale == "bytes" or L.scale == "nibbles":
-        minimum = tl.reshape(minimum, (R, G))
-    return tl.reshape(scale, (R, G)), minimum
+    blocks = tl.reshape(tl.broadcast_to(first // L.super_weights, (R, G)), (R * G,))
+    scale, term = scale_and_term(places, rows, blocks, L)
+    if L.term != "":
+        term = tl.reshape(term, (R, G))
+    return tl.reshape(scale, (R, G)), term
 
 
 @triton.jit

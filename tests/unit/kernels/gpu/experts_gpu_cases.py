@@ -64,6 +64,9 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "few q8_0", lambda: few("q8_0")
     yield "few q4_0", lambda: few("q4_0")
     yield "many q8_0", lambda: many("q8_0")
+    for form in ("affine4", "affine8", "fp8", "nf4", "fp4", "nvfp4_f32"):
+        yield f"few {form}", lambda form=form: few(form)
+        yield f"many {form}", lambda form=form: many(form)
     yield "router in one launch", lambda: route(1)
     yield "router in one launch x 4", lambda: route(4)
     yield "router", lambda: launch_choose_experts(empty(1, EXPERTS), empty(1, dtype=torch.int64), TOP_K, False)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
+from packed_matrices import FLOAT32_SCALES, stored_matrix
 from torch import Tensor
 
 from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
@@ -67,12 +68,18 @@ def dense_case(
 def packed_case(
     form: str, tokens: int, dtype: torch.dtype, dim: int, hidden: int, experts: int = 4, top_k: int = 2
 ) -> Case:
-    """Return a case whose weights are packed for a device: random ones, rounded to a format by quant/ itself."""
+    """Return a case whose weights are packed for a device: random ones, rounded to a format by quant/ itself.
+
+    Weights of a format that nothing is rounded to are random bytes.
+    """
     case = dense_case(tokens, dtype, dim, hidden, experts, top_k)
     one, dense, weights = FORMATS[form], [], []
-    for matrix in case.weights:
+    for part, matrix in enumerate(case.weights):
         packing = DevicePacking(form, *matrix.shape[1:])
-        raw = [one.quantize(expert.float()) for expert in matrix]
+        if one.can_quantize:
+            raw = [one.quantize(expert.float()) for expert in matrix]
+        else:
+            raw = [random_bytes(form, *expert.shape, seed=experts * part + at) for at, expert in enumerate(matrix)]
         dense.append(
             torch.stack(
                 [one.dequantize(each, expert.shape, torch.float32) for each, expert in zip(raw, matrix, strict=True)]
@@ -81,6 +88,16 @@ def packed_case(
         packed = [packing.pack(*one.split_rows(each, tuple(matrix.shape[1:]))) for each in raw]
         weights.append(torch.stack(packed))
     return replace(case, dense=dense, weights=weights, formats=(form,) * 3)
+
+
+def random_bytes(form: str, rows: int, columns: int, seed: int) -> Tensor:
+    """Return random bytes of a matrix, [nbytes] uint8; float32 scales are such that weights are of about 1/4."""
+    one, stored = FORMATS[form], stored_matrix(form, rows, columns, seed)
+    blocks = stored.rows.reshape(-1, one.block_nbytes)
+    if form in FLOAT32_SCALES:
+        scales = blocks[:, :4].clone().view(torch.float32)
+        blocks[:, :4] = (scales / (4 * stored.dense.std())).view(torch.uint8)
+    return one.join_rows(blocks.view(rows, -1), stored.scale)
 
 
 def answers_of(case: Case) -> Tensor:

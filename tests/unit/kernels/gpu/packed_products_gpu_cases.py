@@ -16,6 +16,7 @@ GPT_OSS = (2880, 2880, (4096, 512, 512))
 BITNET = (2560, 6912, (2560, 640, 640))
 MODELS = {"i2_s": BITNET, "mxfp4": GPT_OSS}
 TARGETS = ("q8_0", "q4_k", "q5_k", "q6_k", "q4_0", "i2_s")  # formats whose speed has a target in docs/numbers.md
+OF_FOLDERS = ("affine4", "affine8", "fp8", "nf4", "fp4", "nvfp4_f32")  # formats that GGUF files do not have
 VOCAB = 128256
 
 
@@ -60,7 +61,9 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"{name} o", square
             yield f"{name} down", down
             yield f"{name} head", head
-        if name in (*TARGETS, "mxfp4"):
+        if name in OF_FOLDERS:
+            yield f"{name} down of 8", lambda down=down: down(tokens=8)
+        if name in (*TARGETS, *OF_FOLDERS, "mxfp4"):
             yield f"{name} gate and up", gated
         if name in ("q4_k", "q8_0", "i2_s", "mxfp4", "q6_k"):
             yield f"{name} down of 8", lambda down=down: down(tokens=8)
