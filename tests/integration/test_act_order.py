@@ -99,6 +99,7 @@ def test_a_gpu_program_gives_the_logits_of_transformers(
 def test_weights_unpacked_at_load_have_the_order_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save_model(tmp_path, "gptq", 4, 32, ordered=ALL)
     expected = model(input_ids=torch.tensor(IDS), use_cache=False).logits
+    monkeypatch.setattr("graphcore.kernels.cpu.library.PREBUILT", tmp_path / "built")
     monkeypatch.setenv("PATH", str(tmp_path))  # without a compiler there are no kernels
     with Engine.load(tmp_path, graph="eager", overrides=[f"cache_dir={tmp_path / 'cache'}"], **CPU) as engine:
         linears = [one for one in engine.runner.builder.decoder.modules() if isinstance(one, Linear)]

@@ -74,7 +74,7 @@ class Fp8Layout(WeightLayout):
         codes = found[self.codes].contiguous().view(torch.uint8)
         (suffix,) = (name for name in self.optional if name in found)
         scales = self._each(_factors(found[suffix]), *codes.shape)
-        if bool(((codes & NAN) == NAN).any()) or not bool(scales.isfinite().all()):
+        if int((codes & NAN).max()) == NAN or not bool(scales.isfinite().all()):
             raise CheckpointError(
                 f"{self.stored.source}: {quoted(weight.parts[self.codes])} or its scales have NaN or infinity; fetch "
                 "the checkpoint again"

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from graphcore.checkpoint.checkpoint import TensorInfo
-from graphcore.checkpoint.quantized.blocks import joined_nibbles, nibbles
+from graphcore.checkpoint.quantized.blocks import nibbles
 from graphcore.checkpoint.quantized.layout import FLOATS, INTEGERS, IntegerLayout, Kind, QuantizedWeight
 
 WORD_BITS = 32
-AWQ_BITS, AWQ_ROWS = 4, (0, 2, 4, 6, 1, 3, 5, 7)
+AWQ_BITS, AWQ_ROWS = 4, (0, 2, 4, 6, 1, 3, 5, 7)  # row of each nibble
+LOW_NIBBLES = 0x0F0F0F0F
 
 
 class GptqLayout(IntegerLayout):
@@ -95,8 +96,16 @@ class AwqLayout(IntegerLayout):
         return (rows, columns), AWQ_BITS, groups
 
     def codes_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
-        """Return the codes, which lie along rows."""
-        return joined_nibbles(_rows_in_order(stored).T.contiguous())
+        """Return the codes, which lie along rows: nibbles of two columns' words become bytes of eight rows."""
+        even, odd = stored.T[:, 0::2], stored.T[:, 1::2]  # [O / 8, I / 2]
+        low = even & LOW_NIBBLES | (odd & LOW_NIBBLES) << 4
+        high = even >> 4 & LOW_NIBBLES | odd & ~LOW_NIBBLES
+        out = torch.empty(len(low), len(AWQ_ROWS), low.shape[1], dtype=torch.uint8, device="cpu")
+        for words, first in ((low, 0), (high, 1)):
+            own = words.contiguous().view(torch.uint8).view(*words.shape, 4)
+            for byte, row in enumerate(AWQ_ROWS[first::2]):
+                out[:, row] = own[..., byte]
+        return out.view(*weight.info.shape[:1], -1)
 
     def zeros_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
         """Return the zero points."""

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 import torch
-from packed_matrices import FLOAT32_SCALES, stored_matrix
+from folder_formats import SCALE_NBYTES
+from packed_matrices import stored_matrix
 from torch import Tensor
 
 from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
@@ -94,9 +95,10 @@ def random_bytes(form: str, rows: int, columns: int, seed: int) -> Tensor:
     """Return random bytes of a matrix, [nbytes] uint8; float32 scales are such that weights are of about 1/4."""
     one, stored = FORMATS[form], stored_matrix(form, rows, columns, seed)
     blocks = stored.rows.reshape(-1, one.block_nbytes)
-    if form in FLOAT32_SCALES:
-        scales = blocks[:, :4].clone().view(torch.float32)
-        blocks[:, :4] = (scales / (4 * stored.dense.std())).view(torch.uint8)
+    if SCALE_NBYTES.get(form) == 4:
+        end = 8 if form == "nvfp4_f32" else 4
+        scales = blocks[:, :end].clone().view(torch.float32)
+        blocks[:, :end] = (scales / (4 * stored.dense.std())).view(torch.uint8)
     return one.join_rows(blocks.view(rows, -1), stored.scale)
 
 

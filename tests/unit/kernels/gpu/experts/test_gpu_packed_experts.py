@@ -21,7 +21,14 @@ Launch = Callable[[Tensor, Tensor, MixtureOperands], Tensor]
 LAUNCHES = {"few": launch_few, "many": launch_many}
 # (format, D, F): one group of rows and more than one; a row must be whole blocks
 SMALL = [("mxfp4", 64, 32), ("q4_0", 64, 32), ("q8_0", 32, 64)]
-SMALL += [("affine4", 96, 32), ("affine8", 32, 96), ("fp8", 96, 32), ("nf4", 96, 32), ("fp4", 32, 96), ("nvfp4_f32", 96, 32)]
+SMALL += [
+    ("affine4", 96, 32),
+    ("affine8", 32, 96),
+    ("fp8", 96, 32),
+    ("nf4", 96, 32),
+    ("fp4", 32, 96),
+    ("nvfp4_f32", 96, 32),
+]
 LARGE = [("mxfp4", 96, 160), ("q5_0", 64, 32)]
 CASES = [(launch, *case) for launch in LAUNCHES for case in SMALL] + [("many", *case) for case in LARGE]
 CLOSE = {torch.float32: 2e-4, torch.bfloat16: 0.1}  # narrow ones round hidden features and answers as large as 12
