@@ -27,7 +27,6 @@ from graphcore.quant import FORMATS
 BOUNDS = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 DTYPES = tuple(BOUNDS)
 DOTTED_BOUNDS = {"nf4": 3e-6}  # of sums on tensor cores, where levels of nf4 are two bf16; others: as of float32
-WITH_GOLDEN = [name for name in DEVICE_LAYOUTS if FORMATS[name].ggml_id is not None]
 OF_FOLDERS = [name for name in DEVICE_LAYOUTS if FORMATS[name].ggml_id is None]  # formats that GGUF files do not have
 # Microseconds of one token's product on an H100 (docs/lab/gpu.md), by format, shape, and rows x warps of a program.
 TILES = Path(__file__).parents[4] / "golden" / "packed_tiles_h100.json"
@@ -52,7 +51,7 @@ def product(x: Tensor, matrices: list[DeviceMatrix], x_scale: Tensor | None = No
     return out
 
 
-@pytest.mark.parametrize("name", WITH_GOLDEN)
+@pytest.mark.parametrize("name", sorted(DEVICE_LAYOUTS))
 def test_golden_blocks_are_multiplied(name: str) -> None:
     """Eight tokens, because one token's product with one large row may happen to be small beside what is summed."""
     matrix = golden_matrix(name)
