@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from quantized_files import FOLDER_LAYOUTS, save_quantized, save_quantized_mixture
@@ -14,6 +15,7 @@ from graphcore.errors import UnsupportedError
 from graphcore.export.pack import Packer
 from graphcore.progress import ignore_progress
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "quantised_folders"
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 46]]
 FLOAT = ["quant.activations=float"]
 OF_EACH_FORMAT = ("gptq 4", "awq", "packed 8", "fp8 blocks", "nvfp4", "nf4 nested", "fp4")
@@ -33,6 +35,29 @@ def test_logits_are_those_of_the_same_values(layout: str, tmp_path: Path) -> Non
         assert {one.packing.format for one in weights} == {FOLDER_LAYOUTS[layout].format}
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager") as engine:  # as it comes
         assert largest_error(engine.logits(IDS), expected) < 1e-3
+
+
+LIBRARY_FOLDERS = {  # largest error of logits: 1e-2 where the library rounded the weights that it unpacked to 16 bits
+    "llama_auto_round": ({"affine4", "affine8"}, 2e-6),
+    "llama_awq": ({"affine4"}, 1e-3),
+    "llama_compressed_tensors": ({"affine4", "fp8"}, 1e-2),
+    "llama_fp8": ({"fp8"}, 2e-6),
+    "llama_gptq": ({"affine4", "affine8"}, 2e-6),
+    "llama_int8": ({"affine8"}, 2e-6),
+    "llama_nf4": ({"nf4"}, 1e-2),
+    "llama_nvfp4": ({"nvfp4_f32"}, 1e-2),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARY_FOLDERS)
+def test_folders_that_libraries_saved_answer_as_their_weights_do(name: str) -> None:
+    formats, bound = LIBRARY_FOLDERS[name]
+    recorded = np.load(GOLDEN / name / "logits.npz")
+    with Engine.load(GOLDEN / name, dtype="fp32", device="cpu", graph="eager", overrides=FLOAT) as engine:
+        found = engine.logits(recorded["tokens"].tolist())
+        weights = [module for module in engine.runner.builder.decoder.modules() if getattr(module, "packing", None)]
+        assert {one.packing.format for one in weights} == formats
+    assert largest_error(found, torch.from_numpy(recorded["dense_logits"]).float().view(found.shape)) < bound
 
 
 def test_a_quant_config_beside_an_older_config_is_read(tmp_path: Path) -> None:
