@@ -4,7 +4,7 @@ Equal BlockSpecs share one compiled graph, so a spec has only fields that change
 name, no path. The fields dim, heads, kv_heads, head_dim, hidden and vocab are sizes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from graphcore.activations import SILU, Gating
@@ -192,6 +192,7 @@ class BlockSpec:
         per_layer: number of per-layer features that are gated and added at the block's end (Gemma 4); 0 for none.
         per_layer_activation: activation of that gate.
         has_output_factor: True if the stream is multiplied by a learned factor after the block (Gemma 4).
+        low_rank: ranks of the low-rank factors beside projections (LoRA), by the projections' names in the block.
     """
 
     dim: int
@@ -203,6 +204,8 @@ class BlockSpec:
     per_layer: int = 0
     per_layer_activation: str = ""
     has_output_factor: bool = False
+    # no part of the text, because a model without adapters has the fingerprint that it had before there were any
+    low_rank: tuple[tuple[str, int], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
