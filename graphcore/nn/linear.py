@@ -137,7 +137,7 @@ class Linear(nn.Module):
         """
         if self.lora_A is None or self.lora_B is None:
             return product
-        added = self.lora_B(self.lora_A(x))
+        added: Tensor = self.lora_B(self.lora_A(x))
         return (product.float() + added.float()).to(self.dtype)
 
     def _product(self, x: Tensor | Int8Rows) -> Tensor:

@@ -40,7 +40,7 @@ def sums_when_read(traced: Traced) -> None:
 
 
 def low_rank_sums(traced: Traced) -> None:
-    """Turn stream + (product + B(A(x))) into (stream + product) + B(A(x)), and any other such sum into `add_project`."""
+    """Turn stream + (product + B(A(x))) into (stream + product) + B(A(x)), and other such sums into `add_project`."""
     for node, stream, total in sums_in_place(traced):
         summands = _low_rank_summands(_uncast_once(total)) if is_read_once(total) else None
         if summands is None or any(source_of(traced, one.args[0]) is stream for one in summands):
