@@ -34,6 +34,9 @@ class AdaptedCheckpoint(Checkpoint):
         merged: factors of weights that are merged, by the weights' names.
         beside: factors that lie beside a weight, by the weights' names.
         shapes: shape [O, I] of these weights, by name.
+
+    Attributes:
+        adapters: adapters that change a weight.
     """
 
     def __init__(
@@ -60,8 +63,9 @@ class AdaptedCheckpoint(Checkpoint):
         self.tensors = MappingProxyType(
             {**under.tensors, **{name: _info(name, shape) for name, shape in added.items()}}
         )
-        adapters = [one.adapter for pairs in (*merged.values(), *beside.values()) for one in pairs]
-        files = {path: identity for adapter in adapters for path, identity in adapter.files.items()}
+        of_pairs = {id(one.adapter): one.adapter for pairs in (*merged.values(), *beside.values()) for one in pairs}
+        self.adapters = tuple(of_pairs.values())
+        files = {path: identity for adapter in self.adapters for path, identity in adapter.files.items()}
         self.files = MappingProxyType({**under.files, **files})
 
     def spans(self, name: str) -> tuple[FileSpan, ...]:
