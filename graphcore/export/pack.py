@@ -92,8 +92,8 @@ class Packer:
         if packed:
             raise UnsupportedError(
                 f"{self.model.checkpoint.source}: {packed[0]} is {self._encoding_of(packed[0])}, and an adapter is "
-                "merged into dense weights only; name the dense base model, or leave model.adapter out and set it where "
-                "the packed file runs"
+                "merged into dense weights only; name the dense base model, or set model.adapter when the "
+                "packed file runs"
             )
 
     @cached_property
