@@ -4,9 +4,13 @@ A packed model's reference is transformers' with the packed matrices' values, an
 """
 
 import copy
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import llama_files
 import pytest
@@ -15,15 +19,20 @@ from adapter_files import drawn, write_gguf_adapter, write_peft
 from device_runners import let_programs_be_few, runners_of
 from streamed_engine import load, smallest_budget
 from streamed_results import differing, results
+from ternary_models import save_ternary
 from tiny_models import TinyModel, tolerance_of
 from torch import Tensor, nn
 
 from graphcore import Engine
+from graphcore.config.compose import compose_settings
+from graphcore.engine.loading.open_model import open_model
 from graphcore.errors import CheckpointError, ConfigError, PlanError, UnsupportedError
+from graphcore.export.pack import Packer
 from graphcore.quant import FORMATS
 
 Tiny = Callable[[str], TinyModel]
 CLOSE = 5e-5  # float32, logits of order one
+RUN = Path(__file__).parents[2] / "run.py"
 IDS = torch.randint(0, 96, (2, 24), generator=torch.Generator().manual_seed(3))
 DENSE = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "qwen3_5", "gemma4", "gemma4_dense")
 CONFIGS = {
@@ -383,7 +392,6 @@ def test_modules_that_are_not_the_models_are_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "module", "shape", "says"),
     [
-        ("bitnet", "model.layers.0.mlp.up_proj", (112, 64), "rounds its input to int8"),
         ("qwen3_moe", "model.layers.0.mlp.experts.1.up_proj", (48, 64), "changes experts"),
         ("gpt2", "transformer.h.0.attn.c_attn", (5 * 64, 64), r"B \[320, 4\] .* matrix \[192, 64\]"),
         ("gemma4", "model.per_layer_model_projection", (84, 64), "whose form here has no low-rank factors"),
@@ -394,6 +402,14 @@ def test_matrices_that_adapters_cannot_change_are_refused_by_name(
 ) -> None:
     with pytest.raises(CheckpointError, match=says):
         engine_of(tiny_model(name).folder, write_peft(tmp_path, drawn({module: shape})))
+
+
+def test_projections_that_round_their_input_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    model = save_ternary("bitnet", "autobitlinear", 3, tmp_path / "model")
+    adapter = write_peft(tmp_path / "adapter", drawn({"model.layers.0.mlp.up_proj": (112, 64)}))
+    with pytest.raises(UnsupportedError, match=r"rounds its input to int8 \(BitNet\)"):
+        engine_of(model.folder, adapter)
 
 
 def test_an_adapter_of_another_architecture_is_refused(tiny_model: Tiny, tmp_path: Path) -> None:
@@ -450,3 +466,76 @@ def test_a_saved_cache_belongs_to_its_adapter_and_weight(tiny_model: Tiny, tmp_p
             pytest.raises(ConfigError, match=r"belongs to other weights, of .* with adapter .*first:0\.5"),
         ):
             engine.load_cache(file)
+
+
+def packed_by_task(base: Path, adapter: Path, output: Path, asked: str = "stored") -> None:
+    settings = compose_settings([f"model.checkpoint={base}", f"model.adapter={adapter}"])
+    model = open_model(settings.model, 0, output.parent / "cache", lambda *_: None)
+    assert len(list(Packer(model, asked).pack(output, lambda *_: None))) > 20
+
+
+@pytest.mark.parametrize("name", ["llama3", "gpt2", "qwen2"])
+def test_packing_merges_an_adapter_into_a_dense_model(name: str, tiny_model: Tiny, tmp_path: Path) -> None:
+    """Into a file of transformers' tensors, and then into that GGUF file again."""
+    tiny = tiny_model(name)
+    expected = logits_of(with_peft(tiny.reference, tmp_path / "adapter", r=4, lora_alpha=6))
+    packed_by_task(tiny.folder, tmp_path / "adapter", tmp_path / "merged.gguf")
+    check(tmp_path / "merged.gguf", "null", expected, close=1e-4)
+    plain = compose_settings([f"model.checkpoint={tiny.folder}"])
+    model = open_model(plain.model, 0, tmp_path / "cache", lambda *_: None)
+    list(Packer(model, "stored").pack(tmp_path / "plain.gguf", lambda *_: None))
+    packed_by_task(tmp_path / "plain.gguf", tmp_path / "adapter", tmp_path / "again.gguf")
+    check(tmp_path / "again.gguf", "null", expected, close=1e-4)
+
+
+def test_packing_merges_before_it_quantises(tiny_model: Tiny, tmp_path: Path) -> None:
+    adapter = llama_adapter(tmp_path)
+    packed_by_task(tiny_model("llama3").folder, adapter, tmp_path / "q8_0.gguf", "q8_0")
+    with engine_of(tiny_model("llama3").folder, adapter) as engine:
+        exact = engine.logits(IDS)
+    with engine_of(tmp_path / "q8_0.gguf", "null") as engine:
+        assert 0 < (engine.logits(IDS) - exact).abs().mean() < 0.05
+
+
+def test_an_adapter_is_not_merged_into_packed_matrices(tmp_path: Path) -> None:
+    packed_file(tmp_path / "model.gguf", "llama")
+    adapter = write_peft(tmp_path, drawn({"model.layers.0.self_attn.q_proj": (64, 64)}))
+    with pytest.raises(UnsupportedError, match=r"q_proj\.weight is q4_0, and an adapter is merged into dense"):
+        packed_by_task(tmp_path / "model.gguf", adapter, tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("base", ["folder", "model.gguf"])
+def test_the_command_compares_an_adapted_model_with_transformers(base: str, tmp_path: Path) -> None:
+    """In task=verify transformers' model has merged weights; llama.cpp, which would run the file alone, is left out."""
+    model = packed_file(tmp_path / "model.gguf", "llama")
+    model.save_pretrained(tmp_path / "folder")
+    shapes = {f"model.layers.{layer}.self_attn.{leaf}_proj": (64, 64) for layer in range(3) for leaf in "qo"}
+    adapter = write_peft(tmp_path / "my adapter, new", drawn(shapes, rank=5))
+    record = run_task(
+        tmp_path,
+        f"model.checkpoint={tmp_path / base}",
+        f"model.adapter={adapter}",
+        "task=verify",
+        "dtype=fp32",
+        "task.tolerance=1e-3",
+    )
+    assert record["status"] == "ok"
+    assert record["llama_cpp"] is None
+
+
+def run_task(folder: Path, *arguments: str) -> dict[str, Any]:
+    """Run the command as a shell would, and return its result.json."""
+    place = folder / "run"
+    command = [sys.executable, str(RUN), *arguments, "device=cpu", f"hydra.run.dir={place}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads((place / "result.json").read_text())
+
+
+def test_the_command_plans_with_the_factors(tmp_path: Path) -> None:
+    packed_file(tmp_path / "model.gguf", "llama")
+    adapter = write_peft(tmp_path, drawn({"model.layers.0.self_attn.q_proj": (64, 64)}, rank=3))
+    given = f"model.checkpoint={tmp_path / 'model.gguf'}", "task=plan", "dtype=fp32"
+    plain = run_task(tmp_path, *given)["memory"]["weight_bytes"]
+    assert run_task(tmp_path, *given, f"model.adapter={adapter}")["memory"]["weight_bytes"] - plain == 2 * 3 * 64 * 4
