@@ -68,6 +68,14 @@ class AdaptedCheckpoint(Checkpoint):
         files = {path: identity for adapter in self.adapters for path, identity in adapter.files.items()}
         self.files = MappingProxyType({**under.files, **files})
 
+    @property
+    def note(self) -> str:
+        """Line about the adapters and the matrices that they change; empty if they change none."""
+        named = ", ".join(f"{one.source} (weight {one.weight:g})" for one in self.adapters)
+        counts = (len(self._merged), "merged into {} dense"), (len(self._factors) // 2, "beside {} packed")
+        how = " and ".join(text.format(count) for count, text in counts if count)
+        return f"adapter {named}: {how} matrices" if self.adapters else ""
+
     def spans(self, name: str) -> tuple[FileSpan, ...]:
         """Return the spans of a tensor's bytes: those of the stored weight, if there is one, and of the factors."""
         if name in self._factors:

@@ -38,7 +38,7 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
 from graphcore.progress import Progress, ignore_progress
 from graphcore.quant.format_choice import STORED
-from graphcore.weights.adapted_checkpoint import with_adapters
+from graphcore.weights.adapted_checkpoint import AdaptedCheckpoint, with_adapters
 from graphcore.weights.adapters import place_pairs
 from graphcore.weights.extra_tensors import notes_on_unused
 from graphcore.weights.loader import Loader
@@ -77,6 +77,7 @@ def prepare_model(
     notes += filter(None, (source_note,))
     decoder, loader = match_model(model, target.dtype, packing)
     notes += notes_on_unread(model, loader)
+    notes += [loader.checkpoint.note] if isinstance(loader.checkpoint, AdaptedCheckpoint) else []
     if graph == "captured" and target.device.type == "cpu" and (obstacle := native_obstacle(decoder)) is not None:
         graph = prefill = graph_without_native_programs(settings, obstacle)
         notes.append(f"decode runs {graph}: {obstacle}")
