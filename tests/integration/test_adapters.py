@@ -238,7 +238,7 @@ def llama_adapter(folder: Path, seed: int = 0, layers: Sequence[int] = (0, 2), r
 
 @pytest.mark.parametrize("quant", ["stored", "q8_0"])
 def test_several_adapters_add_up_with_their_weights(quant: str, tiny_model: Tiny, tmp_path: Path) -> None:
-    first, second = llama_adapter(tmp_path / "a:b"), llama_adapter(tmp_path / "c d", seed=1, layers=(0, 1), rank=3)
+    first, second = llama_adapter(tmp_path / "a:1"), llama_adapter(tmp_path / "c d", seed=1, layers=(0, 1), rank=3)
     tiny, logits = tiny_model("llama3"), {}
     for setting in (f"[{first}:0.5,{second}:-2]", f"[{second}:-2.0,{first}:5e-1]", f"[{first},{second}]", first):
         with engine_of(tiny.folder, f"'{setting}'", quant=quant) as engine:
@@ -530,6 +530,7 @@ def run_task(folder: Path, *arguments: str) -> dict[str, Any]:
     command = [sys.executable, str(RUN), *arguments, "device=cpu", f"hydra.run.dir={place}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    assert "llama-cpp-python" not in done.stderr, "the file has no adapter"
     return json.loads((place / "result.json").read_text())
 
 

@@ -43,7 +43,7 @@ def low_rank_sums(traced: Traced) -> None:
     """Turn stream + (product + B(A(x))) into (stream + product) + B(A(x)), and other such sums into `add_project`."""
     for node, stream, total in sums_in_place(traced):
         summands = _low_rank_summands(_uncast_once(total)) if is_read_once(total) else None
-        if summands is None or any(source_of(traced, one.args[0]) is stream for one in summands):
+        if summands is None:
             continue
         with traced.graph.inserting_before(node):
             inner = traced.graph.call_function(operator.add, (stream, summands[0]))
