@@ -5,7 +5,6 @@ general.type "adapter", "imatrix", "mmproj"       GGUF files that are no model; 
 """
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -34,13 +33,9 @@ def adapter_refusal(path: Path) -> UnsupportedError:
         except CheckpointError:
             named = None
         base = f" of {quoted(named)}" if isinstance(named, str) else ""
-    script = (
-        "from peft import AutoPeftModelForCausalLM as Model; "
-        f"Model.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained({f'{folder}-merged'!r})"
-    )
     return UnsupportedError(
-        f"{path}: is an adapter (LoRA or the like){base}, not a model; merge it into its base model: "
-        f"python -c {shlex.quote(script)}"
+        f"{path}: is an adapter (LoRA or the like){base}, not a model; name its base model in model.checkpoint=, and "
+        f"model.adapter={folder}"
     )
 
 
@@ -53,7 +48,8 @@ def check_gguf_is_model(path: Path, metadata: Mapping[str, MetadataValue]) -> No
     kind, architecture = metadata.get("general.type"), metadata.get("general.architecture")
     if kind == "adapter":
         raise UnsupportedError(
-            f"{path}: is a LoRA adapter, not a model; merge it into its base model with llama.cpp's llama-export-lora"
+            f"{path}: is a LoRA adapter, not a model; name its base model in model.checkpoint=, and "
+            f"model.adapter={path}"
         )
     if kind == "imatrix":
         raise UnsupportedError(f"{path}: {IMATRIX_FOUND}")

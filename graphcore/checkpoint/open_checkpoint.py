@@ -1,13 +1,16 @@
-"""Selection of the reader for a local checkpoint, by its path."""
+"""Selection of the reader for a local checkpoint or adapter, by its path."""
 
 from pathlib import Path
 
+from graphcore.checkpoint.adapter import Adapter
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.file_bytes import file_names, is_folder
 from graphcore.checkpoint.file_kind import FileKind, kind_of
+from graphcore.checkpoint.gguf_adapter import read_gguf_adapter
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.model_file_names import INDEX_NAME, SINGLE_NAME, model_names
 from graphcore.checkpoint.mxfp4_checkpoint import Mxfp4Checkpoint, has_pairs
+from graphcore.checkpoint.peft_adapter import read_peft_adapter
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.errors import CheckpointError
 
@@ -47,3 +50,19 @@ def _open_folder(folder: Path) -> Checkpoint:
 def _open_safetensors(path: Path) -> SafetensorsCheckpoint:
     plain = SafetensorsCheckpoint(path)
     return Mxfp4Checkpoint(path) if has_pairs(plain.tensors) else plain
+
+
+def open_adapter(path: str | Path) -> Adapter:
+    """Open the LoRA adapter at `path` and check its headers; no tensor is read.
+
+    Args:
+        path: path of PEFT's folder, or of a GGUF file.
+
+    Raises:
+        CheckpointNotFoundError: the path or a file of the adapter is missing.
+        UnsupportedError: the adapter is not LoRA, or a variant that is not supported.
+        CheckpointError: the adapter is damaged.
+    """
+    path = Path(path)
+    is_gguf = not is_folder(path) and kind_of(path) is FileKind.GGUF
+    return read_gguf_adapter(path) if is_gguf else read_peft_adapter(path)

@@ -13,7 +13,15 @@ from graphcore.config.dtype_names import with_real_dtype
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
-PATH_KEYS = ("prompt_file", "model.checkpoint", "task.prompts_jsonl", "task.text", "task.remove", "cache_dir")
+PATH_KEYS = (
+    "prompt_file",
+    "model.checkpoint",
+    "model.adapter",
+    "task.prompts_jsonl",
+    "task.text",
+    "task.remove",
+    "cache_dir",
+)
 TEXT_KEYS = ("prompt", "system", *PATH_KEYS)
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "task.output")  # may hold ${now:...}
 LIST_KEYS = ("stop",)

@@ -27,12 +27,16 @@ class PublishedSettings:
 
 @dataclass
 class ModelSettings:
-    """conf/model/*: which checkpoint."""
+    """conf/model/*: which checkpoint.
+
+    `adapter` is text or a list of texts; `adapters` has them apart.
+    """
 
     name: str = MISSING
     published: PublishedSettings = field(default_factory=PublishedSettings)
     checkpoint: str = MISSING
     sha256: str | None = MISSING
+    adapter: Any = MISSING
     num_hidden_layers: int | None = MISSING
     fallback: str | None = MISSING
     attention: str = MISSING
@@ -42,6 +46,16 @@ class ModelSettings:
     def expected_sha256(self) -> str | None:
         """The sha256 that the checkpoint's file must have: as set, else as published for the same checkpoint."""
         return self.sha256 or (self.published.sha256 if self.checkpoint == self.published.checkpoint else None)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The adapters as written, each "PATH" or "PATH:WEIGHT": one text, "[a,b]", or a list of texts."""
+        if self.adapter is None:
+            return ()
+        if isinstance(self.adapter, str):
+            is_list = self.adapter.startswith("[") and self.adapter.endswith("]")
+            return tuple(one.strip() for one in self.adapter[1:-1].split(",")) if is_list else (self.adapter,)
+        return tuple(self.adapter)
 
     @property
     def display_name(self) -> str:

@@ -42,6 +42,7 @@ def validate_settings(settings: Settings) -> None:
     _check_choices(settings)
     kv_names(settings.kv_dtype)
     _check_sizes(settings)
+    _check_adapter(settings)
     check_sampling(vars(settings.sampling))
     check_truncation(vars(settings.sampling))
     _check_prompts(settings)
@@ -113,6 +114,20 @@ def _check_sizes(settings: Settings) -> None:
     if settings.threads is not None and settings.threads > most_threads:
         raise ConfigError(
             f"threads={settings.threads} is too many for {os.cpu_count()} processors; use {most_threads} at most"
+        )
+
+
+def _check_adapter(settings: Settings) -> None:
+    adapter = settings.model.adapter
+    texts = adapter if isinstance(adapter, list) else [adapter]
+    if adapter is not None and not all(isinstance(text, str) and text for text in texts):
+        raise ConfigError(
+            f"model.adapter={adapter} is no path, nor a list of paths such as [first,second:0.5]", is_unknown=True
+        )
+    if adapter is not None and settings.model.fallback is not None:
+        raise ConfigError(
+            f"model.adapter={adapter} has no effect with model.fallback={settings.model.fallback}; merge the adapter "
+            "into the model, or leave model.fallback out"
         )
 
 

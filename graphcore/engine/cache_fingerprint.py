@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 
+from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.file_bytes import explained
 from graphcore.checkpoint.sources.known_hash import known_sha256
 from graphcore.device import DTYPES, cpu_name
@@ -14,6 +17,7 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.ops.kv_formats import FLOAT8
 from graphcore.kvcache.fingerprint import CONTEXT, PAGE, SOURCE, WEIGHTS
 from graphcore.progress import Progress
+from graphcore.weights.adapted_checkpoint import AdaptedCheckpoint
 
 
 def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progress) -> dict[str, str]:
@@ -44,7 +48,7 @@ def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Prog
         "device": torch.cuda.get_device_name(runtime.device) if is_gpu else f"{runtime.device.type} {cpu_name()}",
         "kernels": runtime.backend.kernels_name,
         "torch": torch.__version__,
-        SOURCE: settings.model.checkpoint,
+        SOURCE: " with adapter ".join([settings.model.checkpoint, *settings.model.adapters]),
         CONTEXT: str(runtime.context_length),
     }
 
@@ -57,5 +61,18 @@ def weights_hash(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progre
     for index, path in enumerate(files):
         with explained(path):
             found.append(known_sha256(path, folder, partial(on_progress, "check", None, index, len(files))))
-    facts = json.dumps([repr(runner.builder.decoder.spec), found])
+    facts = json.dumps([repr(runner.builder.decoder.spec), found, *adapter_facts(loaded.loader.checkpoint, files)])
     return hashlib.sha256(facts.encode()).hexdigest()
+
+
+def adapter_facts(checkpoint: Checkpoint, files: Sequence[Path]) -> list[list[object]]:
+    """Return a list of what adapters do besides their factors: their files' places among all, weight and scales.
+
+    Args:
+        files: files of the model and of its adapters, in the order in which they are hashed.
+    """
+    adapters = checkpoint.adapters if isinstance(checkpoint, AdaptedCheckpoint) else ()
+    return [
+        [[files.index(path) for path in one.files], one.weight, {pair.module: pair.scale for pair in one.pairs}]
+        for one in adapters
+    ]

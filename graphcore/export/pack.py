@@ -38,6 +38,7 @@ from graphcore.quant.registry import has_tensor_scale
 from graphcore.weights.conversion import first_row
 from graphcore.weights.loader import PACKED_WEIGHTS, Loader
 from graphcore.weights.matching import WEIGHT
+from graphcore.weights.packed_weights import is_stored_packed
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,27 @@ class Packer:
 
     @property
     def _sources(self) -> Mapping[str, TensorSource]:
-        return self._loader.sources
+        """Stored tensors and folds of the decoder's weights, without adapters."""
+        return (self._loader.beneath or self._loader).sources
+
+    @cached_property
+    def _merged(self) -> frozenset[str]:
+        """Names of the decoder's weights that an adapter changes."""
+        return frozenset(name for name, source in self._loader.sources.items() if source != self._sources[name])
+
+    def check_adapters(self) -> None:
+        """Check that adapters can be merged: the matrices that they change are stored dense.
+
+        Raises:
+            UnsupportedError: a matrix is stored packed.
+        """
+        packed = sorted(name for name in self._merged if is_stored_packed(self.model.checkpoint, self._sources[name]))
+        if packed:
+            raise UnsupportedError(
+                f"{self.model.checkpoint.source}: {packed[0]} is {self._encoding_of(packed[0])}, and an adapter is "
+                "merged into dense weights only; name the dense base model, or set model.adapter when the "
+                "packed file runs"
+            )
 
     @cached_property
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -176,11 +197,12 @@ class Packer:
             on_progress: callback with "pack", None, tensors done and all tensors.
 
         Raises:
-            CheckpointError: a tensor cannot be packed.
+            CheckpointError: a tensor cannot be packed, or an adapter not be merged.
             UnsupportedError: a weight has a format that GGUF files do not have, and is to stay in it.
             PlanError: the memory or the disk is too small.
             OSError: the disk is full, or the folder cannot be written to.
         """
+        self.check_adapters()
         metadata = self.metadata()
         instead = "a checkpoint whose tensors are stored row by row (not random:, not folded) takes less"
         check_free("packing the largest tensor", self.peak_nbytes, free_device_nbytes(torch.device("cpu")), instead)
@@ -204,7 +226,8 @@ class Packer:
             divisors = torch.tensor(rope_divisors(self.model.spec), dtype=torch.float32, device="cpu")
             return divisors.view(torch.uint8), 0.0
         checkpoint = self.model.checkpoint
-        if self.is_gguf and checkpoint.tensors[entry.name].encoding == entry.encoding:
+        is_merged = self._changes(entry)
+        if self.is_gguf and not is_merged and checkpoint.tensors[entry.name].encoding == entry.encoding:
             return checkpoint.read(entry.name).reshape(-1).view(torch.uint8), 0.0
         if self.asked == STORED and not self.is_gguf and self._stays_packed(self._members[entry.name]):
             return self._moved_rows(entry), 0.0
@@ -246,6 +269,8 @@ class Packer:
 
     def _plain_rows(self, entry: TensorEntry) -> tuple[str, int] | None:
         """Return the stored tensor that holds the entry's rows unchanged, and their first row; None if none does."""
+        if self._changes(entry):
+            return None
         if self.is_gguf:
             source = TensorSource(entry.name)
         else:
@@ -272,7 +297,9 @@ class Packer:
         read = sum(info.nbytes for info in stored)
         is_dense = all(info.encoding in DENSE_DTYPES for info in stored)
         dense = read if is_dense else FLOAT32_NBYTES * entry.num_elements
-        is_folded = not self.is_gguf and any(self._folds_of(one) for one in self._members[entry.name])
+        is_folded = self._changes(entry) or (
+            not self.is_gguf and any(self._folds_of(one) for one in self._members[entry.name])
+        )
         return (
             entry.nbytes
             + packing_nbytes(entry.num_elements)
@@ -280,6 +307,10 @@ class Packer:
             + (0 if is_dense else dense)
             + (2 * dense if is_folded else 0)
         )
+
+    def _changes(self, entry: TensorEntry) -> bool:
+        """Return whether an adapter changes a written tensor."""
+        return any(member.name in self._merged for member in self._members.get(entry.name, ()))
 
     def _folds_of(self, member: Member) -> bool:
         return bool(member.folds or self._sources[member.name].folds or self._order_of(member.name))
@@ -302,11 +333,13 @@ class Packer:
 
     def _dense(self, name: str) -> torch.Tensor:
         """Return the dense tensor in GGUF's form."""
-        if self.is_gguf:
+        if self.is_gguf and not any(member.name in self._merged for member in self._members[name]):
             return self._stored(name)
         return unfolded(self._members[name], self._decoder_weight, name)
 
     def _decoder_weight(self, name: str) -> torch.Tensor:
+        if name in self._merged:
+            return self._loader.dense(name, torch.float32)
         source = self._sources[name]
         weight = self._stored(source.name)
         for fold in source.folds:

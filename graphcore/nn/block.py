@@ -13,6 +13,8 @@ A block with experts can be run in two halves, so that experts' weights can be f
 The forward depends on no layer index, so that all layers of one spec share a compiled graph.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -94,6 +96,19 @@ class Block(nn.Module):
             linear = self.get_submodule(name)
             assert isinstance(linear, Linear), f"{name} is a {type(linear).__name__}"
             linear.reorder_input()
+        self.add_low_rank(dict(spec.low_rank))
+
+    def add_low_rank(self, ranks: Mapping[str, int]) -> None:
+        """Add low-rank factors beside projections, and to the spec, so that only blocks with the same ones are alike.
+
+        Args:
+            ranks: rank of the factors, by the projection's name in the block, such as "self_attn.q_proj".
+        """
+        for name, rank in ranks.items():
+            projection = self.get_submodule(name)
+            assert isinstance(projection, Linear), f"{name} is a {type(projection).__name__}"
+            projection.add_low_rank(rank)
+        self.spec = replace(self.spec, low_rank=tuple(ranks.items()))
 
     def forward(
         self,

@@ -3,7 +3,8 @@
 Legend: B batch, T tokens, D model dim, V vocab, P positions, E head dim.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -158,6 +159,15 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(block, dtype) for block in spec.blocks)
         lm_head = Linear(spec.dim, spec.vocab, bias=False, dtype=dtype)
         self.head = Head(build_norm(spec.norm, spec.dim), lm_head, dtype, spec.logit_cap)
+
+    def add_low_rank(self, ranks: Mapping[int, Mapping[str, int]]) -> None:
+        """Add low-rank factors beside projections of layers: ranks by layer and by the projection's name in it."""
+        for layer, of_block in ranks.items():
+            block = self.layers[layer]
+            assert isinstance(block, Block), f"{type(block).__name__} is no block"
+            block.add_low_rank(of_block)
+        blocks = tuple(block.spec for block in self.layers if isinstance(block, Block))
+        self.spec = replace(self.spec, blocks=blocks)
 
     def groups(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield the modules of the layer groups in order of use, each with the prefix of its weights' names."""

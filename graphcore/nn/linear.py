@@ -48,6 +48,7 @@ class Linear(nn.Module):
         weight_scale: [1] float32, divisor or factor of the product; None if the weight is scaled already.
         input_order: [I] int32, feature of x for each column of the weight; None if they are in the same order.
         rounding: rounding of x for a packed weight, one of those in kernels/cpu/kernel_packing.py.
+        lora_A, lora_B: dense projections to R features and back, whose product is added (LoRA); None without adapters.
     """
 
     weight: Tensor
@@ -66,6 +67,8 @@ class Linear(nn.Module):
         self.backend: Backend = TorchBackend()
         self.rounding = "float"
         self.int8_order = int8_order
+        self.lora_A: Linear | None = None
+        self.lora_B: Linear | None = None
         has_scale = int8_order in ("divided", "multiplied")
         self.register_buffer("weight", torch.empty(outputs, inputs, dtype=dtype))
         self.register_buffer("weight_scale", torch.empty(1, dtype=torch.float32) if has_scale else None)
@@ -80,6 +83,13 @@ class Linear(nn.Module):
         """Replace the weight by an empty packed one, whose bytes are written later."""
         self.packing, self.rounding = packing, rounding
         self.weight = torch.empty(packing.nbytes, dtype=torch.uint8, device="meta")
+
+    def add_low_rank(self, rank: int) -> None:
+        """Add low-rank factors of R = `rank` features, whose bytes are written later."""
+        assert self.int8_order is None, "projections that round their input have no adapters"
+        self.lora_A = Linear(self.inputs, rank, bias=False, dtype=self.dtype)
+        self.lora_B = Linear(rank, self.outputs, bias=False, dtype=self.dtype)
+        self.lora_A.backend = self.lora_B.backend = self.backend
 
     def hold_scale(self) -> None:
         """Drop `weight_scale`, because the packed weight has its own scales, one per block."""
@@ -124,6 +134,24 @@ class Linear(nn.Module):
         Returns:
             [..., O] compute dtype.
         """
+        if self.lora_A is not None and isinstance(x, Tensor):
+            return self.with_low_rank(self._product(x), x)
+        return self._product(x)
+
+    def with_low_rank(self, product: Tensor, x: Tensor) -> Tensor:
+        """Return product + lora_B(lora_A(x)), rounded once; the product itself if there are no adapters.
+
+        Args:
+            product: [..., O] compute dtype, x @ weight.T (+ bias).
+            x: [..., I] compute dtype.
+        """
+        if self.lora_A is None or self.lora_B is None:
+            return product
+        added: Tensor = self.lora_B(self.lora_A(x))
+        return (product.float() + added.float()).to(self.dtype)
+
+    def _product(self, x: Tensor | Int8Rows) -> Tensor:
+        """Return x @ weight.T (+ bias): [..., O] compute dtype."""
         if self.input_order is not None:
             x = _reordered(x, self.input_order)
         if isinstance(x, Tensor):
@@ -170,12 +198,15 @@ def joint_projections(linears: Sequence[Linear], x: Tensor | Int8Rows) -> list[T
         [..., O] in the compute dtype for each projection.
     """
     if isinstance(x, Tensor) and (operands := _operands(linears, x)):
-        return multiply(x, operands)
+        products = multiply(x, operands)
+        return [one.with_low_rank(product, x) for one, product in zip(linears, products, strict=True)]
     return None
 
 
 def gated_projection(gate: Linear, up: Linear, x: Tensor | Int8Rows, activation: Activation) -> Tensor | None:
     """Return activation(gate(x)) * up(x), [..., O] compute dtype, from one fused C++ call; None without a kernel."""
+    if gate.lora_A is not None or up.lora_A is not None:
+        return None
     if isinstance(x, Tensor) and (operands := _operands([gate, up], x)):
         return multiply_gated(x, operands[0], operands[1], activation)
     return None

@@ -195,6 +195,7 @@ class BlockSpec:
         has_output_factor: True if the stream is multiplied by a learned factor after the block (Gemma 4).
         ordered_inputs: names of projections in the block that have an `input_order` (GPTQ with act-order), such as
             "mlp.down_proj".
+        low_rank: ranks of the low-rank factors beside projections (LoRA), by the projections' names in the block.
     """
 
     dim: int
@@ -206,7 +207,9 @@ class BlockSpec:
     per_layer: int = 0
     per_layer_activation: str = ""
     has_output_factor: bool = False
-    ordered_inputs: tuple[str, ...] = field(default=(), repr=False)  # saved caches of other models keep their names
+    # not in the text, because saved caches of models without them keep their fingerprints
+    ordered_inputs: tuple[str, ...] = field(default=(), repr=False)
+    low_rank: tuple[tuple[str, int], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)

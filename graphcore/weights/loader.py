@@ -27,11 +27,13 @@ class Loader:
     Attributes:
         sources: stored tensor and folds of a weight, by the weight's name in the decoder.
         squared_errors: error of the rows packed so far, by the name of a weight that is packed at load.
+        beneath: loader of the weights without adapters; None if there are no adapters.
     """
 
     checkpoint: Checkpoint
     sources: Mapping[str, TensorSource]
     squared_errors: dict[str, SquaredError] = field(default_factory=dict)
+    beneath: "Loader | None" = None
 
     @property
     def errors(self) -> dict[str, float]:
@@ -45,7 +47,13 @@ class Loader:
 
     @property
     def stored_nbytes(self) -> int:
-        """Stored bytes of the decoder's weights in the checkpoint; a tensor that two weights share counts once."""
+        """Stored bytes of the decoder's weights in the checkpoint; a tensor that two weights share counts once.
+
+        Files of adapters count whole.
+        """
+        if self.beneath is not None:
+            files = self.checkpoint.files.keys() - self.beneath.checkpoint.files.keys()
+            return self.beneath.stored_nbytes + sum(self.checkpoint.files[path].size for path in files)
         names = {source.name for source in self.sources.values()}
         return sum(self.checkpoint.tensors[name].nbytes for name in names)
 

@@ -146,7 +146,8 @@ def _without_model(names: Sequence[str], tag: str | None) -> tuple[str, str]:
     if tag is not None:
         return "has no GGUF file", f"leave :{tag} out"
     if ADAPTER_CONFIG in names and "config.json" not in names:
-        return f"is an adapter ({ADAPTER_CONFIG}), not a model", "merge it into its base model, and name the result"
+        what = f"is an adapter ({ADAPTER_CONFIG}), not a model"
+        return what, "download it, and name its folder in model.adapter= beside its base model"
     pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
     if pickles:
         return f"holds only pickled weights ({pickles[0]})", "look for a version with safetensors, or convert it"

@@ -4,7 +4,8 @@ source -> local path -> Checkpoint                                   fetch_check
                         Checkpoint -> ModelConfig -> ModelSpec       open_model, for graphcore's own architectures
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 from graphcore.arch.checkpoint_config import read_config, stored_dtype, with_packed_weights
@@ -12,14 +13,16 @@ from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.arch.registry import architecture_of
+from graphcore.checkpoint.adapter import Adapter
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
-from graphcore.checkpoint.open_checkpoint import open_checkpoint
+from graphcore.checkpoint.open_checkpoint import open_adapter, open_checkpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.checkpoint.sources.fetch import fetch
 from graphcore.checkpoint.sources.source import RandomSource, parse_source
 from graphcore.checkpoint.stacked_checkpoint import with_stacked_experts
 from graphcore.config.settings import ModelSettings
+from graphcore.config.user_path import user_path
 from graphcore.errors import ConfigError, UnreadTokenizerError
 from graphcore.nn.spec import ModelSpec
 from graphcore.progress import Progress
@@ -53,11 +56,13 @@ class Model(OpenedModel):
     Attributes:
         path: local file or folder; None for random weights.
         stored_layers: number of layers in the checkpoint; the config may use only the first of them.
+        adapters: LoRA adapters that change the weights, in the order of the settings.
     """
 
     path: Path | None
     spec: ModelSpec
     stored_layers: int
+    adapters: tuple[Adapter, ...] = ()
 
 
 def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress: Progress) -> Model:
@@ -74,8 +79,9 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
         ConfigError: a setting contradicts the checkpoint.
     """
     found = fetch_checkpoint(settings, cache_dir, on_progress)
+    adapters = open_adapters(settings)
     if isinstance(found, RandomSource):
-        return _random_model(settings, seed, found.options)
+        return replace(_random_model(settings, seed, found.options), adapters=adapters)
     path, checkpoint = found
     stored = read_config(checkpoint)
     config = stored.cut(settings.num_hidden_layers, checkpoint.source)
@@ -93,7 +99,43 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
         dtype=dtype,
         tokenizer=tokenizer,
         unread=unread,
+        adapters=adapters,
     )
+
+
+def open_adapters(settings: ModelSettings) -> tuple[Adapter, ...]:
+    """Return the adapters that the settings name, opened, with their weights.
+
+    Raises:
+        CheckpointError: an adapter is missing, damaged or not supported.
+        ConfigError: the setting names no adapter, or a weight that is not finite.
+    """
+    return tuple(
+        replace(open_adapter(path), weight=weight) for path, weight in map(adapter_and_weight, settings.adapters)
+    )
+
+
+def adapter_and_weight(text: str) -> tuple[Path, float]:
+    """Return the path and the weight in "PATH:WEIGHT", or a weight of 1 for "PATH"; a path that exists is taken whole.
+
+    Raises:
+        ConfigError: the path is empty, of another place than this machine, or the weight is not finite.
+    """
+    path, colon, weight = text.rpartition(":")
+    if not colon or Path(text).expanduser().exists():
+        return user_path(text, "model.adapter="), 1.0
+    try:
+        factor = float(weight)
+    except ValueError:
+        if text.startswith(("hf:", "pypi:")):
+            raise ConfigError(
+                f"model.adapter={text}: adapters are read from this machine; download it first (hf download ORG/NAME "
+                "--local-dir FOLDER), and name the folder"
+            ) from None
+        return user_path(text, "model.adapter="), 1.0
+    if not isfinite(factor):
+        raise ConfigError(f"model.adapter={text}: the weight {weight} is not finite; use a number such as 0.5")
+    return user_path(path, "model.adapter="), factor
 
 
 def _random_model(settings: ModelSettings, seed: int, format_name: str) -> Model:

@@ -39,6 +39,8 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
 from graphcore.progress import Progress, ignore_progress
 from graphcore.quant.format_choice import STORED
+from graphcore.weights.adapted_checkpoint import AdaptedCheckpoint, with_adapters
+from graphcore.weights.adapters import place_pairs
 from graphcore.weights.extra_tensors import notes_on_unused
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights, ordered_inputs
@@ -76,6 +78,7 @@ def prepare_model(
     notes += filter(None, (source_note,))
     decoder, loader = match_model(model, target.dtype, packing)
     notes += notes_on_unread(model, loader)
+    notes += [loader.checkpoint.note] if isinstance(loader.checkpoint, AdaptedCheckpoint) else []
     if graph == "captured" and target.device.type == "cpu" and (obstacle := native_obstacle(decoder)) is not None:
         graph = prefill = graph_without_native_programs(settings, obstacle)
         notes.append(f"decode runs {graph}: {obstacle}")
@@ -117,7 +120,7 @@ def notes_on_building(settings: Settings, target: ComputeTarget, prefill: str) -
 
 def notes_on_unread(model: Model, loader: Loader) -> Sequence[str]:
     """Return notes about tensors of the checkpoint that no weight is made of."""
-    used = {source.name for source in loader.sources.values()}
+    used = {source.name for source in (loader.beneath or loader).sources.values()}
     return notes_on_unused(architecture_of(model.config), model.config, model.checkpoint, used, model.stored_layers)
 
 
@@ -187,7 +190,7 @@ def match_model(model: Model, dtype: torch.dtype, packing: PackingPolicy | None 
         packing: policy of how packed weights are held; None unpacks them all.
 
     Raises:
-        CheckpointError: names or shapes are wrong.
+        CheckpointError: names or shapes are wrong, of the model or of an adapter.
     """
     architecture = architecture_of(model.config)
     decoder = decoder_of(model, dtype)
@@ -196,4 +199,8 @@ def match_model(model: Model, dtype: torch.dtype, packing: PackingPolicy | None 
     if packing is not None:
         decoder.use_backend(packing.backend)
         WeightPacker(sources, model.checkpoint, packing).pack(decoder)
-    return decoder, Loader(model.checkpoint, sources)
+    loader = Loader(model.checkpoint, sources)
+    if not model.adapters:
+        return decoder, loader
+    placed = place_pairs(architecture, model.config, decoder, model.adapters, model.stored_layers)
+    return decoder, with_adapters(loader, decoder, placed)

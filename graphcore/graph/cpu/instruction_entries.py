@@ -161,6 +161,14 @@ class ModuleRecorder:
         kind = Activation.NONE if activation is None else self._module(activation, ActivationModule).kind
         return self.elementwise("gate", x, y, self.program.block_buffer(y.shape[-1]), kind)
 
+    def activated(self, node: Call, x: Tensor) -> Tensor:
+        """Append activation(x), as a gate of ones."""
+        kind, ones = (
+            self._module(node.target, ActivationModule).kind,
+            torch.ones(x.shape[-1], dtype=torch.float32, device="cpu"),
+        )
+        return self.elementwise("gate", x, self.program.own(ones), self.program.block_buffer(x.shape[-1]), kind)
+
     def capped(self, node: Call, x: Tensor, cap: float) -> Tensor:
         """Append cap * tanh(x / cap)."""
         return self.elementwise("cap", x, None, self.out(node, x.shape[-1]), factor=cap)
@@ -291,6 +299,7 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     operations.sum_experts: ModuleRecorder.sum_experts,
     RMSNorm: ModuleRecorder.normed,
     LayerNorm: ModuleRecorder.normed,
+    ActivationModule: ModuleRecorder.activated,
     scaled: ModuleRecorder.scaled,
     operations.add_scaled: ModuleRecorder.add_scaled,
     operations.scaled_sum: ModuleRecorder.scaled_sum,

@@ -161,6 +161,11 @@ class DeviceRun:
         kind = "" if activation is None else self._module(activation, ActivationModule).kind.kernel_name
         return gate_elements(x, y, kind)
 
+    def activated(self, called: NormCall, x: Tensor) -> Tensor:
+        """Return activation(x), as a gate of ones."""
+        kind = self._module(called.name, ActivationModule).kind.kernel_name
+        return gate_elements(x, torch.ones_like(x), kind)
+
     def parts(self, x: Tensor, how: str, sizes: Any) -> Sequence[Tensor]:
         """Return contiguous parts of a row."""
         cut = x.chunk(sizes, dim=-1) if isinstance(sizes, int) and how == "chunk" else torch.split(x, sizes, dim=-1)

@@ -24,7 +24,7 @@ from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.nn.attention import Attention
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.linear import Linear
-from graphcore.nn.mlp import capped
+from graphcore.nn.mlp import ActivationModule, capped
 from graphcore.nn.moe import ExpertLinear, choose_experts, scaled_by_gate, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm
 
@@ -86,6 +86,7 @@ OPERATIONS: Mapping[object, KernelEntry] = {
     operations.parts: KernelEntry("parts"),
     RMSNorm: KernelEntry("normed"),
     LayerNorm: KernelEntry("normed"),
+    ActivationModule: KernelEntry("activated"),
     capped: KernelEntry("capped"),
     delta_heads: KernelEntry("delta_heads"),
     scaled_by_gate: KernelEntry("scaled_by_gate"),

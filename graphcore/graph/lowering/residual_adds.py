@@ -22,7 +22,7 @@ from graphcore.graph.lowering.operations import (
     sum_experts,
 )
 from graphcore.graph.lowering.shapes import CASTS
-from graphcore.graph.lowering.tracing import Traced, is_call, is_read_once
+from graphcore.graph.lowering.tracing import Traced, is_call, is_effect, is_read_once, uncast
 from graphcore.nn.mlp import scaled
 from graphcore.nn.moe import Experts, choose_experts, weighted_sum
 from graphcore.nn.norm import RMSNorm
@@ -37,6 +37,40 @@ def sums_when_read(traced: Traced) -> None:
         order = traced.order()
         if node.users:
             min(node.users, key=order.__getitem__).prepend(node)
+
+
+def low_rank_sums(traced: Traced) -> None:
+    """Turn stream + (product + B(A(x))) into (stream + product) + B(A(x)), and other such sums into `add_project`."""
+    for node, stream, total in sums_in_place(traced):
+        summands = _low_rank_summands(_uncast_once(total)) if is_read_once(total) else None
+        if summands is None:
+            continue
+        with traced.graph.inserting_before(node):
+            inner = traced.graph.call_function(operator.add, (stream, summands[0]))
+        node.args = (inner, summands[1])
+        traced.graph.eliminate_dead_code(is_impure_node=is_effect)
+    for node in traced.nodes(operator.add):
+        summands = _low_rank_summands(node)
+        if summands is not None:
+            product, added = summands
+            traced.replace(node, add_project, product, *added.args[:2], added.args[2][0])
+
+
+def _low_rank_summands(total: Call) -> tuple[Call, Call] | None:
+    """Return the product of a projection and that of its second factor if a value is their sum; else None."""
+    if not is_call(total, operator.add):
+        return None
+    product, added = map(uncast, total.args)
+    if not (is_call(product, project) and is_call(added, project) and is_read_once(product) and is_read_once(added)):
+        return None
+    return (product, added) if added.args[2] == (f"{product.args[2][0]}.lora_B",) else None
+
+
+def _uncast_once(node: Call) -> Call:
+    """Return the value before a node's casts that nothing else reads, or the node itself."""
+    while node.op == "call_method" and node.target in CASTS and is_read_once(node.args[0]):
+        node = node.args[0]
+    return node
 
 
 def product_and_sum(traced: Traced) -> None:

@@ -104,10 +104,17 @@ class LeafTracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Record a module call in the graph; a call from another thread runs as usual and is not recorded."""
+        """Record a module call in the graph; a call from another thread runs as usual and is not recorded.
+
+        A projection with low-rank factors is three products: its own, and those of the factors.
+        """
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
+        called = super().call_module(m, forward, args, kwargs)
+        if not isinstance(m, Linear) or m.lora_A is None:
+            return called
+        (x,) = (*args, *kwargs.values())
+        return m.with_low_rank(called, x)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Return the proxy of a module's attribute while tracing; other threads get the attribute itself."""

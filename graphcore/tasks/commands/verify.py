@@ -65,7 +65,7 @@ class Ours:
         outputs: outputs of the whole sequence in one call.
         decoded: [T, V] logits of the same tokens in decode steps, one after another.
         new_ids: greedy tokens after it; empty if their logits were not finite.
-        file: GGUF file that llama.cpp can read too; else None.
+        file: GGUF file that llama.cpp can read too, without adapters; else None.
         is_float32: True if all tensors of that file are in float32.
     """
 
@@ -149,7 +149,8 @@ def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> O
         assert isinstance(decoded, Tensor), "nothing else was asked for"
         record = {**ran_record(engine, notes), "load_seconds": load_seconds, "tokens": len(token_ids)}
         stored = engine.loaded.loader.checkpoint
-        file = next(iter(stored.files)) if stored.layout == "gguf" else None
+        is_file = stored.layout == "gguf" and not context.settings.model.adapters
+        file = next(iter(stored.files)) if is_file else None
         is_float32 = all(tensor.encoding == "f32" for tensor in stored.tensors.values())
         return Ours(token_ids, outputs, decoded[0], new_ids, engine.choices.dtype, file, is_float32, record)
 

@@ -90,7 +90,7 @@ def load_reference(model: Model, loader: Loader) -> Reference:
         UnsupportedError: transformers has no such model.
     """
     with _loading(model.checkpoint.source):
-        folder = plain_folder(model.checkpoint)
+        folder = None if model.adapters else plain_folder(model.checkpoint)  # our weights have the adapters merged
         if folder is not None:
             loaded, origin = from_folder(folder, model.config), FROM_FOLDER
         else:

@@ -140,6 +140,7 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "BlockSpec.per_layer": (featured(), replace(MODEL, per_layer=FEATURES)),
     "BlockSpec.per_layer_activation": (featured(), block(per_layer_activation="gelu")(featured())),
     "BlockSpec.has_output_factor": (MODEL, block(has_output_factor=True)(MODEL)),
+    "BlockSpec.low_rank": (MODEL, block(low_rank=(("mlp.up_proj", 2),))(MODEL)),
     "ModelSpec.logit_cap": (MODEL, replace(MODEL, logit_cap=2.0)),
     "ModelSpec.per_layer": (featured(), MODEL),
     "MoESpec.expert_scales": (mixture(), mixture(expert_scales=True)),

@@ -103,7 +103,7 @@ def test_shards_are_those_that_their_names_count() -> None:
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        (["adapter_config.json", "adapter_model.safetensors"], "is an adapter .*; merge it into its base model"),
+        (["adapter_config.json", "adapter_model.safetensors"], "is an adapter .*; download it, .* model.adapter="),
         (["config.json", "pytorch_model.bin"], r"holds only pickled weights \(pytorch_model.bin\)"),
         (["README.md"], "has no config.json and no GGUF file"),
         (["config.json"], "has no safetensors and no GGUF file"),

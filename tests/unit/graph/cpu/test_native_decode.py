@@ -378,7 +378,7 @@ def ternary_sized(tiny_model: Callable[[str], TinyModel]) -> Path:
 RECORDED = {
     BlockSpec: {
         "dim", "norm", "attention", "mlp", "sandwich", "int8_activations", "per_layer", "per_layer_activation",
-        "has_output_factor", "ordered_inputs",
+        "has_output_factor", "ordered_inputs", "low_rank",
     },
     AttentionSpec: {
         "heads", "kv_heads", "head_dim", "scale", "window", "qk_norm", "rope", "qkv_bias", "output_bias", "sinks",
