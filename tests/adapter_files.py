@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
+import llama_files
 import numpy as np
 import torch
+from packed_matrices import stored_matrix
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 WRAPPER = "base_model.model."
 Factors = Mapping[str, tuple[Tensor, Tensor]]
@@ -80,3 +82,31 @@ def write_gguf_adapter(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+STORED = {
+    "q_proj": "q4_0",
+    "k_proj": "q8_0",
+    "v_proj": "q8_0",
+    "o_proj": "q4_0",
+    "gate_proj": "q4_0",
+    "up_proj": "q8_0",
+}
+
+
+def packed_file(path: Path, name: str) -> nn.Module:
+    """Write a GGUF file with packed matrices of random bytes; return transformers' model of the same values."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    model = llama_files.build(name, **sizes)
+    stored = {}
+    for index, (key, one) in enumerate(model.named_parameters()):
+        kind = STORED.get(key.split(".")[-2])
+        if kind is not None:
+            stored[key] = stored_matrix(kind, *one.shape, seed=index)
+            dense = stored[key].dense
+            if (name == "llama" and "q_proj" in key) or (name == "llama" and "k_proj" in key):
+                heads = model.config.num_attention_heads if "q_proj" in key else model.config.num_key_value_heads
+                dense = dense.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)  # the file's order of rows
+            one.data = dense.clone()
+    llama_files.write_gguf(path, model, name, stored)
+    return model

@@ -15,7 +15,7 @@ from typing import Any
 import llama_files
 import pytest
 import torch
-from adapter_files import drawn, write_gguf_adapter, write_peft
+from adapter_files import drawn, packed_file, write_gguf_adapter, write_peft
 from device_runners import let_programs_be_few, runners_of
 from streamed_engine import load, smallest_budget
 from streamed_results import differing, results
@@ -131,36 +131,6 @@ def unpack_as(engine: Engine, reference: nn.Module) -> None:
             parameter.copy_(dense.T if "c_" in module else dense)
 
 
-STORED = {
-    "q_proj": "q4_0",
-    "k_proj": "q8_0",
-    "v_proj": "q8_0",
-    "o_proj": "q4_0",
-    "gate_proj": "q4_0",
-    "up_proj": "q8_0",
-}
-
-
-def packed_file(path: Path, name: str) -> nn.Module:
-    """Write a GGUF file with packed matrices of random bytes; return transformers' model of the same values."""
-    from packed_matrices import stored_matrix
-
-    sizes = {"hidden_size": 64, "intermediate_size": 96}
-    model = llama_files.build(name, **sizes)
-    stored = {}
-    for index, (key, one) in enumerate(model.named_parameters()):
-        kind = STORED.get(key.split(".")[-2])
-        if kind is not None:
-            stored[key] = stored_matrix(kind, *one.shape, seed=index)
-            dense = stored[key].dense
-            if (name == "llama" and "q_proj" in key) or (name == "llama" and "k_proj" in key):
-                heads = model.config.num_attention_heads if "q_proj" in key else model.config.num_key_value_heads
-                dense = dense.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)  # the file's order of rows
-            one.data = dense.clone()
-    llama_files.write_gguf(path, model, name, stored)
-    return model
-
-
 @pytest.mark.parametrize("graph", ["eager", "captured"])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_a_packed_gguf_file_gives_pefts_logits(name: str, graph: str, tmp_path: Path) -> None:
@@ -173,6 +143,8 @@ def test_a_packed_gguf_file_gives_pefts_logits(name: str, graph: str, tmp_path: 
         assert attention.q_proj.packing is not None, "the matrix stays packed"
         assert attention.q_proj.lora_A.weight.shape == (4, 64)
         assert engine.runner.builder.decoder.layers[0].mlp.down_proj.lora_A is None, "a dense matrix is merged"
+        note = f"adapter {tmp_path / 'adapter'} (weight 1): merged into 3 dense and beside 18 packed matrices"
+        assert note in engine.loaded.notes
 
 
 GGUF_NAMES = {

@@ -78,7 +78,6 @@ def prepare_model(
     notes += filter(None, (source_note,))
     decoder, loader = match_model(model, target.dtype, packing)
     notes += notes_on_unread(model, loader)
-    notes += [loader.checkpoint.note] if isinstance(loader.checkpoint, AdaptedCheckpoint) else []
     if graph == "captured" and target.device.type == "cpu" and (obstacle := native_obstacle(decoder)) is not None:
         graph = prefill = graph_without_native_programs(settings, obstacle)
         notes.append(f"decode runs {graph}: {obstacle}")
@@ -119,9 +118,11 @@ def notes_on_building(settings: Settings, target: ComputeTarget, prefill: str) -
 
 
 def notes_on_unread(model: Model, loader: Loader) -> Sequence[str]:
-    """Return notes about tensors of the checkpoint that no weight is made of."""
+    """Return notes about tensors of the checkpoint that no weight is made of, and about adapters."""
     used = {source.name for source in (loader.beneath or loader).sources.values()}
-    return notes_on_unused(architecture_of(model.config), model.config, model.checkpoint, used, model.stored_layers)
+    adapters = [loader.checkpoint.note] if isinstance(loader.checkpoint, AdaptedCheckpoint) else []
+    unused = notes_on_unused(architecture_of(model.config), model.config, model.checkpoint, used, model.stored_layers)
+    return (*unused, *filter(None, adapters))
 
 
 def notes_on_kernels(settings: Settings, runtime: RuntimeConfig, decoder: Decoder, loader: Loader) -> Iterator[str]:
