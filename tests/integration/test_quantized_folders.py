@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from adapter_files import drawn, write_peft
+from integer_files import save_model
 from quantized_files import FOLDER_LAYOUTS, save_quantized, save_quantized_mixture
+from torch import nn
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
@@ -88,6 +91,39 @@ def test_every_graph_streams_to_the_bit(layout: str, graph: str, tmp_path: Path)
         assert largest_error(logits, expected) < 2e-5
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
+
+
+@torch.no_grad()
+def add_factors(model: nn.Module, folder: Path) -> Path:
+    """Save random factors of some projections as an adapter, and add their products to transformers' weights."""
+    weights = {
+        name: one for name, one in model.state_dict().items() if name.endswith(("q_proj.weight", "down_proj.weight"))
+    }
+    factors = drawn({name.removesuffix(".weight"): tuple(one.shape) for name, one in weights.items()})
+    for name, one in weights.items():
+        first, second = factors[name.removesuffix(".weight")]
+        one += 8 / len(first) * second @ first / 8
+    return write_peft(folder, {name: (first, second / 8) for name, (first, second) in factors.items()})
+
+
+@pytest.mark.parametrize("graph", ["eager", "captured", pytest.param("compiled", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("layout", ["act-order", "awq", "fp8 blocks", "nf4"])
+def test_an_adapter_runs_beside_weights_of_a_folder(layout: str, graph: str, tmp_path: Path) -> None:
+    """Factors read x as it is, also where the weight's columns have another order."""
+    base = tmp_path / "base"
+    model = (
+        save_model(base, "gptq", 4, 32, ordered=("_proj",)) if layout == "act-order" else save_quantized(base, layout)
+    )
+    plain = model(input_ids=torch.tensor(IDS), use_cache=False).logits
+    adapter = f"model.adapter={add_factors(model, tmp_path / 'adapter')}"
+    expected = model(input_ids=torch.tensor(IDS), use_cache=False).logits
+    assert largest_error(plain, expected) > 0.01
+    for options in ([], ["streaming=on", "streaming.source=disk"]):
+        with Engine.load(
+            base, dtype="fp32", device="cpu", graph=graph, overrides=[*FLOAT, adapter, *options]
+        ) as engine:
+            assert largest_error(engine.logits(IDS), expected) < 2e-5
+            assert largest_error(engine.logits(IDS, by_token=True), expected) < 2e-5
 
 
 @pytest.mark.parametrize("graph", ["eager", "captured"])
