@@ -9,7 +9,7 @@ Legend: O rows (output features), I columns (input features).
             .nested_absmax, .nested_quant_map          float32 [O I / n / m], [256]: absmax = offset + map[i] * nested
             .quant_state.bitsandbytes__nf4 or __fp4    uint8, JSON: shape, blocksize n, nested_blocksize m, offset
 
-Source: bitsandbytes, functional.py (QuantState), nn/modules.py (Linear8bitLt).
+Source: bitsandbytes, functional (QuantState) and nn (Linear8bitLt).
 """
 
 import json
