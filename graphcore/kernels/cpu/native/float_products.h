@@ -13,6 +13,9 @@ namespace graphcore {
 template <int TOKENS>
 using FloatRows = const float* [TOKENS];
 
+constexpr int FLOAT_TOKENS = TOKEN_TILE < 4 ? TOKEN_TILE : 4;  // tokens of a tile, whose sums fill the registers
+constexpr int CHAINS = 4;  // sums of a row and token that are independent of each other: one would wait for each addition
+
 // Codes of four bits: one column of sixteen rows at a time.
 template <class F, int TOKENS>
 inline void multiply_levels(const uint8_t* group, int columns, const FloatRows<TOKENS>& x, f32x16* totals) {
@@ -23,18 +26,18 @@ inline void multiply_levels(const uint8_t* group, int columns, const FloatRows<T
             prefetch_block<F>(here.meta, within);
             const int first = (here.first + within) * BLOCK_COLUMNS;
             for (int lane = 0; lane < LANES; lane += PART_LANES) {
-                FloatPart sums[TOKENS] = {};
+                FloatPart sums[TOKENS][CHAINS] = {};
 #pragma GCC unroll 8
                 for (int j = 0; j < QUADS; j++) {
                     const IntPart quad = (IntPart)Codes<F::BITS>::quad(here.codes_of(within) + 4 * lane, j);
 #pragma GCC unroll 4
                     for (int c = 0; c < 4; c++) {
                         const FloatPart level = F::level(quad >> (8 * c));
-                        for (int t = 0; t < TOKENS; t++) sums[t] += level * splat(x[t][first + 4 * j + c]);
+                        for (int t = 0; t < TOKENS; t++) sums[t][c] += level * splat(x[t][first + 4 * j + c]);
                     }
                 }
                 const FloatPart scale = F::scale(here.meta_of(within), 0, lane);
-                for (int t = 0; t < TOKENS; t++) all[t][lane / PART_LANES] += sums[t] * scale;
+                for (int t = 0; t < TOKENS; t++) all[t][lane / PART_LANES] += ((sums[t][0] + sums[t][1]) + (sums[t][2] + sums[t][3])) * scale;
             }
         }
     }
@@ -94,7 +97,7 @@ inline void multiply_e4m3(const uint8_t* group, int columns, const FloatRows<TOK
             prefetch_block<F>(here.meta, within);
             const int first = (here.first + within) * BLOCK_COLUMNS;
             for (int lane = 0; lane < LANES; lane += PART_LANES) {
-                FloatPart sums[TOKENS][2] = {};
+                FloatPart sums[TOKENS][2][2] = {};  // of halves of the rows, and of columns in even and odd bytes
 #pragma GCC unroll 8
                 for (int j = 0; j < QUADS; j++) {
                     const BytePart codes = Codes<8>::quad(here.codes_of(within) + 4 * lane, j);
@@ -103,13 +106,13 @@ inline void multiply_e4m3(const uint8_t* group, int columns, const FloatRows<TOK
                     for (int t = 0; t < TOKENS; t++)
                         for (int i = 0; i < 2; i++) {
                             const FloatPart two = pairs_of_four(x[t] + first + 4 * j, i);
-                            for (int upper = 0; upper < 2; upper++) sums[t][upper] += levels[i][upper] * two;
+                            for (int upper = 0; upper < 2; upper++) sums[t][upper][i] += levels[i][upper] * two;
                         }
                 }
                 const FloatPart scale = F::scale(here.meta_of(within), 0, lane);
                 for (int upper = 0; upper < 2; upper++) {
                     const FloatPart twice = each_twice(scale, upper);
-                    for (int t = 0; t < TOKENS; t++) all[t][lane / PART_LANES][upper] += sums[t][upper] * twice;
+                    for (int t = 0; t < TOKENS; t++) all[t][lane / PART_LANES][upper] += (sums[t][upper][0] + sums[t][upper][1]) * twice;
                 }
             }
         }
@@ -124,7 +127,7 @@ inline void multiply_e4m3(const uint8_t* group, int columns, const FloatRows<TOK
 #define GRAPHCORE_HALF_CODES 1
 #endif
 
-template <class F, int TOKENS = TOKEN_TILE>
+template <class F, int TOKENS = FLOAT_TOKENS>
 void multiply_float_tiles(const uint8_t* group, int columns, const Activations& x, const int* rows, int tokens, f32x16* totals) {
     int t = 0;
     for (; t + TOKENS <= tokens; t += TOKENS) {
