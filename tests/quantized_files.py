@@ -133,6 +133,16 @@ def nvfp4(rows: int, columns: int, seed: int) -> Written:
     return tensors, (e2m1(codes) * each).float()
 
 
+def modelopt_nvfp4(rows: int, columns: int, seed: int) -> Written:
+    """Return NVFP4 as Model Optimizer stores it: the global scale is a factor."""
+    tensors, _ = nvfp4(rows, columns, seed)
+    codes, scales = tensors["weight_packed"], tensors["weight_scale"]
+    whole = torch.tensor(1 / (3000.0 + seed))
+    each = (scales.float() * whole).double().repeat_interleave(16, 1)
+    values = e2m1(torch.stack([codes & 15, codes >> 4], dim=2).flatten(1))
+    return {"weight": codes, "weight_scale": scales, "weight_scale_2": whole}, (values * each).float()
+
+
 def mxfp4(rows: int, columns: int, seed: int) -> Written:
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 16, (rows, columns), generator=generator).to(torch.uint8)
@@ -256,6 +266,9 @@ FOLDER_LAYOUTS: Mapping[str, FolderLayout] = {
     "fp8 number": FolderLayout(fp8("number", "weight_scale"), {"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
     "fbgemm": FolderLayout(fp8("row", "weight_scale"), {"quant_method": "fbgemm_fp8"}, "fp8"),
     "nvfp4": FolderLayout(nvfp4, _compressed("nvfp4-pack-quantized", 4, 16, **FLOAT_CONFIG), "nvfp4_f32"),
+    "nvfp4 modelopt": FolderLayout(
+        modelopt_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, "nvfp4_f32"
+    ),
     "mxfp4": FolderLayout(mxfp4, _compressed("mxfp4-pack-quantized", 4, 32, **FLOAT_CONFIG), "mxfp4"),
     "int8 bnb": FolderLayout(bnb_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}, "affine8"),
     "nf4": FolderLayout(bnb_4bit("nf4", False), {"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4"),

@@ -29,7 +29,11 @@ from graphcore.checkpoint.token_ids import SPECIAL_IDS, read_special_ids
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 OUTER_FIRST = ("tie_word_embeddings",)  # Gemma3ForConditionalGeneration uses the outer flag for tying
-QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # AutoGPTQ's and AutoAWQ's
+QUANTIZATION_FILES = {  # AutoGPTQ's, AutoAWQ's and Model Optimizer's
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 OUTER_LAST = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
 
 
@@ -63,6 +67,8 @@ def _older_quantization(raw: Mapping[str, object], folder: Path) -> Mapping[str,
     for name, method in QUANTIZATION_FILES.items():
         if (folder / name).is_file():
             stated = read_json_object(folder / name)
+            inner = stated.get("quantization")  # Model Optimizer's
+            stated = {**stated, **inner} if isinstance(inner, Mapping) else stated
             return {"quantization_config": {**stated, "quant_method": stated.get("quant_method") or method}}
     return {}
 

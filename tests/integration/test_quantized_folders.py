@@ -76,6 +76,18 @@ def test_a_quant_config_beside_an_older_config_is_read(tmp_path: Path) -> None:
     assert largest_error(found, model(input_ids=torch.tensor(IDS), use_cache=False).logits) < 2e-5
 
 
+def test_a_config_of_model_optimizer_beside_the_models_is_read(tmp_path: Path) -> None:
+    model = save_quantized(tmp_path, "nvfp4 modelopt")
+    stated = json.loads((tmp_path / "config.json").read_text())
+    del stated["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    older = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(older))
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=FLOAT) as engine:
+        found = engine.logits(IDS)
+    assert largest_error(found, model(input_ids=torch.tensor(IDS), use_cache=False).logits) < 2e-5
+
+
 @pytest.mark.parametrize("graph", ["captured", pytest.param("compiled", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("layout", OF_EACH_FORMAT)
 def test_every_graph_streams_to_the_bit(layout: str, graph: str, tmp_path: Path) -> None:

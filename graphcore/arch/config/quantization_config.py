@@ -26,6 +26,11 @@ AUTO_ROUND_LAYOUTS: Mapping[str, LayoutName] = {  # the first stores zero points
     "auto_round:auto_gptq": "gptq",
     "auto_round:auto_awq": "awq",
 }
+MODELOPT_LAYOUTS: Mapping[str, tuple[LayoutName, ...]] = {
+    "FP8": ("fp8",),
+    "NVFP4": ("modelopt-nvfp4",),
+    "MIXED_PRECISION": ("fp8", "modelopt-nvfp4"),
+}
 EXCEPTIONS = ("dynamic", "extra_config")  # settings of single modules, gptqmodel's and auto-round's
 ALL_COMPRESSED: tuple[LayoutName, ...] = ("pack-quantized", "int-quantized", "fp8", "nvfp4", "mxfp4")
 MIXED = "mixed-precision"  # compressed-tensors' format of a file whose groups have formats of their own
@@ -188,9 +193,9 @@ def _block(stated: Fields, name: str) -> tuple[int, int] | None:
 
 def _modelopt(stated: Fields) -> QuantizedScheme:
     algorithm = (stated.text("quant_algo") or "none").upper()
-    if algorithm != "FP8":
+    if algorithm not in MODELOPT_LAYOUTS:
         raise _unsupported(stated, "quant_algo", algorithm)
-    return QuantizedScheme(("fp8",))
+    return QuantizedScheme(MODELOPT_LAYOUTS[algorithm])
 
 
 def _bitsandbytes(stated: Fields) -> QuantizedScheme:

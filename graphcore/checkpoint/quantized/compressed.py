@@ -10,11 +10,14 @@ Legend: O rows (output features), I columns (input features), G groups of I / G 
                      X.weight_scale float8_e4m3 [O, I / 16]; X.weight_global_scale float32 [1], a divisor
     mxfp4            X.weight_packed the same; X.weight_scale uint8 [O, I / 32], exponents, the scale is 2^(e - 127)
 
-float-quantized is in fp8.py. Source: compressed-tensors, compressors/pack_quantized and fp4_quantized,
-quantization/lifecycle.
+    modelopt-nvfp4   X.weight the packed codes; X.weight_scale the same; X.weight_scale_2 float32 [] or [1], a factor
+
+The last is TensorRT Model Optimizer's. float-quantized is in fp8.py. Source: compressed-tensors,
+compressors/pack_quantized and fp4_quantized, quantization/lifecycle; modelopt, torch/quantization/qtensor.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -152,11 +155,17 @@ def _num_groups(layout: IntegerLayout, codes: TensorInfo, scales: TensorInfo) ->
 
 
 class Nvfp4Layout(WeightLayout):
-    """Weights of compressed-tensors' format nvfp4-pack-quantized."""
+    """Weights of compressed-tensors' format nvfp4-pack-quantized.
+
+    Attributes:
+        scales, whole: suffixes of the tensors of scales, and of the scale of the whole tensor.
+        divides: True if groups' scales are divided by the whole one, False if they are multiplied with it.
+    """
 
     name = "nvfp4-pack-quantized"
     codes, scales, whole = PACKED, SCALE, ".weight_global_scale"
     needed = (scales, whole)
+    divides: ClassVar[bool] = True
 
     def is_codes(self, info: TensorInfo) -> bool:
         """Return whether a packed tensor has bytes and a global scale."""
@@ -176,14 +185,24 @@ class Nvfp4Layout(WeightLayout):
         return self.presented(stem, (rows, 2 * half), NVFP4_F32, 4, half // 8, infos)
 
     def blocks(self, weight: QuantizedWeight, found: Mapping[str, Tensor]) -> Tensor:
-        """Return nvfp4_f32 blocks; a group's scale is divided by the global one as the library does, in float32."""
+        """Return nvfp4_f32 blocks; a group's scale and the global one are joined as the library does, in float32."""
         rows, columns = weight.info.shape
-        scales = found[self.scales].to(torch.float32) / found[self.whole].flatten()
+        groups, whole = found[self.scales].to(torch.float32), found[self.whole].flatten()
+        scales = groups / whole if self.divides else groups * whole
         if not bool(scales.isfinite().all()):
             names = f"{quoted(weight.parts[self.scales])} and {quoted(weight.parts[self.whole])}"
             raise CheckpointError(f"{self.stored.source}: scales {names} are not finite; fetch the checkpoint again")
         halves = (scales / 2).view(rows, columns // BLOCK, 2).view(torch.uint8)
         return torch.cat([halves, split_nibbles(found[self.codes].view(rows, columns // BLOCK, -1))], dim=2)
+
+
+class ModeloptNvfp4Layout(Nvfp4Layout):
+    """Weights of TensorRT Model Optimizer's NVFP4."""
+
+    name = "modelopt-nvfp4"
+    codes, scales, whole = ".weight", SCALE, ".weight_scale_2"
+    needed = (scales, whole)
+    divides = False
 
 
 class Mxfp4Layout(WeightLayout):

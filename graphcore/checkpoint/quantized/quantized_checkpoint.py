@@ -19,6 +19,7 @@ from graphcore.checkpoint.file_bytes import FileSpan
 from graphcore.checkpoint.quantized.bitsandbytes import Bnb4BitLayout, Bnb8BitLayout
 from graphcore.checkpoint.quantized.compressed import (
     IntQuantizedLayout,
+    ModeloptNvfp4Layout,
     Mxfp4Layout,
     Nvfp4Layout,
     PackQuantizedLayout,
@@ -39,6 +40,7 @@ LAYOUTS: Mapping[LayoutName, type[WeightLayout]] = MappingProxyType(
         "fp8": Fp8Layout,
         "nvfp4": Nvfp4Layout,
         "mxfp4": Mxfp4Layout,
+        "modelopt-nvfp4": ModeloptNvfp4Layout,
         "bnb-8bit": Bnb8BitLayout,
         "bnb-4bit": Bnb4BitLayout,
     }

@@ -11,6 +11,7 @@ LayoutName = Literal[
     "fp8",
     "nvfp4",
     "mxfp4",
+    "modelopt-nvfp4",
     "bnb-8bit",
     "bnb-4bit",
 ]

@@ -23,7 +23,7 @@ from graphcore.progress import Progress
 BLOCK = 256 * 1024  # bytes of one request; nearly all headers of safetensors files are shorter
 CONFIGS = (
     *("config.json", "generation_config.json", "model.safetensors.index.json"),
-    *("quantize_config.json", "quant_config.json"),
+    *("quantize_config.json", "quant_config.json", "hf_quant_config.json"),
 )
 READ_WITH_CONFIG = ("rope_freqs.weight",)  # tensors that belong to the config of a GGUF file
 

@@ -57,6 +57,7 @@ PACKED, INTS = compressed_config("pack-quantized", 4, 128), compressed_config("i
         ({"quant_method": "fp8", "weight_block_size": [128, 64]}, QuantizedScheme(("fp8",), block=(128, 64))),
         ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, QuantizedScheme(("fp8",))),
         ({"quant_method": "modelopt", "quant_algo": "fp8"}, QuantizedScheme(("fp8",))),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, QuantizedScheme(("modelopt-nvfp4",))),
         ({"quant_method": "bitsandbytes", "_load_in_8bit": True}, QuantizedScheme(("bnb-8bit",))),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, QuantizedScheme(("bnb-4bit",))),
         (
