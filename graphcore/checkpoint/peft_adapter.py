@@ -13,8 +13,8 @@ Source: peft 0.21, tuners/lora/config.py, tuners/lora/model.py (`_create_and_rep
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite, sqrt
+from dataclasses import dataclass, replace
+from math import sqrt
 from pathlib import Path
 from types import MappingProxyType
 
@@ -30,6 +30,7 @@ from graphcore.errors import CheckpointError, CheckpointNotFoundError, Unsupport
 
 ADAPTER_NAME = "adapter_model.safetensors"
 WRAPPER = "base_model.model."
+LARGEST_NUMBER = 1e30  # of a config's ranks and alphas, far from the limits of float32
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])(\.(?!weight$|bias$)[^.]+)?\.weight", re.DOTALL)
 # Settings that change what an adapter computes, if they are not empty: name to what they are.
 CHANGES: Mapping[str, str] = MappingProxyType(
@@ -99,9 +100,9 @@ def read_peft_adapter(path: Path) -> Adapter:
     config = _read_config(read_json_object(folder / ADAPTER_CONFIG), source)
     tensors, identity = read_safetensors_header(weights)
     factors = list(_factors(tensors, str(weights)))
-    scales = {module: config.scale(module, info.shape[0], source) for module, which, info in factors if which == "A"}
-    scales |= {module: 1.0 for module, _, _ in factors if module not in scales}  # `paired` refuses these
-    return Adapter(str(path), "hf", "", paired(str(weights), factors, scales), MappingProxyType({weights: identity}))
+    fitting = paired(str(weights), factors, {module: 1.0 for module, _, _ in factors})
+    pairs = tuple(replace(pair, scale=config.scale(pair.module, pair.rank, source)) for pair in fitting)
+    return Adapter(str(path), "hf", "", pairs, MappingProxyType({weights: identity}))
 
 
 def _files(path: Path) -> tuple[Path, Path]:
@@ -142,15 +143,23 @@ def _read_config(raw: Mapping[str, object], source: str) -> LoraConfig:
         alpha=_number(raw, "lora_alpha", 8, source),
         ranks=_pattern(raw, "rank_pattern", source),
         alphas=_pattern(raw, "alpha_pattern", source),
-        is_stabilised=bool(raw.get("use_rslora", False)),
+        is_stabilised=_flag(raw, "use_rslora", source),
     )
 
 
 def _number(raw: Mapping[str, object], key: str, otherwise: float, source: str) -> float:
     """Return a finite number of the config, or PEFT's default where it is absent."""
     value = raw.get(key, otherwise)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST_NUMBER:
         raise CheckpointError(f"{source}: {key} is {quoted(value)}, not a number; save the adapter again")
+    return value
+
+
+def _flag(raw: Mapping[str, object], key: str, source: str) -> bool:
+    """Return a setting that is true or false; False where it is absent."""
+    value = raw.get(key, False)
+    if not isinstance(value, bool):
+        raise CheckpointError(f"{source}: {key} is {quoted(value)}, not true or false; save the adapter again")
     return value
 
 

@@ -56,7 +56,13 @@ class PlacedPair:
 
     def b(self, raw: Tensor) -> Tensor:
         """Return B times all scales, [O, R] float32, from its stored bytes, uint8."""
-        factor = self._read(self.pair.b, raw) * (self.pair.scale * self.adapter.weight)
+        scale = self.pair.scale * self.adapter.weight
+        factor = self._read(self.pair.b, raw) * scale
+        if not factor.isfinite().all():
+            raise CheckpointError(
+                f"{self.adapter.source}: {quoted(self.pair.module)} times {scale:g} is beyond float32; check "
+                "lora_alpha and the adapter's weight"
+            )
         for fold in self.folds:
             factor = fold.apply(factor) if _moves_rows(fold) else factor
         return factor
@@ -106,6 +112,10 @@ def place_pairs(
             _check_shapes(adapter, pair, [decoder_linear(decoder, name) for name, _ in targets[pair.module]])
             for name, folds in targets[pair.module]:
                 _check_target(adapter, pair.module, name, decoder_linear(decoder, name), folds)
+                if any(one.adapter is adapter for one in placed.get(name, ())):
+                    raise CheckpointError(
+                        f"{adapter.source}: changes {quoted(pair.module)} twice, under two names; save it again"
+                    )
                 placed.setdefault(name, []).append(PlacedPair(adapter, pair, folds))
     return placed
 

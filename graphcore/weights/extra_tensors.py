@@ -161,7 +161,7 @@ def _is_of_layers(name: str, layers: range) -> bool:
 
 def layer_of(name: str) -> int:
     """Return the first number in a tensor's name, the index of its layer; -1 if it has none."""
-    return next((int(part) for part in name.split(".") if part.isdecimal()), -1)
+    return next((int(part) for part in name.split(".") if re.fullmatch("[0-9]{1,9}", part)), -1)
 
 
 def listed(names: list[str]) -> str:

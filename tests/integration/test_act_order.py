@@ -17,6 +17,7 @@ from torch import Tensor
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.prepare_model import match_model
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 from graphcore.export.pack import PackedTensor, Packer
 from graphcore.graph.gpu.kernel_obstacles import device_obstacle
@@ -24,6 +25,7 @@ from graphcore.kernels.backend import TorchBackend, TritonBackend
 from graphcore.nn.attention import Attention
 from graphcore.nn.linear import Linear
 from graphcore.progress import ignore_progress
+from graphcore.tasks.reference.transformers_model import from_weights
 
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 46]]
 FLOAT = ["quant.activations=float"]
@@ -206,3 +208,13 @@ def test_experts_with_an_order_are_refused_by_name(layout: str, tmp_path: Path) 
     save_mixture(tmp_path, layout, 4, 32, ordered=ALL)
     with pytest.raises(UnsupportedError, match=r"experts\.0\.\w+_proj' have an order .* not supported for experts"):
         Engine.load(tmp_path, graph="eager", **CPU)
+
+
+def test_the_comparison_with_transformers_undoes_the_order(tmp_path: Path) -> None:
+    model = save_model(tmp_path, "gptq", 4, 32, ordered=ALL)
+    settings = compose_settings([f"model.checkpoint={tmp_path}"])
+    source = open_model(settings.model, 0, tmp_path / "cache", ignore_progress)
+    _, loader = match_model(source, torch.float32)
+    built = from_weights(source.config, loader)
+    expected = model.state_dict()
+    assert all(torch.equal(one, expected[name]) for name, one in built.named_parameters())

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
-from graphcore.errors import CheckpointError, ConfigError, PlanError, UnsupportedError
+from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError, PlanError, UnsupportedError
 from graphcore.export.pack import Packer
 from graphcore.quant import FORMATS
 
@@ -512,3 +512,28 @@ def test_the_command_plans_with_the_factors(tmp_path: Path) -> None:
     given = f"model.checkpoint={tmp_path / 'model.gguf'}", "task=plan", "dtype=fp32"
     plain = run_task(tmp_path, *given)["memory"]["weight_bytes"]
     assert run_task(tmp_path, *given, f"model.adapter={adapter}")["memory"]["weight_bytes"] - plain == 2 * 3 * 64 * 4
+
+
+def test_a_module_under_two_names_is_refused(tiny_model: Tiny, tmp_path: Path) -> None:
+    tiny = tiny_model("llama3")
+    weight = tiny.reference.state_dict()["model.layers.0.self_attn.q_proj.weight"]
+    names = ("model.layers.0.self_attn.q_proj", "layers.0.self_attn.q_proj")
+    adapter = write_peft(tmp_path / "adapter", drawn({name: tuple(weight.shape) for name in names}))
+    with pytest.raises(CheckpointError, match=r"changes '.*q_proj' twice, under two names"):
+        engine_of(tiny.folder, adapter)
+
+
+def test_weights_beyond_float32_are_refused(tiny_model: Tiny, tmp_path: Path) -> None:
+    tiny = tiny_model("llama3")
+    weight = tiny.reference.state_dict()["model.layers.0.self_attn.q_proj.weight"]
+    adapter = write_peft(tmp_path / "adapter", drawn({"model.layers.0.self_attn.q_proj": tuple(weight.shape)}))
+    with pytest.raises(CheckpointError, match="is beyond float32; check lora_alpha"):
+        engine_of(tiny.folder, f"{adapter}:1e39")
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"), [("x" * 300 + ":0.5", "model.adapter=x"), ("hf:org/name:0.5", "download it")]
+)
+def test_paths_that_no_file_can_have_are_named(setting: str, says: str, tiny_model: Tiny) -> None:
+    with pytest.raises((ConfigError, CheckpointError, CheckpointNotFoundError), match=says):
+        engine_of(tiny_model("llama3").folder, setting)

@@ -4,6 +4,7 @@ Source: transformers, utils/quantization_config.py; the configs of gptqmodel, Au
 and TensorRT Model Optimizer.
 """
 
+import re
 from collections.abc import Callable, Mapping
 
 from graphcore.arch.config.typed_fields import Fields
@@ -31,9 +32,17 @@ MODELOPT_LAYOUTS: Mapping[str, tuple[LayoutName, ...]] = {
     "NVFP4": ("modelopt-nvfp4",),
     "MIXED_PRECISION": ("fp8", "modelopt-nvfp4"),
 }
+WHOLE_ROWS = (None, -1, 0)  # group sizes that stand for a whole row
 EXCEPTIONS = ("dynamic", "extra_config")  # settings of single modules, gptqmodel's and auto-round's
 ALL_COMPRESSED: tuple[LayoutName, ...] = ("pack-quantized", "int-quantized", "fp8", "nvfp4", "mxfp4")
 MIXED = "mixed-precision"  # compressed-tensors' format of a file whose groups have formats of their own
+ROUNDED_ACTIVATIONS = {  # settings of configs whose programs round activations
+    "compressed-tensors": "input_activations",
+    "fp8": "activation_scheme",
+    "fbgemm_fp8": "activation_scale_ub",
+    "modelopt": "quant_algo for activations",
+    "bitsandbytes": "llm_int8_threshold",
+}
 DEFAULT_BLOCK = (128, 128)  # rows and columns of an FP8 block if transformers' config states none
 ADVICE = "use another checkpoint of the model, or a GGUF of it"
 
@@ -60,13 +69,16 @@ def notes_on_activations(fields: Fields) -> tuple[str, ...]:
     left_out = {
         "compressed-tensors": any(group.raw.get("input_activations") is not None for group in _groups(stated)),
         "fp8": stated.raw.get("activation_scheme") is not None,
+        "fbgemm_fp8": stated.raw.get("activation_scale_ub") is not None,
+        "modelopt": True,
         "bitsandbytes": stated.flag("load_in_8bit", "_load_in_8bit") is True,
     }
     if left_out.get(method or ""):
-        name = {"fp8": "activation_scheme", "bitsandbytes": "llm_int8_threshold"}.get(method or "", "input_activations")
+        name = ROUNDED_ACTIVATIONS[method or ""]
         found.append(f"{stated.source}: {name} is left out: activations keep the precision that is set here")
-    if stated.raw.get("kv_cache_scheme") is not None:
-        found.append(f"{stated.source}: kv_cache_scheme is left out: kv_dtype says how keys and values are kept")
+    for name in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        if stated.raw.get(name) is not None:
+            found.append(f"{stated.source}: {name} is left out: kv_dtype says how keys and values are kept")
     return tuple(found)
 
 
@@ -104,9 +116,11 @@ def _auto_round(stated: Fields) -> QuantizedScheme:
     return QuantizedScheme((AUTO_ROUND_LAYOUTS[packing],), _widths(stated), _is_symmetric(stated))
 
 
-def _is_symmetric(stated: Fields) -> bool:
-    """Return whether all weights are symmetric, also those that have settings of their own."""
-    return stated.flag("sym") is not False and not any(stated.raw.get(name) for name in EXCEPTIONS)
+def _is_symmetric(stated: Fields) -> bool | None:
+    """Return whether all weights are symmetric; None if some have settings of their own."""
+    if any(stated.raw.get(name) for name in EXCEPTIONS):
+        return None
+    return stated.flag("sym") is not False
 
 
 def _widths(stated: Fields) -> tuple[Width, ...]:
@@ -115,7 +129,7 @@ def _widths(stated: Fields) -> tuple[Width, ...]:
     if bits is None or any(stated.raw.get(name) for name in EXCEPTIONS):
         return ()
     size = stated.raw.get("group_size", stated.raw.get("q_group_size"))
-    return (Width(bits, 0 if size in (None, -1) else stated.size("group_size", "q_group_size") or 0),)
+    return (Width(bits, 0 if size in WHOLE_ROWS else stated.size("group_size", "q_group_size") or 0),)
 
 
 def _compressed(stated: Fields) -> QuantizedScheme:
@@ -135,9 +149,10 @@ def _compressed(stated: Fields) -> QuantizedScheme:
         raise _unsupported(stated, "format", ", ".join(unknown))
     layouts = ALL_COMPRESSED if MIXED in formats else tuple(one for name in formats for one in COMPRESSED_LAYOUTS[name])
     weights = [group.section("weights") for group in groups]
-    is_symmetric = all(one.flag("symmetric") is not False for one in weights)
+    flags = {one.flag("symmetric") is not False for one in weights if (one.text("type") or "int") == "int"}
+    is_symmetric = None if len(flags) > 1 else flags != {False}
     widths = [_width(one) for one in weights]
-    blocks = {block for one in weights if (block := _block(one, "block_structure")) is not None}
+    blocks = {block for one in weights if (block := _fp8_block(one)) is not None}
     if len(blocks) > 1:
         raise _unsupported(weights[0], "block_structure", sorted(blocks))
     integers = [one for one in widths if one is not None]
@@ -151,13 +166,14 @@ def _width(weights: Fields) -> Width | None:
     if kind not in ("int", "float"):
         raise _unsupported(weights, "type", kind)
     if strategy is None:
-        strategy = "channel" if weights.raw.get("group_size") in (None, -1) else "group"
+        strategy = "channel" if weights.raw.get("group_size") in WHOLE_ROWS else "group"
     known = ("tensor", "channel", "group") if kind == "int" else ("tensor", "channel", "block", "group", "tensor_group")
     if strategy not in known:
         raise _unsupported(weights, "strategy", strategy)
     if kind == "float":
         return None
-    return Width(weights.size("num_bits") or 8, weights.size("group_size") or 0 if strategy == "group" else 0)
+    is_whole = strategy != "group" or weights.raw.get("group_size") in WHOLE_ROWS
+    return Width(weights.size("num_bits") or 8, 0 if is_whole else weights.size("group_size") or 0)
 
 
 def _groups(stated: Fields) -> list[Fields]:
@@ -179,13 +195,21 @@ def _fp8(stated: Fields) -> QuantizedScheme:
     return QuantizedScheme(("fp8",), block=block)
 
 
+def _fp8_block(weights: Fields) -> tuple[int, int] | None:
+    """Return the blocks of eight-bit floats: those that are stated, or groups of columns."""
+    is_grouped = weights.text("strategy") == "group" and weights.raw.get("group_size") not in WHOLE_ROWS
+    if is_grouped and weights.text("type") == "float" and weights.size("num_bits") == 8:
+        return 1, weights.size("group_size") or 1
+    return _block(weights, "block_structure")
+
+
 def _block(stated: Fields, name: str) -> tuple[int, int] | None:
     """Return rows and columns of a block of weights, a list or "128x128"; None if it is not stated."""
     value = stated.raw.get(name)
     if value is None:
         return None
     sizes: list[object] = list(value.split("x") if isinstance(value, str) else value if isinstance(value, list) else ())
-    numbers = [int(str(size)) for size in sizes if str(size).isdecimal()]
+    numbers = [int(str(size)) for size in sizes if re.fullmatch(r"[0-9]{1,9}", str(size))]
     if len(numbers) != 2 or len(sizes) != 2 or min(numbers) < 1:
         raise stated.wrong(name, value, "two sizes, such as [128, 128]")
     return numbers[0], numbers[1]
@@ -198,15 +222,13 @@ def _modelopt(stated: Fields) -> QuantizedScheme:
     return QuantizedScheme(MODELOPT_LAYOUTS[algorithm])
 
 
-def _bitsandbytes(stated: Fields) -> QuantizedScheme:
+def _bitsandbytes(stated: Fields) -> QuantizedScheme | None:
     if stated.flag("load_in_8bit", "_load_in_8bit"):
         return QuantizedScheme(("bnb-8bit",))
-    if not stated.flag("load_in_4bit", "_load_in_4bit"):
-        raise UnsupportedError(f"{stated.source}: neither load_in_8bit nor load_in_4bit is set; {ADVICE}")
-    return QuantizedScheme(("bnb-4bit",))
+    return QuantizedScheme(("bnb-4bit",)) if stated.flag("load_in_4bit", "_load_in_4bit") else None
 
 
-READERS: Mapping[str, Callable[[Fields], QuantizedScheme]] = {
+READERS: Mapping[str, Callable[[Fields], QuantizedScheme | None]] = {
     "gptq": _gptq,
     "awq": _awq,
     "auto-round": _auto_round,

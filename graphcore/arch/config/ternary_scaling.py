@@ -13,6 +13,10 @@ NOT_LINEAR = ("lm_head", "embed_tokens", "norm")
 """Last parts of names in modules_to_not_convert that change nothing, because these modules are never ternary."""
 
 
+# bitsandbytes' flags; transformers writes the latter beside the former, or alone.
+LOADED = ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit")
+
+
 def note_on_full_weights(fields: Fields) -> tuple[str, ...]:
     """Return a note about a quantization_config that quantises nothing, or none.
 
@@ -26,7 +30,7 @@ def note_on_full_weights(fields: Fields) -> tuple[str, ...]:
         CheckpointError: a setting has the wrong type.
     """
     stated = fields.section("quantization_config")
-    if stated.text("quant_method") != "bitsandbytes" or stated.flag("load_in_4bit") or stated.flag("load_in_8bit"):
+    if stated.text("quant_method") != "bitsandbytes" or any(stated.flag(name) for name in LOADED):
         return ()
     return (f"{fields.source}: quantization_config is ignored: both load_in_4bit and load_in_8bit of it are off",)
 

@@ -83,7 +83,7 @@ class QuantState:
     Attributes:
         shape: rows and columns of the weight.
         blocksize, nested_blocksize: number of weights that share an absmax, and of those that share a nested one.
-        nested_offset: number that is added to absmax.
+        nested_offset: number that is added to absmax; None if it is not stated.
     """
 
     def __init__(self, raw: object) -> None:
@@ -93,10 +93,10 @@ class QuantState:
         if len(sizes) != 3 or not all(type(size) is int and size > 0 for size in sizes):
             raise ValueError("shape or blocksize is missing")
         self.shape, self.blocksize = (sizes[0], sizes[1]), sizes[2]
-        self.nested_blocksize, offset = fields.get("nested_blocksize", 0), fields.get("nested_offset", 0.0)
-        if type(self.nested_blocksize) is not int or type(offset) not in (int, float):
+        self.nested_blocksize, offset = fields.get("nested_blocksize", 0), fields.get("nested_offset")
+        if type(self.nested_blocksize) is not int or type(offset) not in (int, float, type(None)):
             raise ValueError("nested_blocksize or nested_offset is no number")
-        self.nested_offset = float(offset)
+        self.nested_offset = None if offset is None else float(offset)
 
 
 class Bnb4BitLayout(WeightLayout):
@@ -139,7 +139,7 @@ class Bnb4BitLayout(WeightLayout):
             )
         try:
             state = QuantState(json.loads(bytes(self.stored.read(infos[states[0]].name).numpy())))
-        except ValueError as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             raise CheckpointError(
                 f"{source}: {quoted(infos[states[0]].name)} is no description of a weight ({error}); fetch the "
                 "checkpoint again"
@@ -165,7 +165,8 @@ class Bnb4BitLayout(WeightLayout):
         rows, columns = weight.info.shape
         swapped = found[self.codes].contiguous().view(torch.uint8).reshape(rows, columns // BLOCK, -1)
         codes = split_nibbles(swapped << 4 | swapped >> 4)
-        each = absmax.repeat_interleave(state.blocksize // BLOCK)[: rows * columns // BLOCK]
+        num_blocks = rows * columns // BLOCK
+        each = absmax.repeat_interleave(min(state.blocksize // BLOCK, num_blocks))[:num_blocks]
         return float_blocks(codes, each.view(rows, -1))
 
     def _absmax(self, weight: QuantizedWeight, found: Mapping[str, Tensor], state: QuantState) -> Tensor:
@@ -173,13 +174,15 @@ class Bnb4BitLayout(WeightLayout):
         absmax = found[ABSMAX]
         if absmax.dtype is torch.uint8:
             nested, levels = (found[suffix] for suffix in NESTED)
-            if len(levels) != 256 or state.nested_blocksize < 1 or len(nested) * state.nested_blocksize < len(absmax):
+            offset, size = state.nested_offset, min(state.nested_blocksize, len(absmax))
+            if len(levels) != 256 or size < 1 or len(nested) * size < len(absmax) or offset is None:
                 raise CheckpointError(
                     f"{self.stored.source}: {quoted(weight.parts[NESTED[0]])} does not fit with "
-                    f"{quoted(weight.parts[ABSMAX])}; fetch the checkpoint again"
+                    f"{quoted(weight.parts[ABSMAX])}, nested_blocksize and nested_offset beside them; fetch the "
+                    "checkpoint again"
                 )
-            factors = nested.repeat_interleave(state.nested_blocksize)[: len(absmax)]
-            absmax = levels[absmax.to(torch.int64)] * factors + state.nested_offset
+            factors = nested.repeat_interleave(size)[: len(absmax)]
+            absmax = levels[absmax.to(torch.int64)] * factors + offset
         if not bool(absmax.isfinite().all()):
             raise CheckpointError(
                 f"{self.stored.source}: {quoted(weight.parts[ABSMAX])} is not finite; fetch the checkpoint again"

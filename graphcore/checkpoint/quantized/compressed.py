@@ -37,6 +37,7 @@ from graphcore.quant.formats.mxfp4 import MXFP4
 from graphcore.quant.formats.nvfp4_f32 import NVFP4_F32
 
 WORD_BITS = 32
+NAN_EXPONENT = 255
 SCALE, ZERO, PACKED = ".weight_scale", ".weight_zero_point", ".weight_packed"
 
 
@@ -118,7 +119,7 @@ class IntQuantizedLayout(IntegerLayout):
         numbers = (0, 1, 2)
         return {
             self.codes: (("i8",), (2,)),
-            self.scales: (FLOATS, (1, 2)),
+            self.scales: (FLOATS, numbers),
             self.zeros: (INTEGERS + FLOATS, numbers),
             self.order: (INTEGERS, (1,)),
         }
@@ -126,7 +127,7 @@ class IntQuantizedLayout(IntegerLayout):
     def measured(self, infos: Mapping[str, TensorInfo]) -> tuple[tuple[int, int], int, int]:
         """Return shape, bits and groups."""
         codes, scales = infos[self.codes], infos[self.scales]
-        if self.zeros in infos and infos[self.zeros].shape not in ((), (1,), scales.shape):
+        if self.zeros in infos and infos[self.zeros].shape not in ((), (1,), (1, 1), scales.shape):
             raise self.wrong(codes, infos[self.zeros])
         return (codes.shape[0], codes.shape[1]), 8, _num_groups(self, codes, scales)
 
@@ -137,7 +138,12 @@ class IntQuantizedLayout(IntegerLayout):
     def zeros_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
         """Return the zero points from 0."""
         grid = stored.reshape(-1, weight.groups) if stored.numel() > 1 else stored.reshape(1, 1)
-        moved = grid.to(torch.int32) + 128
+        moved = grid.to(torch.float32) + 128
+        if not bool(((moved >= 0) & (moved <= 255) & (moved == moved.round())).all()):
+            raise CheckpointError(
+                f"{self.stored.source}: {quoted(weight.parts[self.zeros])} has zero points that are no integers from "
+                "-128 to 127; fetch the checkpoint again"
+            )
         return moved.to(torch.uint8).expand(weight.info.shape[0], weight.groups).contiguous()
 
     def scales_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
@@ -148,7 +154,7 @@ class IntQuantizedLayout(IntegerLayout):
 def _num_groups(layout: IntegerLayout, codes: TensorInfo, scales: TensorInfo) -> int:
     """Return the number of groups: scales are [O, G], [O], or one number for the tensor."""
     rows, words = codes.shape
-    scaled, groups = (*scales.shape, 1) if len(scales.shape) == 1 else scales.shape
+    scaled, groups = scales.shape if len(scales.shape) == 2 else (*(scales.shape or (1,)), 1)
     if (scaled != rows and (scaled, groups) != (1, 1)) or min(rows, words, groups) < 1:
         raise layout.wrong(codes, scales)
     return groups
@@ -182,6 +188,8 @@ class Nvfp4Layout(WeightLayout):
         rows, half = codes.shape
         if scales.shape != (rows, half // 8) or half % 8 or min(rows, half) < 1:
             raise self.wrong(codes, scales)
+        if infos[self.whole].shape not in ((), (1,)):
+            raise self.wrong(codes, infos[self.whole])
         return self.presented(stem, (rows, 2 * half), NVFP4_F32, 4, half // 8, infos)
 
     def blocks(self, weight: QuantizedWeight, found: Mapping[str, Tensor]) -> Tensor:
@@ -189,7 +197,7 @@ class Nvfp4Layout(WeightLayout):
         rows, columns = weight.info.shape
         groups, whole = found[self.scales].to(torch.float32), found[self.whole].flatten()
         scales = groups / whole if self.divides else groups * whole
-        if not bool(scales.isfinite().all()):
+        if not bool(scales.isfinite().all()) or not bool(whole.isfinite().all()):
             names = f"{quoted(weight.parts[self.scales])} and {quoted(weight.parts[self.whole])}"
             raise CheckpointError(f"{self.stored.source}: scales {names} are not finite; fetch the checkpoint again")
         halves = (scales / 2).view(rows, columns // BLOCK, 2).view(torch.uint8)
@@ -232,4 +240,8 @@ class Mxfp4Layout(WeightLayout):
     def blocks(self, weight: QuantizedWeight, found: Mapping[str, Tensor]) -> Tensor:
         """Return mxfp4 blocks."""
         scales = found[self.scales]
+        if int(scales.max()) == NAN_EXPONENT:
+            raise CheckpointError(
+                f"{self.stored.source}: {quoted(weight.parts[self.scales])} has NaN; fetch the checkpoint again"
+            )
         return torch.cat([scales.unsqueeze(2), split_nibbles(found[self.codes].view(*scales.shape, -1))], dim=2)

@@ -62,6 +62,8 @@ class Fp8Layout(WeightLayout):
 
     def _shapes_of_scales(self, scales: TensorInfo, rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (rows,), (rows, 1))
+        if self.scheme.block is not None and scales.name.endswith(self.optional[0]):
+            shapes = shapes[:2]  # the config states blocks for all weights
         if scales.encoding in EXPONENTS:
             shapes = (*shapes, (rows, columns // BLOCK))
         if self.scheme.block is None:
@@ -86,6 +88,7 @@ class Fp8Layout(WeightLayout):
         if scales.shape == (rows, columns // BLOCK):
             return scales
         num_blocks, (high, wide) = columns // BLOCK, self.scheme.block or (1, columns)
+        high, wide = min(high, rows), min(wide, columns)
         if scales.dim() < 2 or scales.shape != (-(-rows // high), -(-columns // wide)):
             return scales.reshape(-1, 1).expand(rows, num_blocks)
         tall = scales.repeat_interleave(high, dim=0)[:rows]

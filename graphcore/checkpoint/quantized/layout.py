@@ -20,6 +20,7 @@ from graphcore.quant.registry import FORMATS
 
 FLOATS, INTEGERS = ("f16", "bf16", "f32"), ("i8", "i32", "i64")
 ADVICE = "use another checkpoint of the model, or a GGUF"
+SMALLEST_HALF = 2.0**-24
 ORDER = ".input_order"  # suffix of the presented tensor with the order of a weight's columns
 ORDER_ADVICE = "use a checkpoint of the model without act-order (desc_act, actorder), or a GGUF"
 
@@ -183,7 +184,12 @@ class IntegerLayout(WeightLayout):
         """Return a weight in the narrowest format that holds it."""
         shape, bits, groups = self.measured(infos)
         self._check_width(infos[self.codes], shape[1], groups, bits)
-        is_symmetric = self.scheme.is_symmetric or self.zeros not in infos
+        if self.zeros not in infos and self.scheme.is_symmetric is False:
+            raise CheckpointError(
+                f"{self.stored.source}: Missing required tensor: {quoted(stem + self.zeros)}, zero points of a weight "
+                "that the config does not call symmetric; fetch the checkpoint again"
+            )
+        is_symmetric = self.scheme.is_symmetric is True or self.zeros not in infos
         one = integer_format(bits, infos[self.scales].encoding, is_symmetric)
         is_ordered = groups > 1 and self.order in infos and (self.scheme.has_orders or not self.always_has_order)
         weight = self.presented(stem, shape, one, bits, groups, infos)
@@ -234,12 +240,12 @@ class IntegerLayout(WeightLayout):
         source, (rows, columns) = self.stored.source, weight.info.shape
         if zeros is not None and self.scheme.is_symmetric and bool((zeros != 1 << (weight.bits - 1)).any()):
             raise UnsupportedError(
-                f"{source}: {quoted(weight.parts[self.zeros])} has zero points apart from the middle, and the config "
-                "says that weights are symmetric (sym or symmetric); correct the config, or fetch the checkpoint again"
+                f"{source}: {quoted(weight.parts[self.zeros])} has zero points apart from the middle, and weights are "
+                "symmetric unless the config has sym or symmetric false; correct it, or fetch the checkpoint again"
             )
         if self.order in found and not weight.groups_part:
-            usual = torch.arange(columns, dtype=torch.int64, device="cpu") // (columns // weight.groups)
-            if not torch.equal(found[self.order].to(torch.int64).flatten(), usual):
+            usual = torch.arange(columns, dtype=torch.int32, device="cpu")
+            if not torch.equal(self.order_of(weight, found[self.order]), usual):
                 raise CheckpointError(
                     f"{source}: the columns of {quoted(weight.parts[self.order])} are grouped in another order, and "
                     "the config does not say so: set desc_act to true there, or fetch the checkpoint again"
@@ -251,12 +257,18 @@ class IntegerLayout(WeightLayout):
             )
 
     def _exact_scales(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
-        """Return the scales in the format's dtype, checked to be exact: [O, G]."""
-        dtype = torch.float32 if weight.format.name == "affine8" else torch.float16
-        exact = stored.to(dtype)
-        if not torch.equal(exact.to(torch.float32), stored.to(torch.float32)) or not bool(exact.isfinite().all()):
+        """Return the scales in the format's dtype: [O, G].
+
+        bfloat16 scales under 2^-17 may have bits below float16's smallest number. These are rounded to it, an error of
+        at most 2^-25 times a code.
+        """
+        name, wide = quoted(weight.parts[self.scales]), stored.to(torch.float32)
+        exact = stored.to(torch.float32 if weight.format.name == "affine8" else torch.float16)
+        if not bool(wide.isfinite().all()):
+            raise CheckpointError(f"{self.stored.source}: {name} is not finite; fetch the checkpoint again")
+        if not bool(((exact.to(torch.float32) - wide).abs() <= SMALLEST_HALF / 2).all()):
             raise UnsupportedError(
-                f"{self.stored.source}: {quoted(weight.parts[self.scales])} has scales that are no finite {dtype} "
-                f"numbers ({stored.dtype}), which {weight.info.encoding} cannot hold; {ADVICE}"
+                f"{self.stored.source}: {name} has scales as large as {wide.abs().max().item():.3g} ({stored.dtype}), "
+                f"beyond float16, which {weight.info.encoding} holds; {ADVICE}"
             )
         return exact.expand(weight.info.shape[0], weight.groups).contiguous()

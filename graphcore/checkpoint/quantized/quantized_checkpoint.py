@@ -64,6 +64,9 @@ class QuantizedCheckpoint(Checkpoint):
         stored: checkpoint as stored in the files.
         scheme: layouts, bit widths and group sizes of its quantised weights.
 
+    Raises:
+        CheckpointError: no weight is stored in any of the layouts.
+
     A weight whose tensors are missing, do not fit together or are not read is among the `faults`.
     """
 
@@ -81,6 +84,11 @@ class QuantizedCheckpoint(Checkpoint):
                     weights[name], layouts[name] = one.weight(stem), one
                 except CheckpointError as error:
                     faults[name] = str(error)
+        if not weights and not faults:
+            raise CheckpointError(
+                f"{stored.source}: the config says that weights are quantised ({', '.join(scheme.layouts)}), and none "
+                "is; remove quantization_config from config.json if they are dense, or fetch the checkpoint again"
+            )
         self.weights: Mapping[str, QuantizedWeight] = MappingProxyType(weights)
         self._layouts = layouts
         self._ordered = {name.removesuffix(".weight") + ORDER: name for name, one in weights.items() if one.groups_part}

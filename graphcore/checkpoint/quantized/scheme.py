@@ -41,7 +41,8 @@ class QuantizedScheme(NamedTuple):
     Attributes:
         layouts: layouts that weights may have; tensors' names and dtypes say which one a weight has.
         widths: bit widths with their group sizes; empty to take them from the tensors' shapes.
-        is_symmetric: True if the zero of every integer weight is the middle of its codes.
+        is_symmetric: True if the zero of every integer weight is the middle of its codes, False if every one has zero
+            points; None if some have.
         block: rows and columns of the blocks of FP8 weights that share a scale; None if scales belong to rows or to
             whole tensors.
         has_orders: True if the columns of GPTQ's groups may lie apart. Other layouts store g_idx only if they do.
@@ -49,6 +50,6 @@ class QuantizedScheme(NamedTuple):
 
     layouts: tuple[LayoutName, ...]
     widths: tuple[Width, ...] = ()
-    is_symmetric: bool = True
+    is_symmetric: bool | None = True
     block: tuple[int, int] | None = None
     has_orders: bool = False

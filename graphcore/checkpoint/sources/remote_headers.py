@@ -1,7 +1,8 @@
 """The headers of a repository's model, read by HTTP ranges before anything is downloaded.
 
 A file of weights becomes a local stand-in: as long as the real one, with the bytes of its header, and a hole for the
-rest. Checkpoint readers get names, shapes and offsets from it; nothing may read a tensor.
+rest. Checkpoint readers get names, shapes and offsets from it; nothing may read a tensor, but those of READ_WITH_CONFIG
+and DESCRIPTIONS.
 """
 
 import io
@@ -14,6 +15,7 @@ from typing import Any
 from graphcore.checkpoint.file_bytes import file_identity
 from graphcore.checkpoint.file_kind import MAX_SAFETENSORS_HEADER
 from graphcore.checkpoint.gguf_header import parse_gguf_header
+from graphcore.checkpoint.safetensors_file import read_safetensors_header
 from graphcore.checkpoint.sources.hub import hub_errors_explained, request_listing
 from graphcore.checkpoint.sources.repository_files import choose_files
 from graphcore.checkpoint.sources.source import HubSource
@@ -26,6 +28,8 @@ CONFIGS = (
     *("quantize_config.json", "quant_config.json", "hf_quant_config.json"),
 )
 READ_WITH_CONFIG = ("rope_freqs.weight",)  # tensors that belong to the config of a GGUF file
+LONGEST_DESCRIPTION = 4096  # bytes; bitsandbytes writes about 200
+DESCRIPTIONS = ".quant_state.bitsandbytes__"  # in the names of tensors with the shapes of bitsandbytes' weights
 
 _RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
 
@@ -163,11 +167,19 @@ def _copy_whole(url: str, place: Path) -> None:
     place.write_bytes(response.content)
 
 
+def _read_descriptions(remote: RangeFile, place: Path) -> None:
+    """Read the tensors that describe bitsandbytes' weights of four bits into the stand-in of a safetensors file."""
+    for name, info in read_safetensors_header(place)[0].items():
+        if DESCRIPTIONS in name:
+            remote.fetch(info.offset, min(info.nbytes, LONGEST_DESCRIPTION))
+
+
 def _read_header(remote: RangeFile, place: Path) -> None:
     """Read the header of a file of weights, and what belongs to it, into the stand-in."""
     if place.suffix.lower() != ".gguf":
         length = min(int.from_bytes(remote.read(8), "little"), MAX_SAFETENSORS_HEADER)
         remote.fetch(BLOCK, max(min(8 + length, remote.size) - BLOCK, 0))
+        _read_descriptions(remote, place)
         return
     stream = io.BufferedReader(remote, BLOCK)
     header = parse_gguf_header(stream, place, file_identity(place))

@@ -115,6 +115,14 @@ def open_adapters(settings: ModelSettings) -> tuple[Adapter, ...]:
     )
 
 
+def _is_there(text: str) -> bool:
+    """Return whether a path exists; False for one that no file can have."""
+    try:
+        return Path(text).expanduser().exists()
+    except OSError:  # too long
+        return False
+
+
 def adapter_and_weight(text: str) -> tuple[Path, float]:
     """Return the path and the weight in "PATH:WEIGHT", or a weight of 1 for "PATH"; a path that exists is taken whole.
 
@@ -122,16 +130,16 @@ def adapter_and_weight(text: str) -> tuple[Path, float]:
         ConfigError: the path is empty, of another place than this machine, or the weight is not finite.
     """
     path, colon, weight = text.rpartition(":")
-    if not colon or Path(text).expanduser().exists():
+    if text.startswith(("hf:", "pypi:")) and not _is_there(text):
+        raise ConfigError(
+            f"model.adapter={text}: adapters are read from this machine; download it first (hf download ORG/NAME "
+            "--local-dir FOLDER), and name the folder"
+        )
+    if not colon or _is_there(text):
         return user_path(text, "model.adapter="), 1.0
     try:
         factor = float(weight)
     except ValueError:
-        if text.startswith(("hf:", "pypi:")):
-            raise ConfigError(
-                f"model.adapter={text}: adapters are read from this machine; download it first (hf download ORG/NAME "
-                "--local-dir FOLDER), and name the folder"
-            ) from None
         return user_path(text, "model.adapter="), 1.0
     if not isfinite(factor):
         raise ConfigError(f"model.adapter={text}: the weight {weight} is not finite; use a number such as 0.5")

@@ -26,6 +26,7 @@ from graphcore.arch.transformers_settings import transformers_settings
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.model_file_names import INDEX_NAME, SINGLE_NAME
 from graphcore.checkpoint.mxfp4_checkpoint import Mxfp4Checkpoint
+from graphcore.checkpoint.quantized.layout import ORDER
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.engine.fallback.layer_hooks import recording
 from graphcore.engine.fallback.skeleton import find_layers, float32_names
@@ -34,7 +35,7 @@ from graphcore.errors import UnsupportedError
 from graphcore.tasks.reference.comparison import Outputs
 from graphcore.tasks.reference.ternary_layers import cast_ternary_layers, use_ternary_layers
 from graphcore.weights.loader import Loader
-from graphcore.weights.matching import HEAD, SCALE
+from graphcore.weights.matching import HEAD, SCALE, WEIGHT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -169,7 +170,7 @@ def from_weights(config: ModelConfig, loader: Loader) -> "PreTrainedModel":
     filled = {
         copy_weight(parameters, architecture, config, name, loader)
         for name in loader.sources
-        if not is_shared(name, loader) and not name.endswith(SCALE)
+        if not is_shared(name, loader) and not name.endswith((SCALE, ORDER))
     }
     missing = parameters.keys() - filled - ({HEAD} if loader.is_tied else set())
     assert not missing, f"nothing has filled {sorted(missing)}"
@@ -194,6 +195,9 @@ def copy_weight(
     candidates = (source.name, *(prefix + source.name for prefix in architecture.hf_prefixes))
     stored_name = next(candidate for candidate in candidates if candidate in parameters)
     place, value = parameters[stored_name], loader.dense(name, torch.float32)
+    order = name.removesuffix(WEIGHT) + ORDER
+    if order in loader.sources:
+        value = value[:, loader.dense(order, torch.float32).long().argsort()]
     for fold in source.folds:
         if isinstance(fold, AddOne):
             value = value - 1.0

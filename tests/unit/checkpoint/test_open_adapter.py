@@ -210,3 +210,18 @@ def test_a_gguf_file_that_lacks_a_key_is_refused(tmp_path: Path, key: bytes, say
     path.write_bytes(path.read_bytes().replace(key, key[:-1] + b"_"))
     with pytest.raises(CheckpointError, match=says):
         open_adapter(path)
+
+
+def test_settings_that_are_no_numbers_or_flags_are_named(tmp_path: Path) -> None:
+    for config in ({"lora_alpha": 10**400}, {"lora_alpha": 1e300}, {"use_rslora": "false"}):
+        (name,) = config
+        with pytest.raises(CheckpointError, match=f"{name} is .*save the adapter again"):
+            open_adapter(write_peft(tmp_path, FACTORS, **config))
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (0, 5), (4, 5, 1)])
+def test_factors_of_other_shapes_are_shown(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    factors = {Q: (torch.zeros(shape), torch.zeros(6, shape[0] if shape else 4))}
+    folder = write_peft(tmp_path, {"model.layers.0.mlp.up_proj": FACTORS["model.layers.1.mlp.up_proj"], **factors})
+    with pytest.raises(CheckpointError, match=r"do not fit: A is .*, B is "):
+        open_adapter(folder)

@@ -108,7 +108,7 @@ REFUSED: list[tuple[str, str, Change, type[GraphcoreError], str]] = [
         CheckpointError,
         "zero_point.* no int-quantized weight",
     ),
-    ("int8 groups", "nan", replaced("weight_scale", lambda t: t * NAN), CheckpointError, "no finite torch.float32"),
+    ("int8 groups", "nan", replaced("weight_scale", lambda t: t * NAN), CheckpointError, "weight_scale' is not finite"),
     ("fp8 rows", "no scale", lambda t: t.pop("weight_scale"), CheckpointError, "one must be there, and 0 are"),
     (
         "fp8 rows",
@@ -177,6 +177,50 @@ REFUSED: list[tuple[str, str, Change, type[GraphcoreError], str]] = [
         "nested_absmax' does not fit with",
     ),
     ("nf4 nested", "blocks", restated(nested_blocksize=1), CheckpointError, "does not fit with"),
+    ("nf4 nested", "no offset", restated(nested_offset=None), CheckpointError, "nested_offset beside them"),
+    ("nf4 nested", "large", restated(nested_offset=10**400), CheckpointError, "is no description of a weight"),
+    ("nf4", "wide", restated(blocksize=2**66), CheckpointError, "no bitsandbytes 4-bit weight"),
+    (
+        "nf4",
+        "deep",
+        replaced("weight.quant_state.bitsandbytes__nf4", lambda _: torch.full((100_000,), 91, dtype=torch.uint8)),
+        CheckpointError,
+        "is no description of a weight",
+    ),
+    (
+        "awq",
+        "zeros gone",
+        lambda t: t.pop("qzeros"),
+        CheckpointError,
+        "tensor: .*qzeros', zero points of a weight that",
+    ),
+    (
+        "packed 4 bf16",
+        "zeros gone",
+        lambda t: t.pop("weight_zero_point"),
+        CheckpointError,
+        "tensor: .*weight_zero_point', zero points",
+    ),
+    (
+        "int8 groups",
+        "wide zeros",
+        replaced("weight_zero_point", lambda t: t.to(torch.int32) + 300),
+        CheckpointError,
+        "no integers from -128 to 127",
+    ),
+    (
+        "int8 groups",
+        "half zeros",
+        replaced("weight_zero_point", lambda t: t.float() + 0.5),
+        CheckpointError,
+        "no integers from -128 to 127",
+    ),
+    ("nvfp4", "two", replaced("weight_global_scale", lambda t: t.repeat(4)), CheckpointError, "global_scale.* are no"),
+    ("nvfp4", "none", replaced("weight_global_scale", lambda t: t[:0]), CheckpointError, "global_scale.* are no"),
+    ("nvfp4", "inf", replaced("weight_global_scale", lambda t: t / 0), CheckpointError, "are not finite"),
+    ("mxfp4", "nan", replaced("weight_scale", lambda t: t | 255), CheckpointError, "weight_scale' has NaN"),
+    ("fp8 blocks", "cut", replaced("weight_scale_inv", lambda t: t.view(1)[:0]), CheckpointError, "are no fp8 weight"),
+    ("gptq 4", "groups", replaced("g_idx", lambda t: t[:0]), CheckpointError, "must have the numbers 0 to 1"),
 ]
 
 
@@ -222,6 +266,35 @@ def restated_shape(tensors: dict[str, Tensor], shape: list[int]) -> None:
     size = shape[0] * shape[1]
     tensors["weight"] = tensors["weight"][: size // 2]
     tensors["weight.absmax"] = tensors["weight.absmax"][: -(-size // stated["blocksize"])]
+
+
+@pytest.mark.parametrize("block", [[2**29, 2**29], [1, 2**29], [64, 128]])
+def test_blocks_beyond_a_weight_are_the_whole_of_it(block: list[int], tmp_path: Path) -> None:
+    tensors, dense = FOLDER_LAYOUTS["fp8 tensor"].write(1 if block[0] == 1 else 32, 64, 3)
+    stored = {"weight": tensors["weight"], "weight_scale_inv": tensors["weight_scale"].view(1, 1)}
+    view = view_of(tmp_path, stored, {"quant_method": "fp8", "weight_block_size": block})
+    assert torch.equal(dense_of(view), dense)
+
+
+def test_a_cut_off_grid_of_blocks_is_refused(tmp_path: Path) -> None:
+    tensors, _ = FOLDER_LAYOUTS["fp8 blocks"].write(64, 64, 3)
+    tensors["weight_scale_inv"] = tensors["weight_scale_inv"][:1]
+    with pytest.raises(CheckpointError, match="are no fp8 weight"):
+        dense_of(view_of(tmp_path, tensors, FOLDER_LAYOUTS["fp8 blocks"].config))
+
+
+def test_int8_weights_may_have_scales_without_axes(tmp_path: Path) -> None:
+    one = FOLDER_LAYOUTS["int8 rows"]
+    tensors, _ = one.write(8, 64, 3)
+    tensors |= {"weight_scale": torch.tensor(0.5), "weight_zero_point": torch.tensor([[3]], dtype=torch.int8)}
+    assert torch.equal(dense_of(view_of(tmp_path, tensors, one.config)), (tensors["weight"].float() - 3) / 2)
+
+
+def test_a_config_of_quantised_weights_over_dense_ones_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"weights are quantised \(awq\), and none is; remove quantization_config"
+    ):
+        view_of(tmp_path, {"weight": torch.ones(8, 64)}, FOLDER_LAYOUTS["awq"].config)
 
 
 def test_a_weight_that_is_not_quantised_stays_as_it_is(tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ PACKED, INTS = compressed_config("pack-quantized", 4, 128), compressed_config("i
         ({**gptq_config(4, 64), "desc_act": True}, QuantizedScheme(("gptq",), (Width(4, 64),), has_orders=True)),
         (
             {**gptq_config(4, 64), "dynamic": {"-:head": {}, "+:.*down.*": {"desc_act": True}}},
-            QuantizedScheme(("gptq",), (), False, has_orders=True),
+            QuantizedScheme(("gptq",), (), None, has_orders=True),
         ),
         (gptq_config(4, 64, version=2), QuantizedScheme(("gptq_v2",), (Width(4, 64),))),
         (
             {**gptq_config(4, 64), "pack_dtype": "int32", "dynamic": {"+:.*down.*": {"bits": 8}}},
-            QuantizedScheme(("gptq",), (), False),
+            QuantizedScheme(("gptq",), (), None),
         ),
         (PACKED, QuantizedScheme(("pack-quantized",), (Width(4, 128),))),
         (INTS, QuantizedScheme(("int-quantized",), (Width(8, 0),))),
@@ -49,7 +49,7 @@ PACKED, INTS = compressed_config("pack-quantized", 4, 128), compressed_config("i
         ),
         (
             {"quant_method": "auto-round", "bits": 4, "sym": False, "extra_config": {"lm_head": {"bits": 8}}},
-            QuantizedScheme(("gptq",), (), False),
+            QuantizedScheme(("gptq",), (), None),
         ),
         ({"quant_method": "fp8"}, QuantizedScheme(("fp8",), block=(128, 128))),
         ({"quant_method": "fp8", "weight_block_size": None}, QuantizedScheme(("fp8",))),
@@ -111,7 +111,6 @@ def with_weights(**changes: object) -> dict[str, Any]:
         ),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'"),
-        ({"quant_method": "bitsandbytes"}, "neither load_in_8bit nor load_in_4bit is set"),
         ({"quant_method": "hqq"}, "quant_method 'hqq', which is not supported"),
     ],
 )
@@ -138,7 +137,24 @@ def floats_of_blocks(structure: object) -> dict[str, Any]:
     return {"targets": ["Linear"], "weights": weights}
 
 
-@pytest.mark.parametrize("structure", ["128", [128], [128, 0], [1.5, 2], "axb", [1, 2, 3], 7])
+def test_groups_that_are_not_all_symmetric_and_groups_of_floats_are_known() -> None:
+    one = with_weights(symmetric=False)["config_groups"]["group_0"]
+    groups = {"group_0": PACKED["config_groups"]["group_0"], "group_1": one}
+    assert parse(LLAMA, quantization_config={**PACKED, "config_groups": groups}).quantized.is_symmetric is None
+    assert parse(LLAMA, quantization_config=with_weights(symmetric=False)).quantized.is_symmetric is False
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 64}
+    floats = {**PACKED, "format": "float-quantized", "config_groups": {"group_0": {"weights": weights}}}
+    assert parse(LLAMA, quantization_config=floats).quantized.block == (1, 64)
+
+
+@pytest.mark.parametrize("stated", [{}, {"load_in_4bit": False}])
+def test_a_bitsandbytes_config_whose_flags_are_off_describes_dense_weights(stated: dict) -> None:
+    found = parse(LLAMA, quantization_config={"quant_method": "bitsandbytes", **stated})
+    assert found.quantized is None
+    assert "quantization_config is ignored" in found.notes[-1]
+
+
+@pytest.mark.parametrize("structure", ["128", [128], [128, 0], [1.5, 2], "axb", [1, 2, 3], 7, ["9" * 5000, 1]])
 def test_blocks_that_are_no_two_sizes_are_refused(structure: object) -> None:
     stated = {**PACKED, "format": "float-quantized", "config_groups": {"group_0": floats_of_blocks(structure)}}
     with pytest.raises(CheckpointError, match="'block_structure' must be two sizes, such as"):
