@@ -89,6 +89,11 @@ class RangeFile(io.RawIOBase):
         self._keep(begin, found)
         return found
 
+    def flush(self) -> None:
+        """Write the bytes that were kept to the stand-in's file."""
+        if not self._local.closed:
+            self._local.flush()
+
     def close(self) -> None:
         """Close the stand-in."""
         self._local.close()
@@ -169,6 +174,7 @@ def _copy_whole(url: str, place: Path) -> None:
 
 def _read_descriptions(remote: RangeFile, place: Path) -> None:
     """Read the tensors that describe bitsandbytes' weights of four bits into the stand-in of a safetensors file."""
+    remote.flush()
     for name, info in read_safetensors_header(place)[0].items():
         if DESCRIPTIONS in name:
             remote.fetch(info.offset, min(info.nbytes, LONGEST_DESCRIPTION))
