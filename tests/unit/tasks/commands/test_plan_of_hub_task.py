@@ -19,6 +19,7 @@ from graphcore.checkpoint.sources import remote_headers
 from graphcore.checkpoint.sources.remote_headers import fetch_headers
 from graphcore.checkpoint.sources.source import HubSource
 
+GOLDEN = Path(__file__).parents[3] / "golden"
 BLOCK = 1024  # bytes; the headers of tiny models are longer, as those of large ones are than the real block
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 CONFIGS = ("config.json", "generation_config.json", "model.safetensors.index.json")
@@ -47,10 +48,18 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     repositories = {
         "org/plain": contents(TINY / "llama3"),
         "org/sharded": split(TINY / "llama3", tmp_path / "sharded"),
+        "org/nf4": contents(GOLDEN / "quantised_folders" / "llama_nf4"),
+        "org/gptq": contents(GOLDEN / "quantised_folders" / "llama_gptq"),
         "org/gguf": {"m-F32.gguf": (TINY / "llama3.gguf").read_bytes(), "m-Q8_0.gguf": b"no"},
     }
     with hub_of(monkeypatch, repositories, tmp_path / "hub") as fake:
         yield fake
+
+
+@pytest.mark.parametrize("name", ["nf4", "gptq"])
+def test_quantised_folders_are_planned_from_headers(run_task: RunTask, hub: FakeHub, name: str) -> None:
+    """The shapes of NF4 weights are in tensors of their own, which are read, too."""
+    check(plan(run_task, f"hf:org/{name}"), plan(run_task, GOLDEN / "quantised_folders" / f"llama_{name}"))
 
 
 def plan(run_task: RunTask, checkpoint: object, *overrides: str) -> dict[str, Any]:
