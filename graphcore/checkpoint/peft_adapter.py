@@ -156,7 +156,7 @@ def _number(raw: Mapping[str, object], key: str, otherwise: float, source: str) 
 
 
 def _flag(raw: Mapping[str, object], key: str, source: str) -> bool:
-    """Return a setting that is true or false; False where it is absent."""
+    """Return a boolean of the config, False where it is absent."""
     value = raw.get(key, False)
     if not isinstance(value, bool):
         raise CheckpointError(f"{source}: {key} is {quoted(value)}, not true or false; save the adapter again")

@@ -48,7 +48,7 @@ ADVICE = "use another checkpoint of the model, or a GGUF of it"
 
 
 def read_quantized_scheme(fields: Fields) -> QuantizedScheme | None:
-    """Return how the weights of a model folder are quantised; None for another quant_method.
+    """Parse quantization_config: packing layouts, bit widths, group sizes, symmetry; None for another quant_method.
 
     Args:
         fields: settings of config.json.

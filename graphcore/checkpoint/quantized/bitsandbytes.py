@@ -54,7 +54,7 @@ class Bnb8BitLayout(WeightLayout):
         return {self.codes: (("i8",), (2,)), self.scales: (("f32",), (1, 2)), self.order: (("u8",), (0, 1))}
 
     def described(self, stem: str, infos: Mapping[str, TensorInfo]) -> QuantizedWeight:
-        """Return a weight as affine8."""
+        """Describe the weight as an affine8 tensor [O, I]."""
         codes, scales = infos[self.codes], infos[self.scales]
         rows, columns = codes.shape
         if scales.shape not in ((rows,), (rows, 1)) or min(rows, columns) < 1:

@@ -230,7 +230,7 @@ class Mxfp4Layout(WeightLayout):
         return {self.codes: (("u8",), (2,)), self.scales: (("u8",), (2,))}
 
     def described(self, stem: str, infos: Mapping[str, TensorInfo]) -> QuantizedWeight:
-        """Return a weight as mxfp4."""
+        """Describe the weight as an mxfp4 tensor [O, I]."""
         codes, scales = infos[self.codes], infos[self.scales]
         rows, half = codes.shape
         if scales.shape != (rows, half // 16) or half % 16 or min(rows, half) < 1:
@@ -238,7 +238,7 @@ class Mxfp4Layout(WeightLayout):
         return self.presented(stem, (rows, 2 * half), MXFP4, 4, half // 16, infos)
 
     def blocks(self, weight: QuantizedWeight, found: Mapping[str, Tensor]) -> Tensor:
-        """Return mxfp4 blocks."""
+        """Interleave codes and E8M0 scales as ggml's mxfp4 blocks: [O, I / 32, 17] uint8."""
         scales = found[self.scales]
         if int(scales.max()) == NAN_EXPONENT:
             raise CheckpointError(

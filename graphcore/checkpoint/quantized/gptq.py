@@ -50,7 +50,7 @@ class GptqLayout(IntegerLayout):
         return (rows, words * WORD_BITS // bits), bits, groups
 
     def codes_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
-        """Return the codes: bytes of a word are neighbouring columns."""
+        """Unpack the int32 words, which pack along input features, to codes [O, I B / 8] uint8."""
         rows, columns = weight.info.shape
         raw = stored.contiguous().view(torch.uint8).view(-1, rows, 4).transpose(0, 1)
         return raw.reshape(rows, columns * weight.bits // 8)
@@ -74,7 +74,7 @@ class Gptq2Layout(GptqLayout):
 
 
 class AwqLayout(IntegerLayout):
-    """Weights of AWQ's version "gemm"."""
+    """AWQ weights packed for the GEMM kernel (version "gemm")."""
 
     name = "awq"
     codes, scales, zeros = ".qweight", ".scales", ".qzeros"
@@ -96,7 +96,7 @@ class AwqLayout(IntegerLayout):
         return (rows, columns), AWQ_BITS, groups
 
     def codes_of(self, weight: QuantizedWeight, stored: Tensor) -> Tensor:
-        """Return the codes, which lie along rows: nibbles of two columns' words become bytes of eight rows."""
+        """Unpack the int32 words, which pack along output features, to 4-bit codes [O, I / 2] uint8."""
         even, odd = stored.T[:, 0::2], stored.T[:, 1::2]  # [O / 8, I / 2]
         low = even & LOW_NIBBLES | (odd & LOW_NIBBLES) << 4
         high = even >> 4 & LOW_NIBBLES | odd & ~LOW_NIBBLES

@@ -150,7 +150,7 @@ class WeightLayout(ABC):
 
 
 class IntegerLayout(WeightLayout):
-    """A layout of integer weights: weight = scale * (code - zero).
+    """A layout of quantised integer weights, weight = scale * (code - zero_point).
 
     Attributes:
         scales, zeros, order, shape: suffixes of the tensors of scales, of zero points, of the columns' groups and of
@@ -181,7 +181,7 @@ class IntegerLayout(WeightLayout):
         """Return the scales in their stored dtype: [O, G]."""
 
     def described(self, stem: str, infos: Mapping[str, TensorInfo]) -> QuantizedWeight:
-        """Return a weight in the narrowest format that holds it."""
+        """Describe the weight in the format of the fewest bits that holds its codes, scales and zero points exactly."""
         shape, bits, groups = self.measured(infos)
         self._check_width(infos[self.codes], shape[1], groups, bits)
         if self.zeros not in infos and self.scheme.is_symmetric is False:

@@ -53,7 +53,7 @@ LEFT_OUT = (  # suffixes of numbers that say how activations and caches are roun
 
 
 def _order_info(name: str, weight: TensorInfo) -> TensorInfo:
-    """Return the description of the order of a weight's columns: int32 [I]."""
+    """Describe the act-order permutation of a weight's input features: int32 [I]."""
     return TensorInfo(name, weight.shape[1:], "i32", None, 0, 4 * weight.shape[1])
 
 

@@ -9,23 +9,10 @@ Legend: N blocks.
 The folders of these weights are read by checkpoint/quantized/; GGUF files have no such type.
 """
 
-import torch
-
 from graphcore.encodings import FP4_LEVELS, Planes
-from graphcore.quant.bit_fields import field, fp32, levels_of, planes
-from graphcore.quant.format import Format
+from graphcore.quant.formats.nf4 import FloatLevelsFormat
 
-
-class Fp4Format(Format):
-    """Four bits, float levels."""
-
-    def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Decode: [N, 20] uint8 -> [N, 32] float32."""
-        codes = planes(field(blocks, 4, 16), bits=4).flatten(1)  # [N, 32]
-        return levels_of(FP4_LEVELS, codes).mul_(fp32(blocks, 0))
-
-
-FP4 = Fp4Format(
+FP4 = FloatLevelsFormat(
     name="fp4",
     block_elements=32,
     block_nbytes=20,

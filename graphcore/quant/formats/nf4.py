@@ -16,16 +16,16 @@ from graphcore.quant.bit_fields import field, fp32, levels_of, planes
 from graphcore.quant.format import Format
 
 
-class Nf4Format(Format):
-    """Four bits, float levels."""
+class FloatLevelsFormat(Format):
+    """Four-bit codes of float levels, with a float32 scale."""
 
     def dequantize_blocks(self, blocks: torch.Tensor) -> torch.Tensor:
         """Decode: [N, 20] uint8 -> [N, 32] float32."""
         codes = planes(field(blocks, 4, 16), bits=4).flatten(1)  # [N, 32]
-        return levels_of(NF4_LEVELS, codes).mul_(fp32(blocks, 0))
+        return levels_of(self.float_levels, codes).mul_(fp32(blocks, 0))
 
 
-NF4 = Nf4Format(
+NF4 = FloatLevelsFormat(
     name="nf4",
     block_elements=32,
     block_nbytes=20,
