@@ -96,6 +96,16 @@ QWEN3_NEXT = {
 }
 QWEN3_5 = {name: size for name, size in QWEN3_NEXT.items() if "expert" not in name and name != "norm_topk_prob"}
 QWEN3_5_MOE = {name: size for name, size in QWEN3_NEXT.items() if name not in ("norm_topk_prob", "intermediate_size")}
+LFM2 = {
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 5,
+    "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+    "conv_L_cache": 3,
+    "block_multiple_of": 16,
+    "tie_word_embeddings": True,
+    **NO_TOKENS,
+}
 GEMMA4_TEXT = {
     **SIZES,
     "num_attention_heads": 4,
@@ -305,6 +315,19 @@ def qwen3_5_moe(**changes: object) -> nn.Module:
     return model
 
 
+def lfm2(**changes: object) -> nn.Module:
+    """Return an LFM2 model; `changes` are of LFM2."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    return Lfm2ForCausalLM(Lfm2Config(**{**LFM2, **changes}))
+
+
+def _lfm2_biased() -> nn.Module:
+    sizes = {"block_auto_adjust_ff_dim": False, "head_dim": 24, "num_key_value_heads": 1, "tie_word_embeddings": False}
+    layers = {"layer_types": None, "full_attn_idxs": [0, 2], "num_hidden_layers": 4, "conv_L_cache": 5}
+    return lfm2(**sizes, **layers, conv_bias=True)
+
+
 def _bitnet(**changes: object) -> nn.Module:
     from transformers import BitNetConfig, BitNetForCausalLM
 
@@ -331,6 +354,8 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen3_next": qwen3_next,  # delta rules, inputs fused by key head, gated attention, a shared expert
     "qwen3_5": qwen3_5,  # delta rules and gated attention, dense
     "qwen3_5_moe": qwen3_5_moe,  # the same with experts and a shared expert
+    "lfm2": lfm2,  # gated short convolutions beside attention, an MLP whose width is computed, tied
+    "lfm2_biased": _lfm2_biased,  # biases of wider convolutions, one kv head, attention first, untied
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
 }
 ARCHITECTURES = (  # one of each
@@ -348,6 +373,7 @@ ARCHITECTURES = (  # one of each
     "gemma4",
     "gemma4_moe",
     "bitnet",
+    "lfm2",
 )
 # Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and
 # one sequence that could run native or as a GPU's kernels does not run it.

@@ -33,7 +33,8 @@ class GGUFKeys:
     def size(self, key: str) -> int | None:
         """Return a size; of an array with one value per layer, the value that all layers share. None if absent.
 
-        Of a key that may differ by layer (`ClassDefaults.sizes_by_layer`), the first layer's value is returned.
+        Of a key that may differ by layer (`ClassDefaults.sizes_by_layer`), the first value above 0 is returned: layers
+        without attention have 0 kv heads.
 
         Raises:
             CheckpointError: the value is not a positive integer.
@@ -45,7 +46,9 @@ class GGUFKeys:
             return self.fields.size(name)
         if key not in self.defaults.sizes_by_layer and any(member != value[0] for member in value):
             raise UnsupportedError(f"{self.fields.source}: {name} differs by layer, which is not supported")
-        return Fields({name: value[0]}, self.fields.source).size(name)
+        is_by_layer = key in self.defaults.sizes_by_layer
+        first = next((member for member in value if member != 0), None) if is_by_layer else value[0]
+        return Fields({name: first}, self.fields.source).size(name)
 
     def sizes(self, key: str, num_layers: int) -> tuple[int, ...]:
         """Return the sizes of all layers: the members of an array, or as often the one number.

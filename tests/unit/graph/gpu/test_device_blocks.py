@@ -19,7 +19,7 @@ from graphcore.graph.gpu.kernel_obstacles import block_obstacle, device_obstacle
 from graphcore.graph.step import HeadStep, RoutedBlock
 from graphcore.kernels.ops.kv_formats import FLOAT8, KVType, pool_dtype, vector_shape
 from graphcore.kernels.stored_packing import StoredPacking
-from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
+from graphcore.kvcache.buffers import KVCache, LayerCache, RecurrentCache
 from graphcore.kvcache.sizes import buffer_shapes
 from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder
@@ -59,7 +59,7 @@ def inputs_of(spec: BlockSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor | Non
     attention = spec.attention
     if isinstance(attention, DeltaSpec):
         states = [torch.randn(3, *shape, generator=generator) for shape in buffer_shapes(attention, 16)]
-        return x, None, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), DeltaCache(*states)
+        return x, None, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), RecurrentCache(*states)
     rope = None
     if attention.rope is not None:
         rope = rope_table(attention.rope, attention.head_dim, 16)[list(STARTS)][:, None].contiguous()
