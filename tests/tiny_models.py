@@ -382,6 +382,7 @@ AT_BOTH_WIDTHS = ("gemma3", "gpt_oss")
 
 MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe")
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+RECURRENT = (*DELTA_RULES, "lfm2")  # layers with a state and layers that attend
 TOLERANCE = 2e-5
 # transformers' own float32 logits differ from float64 by up to 9e-5 with these, whose norms divide small answers by
 # their size.

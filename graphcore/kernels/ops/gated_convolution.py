@@ -107,7 +107,8 @@ def convolution_arguments(
     """
     arguments = GatedConvolution(*map(address, parts.tensors), address(out), address(caches))
     arguments.sequences, arguments.tokens, _ = parts.mixed.shape
-    arguments.stride = parts.mixed.stride(0) // arguments.tokens
+    # the stride of an axis of size 1 means nothing
+    arguments.stride = parts.mixed.stride(0 if arguments.tokens == 1 else 1)
     arguments.channels, arguments.width = parts.conv_weight.shape
     arguments.format = DTYPE_NUMBERS[parts.mixed.dtype]
     arguments.state_format = DTYPE_NUMBERS[parts.convolution.dtype]

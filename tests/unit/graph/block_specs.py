@@ -7,7 +7,7 @@ from tiny_graph import DIM, FULL, NORM, SLIDING
 
 from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
 from graphcore.nn.rope_spec import LinearScaling, RopeSpec
-from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, MoESpec, NormSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, ConvSpec, DeltaSpec, MLPSpec, MoESpec, NormSpec
 
 LAYER_NORM = NormSpec("layer", 1e-5)
 PLAIN = BlockSpec(
@@ -57,6 +57,7 @@ ARCHITECTURES: Mapping[str, BlockSpec] = {
     ),
     "qwen3_5_delta": replace(PLAIN, norm=NORM, attention=replace(DELTA, tiled=True)),
     "bitnet": feeding(attending(sub_norm=PLAIN.norm), sub_norm=PLAIN.norm, activation="relu2"),
+    "lfm2_conv": replace(PLAIN, attention=ConvSpec(DIM, width=3)),
 }
 
 ATTENDING = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -102,6 +103,11 @@ BLOCKS: Mapping[str, BlockSpec] = {
     "gated_attention": attending(output_gate=True, qk_norm=PLAIN.norm, qkv_bias=True),
     "shared_expert": ARCHITECTURES["qwen3_next"],
     **ORDERED,
+    "ordered_convolution": replace(
+        ARCHITECTURES["lfm2_conv"], ordered_inputs=("conv.in_proj", "conv.out_proj", "mlp.down_proj")
+    ),
+    "convolution_with_biases": replace(PLAIN, attention=ConvSpec(DIM, width=4, bias=True)),
+    "convolution_of_other_width": replace(PLAIN, attention=ConvSpec(DIM + 5, width=1)),
     "delta_rule": ARCHITECTURES["qwen3_next_delta"],
     "delta_rule_of_tiled_heads": ARCHITECTURES["qwen3_5_delta"],
     "delta_rule_of_odd_heads": replace(PLAIN, attention=DeltaSpec(3, 3, 5, 7, width=3, eps=0.1)),

@@ -30,7 +30,17 @@ from graphcore.nn.rope_spec import (
     YarnScaling,
 )
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, MoESpec, NormSpec, PerLayerSpec
+from graphcore.nn.spec import (
+    AttentionSpec,
+    BlockSpec,
+    ConvSpec,
+    DeltaSpec,
+    MLPSpec,
+    ModelSpec,
+    MoESpec,
+    NormSpec,
+    PerLayerSpec,
+)
 
 CPU = torch.device("cpu")
 TOKENS = 14
@@ -93,6 +103,10 @@ def delta(**fields: object) -> ModelSpec:
     return block(attention=replace(DELTA, **fields))(MODEL)
 
 
+def convolution(**fields: object) -> ModelSpec:
+    return block(attention=replace(ConvSpec(channels=32, width=3), **fields))(MODEL)
+
+
 def block(**fields: object) -> Change:
     return blocks(lambda one: replace(one, **fields))
 
@@ -152,6 +166,9 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "DeltaSpec.width": (delta(), delta(width=4)),
     "DeltaSpec.eps": (delta(), delta(eps=1e-2)),
     "DeltaSpec.tiled": (delta(), delta(tiled=True)),
+    "ConvSpec.channels": (convolution(), convolution(channels=40)),
+    "ConvSpec.width": (convolution(), convolution(width=4)),
+    "ConvSpec.bias": (convolution(), convolution(bias=True)),
     "MoESpec.experts": (mixture(), mixture(experts=6)),
     "MoESpec.top_k": (mixture(), mixture(top_k=3)),
     "MoESpec.hidden": (mixture(), mixture(hidden=16)),

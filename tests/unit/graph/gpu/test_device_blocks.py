@@ -26,7 +26,7 @@ from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, NormSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, NormSpec, RecurrentSpec
 
 SPECS: Mapping[str, BlockSpec] = {
     **ARCHITECTURES,
@@ -57,7 +57,7 @@ def inputs_of(spec: BlockSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor | Non
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, 1, spec.dim, generator=generator)
     attention = spec.attention
-    if isinstance(attention, DeltaSpec):
+    if isinstance(attention, RecurrentSpec):
         states = [torch.randn(3, *shape, generator=generator) for shape in buffer_shapes(attention, 16)]
         return x, None, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), RecurrentCache(*states)
     rope = None
