@@ -132,6 +132,25 @@ GEMMA4_MOE = {
     "top_k_experts": 3,
     "moe_intermediate_size": 48,
 }
+GLM4_MOE = {  # groups of experts, two of three for a token
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "first_k_dense_replace": 1,
+    "use_qk_norm": True,
+    "attention_bias": True,
+    "n_routed_experts": 9,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 3,
+    "topk_group": 2,
+    "moe_intermediate_size": 48,
+    "routed_scaling_factor": 2.5,
+    "tie_word_embeddings": False,
+    **NO_TOKENS,
+}
+GLM4_MOE_AIR = {**GLM4_MOE, "use_qk_norm": False, "n_group": 1, "topk_group": 1, "n_shared_experts": 2}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -305,6 +324,23 @@ def qwen3_5_moe(**changes: object) -> nn.Module:
     return model
 
 
+@torch.no_grad()
+def glm4_moe(**changes: object) -> nn.Module:
+    """Return a GLM 4.5 model; `changes` are of GLM4_MOE."""
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    model = Glm4MoeForCausalLM(Glm4MoeConfig(**{**GLM4_MOE, **changes}))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.uniform_(-0.4, 0.4)
+    model.set_experts_implementation("eager")  # transformers' grouped product takes no odd sizes
+    return model
+
+
+def _glm4_moe_air() -> nn.Module:
+    return glm4_moe(**GLM4_MOE_AIR)
+
+
 def _bitnet(**changes: object) -> nn.Module:
     from transformers import BitNetConfig, BitNetForCausalLM
 
@@ -331,6 +367,8 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen3_next": qwen3_next,  # delta rules, inputs fused by key head, gated attention, a shared expert
     "qwen3_5": qwen3_5,  # delta rules and gated attention, dense
     "qwen3_5_moe": qwen3_5_moe,  # the same with experts and a shared expert
+    "glm4_moe": glm4_moe,  # experts chosen by sigmoid scores within groups, a shared one, half of a head rotates
+    "glm4_moe_air": _glm4_moe_air,  # the same without groups and norms of q and k, two shared experts
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
 }
 ARCHITECTURES = (  # one of each
@@ -347,6 +385,7 @@ ARCHITECTURES = (  # one of each
     "qwen3_5_moe",
     "gemma4",
     "gemma4_moe",
+    "glm4_moe",
     "bitnet",
 )
 # Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and
@@ -354,7 +393,7 @@ ARCHITECTURES = (  # one of each
 AT_BOTH_WIDTHS = ("gemma3", "gpt_oss")
 
 
-MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe")
+MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe")
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 TOLERANCE = 2e-5
 # transformers' own float32 logits differ from float64 by up to 9e-5 with these, whose norms divide small answers by

@@ -52,7 +52,7 @@ def _rope_settings(config: ModelConfig) -> dict[str, Any] | None:
 def _expert_settings(experts: ExpertsConfig) -> dict[str, Any]:
     """Return the experts' settings; transformers needs lists, and the numbers of shared experts and dense layers."""
     found = {**vars(experts), "mlp_only_layers": list(experts.mlp_only_layers)}
-    routing, width, shared = found.pop("routing"), experts.moe_intermediate_size, found["shared_expert_intermediate_size"]
+    routing, shared = found.pop("routing"), experts.shared_expert_intermediate_size or 0
     if routing is None:
         return found
     return {
@@ -61,6 +61,6 @@ def _expert_settings(experts: ExpertsConfig) -> dict[str, Any]:
         "topk_group": routing.used_groups,
         "routed_scaling_factor": routing.factor,
         "n_routed_experts": experts.num_local_experts,
-        "n_shared_experts": (shared or 0) // (width or 1),
+        "n_shared_experts": shared // (experts.moe_intermediate_size or 1),
         "first_k_dense_replace": len(experts.mlp_only_layers),
     }

@@ -123,9 +123,7 @@ class MoE(nn.Module):
         self.shared_expert = (
             MLP(MLPSpec(spec.shared_hidden, spec.gating.activation), dim, dtype) if has_shared else None
         )
-        self.shared_expert_gate = (
-            Linear(dim, 1, bias=False, dtype=dtype) if has_shared and spec.shared_gate else None
-        )
+        self.shared_expert_gate = Linear(dim, 1, bias=False, dtype=dtype) if has_shared and spec.shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""

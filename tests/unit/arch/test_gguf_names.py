@@ -58,6 +58,7 @@ ARCHS = {
     "qwen3_next": MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
+    "glm4_moe": MODEL_ARCH.GLM4_MOE,
     "bitnet": MODEL_ARCH.BITNET,
 }
 
@@ -95,6 +96,7 @@ def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
             hf_name = f"model.{name}"
         if name.endswith("sinks"):
             hf_name += ".weight"
+        hf_name = hf_name.replace("e_score_correction_bias", "e_score_correction.bias")
         for stored_leaf, leaf in DELTA_NAMES.items():
             part = "z" if "in_proj_z" in name else "qkv"
             hf_name = hf_name.replace(stored_leaf, leaf.format(part))
