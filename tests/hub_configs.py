@@ -367,6 +367,31 @@ GLM4_MOE = {
     "use_qk_norm": False,
     "vocab_size": 151552,
 }
+# zai-org/GLM-4-9B-0414
+GLM4 = {
+    "architectures": ["Glm4ForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": [151329, 151336, 151338],
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 13696,
+    "max_position_embeddings": 32768,
+    "model_type": "glm4",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "pad_token_id": 151329,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 151552,
+}
 FAMILIES = {
     "llama": LLAMA,
     "qwen3": QWEN3,
@@ -380,6 +405,7 @@ FAMILIES = {
     "mistral": MISTRAL,
     "qwen2": QWEN2,
     "glm4_moe": GLM4_MOE,
+    "glm4": GLM4,
     "bitnet": BITNET,
 }
 

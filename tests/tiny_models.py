@@ -151,6 +151,7 @@ GLM4_MOE = {  # groups of experts, two of three for a token
     **NO_TOKENS,
 }
 GLM4_MOE_AIR = {**GLM4_MOE, "use_qk_norm": False, "n_group": 1, "topk_group": 1, "n_shared_experts": 2}
+GLM4 = {**SIZES, **GQA, "num_hidden_layers": 3, "head_dim": 24, "tie_word_embeddings": False, **NO_TOKENS}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -341,6 +342,20 @@ def _glm4_moe_air() -> nn.Module:
     return glm4_moe(**GLM4_MOE_AIR)
 
 
+def glm4(**changes: object) -> nn.Module:
+    """Return a GLM 4 0414 model; `changes` are of GLM4."""
+    from transformers import Glm4Config, Glm4ForCausalLM
+
+    return Glm4ForCausalLM(Glm4Config(**{**GLM4, **changes}))
+
+
+def glm(**changes: object) -> nn.Module:
+    """Return a GLM 4 9B model; `changes` are of GLM4."""
+    from transformers import GlmConfig, GlmForCausalLM
+
+    return GlmForCausalLM(GlmConfig(**{**GLM4, "head_dim": 16, **changes}))
+
+
 def _bitnet(**changes: object) -> nn.Module:
     from transformers import BitNetConfig, BitNetForCausalLM
 
@@ -369,6 +384,8 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen3_5_moe": qwen3_5_moe,  # the same with experts and a shared expert
     "glm4_moe": glm4_moe,  # experts chosen by sigmoid scores within groups, a shared one, half of a head rotates
     "glm4_moe_air": _glm4_moe_air,  # the same without groups and norms of q and k, two shared experts
+    "glm4": glm4,  # sandwich norms, adjacent features of half a head rotate, fused gate and up
+    "glm": glm,  # the same without norms behind the sublayers
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
 }
 ARCHITECTURES = (  # one of each
@@ -386,6 +403,8 @@ ARCHITECTURES = (  # one of each
     "gemma4",
     "gemma4_moe",
     "glm4_moe",
+    "glm4",
+    "glm",
     "bitnet",
 )
 # Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and

@@ -96,6 +96,17 @@ SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
             "moe_intermediate_size": 704,
         },
     ),
+    "GLM-4-32B": (
+        "glm4",
+        {
+            "num_hidden_layers": 1,
+            "hidden_size": 6144,
+            "intermediate_size": 23040,
+            "num_attention_heads": 48,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+        },
+    ),
     "GLM-4.5-Air": (  # a dense layer, and one with an eighth of the experts
         "glm4_moe",
         {

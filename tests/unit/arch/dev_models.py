@@ -302,6 +302,24 @@ GLM4_MOE = {  # 4.5-Air
     "use_qk_norm": False,
     "vocab_size": 151552,
 }
+GLM4 = {  # 9B-0414
+    "model_type": "glm4",
+    "attention_bias": True,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 13696,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 151552,
+}
+GLM = {**GLM4, "model_type": "glm", "max_position_embeddings": 131072, "rms_norm_eps": 1.5625e-07}  # 4 9B chat
 EVERY = {
     "llama": LLAMA,
     "qwen3": QWEN3,
@@ -317,6 +335,8 @@ EVERY = {
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": QWEN3_5_MOE,
     "glm4_moe": GLM4_MOE,
+    "glm4": GLM4,
+    "glm": GLM,
     "bitnet": BITNET,
 }
 

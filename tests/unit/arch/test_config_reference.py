@@ -120,7 +120,7 @@ def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -
         assert ours.attention.output_bias == theirs.get("attention_bias", False)
     if "eos" not in skip:
         ends = theirs["eos_token_id"]
-        assert ours.eos_token_ids == (() if ends is None else (ends,))
+        assert ours.eos_token_ids == (() if ends is None else tuple(ends) if isinstance(ends, list) else (ends,))
         assert ours.bos_token_id == theirs["bos_token_id"]
 
 

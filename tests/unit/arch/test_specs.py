@@ -7,6 +7,8 @@ from dev_models import (
     BITNET,
     EVERY,
     GEMMA3,
+    GLM,
+    GLM4,
     GLM4_MOE,
     GPT2,
     GPT_OSS,
@@ -156,6 +158,15 @@ def test_glm_4_5_air(changes: dict, routing: ScoredRouting, dense: int) -> None:
     spec = spec_of(GLM4_MOE, **changes)
     assert spec.blocks == tuple(BlockSpec(4096, norm, attention, mlp) for mlp in mlps)
     assert (spec.norm, spec.context, spec.tied) == (norm, 131_072, False)
+
+
+def test_glm_4_9b() -> None:
+    attention = AttentionSpec(32, 2, 128, 128**-0.5, rope=RopeSpec(10_000.0, width=64), qkv_bias=True)
+    for raw, eps, is_sandwich in ((GLM4, 1e-5, True), (GLM, 1.5625e-7, False)):
+        norm = NormSpec("rms", eps)
+        block = BlockSpec(4096, norm, attention, MLPSpec(13_696, "silu"), sandwich=is_sandwich)
+        context = raw["max_position_embeddings"]
+        assert spec_of(raw) == ModelSpec(4096, 151_552, (block,) * 40, norm, context=context)
 
 
 def test_listed_layer_types_come_before_the_interval() -> None:
