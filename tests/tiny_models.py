@@ -142,6 +142,26 @@ GEMMA4_MOE = {
     "top_k_experts": 3,
     "moe_intermediate_size": 48,
 }
+GLM4_MOE = {  # groups of experts, two of three for a token
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "first_k_dense_replace": 1,
+    "use_qk_norm": True,
+    "attention_bias": True,
+    "n_routed_experts": 9,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 3,
+    "topk_group": 2,
+    "moe_intermediate_size": 48,
+    "routed_scaling_factor": 2.5,
+    "tie_word_embeddings": False,
+    **NO_TOKENS,
+}
+GLM4_MOE_AIR = {**GLM4_MOE, "use_qk_norm": False, "n_group": 1, "topk_group": 1, "n_shared_experts": 2}
+GLM4 = {**SIZES, **GQA, "num_hidden_layers": 3, "head_dim": 24, "tie_word_embeddings": False, **NO_TOKENS}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -328,6 +348,37 @@ def _lfm2_biased() -> nn.Module:
     return lfm2(**sizes, **layers, conv_bias=True)
 
 
+@torch.no_grad()
+def glm4_moe(**changes: object) -> nn.Module:
+    """Return a GLM 4.5 model; `changes` are of GLM4_MOE."""
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    model = Glm4MoeForCausalLM(Glm4MoeConfig(**{**GLM4_MOE, **changes}))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.uniform_(-0.4, 0.4)
+    model.set_experts_implementation("eager")  # transformers' grouped product takes no odd sizes
+    return model
+
+
+def _glm4_moe_air() -> nn.Module:
+    return glm4_moe(**GLM4_MOE_AIR)
+
+
+def glm4(**changes: object) -> nn.Module:
+    """Return a GLM 4 0414 model; `changes` are of GLM4."""
+    from transformers import Glm4Config, Glm4ForCausalLM
+
+    return Glm4ForCausalLM(Glm4Config(**{**GLM4, **changes}))
+
+
+def glm(**changes: object) -> nn.Module:
+    """Return a GLM 4 9B model; `changes` are of GLM4."""
+    from transformers import GlmConfig, GlmForCausalLM
+
+    return GlmForCausalLM(GlmConfig(**{**GLM4, "head_dim": 16, **changes}))
+
+
 def _bitnet(**changes: object) -> nn.Module:
     from transformers import BitNetConfig, BitNetForCausalLM
 
@@ -356,6 +407,10 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen3_5_moe": qwen3_5_moe,  # the same with experts and a shared expert
     "lfm2": lfm2,  # gated short convolutions beside attention, an MLP whose width is computed, tied
     "lfm2_biased": _lfm2_biased,  # biases of wider convolutions, one kv head, attention first, untied
+    "glm4_moe": glm4_moe,  # experts chosen by sigmoid scores within groups, a shared one, half of a head rotates
+    "glm4_moe_air": _glm4_moe_air,  # the same without groups and norms of q and k, two shared experts
+    "glm4": glm4,  # sandwich norms, adjacent features of half a head rotate, fused gate and up
+    "glm": glm,  # the same without norms behind the sublayers
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
 }
 ARCHITECTURES = (  # one of each
@@ -372,6 +427,9 @@ ARCHITECTURES = (  # one of each
     "qwen3_5_moe",
     "gemma4",
     "gemma4_moe",
+    "glm4_moe",
+    "glm4",
+    "glm",
     "bitnet",
     "lfm2",
 )
@@ -380,7 +438,7 @@ ARCHITECTURES = (  # one of each
 AT_BOTH_WIDTHS = ("gemma3", "gpt_oss")
 
 
-MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe")
+MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe")
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 RECURRENT = (*DELTA_RULES, "lfm2")  # layers with a state and layers that attend
 TOLERANCE = 2e-5

@@ -157,9 +157,12 @@ class Block(nn.Module):
         scores = self.mlp.router(
             experts_input if self.parallel_mlp is None else self.parallel_mlp.router_norm(x, self.dtype)
         )
-        chosen, shares = choose_experts(scores, self.mlp.top_k, self.mlp.shares, self.mlp.expert_scales)
+        how = self.mlp.shares, self.mlp.expert_scales, self.mlp.selection_bias
+        chosen, shares = choose_experts(scores, self.mlp.top_k, *how)
         if self.mlp.shared_expert is not None and self.mlp.shared_expert_gate is not None:
             x = x + scaled_by_gate(self.mlp.shared_expert_gate(experts_input), self.mlp.shared_expert(experts_input))
+        elif self.mlp.shared_expert is not None:
+            x = x + self.mlp.shared_expert(experts_input)
         return Routed(x, experts_input, without_padding(chosen, span), shares)
 
     def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor, per_layer: Tensor | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from graphcore.activations import SILU, Gating
 from graphcore.nn.rope_spec import RopeSpec
+from graphcore.routing import ScoredRouting
 
 
 @dataclass(frozen=True)
@@ -165,12 +166,14 @@ class MoESpec:
         gating: function of an expert's gate and up products.
         bias: True if the experts' projections have biases.
         router_bias: True if the router has biases.
-        shares: scores in the softmax.
-        shared_hidden: hidden features of the shared expert, whose output is multiplied by a sigmoid gate per token; 0
-            for no shared expert.
+        shares: scores in the softmax; or a rule by which experts have scores of their own (GLM 4.5).
+        shared_hidden: hidden features of the shared expert; 0 for no shared expert.
         expert_scales: True if each expert's share is multiplied by a learned factor of that expert (Gemma 4).
         parallel_mlp: dense MLP in parallel to the experts (Gemma 4); None for experts alone. It and the experts each
             have a norm before and after them, the router has its own norm, and their outputs are added.
+        selection_bias: True if each expert has a learned number that is added to its score for the choice alone; only
+            with a `ScoredRouting`.
+        shared_gate: True if the shared expert's output is multiplied by a sigmoid gate per token (Qwen).
     """
 
     experts: int
@@ -179,10 +182,13 @@ class MoESpec:
     gating: Gating = SILU
     bias: bool = False
     router_bias: bool = False
-    shares: Shares = "chosen"
+    shares: Shares | ScoredRouting = "chosen"
     shared_hidden: int = 0
     expert_scales: bool = False
     parallel_mlp: MLPSpec | None = None
+    # not in the text, because saved caches of models without them keep their fingerprints
+    selection_bias: bool = field(default=False, repr=False)
+    shared_gate: bool = field(default=True, repr=False)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ class ClassDefaults:
             full_attn_idxs have a convolution.
         max_window_layers: default index of the first sliding layer, for "opt_in".
         bias_rule: rule for the biases of projections: none; the flags attention_bias and mlp_bias; the flag
-            attention_bias alone; always on q, k and v; or always everywhere.
+            attention_bias alone; that flag for q, k and v only ("qkv_flag"); always on q, k and v; or always
+            everywhere.
         norm_eps: epsilon of the type's norm: RMSNorm, or LayerNorm for types without rope.
         has_rope: True if positions are rotary; else they are learned, and the head width is hidden_size / heads.
         sliding_window_pattern: default distance between full-attention layers, for "pattern".
@@ -54,7 +55,7 @@ class ClassDefaults:
 
     model_type: str
     window_rule: Literal["none", "every", "every_opt_in", "opt_in", "pattern", "delta", "conv"]
-    bias_rule: Literal["none", "flags", "attention_flag", "qkv", "everywhere"]
+    bias_rule: Literal["none", "flags", "attention_flag", "qkv_flag", "qkv", "everywhere"]
     vocab_size: int
     hidden_size: int
     intermediate_size: int | None

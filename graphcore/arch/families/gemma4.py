@@ -294,7 +294,7 @@ def _read_settings(config: ModelConfig, fields: Fields, defaults: ClassDefaults,
         UnsupportedError: a setting is not supported.
     """
     types, num_layers = _forced(_types_of(config)), config.num_hidden_layers
-    shared = _count(fields, "num_kv_shared_layers", num_layers)
+    shared = fields.count("num_kv_shared_layers", num_layers)
     width = config.intermediate_size * (2 if fields.flag("use_double_wide_mlp") else 1)
     head_dim, kv_heads = _full_heads(fields, config, types)
     own = Gemma4Settings(
@@ -325,7 +325,7 @@ def _read_gguf_settings(config: ModelConfig, keys: GGUFKeys, shapes: Mapping[str
     keys.check_required((WINDOW,))
     num_layers = config.num_hidden_layers
     types = _gguf_layer_types(keys, num_layers)
-    shared = _count(keys.fields, keys.name("attention.shared_kv_layers"), num_layers)
+    shared = keys.fields.count(keys.name("attention.shared_kv_layers"), num_layers)
     widths = keys.sizes("feed_forward_length", num_layers)
     kv_heads = keys.sizes("attention.head_count_kv", num_layers)
     sliding = next((layer for layer, kind in enumerate(types) if kind != FULL), types.index(FULL))
@@ -337,7 +337,7 @@ def _read_gguf_settings(config: ModelConfig, keys: GGUFKeys, shapes: Mapping[str
         values_are_keys=f"blk.{full}.attn_v.weight" not in shapes,
         first_shared=num_layers - shared,
         shared_width=widths[-1],
-        per_layer=_count(keys.fields, keys.name("embedding_length_per_layer_input"), LARGEST_SIZE),
+        per_layer=keys.fields.count(keys.name("embedding_length_per_layer_input"), LARGEST_SIZE),
         per_layer_layers=num_layers,
         per_layer_vocab=shapes.get("per_layer_token_embd.weight", (config.vocab_size,))[0],
         logit_cap=keys.fields.number(keys.name("final_logit_softcapping")) or 0.0,
@@ -360,15 +360,7 @@ def _forced(types: Sequence[str]) -> tuple[str, ...]:
 
 def _per_layer_width(fields: Fields) -> int:
     """Return the number of features for each layer; 0 where the file says 0 or null."""
-    return _count(fields, "hidden_size_per_layer_input", LARGEST_SIZE, PER_LAYER_WIDTH)
-
-
-def _count(fields: Fields, name: str, most: int, default: int = 0) -> int:
-    """Return an integer from 0 to `most`; 0 for null, and the default where the setting is absent."""
-    value = fields.raw.get(name, default) or 0
-    if type(value) is not int or not 0 <= value <= most:
-        raise fields.wrong(name, value, f"an integer from 0 to {most}")
-    return value
+    return fields.count("hidden_size_per_layer_input", LARGEST_SIZE, PER_LAYER_WIDTH)
 
 
 def _full_heads(fields: Fields, config: ModelConfig, types: Sequence[str]) -> tuple[int, int]:
