@@ -106,6 +106,14 @@ LFM2 = {
     "tie_word_embeddings": True,
     **NO_TOKENS,
 }
+LFM2_MOE = {
+    **{name: value for name, value in LFM2.items() if name != "block_multiple_of"},
+    "num_dense_layers": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "routed_scaling_factor": 1.7,
+}
 GEMMA4_TEXT = {
     **SIZES,
     "num_attention_heads": 4,
@@ -349,6 +357,19 @@ def _lfm2_biased() -> nn.Module:
 
 
 @torch.no_grad()
+def lfm2_moe(**changes: object) -> nn.Module:
+    """Return an LFM2 mixture of experts; `changes` are of LFM2_MOE."""
+    from transformers import Lfm2MoeConfig, Lfm2MoeForCausalLM
+
+    model = Lfm2MoeForCausalLM(Lfm2MoeConfig(**{**LFM2_MOE, **changes}))
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            buffer.uniform_(-0.4, 0.4)
+    model.set_experts_implementation("eager")  # transformers' grouped product takes no odd sizes
+    return model
+
+
+@torch.no_grad()
 def glm4_moe(**changes: object) -> nn.Module:
     """Return a GLM 4.5 model; `changes` are of GLM4_MOE."""
     from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
@@ -407,6 +428,7 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen3_5_moe": qwen3_5_moe,  # the same with experts and a shared expert
     "lfm2": lfm2,  # gated short convolutions beside attention, an MLP whose width is computed, tied
     "lfm2_biased": _lfm2_biased,  # biases of wider convolutions, one kv head, attention first, untied
+    "lfm2_moe": lfm2_moe,  # experts chosen by sigmoid scores and a bias, after a dense layer
     "glm4_moe": glm4_moe,  # experts chosen by sigmoid scores within groups, a shared one, half of a head rotates
     "glm4_moe_air": _glm4_moe_air,  # the same without groups and norms of q and k, two shared experts
     "glm4": glm4,  # sandwich norms, adjacent features of half a head rotate, fused gate and up
@@ -432,15 +454,16 @@ ARCHITECTURES = (  # one of each
     "glm",
     "bitnet",
     "lfm2",
+    "lfm2_moe",
 )
 # Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and
 # one sequence that could run native or as a GPU's kernels does not run it.
 AT_BOTH_WIDTHS = ("gemma3", "gpt_oss")
 
 
-MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe")
+MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe", "lfm2_moe")
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-RECURRENT = (*DELTA_RULES, "lfm2")  # layers with a state and layers that attend
+RECURRENT = (*DELTA_RULES, "lfm2", "lfm2_moe")  # layers with a state and layers that attend
 TOLERANCE = 2e-5
 # transformers' own float32 logits differ from float64 by up to 9e-5 with these, whose norms divide small answers by
 # their size.

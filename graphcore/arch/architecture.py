@@ -120,6 +120,10 @@ class Architecture(ABC):
         """Return the extra metadata of a packed GGUF file, by key without the architecture's prefix."""
         return {}
 
+    def own_transformers_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return settings of transformers' config class beyond those that all types have; by default none."""
+        return {}
+
     def hf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
         """Return all possible sources of a buffer in safetensors, the usual one first; the first stored one is used.
 

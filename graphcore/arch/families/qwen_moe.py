@@ -49,7 +49,7 @@ class QwenMoe(Qwen):
         if leaf == ROUTER:
             return TensorSource(f"layers.{index}.mlp.gate.weight")
         if leaf in GATE_AND_UP:
-            return TensorSource(f"layers.{index}.{EXPERTS}gate_up_proj", (_half(leaf, config),))
+            return TensorSource(f"layers.{index}.{EXPERTS}gate_up_proj", (half_of_fused(leaf, config),))
         return TensorSource(name.removesuffix(".weight") if leaf.startswith(EXPERTS) else name)
 
     def hf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
@@ -63,7 +63,7 @@ class QwenMoe(Qwen):
         if leaf not in GATE_AND_UP:
             return (alone,)
         fused = gguf_name(name, {leaf.removesuffix(".weight"): "ffn_gate_up_exps"})
-        return alone, TensorSource(fused, (_half(leaf, config),))
+        return alone, TensorSource(fused, (half_of_fused(leaf, config),))
 
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar | tuple[int, ...]]:
         """Return the keys of the experts."""
@@ -100,8 +100,8 @@ def expert_width(experts: ExpertsConfig) -> int:
     return experts.moe_intermediate_size
 
 
-def _half(leaf: str, config: ModelConfig) -> PickRows:
-    """Return the fold that picks gate or up out of the fused tensor."""
+def half_of_fused(leaf: str, config: ModelConfig) -> PickRows:
+    """Return the fold that picks the experts' gate or up projection out of the fused tensor."""
     width = expert_width(experts_of(config))
     begin = GATE_AND_UP.index(leaf) * width
     return PickRows(begin, begin + width, axis=-2)

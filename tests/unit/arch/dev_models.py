@@ -320,6 +320,51 @@ GLM4 = {  # 9B-0414
     "vocab_size": 151552,
 }
 GLM = {**GLM4, "model_type": "glm", "max_position_embeddings": 131072, "rms_norm_eps": 1.5625e-07}  # 4 9B chat
+LFM2 = {  # 1.2B
+    "model_type": "lfm2",
+    "block_auto_adjust_ff_dim": True,
+    "block_dim": 2048,
+    "block_ff_dim": 12288,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "block_norm_eps": 1e-05,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "conv_dim": 2048,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "hidden_size": 2048,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 32,
+    "num_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "use_pos_enc": True,
+    "vocab_size": 65536,
+}
+LFM2_MOE = {  # 8B-A1B
+    "model_type": "lfm2_moe",
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
+    "max_position_embeddings": 128000,
+    "moe_intermediate_size": 1792,
+    "norm_eps": 1e-05,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "routed_scaling_factor": 1.0,
+    "use_expert_bias": True,
+    "vocab_size": 65536,
+}
 EVERY = {
     "llama": LLAMA,
     "qwen3": QWEN3,
@@ -338,6 +383,8 @@ EVERY = {
     "glm4": GLM4,
     "glm": GLM,
     "bitnet": BITNET,
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2_MOE,
 }
 
 
