@@ -112,7 +112,6 @@ LFM2_MOE = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 48,
-    "routed_scaling_factor": 1.7,
 }
 GEMMA4_TEXT = {
     **SIZES,
