@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from graphcore.arch.architecture import Architecture, Shapes, TensorSource, gguf_name, split_layer
 from graphcore.arch.config.class_defaults import ClassDefaults
-from graphcore.arch.config.gguf_keys import NO_WINDOW, WINDOW, GGUFKeys
+from graphcore.arch.config.gguf_keys import KV_HEADS, NO_WINDOW, WINDOW, GGUFKeys
 from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.config.typed_fields import LARGEST_SIZE, Fields
 from graphcore.arch.families.qwen_moe import (
@@ -75,7 +75,7 @@ CONV = "conv"
 CONV_WIDTH = 3  # tokens that a convolution sees by default
 MULTIPLE = 256  # default of block_multiple_of
 DENSE_LAYERS = 2  # default of num_dense_layers
-KV_HEADS, TAPS = "attention.head_count_kv", "shortconv.l_cache"
+TAPS = "shortconv.l_cache"
 
 
 @dataclass(frozen=True)

@@ -349,7 +349,7 @@ LFM2_MOE = {  # 8B-A1B
     "conv_bias": False,
     "hidden_size": 2048,
     "intermediate_size": 7168,
-    "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
+    "full_attn_idxs": [2, 6, 10, 14, 18, 21],  # the file lists layer_types
     "max_position_embeddings": 128000,
     "moe_intermediate_size": 1792,
     "norm_eps": 1e-05,
