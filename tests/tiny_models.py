@@ -169,6 +169,25 @@ GLM4_MOE = {  # groups of experts, two of three for a token
 }
 GLM4_MOE_AIR = {**GLM4_MOE, "use_qk_norm": False, "n_group": 1, "topk_group": 1, "n_shared_experts": 2}
 GLM4 = {**SIZES, **GQA, "num_hidden_layers": 3, "head_dim": 24, "tie_word_embeddings": False, **NO_TOKENS}
+OLMO2 = {**SIZES, **GQA, "num_hidden_layers": 3, "tie_word_embeddings": False, **NO_TOKENS}
+OLMO3 = {
+    **OLMO2,
+    "num_hidden_layers": 5,  # every fourth is full
+    "sliding_window": WINDOW,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "beta_fast": 4.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 64,  # short, so that the ramp lies inside the pairs
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+EXAONE4 = {**OLMO3, "sliding_window_pattern": 4, "head_dim": 24, "rope_parameters": LLAMA3_ROPE}
+EXAONE4_FULL = {**EXAONE4, "head_dim": 16, "sliding_window": None, "layer_types": 5 * ["full_attention"]}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -399,6 +418,31 @@ def glm(**changes: object) -> nn.Module:
     return GlmForCausalLM(GlmConfig(**{**GLM4, "head_dim": 16, **changes}))
 
 
+def olmo2(**changes: object) -> nn.Module:
+    """Return an OLMo 2 model; `changes` are of OLMO2."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    return Olmo2ForCausalLM(Olmo2Config(**{**OLMO2, **changes}))
+
+
+def olmo3(**changes: object) -> nn.Module:
+    """Return an OLMo 3 model; `changes` are of OLMO3."""
+    from transformers import Olmo3Config, Olmo3ForCausalLM
+
+    return Olmo3ForCausalLM(Olmo3Config(**{**OLMO3, **changes}))
+
+
+def exaone4(**changes: object) -> nn.Module:
+    """Return an EXAONE 4 model; `changes` are of EXAONE4."""
+    from transformers import Exaone4Config, Exaone4ForCausalLM
+
+    return Exaone4ForCausalLM(Exaone4Config(**{**EXAONE4, **changes}))
+
+
+def _exaone4_full() -> nn.Module:
+    return exaone4(**EXAONE4_FULL)
+
+
 def _bitnet(**changes: object) -> nn.Module:
     from transformers import BitNetConfig, BitNetForCausalLM
 
@@ -432,6 +476,10 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "glm4_moe_air": _glm4_moe_air,  # the same without groups and norms of q and k, two shared experts
     "glm4": glm4,  # sandwich norms, adjacent features of half a head rotate, fused gate and up
     "glm": glm,  # the same without norms behind the sublayers
+    "olmo2": olmo2,  # norms behind the sublayers alone, and of q and k over all heads
+    "olmo3": olmo3,  # the same, three of four layers slide, YaRN on the full ones
+    "exaone4": exaone4,  # norms behind the sublayers, full layers do not rotate, sliding ones as Llama 3
+    "exaone4_full": _exaone4_full,  # without a window, where full layers rotate
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
 }
 ARCHITECTURES = (  # one of each
@@ -451,6 +499,9 @@ ARCHITECTURES = (  # one of each
     "glm4_moe",
     "glm4",
     "glm",
+    "olmo2",
+    "olmo3",
+    "exaone4",
     "bitnet",
     "lfm2",
     "lfm2_moe",

@@ -61,6 +61,7 @@ class AttentionSpec:
             (Gemma 4).
         shares_cache: True if the layer has no keys and values of its own, and attends those of an earlier layer
             (`ModelSpec.cache_layers`) instead (cross-layer KV sharing).
+        qk_norm_over_heads: True if `qk_norm` normalises q, and k, over all heads at once instead of per head (OLMo 2).
     """
 
     heads: int
@@ -79,6 +80,8 @@ class AttentionSpec:
     v_norm_eps: float = 0.0
     values_are_keys: bool = False
     shares_cache: bool = False
+    # not in the text, because saved caches of models without it keep their fingerprints
+    qk_norm_over_heads: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,7 @@ class BlockSpec:
         ordered_inputs: names of projections in the block that have an `input_order` (GPTQ with act-order), such as
             "mlp.down_proj".
         low_rank: ranks of the low-rank factors beside projections (LoRA), by the projections' names in the block.
+        pre_norm: False if sublayers read the stream itself, not normalised; only with `sandwich` (OLMo 2).
     """
 
     dim: int
@@ -239,6 +243,7 @@ class BlockSpec:
     # not in the text, because saved caches of models without them keep their fingerprints
     ordered_inputs: tuple[str, ...] = field(default=(), repr=False)
     low_rank: tuple[tuple[str, int], ...] = field(default=(), repr=False)
+    pre_norm: bool = field(default=True, repr=False)
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ def test_layers_that_predict_further_tokens_are_left_out_with_a_note(tmp_path: P
         (note,) = [note for note in engine.notes if "left out" in note]
     assert "multi-token prediction (22 tensors)" in note  # with the experts of a projection as one
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["num_mtp_layers"]
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
+    nothing = {"num_mtp_layers": 0, "num_nextn_predict_layers": 0}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **nothing}))
     with pytest.raises(CheckpointError, match="unexpected tensor"):
         Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager")
 

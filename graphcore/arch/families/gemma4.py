@@ -29,8 +29,8 @@ from dataclasses import dataclass, replace
 from graphcore.activations import Gating
 from graphcore.arch.architecture import Architecture, Shapes, TensorSource, gguf_name, split_layer
 from graphcore.arch.config.class_defaults import ClassDefaults
-from graphcore.arch.config.gguf_keys import WINDOW, GGUFKeys
-from graphcore.arch.config.layer_types import layer_types_of_pattern
+from graphcore.arch.config.gguf_keys import WINDOW, WINDOW_PATTERN, GGUFKeys
+from graphcore.arch.config.layer_types import read_gguf_layer_types
 from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.config.typed_fields import LARGEST_SIZE, Fields
 from graphcore.arch.folds import PickRows, Times
@@ -418,16 +418,12 @@ def _gguf_experts(keys: GGUFKeys) -> ExpertsConfig | None:
 
 
 def _gguf_layer_types(keys: GGUFKeys, num_layers: int) -> tuple[str, ...]:
-    """Return the layers' types: an array of booleans, true where a layer slides, or the distance of full ones."""
-    name = keys.name("attention.sliding_window_pattern")
-    value = keys.fields.raw.get(name)
-    if value is None or type(value) is int:
-        types = layer_types_of_pattern(num_layers, keys.fields.size(name) or PATTERN)
+    """Return the layers' types; in files without a list of them the last layer has full attention."""
+    types = read_gguf_layer_types(keys, num_layers, PATTERN)
+    if not isinstance(keys.fields.raw.get(keys.name(WINDOW_PATTERN)), Sequence):
         return _forced(types)
-    if not isinstance(value, Sequence) or len(value) != num_layers:
-        raise keys.fields.wrong(name, value, f"a list of {num_layers} booleans")
-    types = tuple("sliding_attention" if slides else FULL for slides in value)
     if types[-1] != FULL:
+        name = keys.name(WINDOW_PATTERN)
         raise UnsupportedError(f"{keys.fields.source}: {name} lets the last layer slide, which is not supported")
     return types
 
