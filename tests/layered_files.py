@@ -11,7 +11,15 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
 from graphcore.export.pack import Packer
 
-PACKED = ("glm4_moe", "glm4_moe_air", "glm4", "glm")  # models of tiny_models.py, written by task=pack
+PACKED = (
+    "glm4_moe",
+    "glm4_moe_air",
+    "glm4",
+    "glm",
+    "olmo2",
+    "olmo3",
+    "exaone4_full",
+)  # models of tiny_models.py, written by task=pack
 NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe", *FILES, *PACKED)
 TOKEN_IDS = [11, 42, 7, 93, 3, 60, 28, 75, 19, 5]
 SMOLLM2_IDS = [504, 3575, 282, 4649, 314, 260, 2010, 29, 1]

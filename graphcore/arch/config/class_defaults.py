@@ -26,8 +26,8 @@ class ClassDefaults:
         sliding_window: default window in tokens.
         window_rule: rule for the sliding layers if layer_types is absent: none; every layer; every layer if
             use_sliding_window is set ("every_opt_in"); with "opt_in" only those from max_window_layers on; or all
-            except each sliding_window_pattern-th, with "pattern_opt_in" only if sliding_window is not null. With "delta" no layer slides, and all except each
-            full_attention_interval-th have a delta rule.
+            except each sliding_window_pattern-th, with "pattern_opt_in" only if sliding_window is not null. With
+            "delta" no layer slides, and all except each full_attention_interval-th have a delta rule.
         max_window_layers: default index of the first sliding layer, for "opt_in".
         bias_rule: rule for the biases of projections: none; the flags attention_bias and mlp_bias; the flag
             attention_bias alone; that flag for q, k and v only ("qkv_flag"); always on q, k and v; or always

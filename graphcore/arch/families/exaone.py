@@ -6,8 +6,8 @@ If there is a window, three of four layers slide, and the full ones do not rotat
 
     GGUF          post_attention_norm, post_ffw_norm
 
-Source: transformers, configuration_exaone4 and modeling_exaone4; llama.cpp, src/models/exaone4.cpp, which slides only in
-models of 64 layers.
+Source: transformers, configuration_exaone4 and modeling_exaone4; llama.cpp, src/models/exaone4.cpp, in which only
+models of 64 layers slide.
 """
 
 from collections.abc import Mapping

@@ -320,6 +320,66 @@ GLM4 = {  # 9B-0414
     "vocab_size": 151552,
 }
 GLM = {**GLM4, "model_type": "glm", "max_position_embeddings": 131072, "rms_norm_eps": 1.5625e-07}  # 4 9B chat
+OLMO2 = {  # 1B
+    "model_type": "olmo2",
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 16,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 500000,
+    "tie_word_embeddings": False,
+    "vocab_size": 100352,
+}
+OLMO3 = {  # 7B
+    **OLMO2,
+    "model_type": "olmo3",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 65536,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "yarn",
+    },
+    "sliding_window": 4096,
+    "vocab_size": 100278,
+}
+EXAONE4 = {  # 32B
+    "model_type": "exaone4",
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 27392,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 16.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 1000000,
+    "sliding_window": 4096,
+    "sliding_window_pattern": "LLLG",
+    "tie_word_embeddings": False,
+    "vocab_size": 102400,
+}
 EVERY = {
     "llama": LLAMA,
     "qwen3": QWEN3,
@@ -337,6 +397,9 @@ EVERY = {
     "glm4_moe": GLM4_MOE,
     "glm4": GLM4,
     "glm": GLM,
+    "olmo2": OLMO2,
+    "olmo3": OLMO3,
+    "exaone4": EXAONE4,
     "bitnet": BITNET,
 }
 

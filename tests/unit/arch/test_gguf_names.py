@@ -63,6 +63,9 @@ ARCHS = {
     "glm4_moe": MODEL_ARCH.GLM4_MOE,
     "glm4": MODEL_ARCH.GLM4,
     "glm": MODEL_ARCH.CHATGLM,
+    "olmo2": MODEL_ARCH.OLMO2,
+    "olmo3": MODEL_ARCH.OLMO2,
+    "exaone4": MODEL_ARCH.EXAONE4,
     "bitnet": MODEL_ARCH.BITNET,
 }
 
