@@ -463,7 +463,7 @@ ARCHITECTURES = (  # one of each
 AT_BOTH_WIDTHS = ("gemma3", "gpt_oss")
 
 
-MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe")
+MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe", "glm4_moe_air")
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 TOLERANCE = 2e-5
 # transformers' own float32 logits differ from float64 by up to 9e-5 with these, whose norms divide small answers by
