@@ -45,22 +45,23 @@ def transformers_logits(tiny: TinyModel, dtype: torch.dtype) -> torch.Tensor:
     return deepcopy(tiny.reference).to(dtype)(input_ids=tiny.ids, use_cache=False).logits.float()
 
 
-def experts_of(tiny: TinyModel) -> int:
-    """Return the number of experts of a layer; 0 for models without experts."""
+def experts_of(tiny: TinyModel) -> tuple[int, int]:
+    """Return the numbers of experts of a layer, and of a token; zeros for models without experts."""
     config = tiny.reference.config.get_text_config().to_dict()
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return next((config[name] for name in names if config.get(name)), 0)
+    names = ("num_experts", "num_local_experts", "n_routed_experts"), ("num_experts_per_tok", "top_k_experts")
+    total, used = (next((config[name] for name in alias if config.get(name)), 0) for alias in names)
+    return total, used
 
 
 @torch.no_grad()
 def choices_of(tiny: TinyModel) -> list[torch.Tensor]:
     """Return the experts [B, T, C] that float32 chooses in each layer; nothing for models without experts."""
     found: list[torch.Tensor] = []
-    num_experts = experts_of(tiny)
+    choice = experts_of(tiny)
 
-    def topk(scores: torch.Tensor, k: int, dim: int = -1, sorted: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    def topk(scores: torch.Tensor, k: int, dim: int = -1, **_how: bool) -> tuple[torch.Tensor, torch.Tensor]:
         values, chosen = TOPK(scores, k, dim)
-        if scores.shape[dim] == num_experts:  # else groups of experts
+        if (scores.shape[dim], k) == choice:  # else groups of experts
             found.append(chosen.view(*tiny.ids.shape, k))
         return values, chosen
 
@@ -81,12 +82,12 @@ def logits_with(
     return torch.cat(found)
 
 
-def impose(choices: list[torch.Tensor], num_experts: int, patch: pytest.MonkeyPatch) -> None:
+def impose(choices: list[torch.Tensor], choice: tuple[int, int], patch: pytest.MonkeyPatch) -> None:
     """Let the next model choose these experts, whatever its scores are; it may take tokens in chunks, and pad rows."""
     calls, seen = count(), [0 for _ in choices]
 
-    def topk(scores: torch.Tensor, k: int, dim: int = -1, sorted: bool = True) -> torch.return_types.topk:
-        if scores.shape[dim] != num_experts:
+    def topk(scores: torch.Tensor, k: int, dim: int = -1, **_how: bool) -> torch.return_types.topk:
+        if (scores.shape[dim], k) != choice:
             return TOPK(scores, k, dim)
         layer = next(calls) % len(choices)
         rows, begin = len(choices[layer]), seen[layer]

@@ -207,7 +207,7 @@ def test_exaone_4_rotates_sliding_layers_alone_if_any_slides() -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "expected"),
-    [(4, "SSSFSSSF"), (3, "SSFSSFSS"), ("LLG", "SSFSSFSF"), ("LLLG", "SSSFSSSF"), ("G", "FFFFFFFF")],,
+    [(4, "SSSFSSSF"), (3, "SSFSSFSS"), ("LLG", "SSFSSFSF"), ("LLLG", "SSSFSSSF"), ("G", "FFFFFFFF")],
 )
 def test_layers_of_exaone_follow_a_number_or_letters(pattern: int | str, expected: str) -> None:
     blocks = spec_of(EXAONE4, sliding_window_pattern=pattern, num_hidden_layers=8).blocks
