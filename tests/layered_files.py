@@ -18,6 +18,9 @@ PACKED = (
     "glm",
     "lfm2",
     "lfm2_moe",
+    "olmo2",
+    "olmo3",
+    "exaone4_full",
 )  # models of tiny_models.py, written by task=pack
 NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe", *FILES, *PACKED)
 TOKEN_IDS = [11, 42, 7, 93, 3, 60, 28, 75, 19, 5]

@@ -511,7 +511,9 @@ ARCHITECTURES = (  # one of each
 AT_BOTH_WIDTHS = ("gemma3", "gpt_oss")
 
 
-MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe", "lfm2_moe")
+MIXTURES = (
+    *("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe", "glm4_moe_air", "lfm2_moe"),
+)
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 RECURRENT = (*DELTA_RULES, "lfm2", "lfm2_moe")  # layers with a state and layers that attend
 TOLERANCE = 2e-5

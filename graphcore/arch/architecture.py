@@ -122,8 +122,8 @@ class Architecture(ABC):
         """Return the extra metadata of a packed GGUF file, by key without the architecture's prefix."""
         return {}
 
-    def own_transformers_settings(self, config: ModelConfig) -> Mapping[str, object]:
-        """Return settings of transformers' config class beyond those that all types have; by default none."""
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return the settings that only this family has, under the names of transformers' config class."""
         return {}
 
     def hf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:

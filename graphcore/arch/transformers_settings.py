@@ -8,8 +8,7 @@ from graphcore.arch.registry import ARCHITECTURES
 
 def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
     """Return graphcore's config under the names of transformers' config classes, which ignore names they lack."""
-    attention, experts, architecture = config.attention, config.experts, ARCHITECTURES[config.model_type]
-    defaults = architecture.defaults
+    attention, experts, defaults = config.attention, config.experts, ARCHITECTURES[config.model_type].defaults
     scalar = attention.query_pre_attn_scalar
     optional = {
         "rope_parameters": _rope_settings(config),
@@ -38,7 +37,7 @@ def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
         "tie_word_embeddings": is_tied,
         **dict.fromkeys(names_of_activation, config.hidden_act),
         **{name: value for name, value in optional.items() if value is not None},
-        **architecture.own_transformers_settings(config),
+        **ARCHITECTURES[config.model_type].own_settings(config),
     }
 
 

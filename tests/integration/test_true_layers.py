@@ -96,6 +96,31 @@ SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
             "moe_intermediate_size": 704,
         },
     ),
+    "OLMo-3-32B": (
+        "olmo3",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": [SLIDING, FULL],
+            "sliding_window": WINDOW,
+            "hidden_size": 5120,
+            "intermediate_size": 27648,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+        },
+    ),
+    "EXAONE-4.0-32B": (
+        "exaone4",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": [SLIDING, FULL],
+            "sliding_window": WINDOW,
+            "hidden_size": 5120,
+            "intermediate_size": 27392,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+    ),
     "GLM-4-32B": (
         "glm4",
         {

@@ -31,8 +31,8 @@ from graphcore.arch.config.typed_fields import LARGEST_SIZE, Fields
 from graphcore.arch.families.qwen_moe import (
     EXPERTS,
     GATE_AND_UP,
+    expert_settings_of,
     expert_width,
-    experts_of,
     half_of_fused,
     mixture_spec,
 )
@@ -155,7 +155,7 @@ class Lfm2(Architecture):
         )
         return replace(config, attention=attention, own=Lfm2Settings(keys.required_size(TAPS)))
 
-    def own_transformers_settings(self, config: ModelConfig) -> Mapping[str, object]:
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
         """Return the convolutions' settings, the epsilon under its own name, and that the MLP's width is final."""
         return {"norm_eps": config.norm_eps, "block_auto_adjust_ff_dim": False, **vars(_own(config))}
 
@@ -175,7 +175,7 @@ class Lfm2Moe(Lfm2):
 
     def spec(self, config: ModelConfig) -> ModelSpec:
         """Return the spec: dense layers, then layers with experts."""
-        model, dense = super().spec(config), experts_of(config).mlp_only_layers
+        model, dense = super().spec(config), expert_settings_of(config).mlp_only_layers
         mixture = replace(mixture_spec(config), selection_bias=_own(config).use_expert_bias)
         blocks = (block if at in dense else replace(block, mlp=mixture) for at, block in enumerate(model.blocks))
         return replace(model, blocks=tuple(blocks))
@@ -206,7 +206,7 @@ class Lfm2Moe(Lfm2):
 
     def complete_json(self, config: ModelConfig, fields: Fields) -> ModelConfig:
         """Return the config with the convolutions' settings, dense layers and the selection bias."""
-        routing = experts_of(config).routing
+        routing = expert_settings_of(config).routing
         if routing is not None and routing.groups > 1:
             raise UnsupportedError(
                 f"{fields.source}: 'n_group' is {routing.groups}, and {config.model_type} has no groups of experts; "
@@ -229,21 +229,21 @@ class Lfm2Moe(Lfm2):
                 )
         completed = super().complete_gguf(config, keys, shapes)
         dense = keys.fields.count(keys.name("leading_dense_block_count"), LARGEST_SIZE)
-        experts, has_bias = experts_of(completed), any("exp_probs_b" in name for name in shapes)
+        experts, has_bias = expert_settings_of(completed), any("exp_probs_b" in name for name in shapes)
         assert experts.routing is not None, "these experts have scores of their own"
         experts = replace(experts, norm_topk_prob=True, routing=experts.routing._replace(normalises=True))
         own = replace(_own(completed), use_expert_bias=has_bias)
         return _with_dense_layers(replace(completed, experts=experts, own=own), dense)
 
-    def own_transformers_settings(self, config: ModelConfig) -> Mapping[str, object]:
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
         """Return the settings of LFM2, the number of experts, and of dense layers."""
-        experts = experts_of(config)
+        experts = expert_settings_of(config)
         own = {"num_experts": experts.num_local_experts, "num_dense_layers": len(experts.mlp_only_layers)}
-        return {**super().own_transformers_settings(config), **own}
+        return {**super().own_settings(config), **own}
 
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar | tuple[int, ...]]:
         """Return the keys of LFM2, of the experts and of their choice."""
-        experts = experts_of(config)
+        experts = expert_settings_of(config)
         assert experts.routing is not None, "these experts have scores of their own"
         return {
             **super().gguf_fields(config),
@@ -260,7 +260,7 @@ class Lfm2Moe(Lfm2):
 def _with_dense_layers(config: ModelConfig, dense: int) -> ModelConfig:
     """Return the config with an MLP instead of experts in the first layers."""
     without = tuple(range(min(dense, config.num_hidden_layers)))
-    return replace(config, experts=replace(experts_of(config), mlp_only_layers=without))
+    return replace(config, experts=replace(expert_settings_of(config), mlp_only_layers=without))
 
 
 def _own(config: ModelConfig) -> Lfm2Settings:

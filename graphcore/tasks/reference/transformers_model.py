@@ -166,10 +166,10 @@ def from_weights(config: ModelConfig, loader: Loader) -> "PreTrainedModel":
     )
     built.eval()  # type: ignore[no-untyped-call]  # transformers does not type it
     parameters = dict(built.named_parameters(remove_duplicate=False))
-    tensors = dict(built.named_buffers()) | parameters  # selection biases of experts are buffers
+    places = {**dict(built.named_buffers()), **parameters}  # a router's selection bias is a buffer
     architecture = architecture_of(config)
     filled = {
-        copy_weight(tensors, architecture, config, name, loader)
+        copy_weight(places, architecture, config, name, loader)
         for name in loader.sources
         if not is_shared(name, loader) and not name.endswith((SCALE, ORDER))
     }
@@ -189,13 +189,13 @@ def is_shared(name: str, loader: Loader) -> bool:
 
 @torch.no_grad()
 def copy_weight(
-    tensors: Mapping[str, Tensor], architecture: Architecture, config: ModelConfig, name: str, loader: Loader
+    parameters: Mapping[str, Tensor], architecture: Architecture, config: ModelConfig, name: str, loader: Loader
 ) -> str:
-    """Copy the decoder's weight `name` into transformers' tensor, undoing folds; return the tensor's name."""
+    """Copy the decoder's weight `name` into transformers' parameter, undoing folds; return the parameter's name."""
     source = architecture.hf_source(name, config)
     candidates = (source.name, *(prefix + source.name for prefix in architecture.hf_prefixes))
-    stored_name = next(candidate for candidate in candidates if candidate in tensors)
-    place, value = tensors[stored_name], loader.dense(name, torch.float32)
+    stored_name = next(candidate for candidate in candidates if candidate in parameters)
+    place, value = parameters[stored_name], loader.dense(name, torch.float32)
     order = name.removesuffix(WEIGHT) + ORDER
     if order in loader.sources:
         value = value[:, loader.dense(order, torch.float32).long().argsort()]

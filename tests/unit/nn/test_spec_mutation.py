@@ -150,6 +150,8 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "AttentionSpec.v_norm_eps": (MODEL, attention(v_norm_eps=1e-3)(MODEL)),
     "AttentionSpec.values_are_keys": (MODEL, attention(values_are_keys=True)(MODEL)),
     "AttentionSpec.shares_cache": (MODEL, sharing(shares_cache=True)),
+    "AttentionSpec.qk_norm_over_heads": (MODEL, attention(qk_norm_over_heads=True)(MODEL)),
+    "BlockSpec.pre_norm": (block(sandwich=True)(MODEL), block(sandwich=True, pre_norm=False)(MODEL)),
     "PerLayerSpec.width": (featured(), featured(width=4)),
     "PerLayerSpec.layers": (featured(), featured(layers=3)),
     "PerLayerSpec.norm": (featured(), featured(norm=replace(NORM, eps=1e-2))),
