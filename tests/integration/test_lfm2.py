@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from lfm2_files import build, save_multimodal, save_older, write_gguf
+from safetensors.torch import save_file
 from streamed_engine import SIZES
 from tiny_models import TOLERANCE, VOCAB
 from torch import Tensor, nn
 
 from graphcore import Engine
+from graphcore.config.compose import compose_settings
+from graphcore.engine.loading.open_model import open_model
 from graphcore.errors import CheckpointError, UnsupportedError
+from graphcore.export.pack import Packer
 
 LENGTH, PROMPT = 45, 21
 FULL = "full_attention"
@@ -32,6 +36,17 @@ CHANGES: Mapping[str, dict[str, object]] = {
     "untied": {"tie_word_embeddings": False},
     "scaled_rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
     "odd_width": {"hidden_size": 44, "num_attention_heads": 2, "num_key_value_heads": 2},
+}
+
+
+MIXTURES: Mapping[str, dict[str, object]] = {
+    "published": {},
+    "scaled_shares": {"routed_scaling_factor": 1.7},
+    "shares_as_they_are": {"norm_topk_prob": False},
+    "without_a_bias": {"use_expert_bias": False},
+    "no_dense_layer": {"num_dense_layers": 0, "num_experts": 7, "num_experts_per_tok": 2},
+    "only_dense_layers": {"num_dense_layers": 9},
+    "biases_of_convolutions": {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False},
 }
 
 
@@ -60,6 +75,39 @@ def test_logits_and_steps_are_those_of_transformers(case: str, graph: str, tmp_p
     model = build(**CHANGES[case])
     model.save_pretrained(tmp_path)
     assert max(errors_of(tmp_path, model, graph)) < TOLERANCE
+
+
+@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("case", MIXTURES)
+def test_mixtures_logits_and_steps_are_those_of_transformers(case: str, graph: str, tmp_path: Path) -> None:
+    model = build("lfm2_moe", **MIXTURES[case])
+    model.save_pretrained(tmp_path)
+    assert max(errors_of(tmp_path, model, graph)) < TOLERANCE
+
+
+def test_a_mixture_whose_experts_are_one_tensor_gives_transformers_logits(tmp_path: Path) -> None:
+    model = build("lfm2_moe")
+    config = model.config.to_dict()
+    tensors = {name: one.contiguous() for name, one in model.state_dict().items() if name != "lm_head.weight"}
+    assert "model.layers.1.feed_forward.experts.gate_up_proj" in tensors
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert max(errors_of(tmp_path, model, "eager")) < TOLERANCE
+
+
+@pytest.mark.parametrize("change", [{"routed_scaling_factor": 1.7}, {"norm_topk_prob": False}], ids=str)
+def test_shares_that_llama_cpp_would_not_compute_are_not_packed(change: dict[str, object], tmp_path: Path) -> None:
+    build("lfm2_moe", **change).save_pretrained(tmp_path)
+    model = open_model(compose_settings([f"model.checkpoint={tmp_path}"]).model, 0, tmp_path, lambda *_: None)
+    with pytest.raises(UnsupportedError, match=r"llama\.cpp does not read it"):
+        Packer(model, "stored").metadata()
+
+
+def test_biases_of_convolutions_are_not_packed(tmp_path: Path) -> None:
+    build(conv_bias=True).save_pretrained(tmp_path)
+    model = open_model(compose_settings([f"model.checkpoint={tmp_path}"]).model, 0, tmp_path, lambda *_: None)
+    with pytest.raises(UnsupportedError, match="its blocks differ: GGUF has no key"):
+        Packer(model, "stored").metadata()
 
 
 def test_a_convolution_that_is_too_wide_for_native_programs_runs_in_torch(tmp_path: Path) -> None:
@@ -152,6 +200,8 @@ def test_a_gguf_file_with_a_window_slides_where_it_attends(tmp_path: Path) -> No
         ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
         ({"layer_types": ["sliding_attention"] * 5}, "'sliding_attention', which is not supported"),
         ({"num_experts": 4}, "'num_experts' is 4"),
+        ({"model_type": "lfm2_moe", "n_group": 2, "topk_group": 1}, "'n_group' is 2"),
+        ({"model_type": "lfm2_moe", "scoring_func": "softmax"}, "'scoring_func' is 'softmax'"),
     ],
     ids=str,
 )
