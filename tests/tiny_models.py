@@ -132,6 +132,26 @@ GEMMA4_MOE = {
     "top_k_experts": 3,
     "moe_intermediate_size": 48,
 }
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 12,  # short, so that queries of a test have several factors
+    "llama_4_scaling_beta": 0.4,
+}
+MINISTRAL3 = {
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 3,
+    "head_dim": 24,
+    "rope_parameters": MINISTRAL_ROPE,
+    "tie_word_embeddings": False,
+    **NO_TOKENS,
+}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -162,6 +182,39 @@ def _mistral() -> nn.Module:
     return MistralForCausalLM(
         MistralConfig(**SIZES, **GQA, num_hidden_layers=3, sliding_window=WINDOW, head_dim=32, **NO_TOKENS)
     )
+
+
+def ministral3(**changes: object) -> nn.Module:
+    """Return a Ministral 3 model; `changes` are of MINISTRAL3."""
+    from transformers import Ministral3Config, Ministral3ForCausalLM
+
+    return Ministral3ForCausalLM(Ministral3Config(**{**MINISTRAL3, **changes}))
+
+
+def _ministral3_sliding() -> nn.Module:
+    rope = {**MINISTRAL_ROPE, "rope_type": "default", "original_max_position_embeddings": 5}
+    return ministral3(
+        rope_parameters=rope, sliding_window=WINDOW, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True
+    )
+
+
+def _mistral3(text: dict[str, object]) -> nn.Module:
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    vision = {**VISION, "model_type": "pixtral", "head_dim": 8}
+    tied = bool(text["tie_word_embeddings"])
+    return Mistral3ForConditionalGeneration(
+        Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+    )
+
+
+def _mistral3_nested() -> nn.Module:
+    text = {**SIZES, **GQA, "num_hidden_layers": 2, "head_dim": 24, "sliding_window": None, **NO_TOKENS}
+    return _mistral3({**text, "model_type": "mistral", "tie_word_embeddings": False})
+
+
+def _ministral3_nested() -> nn.Module:
+    return _mistral3({**MINISTRAL3, "model_type": "ministral3", "num_hidden_layers": 2, "tie_word_embeddings": True})
 
 
 def _qwen2() -> nn.Module:
@@ -332,6 +385,10 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen3_5": qwen3_5,  # delta rules and gated attention, dense
     "qwen3_5_moe": qwen3_5_moe,  # the same with experts and a shared expert
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
+    "ministral3": ministral3,  # YaRN without a factor of cosines, queries scaled by position, untied
+    "ministral3_sliding": _ministral3_sliding,  # the scale without YaRN, a window, one key head, tied
+    "mistral3_nested": _mistral3_nested,  # Mistral inside a multimodal model, untied
+    "ministral3_nested": _ministral3_nested,  # Ministral 3 inside it, tied
 }
 ARCHITECTURES = (  # one of each
     "llama3",
@@ -348,6 +405,7 @@ ARCHITECTURES = (  # one of each
     "gemma4",
     "gemma4_moe",
     "bitnet",
+    "ministral3",
 )
 # Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and
 # one sequence that could run native or as a GPU's kernels does not run it.

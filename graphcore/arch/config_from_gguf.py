@@ -239,6 +239,9 @@ def _scaling(keys: GGUFKeys, rope_type: str, factor: float) -> RopeScaling | Non
     }
     found = {name: keys.fields.raw.get(keys.name(f"rope.scaling.{key}")) for key, name in names.items()}
     found = {name: value for name, value in found.items() if value != 0}  # 0 means unset in llama.cpp
+    multiplier = keys.fields.number(keys.name("rope.scaling.yarn_log_multiplier"))
+    if multiplier:
+        found |= {"mscale": 1.0, "mscale_all_dim": multiplier}
     where = f"{keys.fields.source}: {keys.name('rope.scaling')}"
     stated = Fields({"rope_type": rope_type, "factor": factor, **found}, where)
     return read_scaling(stated, keys.defaults, keys.required_size("context_length"))

@@ -4,6 +4,7 @@ Legend: B batch, T tokens, D model dim.
 
     pre-norm:  x += attention(norm(x));  x += mlp(norm(x))
     sandwich:  x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))
+    Granite:   x += factor * attention(norm(x));  x += factor * mlp(norm(x))
     Gemma 4:   sandwich;  x += norm(project(act(gate(x)) * per-layer features));  x *= learned factor
 
 A block with experts can be run in two halves, so that experts' weights can be fetched in between:
@@ -29,7 +30,6 @@ from graphcore.nn.moe import (
     ExpertLinear,
     MoE,
     ParallelMLP,
-    choose_experts,
     scaled_by_gate,
     weighted_sum,
     without_padding,
@@ -140,7 +140,7 @@ class Block(nn.Module):
                 routed.x, self.mlp.experts(routed.experts_input, routed.chosen), routed.shares, per_layer
             )
         x = self._add_attention(x, rope, span, k_cache, v_cache, table)
-        return self._finish(self._add_mlp_output(x, self.mlp(self._mlp_norm(x))), per_layer)
+        return self._finish(self._add_mlp_output(x, self._multiplied(self.mlp(self._mlp_norm(x)))), per_layer)
 
     def route(
         self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor | None
@@ -154,7 +154,7 @@ class Block(nn.Module):
         scores = self.mlp.router(
             experts_input if self.parallel_mlp is None else self.parallel_mlp.router_norm(x, self.dtype)
         )
-        chosen, shares = choose_experts(scores, self.mlp.top_k, self.mlp.shares, self.mlp.expert_scales)
+        chosen, shares = self.mlp.choose(scores)
         if self.mlp.shared_expert is not None and self.mlp.shared_expert_gate is not None:
             x = x + scaled_by_gate(self.mlp.shared_expert_gate(experts_input), self.mlp.shared_expert(experts_input))
         return Routed(x, experts_input, without_padding(chosen, span), shares)
@@ -185,7 +185,7 @@ class Block(nn.Module):
             attended = self.self_attn(normed, rope, span, k_cache, v_cache, table)
         if self.sandwich:
             attended = self.post_attention_layernorm(attended, RESIDUAL_DTYPE)
-        return self._sum(x, attended)
+        return self._sum(x, self._multiplied(attended))
 
     def _mlp_norm(self, x: Tensor) -> Tensor:
         norm = self.pre_feedforward_layernorm if self.sandwich else self.post_attention_layernorm
@@ -196,6 +196,10 @@ class Block(nn.Module):
         if self.sandwich:
             mlp_output = self.post_feedforward_layernorm(mlp_output, RESIDUAL_DTYPE)
         return self._sum(x, mlp_output)
+
+    def _multiplied(self, added: Tensor) -> Tensor:
+        """Return a sublayer's output [B, T, D] times the residual factor, float32 if there is one."""
+        return added if self.spec.residual_factor == 1.0 else added.to(RESIDUAL_DTYPE) * self.spec.residual_factor
 
     def _sum(self, x: Tensor, added: Tensor) -> Tensor:
         """Return the stream after a sublayer's output was added."""

@@ -110,6 +110,7 @@ class MoE(nn.Module):
     def __init__(self, spec: MoESpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.top_k, self.shares, has_shared = spec.top_k, spec.shares, spec.shared_hidden > 0
+        self.share_factor = spec.share_factor
         self.router = Linear(dim, spec.experts, bias=spec.router_bias, dtype=dtype)
         self.experts = Experts(spec, dim, dtype)
         scales = torch.empty(spec.experts, dtype=torch.float32) if spec.expert_scales else None
@@ -121,11 +122,15 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""
-        chosen, shares = choose_experts(self.router(x), self.top_k, self.shares, self.expert_scales)
+        chosen, shares = self.choose(self.router(x))
         answer = weighted_sum(self.experts(x, chosen), shares)
         if self.shared_expert is None or self.shared_expert_gate is None:
             return answer
         return answer + scaled_by_gate(self.shared_expert_gate(x), self.shared_expert(x))
+
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the experts that the router's scores [..., X] choose, best first, and their shares: [..., C] each."""
+        return choose_experts(scores, self.top_k, self.shares, self.expert_scales, self.share_factor)
 
 
 def scaled_by_gate(gate: Tensor, x: Tensor) -> Tensor:
@@ -161,18 +166,21 @@ class ParallelMLP(nn.Module):
 
 
 def choose_experts(
-    scores: Tensor, top_k: int, shares: Shares = "chosen", scales: Tensor | None = None
+    scores: Tensor, top_k: int, shares: Shares = "chosen", scales: Tensor | None = None, factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Return the experts with the highest scores [..., X], best first, and their shares (weights): [..., C] each.
 
     Args:
         scales: [X] float32, factors of the experts' shares; None for none.
+        factor: factor of all shares.
     """
     best, chosen = scores.topk(top_k, dim=-1)
     if shares == "chosen":
         found = best.softmax(dim=-1)
     else:
         found = (best.float() - scores.float().logsumexp(dim=-1, keepdim=True)).exp().to(scores.dtype)
+    if factor != 1.0:
+        found = found * factor
     return chosen, found if scales is None else (found.float() * scales[chosen]).to(found.dtype)
 
 

@@ -5,11 +5,24 @@ name, no path. The fields dim, heads, kv_heads, head_dim, hidden and vocab are s
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from graphcore.activations import SILU, Gating
-from graphcore.nn.rope_spec import RopeSpec
+from graphcore.nn.rope_spec import PositionScale, RopeSpec
+
+
+class ShortText:
+    """Gives a spec a text without those fields that have `repr=False` and their default.
+
+    Saved caches have a hash of the text. So they stay valid when a spec gets a field, and are not valid for a model
+    with another value of it.
+    """
+
+    def __repr__(self) -> str:
+        """Return the spec as a call of its class."""
+        shown = [one for one in fields(self) if one.repr or getattr(self, one.name) != one.default]  # type: ignore[arg-type]  # subclasses are dataclasses
+        return f"{type(self).__name__}({', '.join(f'{one.name}={getattr(self, one.name)!r}' for one in shown)})"
 
 
 @dataclass(frozen=True)
@@ -41,8 +54,8 @@ transformers'.
 """
 
 
-@dataclass(frozen=True)
-class AttentionSpec:
+@dataclass(frozen=True, repr=False)
+class AttentionSpec(ShortText):
     """Grouped-query attention.
 
     Attributes:
@@ -60,6 +73,7 @@ class AttentionSpec:
             (Gemma 4).
         shares_cache: True if the layer has no keys and values of its own, and attends those of an earlier layer
             (`ModelSpec.cache_layers`) instead (cross-layer KV sharing).
+        position_scale: factor of the rotated queries that grows with their position (Ministral 3); None for none.
     """
 
     heads: int
@@ -78,6 +92,7 @@ class AttentionSpec:
     v_norm_eps: float = 0.0
     values_are_keys: bool = False
     shares_cache: bool = False
+    position_scale: PositionScale | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -129,8 +144,8 @@ Shares = Literal["chosen", "all"]
 """Scores in a router's softmax: only those of the chosen experts, whose shares then sum to one, or those of all."""
 
 
-@dataclass(frozen=True)
-class MoESpec:
+@dataclass(frozen=True, repr=False)
+class MoESpec(ShortText):
     """A mixture of gated MLPs: each token's `top_k` likeliest experts, weighted by their shares in a softmax.
 
     Source: openai/gpt-oss, gpt_oss/torch/model.py, `swiglu` and `MLPBlock`; transformers, modeling_qwen3_moe,
@@ -146,6 +161,7 @@ class MoESpec:
         shared_hidden: hidden features of the shared expert, whose output is multiplied by a sigmoid gate per token; 0
             for no shared expert.
         expert_scales: True if each expert's share is multiplied by a learned factor of that expert (Gemma 4).
+        share_factor: factor of all shares (Granite's residual multiplier).
         parallel_mlp: dense MLP in parallel to the experts (Gemma 4); None for experts alone. It and the experts each
             have a norm before and after them, the router has its own norm, and their outputs are added.
     """
@@ -160,6 +176,7 @@ class MoESpec:
     shared_hidden: int = 0
     expert_scales: bool = False
     parallel_mlp: MLPSpec | None = None
+    share_factor: float = field(default=1.0, repr=False)
 
 
 @dataclass(frozen=True)
@@ -181,8 +198,8 @@ class PerLayerSpec:
     norm: NormSpec
 
 
-@dataclass(frozen=True)
-class BlockSpec:
+@dataclass(frozen=True, repr=False)
+class BlockSpec(ShortText):
     """One transformer block.
 
     Attributes:
@@ -196,6 +213,8 @@ class BlockSpec:
         ordered_inputs: names of projections in the block that have an `input_order` (GPTQ with act-order), such as
             "mlp.down_proj".
         low_rank: ranks of the low-rank factors beside projections (LoRA), by the projections' names in the block.
+        residual_factor: factor of the outputs of attention and MLP before they are added to the stream (Granite).
+            Experts have it as their `share_factor`.
     """
 
     dim: int
@@ -207,13 +226,13 @@ class BlockSpec:
     per_layer: int = 0
     per_layer_activation: str = ""
     has_output_factor: bool = False
-    # not in the text, because saved caches of models without them keep their fingerprints
     ordered_inputs: tuple[str, ...] = field(default=(), repr=False)
     low_rank: tuple[tuple[str, int], ...] = field(default=(), repr=False)
+    residual_factor: float = field(default=1.0, repr=False)
 
 
-@dataclass(frozen=True)
-class ModelSpec:
+@dataclass(frozen=True, repr=False)
+class ModelSpec(ShortText):
     """A decoder-only language model.
 
     Attributes:
@@ -224,6 +243,7 @@ class ModelSpec:
         context: context length that the model was trained for, in tokens.
         tied: True if the head reads the embedding's weight.
         logit_cap: bound of the logits, cap * tanh(logit / cap); 0 for none.
+        logit_factor: factor of the logits before their cap (Granite).
         per_layer: per-layer features of tokens (Gemma 4); None for none.
     """
 
@@ -237,6 +257,7 @@ class ModelSpec:
     tied: bool = False
     logit_cap: float = 0.0
     per_layer: PerLayerSpec | None = None
+    logit_factor: float = field(default=1.0, repr=False)
 
     def with_ordered_inputs(self, names: Collection[str]) -> "ModelSpec":
         """Return the spec with an `input_order` for some projections of the blocks.

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import CheckpointError, UnsupportedError
@@ -10,6 +12,11 @@ from graphcore.errors import CheckpointError, UnsupportedError
 WINDOW = "attention.sliding_window"  # key of the window of sliding layers, in tokens
 WINDOW_PATTERN = "attention.sliding_window_pattern"  # key of the layers that slide, or of the distance of the others
 NO_WINDOW = (None, 0, -1, 2**32 - 1)  # values of WINDOW for no window; the last is -1 as an unsigned number
+
+
+def as_float32(value: float) -> float:
+    """Return a number as a GGUF file stores it, rounded to float32."""
+    return float(np.float32(value))
 
 
 @dataclass(frozen=True)

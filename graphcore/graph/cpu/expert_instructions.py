@@ -18,6 +18,7 @@ def append_choice(
     shares: Tensor,
     over_all: bool,
     scales: Tensor | None,
+    factor: float,
     fetches: bool,
 ) -> Routing:
     """Append the routing instruction of a layer, and return its buffers.
@@ -27,6 +28,7 @@ def append_choice(
         shares: [B, C] float32, filled with the chosen experts' shares.
         over_all: True if the softmax is over all scores, not only those of the chosen experts.
         scales: [X] float32, factors of the experts' shares, or None.
+        factor: factor of all shares.
         fetches: True if experts are fetched, so that their slots are known only after routing.
     """
     rows, used = shares.shape
@@ -38,7 +40,7 @@ def append_choice(
     choice = Routing(layer, chosen, places, sharing, is_last, len(program.arguments) + 1)
     program.needs(row_floats=scores.shape[1] + 32)
     given, picks, weights = program.per_row(scores), program.address(chosen, torch.int32), program.address(shares)
-    how = over_all, program.address(scales)
+    how = over_all, program.address(scales), 0.0 if factor == 1.0 else factor
     program.add(instructions.Route(given, scores.shape[1], used, picks, weights, *how, sharing))
     return choice
 

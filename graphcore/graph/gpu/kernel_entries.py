@@ -109,14 +109,21 @@ class DeviceRun:
         return x.index_select(-1, order)
 
     def project(
-        self, x: Tensor, norm: NormCall | None, names: Sequence[str], activation: str | None, wide: bool
+        self,
+        x: Tensor,
+        norm: NormCall | None,
+        names: Sequence[str],
+        activation: str | None,
+        wide: bool,
+        factor: float = 1.0,
     ) -> Tensor | Joined:
         """Return a product, or the concatenated products of one input."""
         linears = [self._module(name, Linear) for name in names]
         kind = "" if activation is None else self._module(activation, ActivationModule).kind.kernel_name
         fed = product_input(self.modules, x, norm, linears[0], self._fusion)
         matrices = [device_matrix(linear) for linear in linears]
-        y = product(fed.rows, fed.scale, matrices, _dtype(linears[0], wide), _divides(linears[0]), kind, fed.eps)
+        how = _dtype(linears[0], wide), _divides(linears[0]), kind, fed.eps, factor
+        y = product(fed.rows, fed.scale, matrices, *how)
         return y if len(linears) == 1 else Joined(y)
 
     def gated(self, x: Tensor, norm: NormCall | None, gate: str, up: str, activation: str, wide: bool) -> Tensor:
@@ -127,13 +134,14 @@ class DeviceRun:
         matrices = device_matrix(first), device_matrix(second)
         return gated_product(rows, scale, *matrices, _dtype(second, wide), _divides(second), kind, eps)
 
-    def add_project(self, stream: Tensor, x: Tensor, norm: NormCall | None, name: str) -> Tensor:
-        """Add a product to the stream."""
+    def add_project(
+        self, stream: Tensor, x: Tensor, norm: NormCall | None, name: str, factor: float = 1.0
+    ) -> Tensor:
+        """Add factor * a product to the stream."""
         linear = self._module(name, Linear)
         fed = product_input(self.modules, x, norm, linear, self._fusion)
-        add_product(
-            stream, fed.rows, fed.scale, device_matrix(linear), _divides(linear), fed.eps, self._next_norm(stream)
-        )
+        how = _divides(linear), fed.eps, self._next_norm(stream), factor
+        add_product(stream, fed.rows, fed.scale, device_matrix(linear), *how)
         return stream
 
     def add_normed(self, stream: Tensor, x: Tensor, norm: NormCall) -> Tensor:
@@ -190,6 +198,7 @@ class DeviceRun:
         q_norm: NormCall | None,
         k_norm: NormCall | None,
         _v_norm: None,
+        q_scale: tuple[float, int] | None,
         k_cache: Tensor,
         v_cache: Tensor,
         table: Tensor,
@@ -212,7 +221,7 @@ class DeviceRun:
             first, second = (self._module(norm.name, RMSNorm) for norm in (q_norm, k_norm))
             norms = HeadNorms(first.weight, second.weight, first.eps, first.scale_in_float32)
         place = (k_cache, v_cache, table, starts, counts)
-        how_run = AttentionParameters(*how), self.arrivals, rope, norms
+        how_run = AttentionParameters(*how), self.arrivals, rope, norms, *(q_scale or (0.0, 0))
         return attend_token(query, key, value, *place, *how_run).view(len(rows), -1)
 
     def delta_heads(self, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
@@ -223,18 +232,23 @@ class DeviceRun:
         """Return sigmoid(gate) * x, with one gate for each row."""
         return scale_rows(gate, x, Activation.SIGMOID.kernel_name)
 
-    def choose(self, scores: Tensor, top_k: int, over: Shares, _scales: None) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, scores: Tensor, top_k: int, over: Shares, _scales: None, factor: float
+    ) -> tuple[Tensor, Tensor]:
         """Return the experts chosen for each token (-1 for padding), and their shares."""
-        return choose_decode_experts(scores, self._counts, top_k, over == "all")
+        return choose_decode_experts(scores, self._counts, top_k, over == "all", factor)
 
-    def route(self, x: Tensor, name: str, top_k: int, over: Shares, _scales: None) -> tuple[Tensor, Tensor]:
+    def route(
+        self, x: Tensor, name: str, top_k: int, over: Shares, _scales: None, factor: float
+    ) -> tuple[Tensor, Tensor]:
         """Return the experts that a router chooses, as `choose` does: in one launch, unless the router is packed."""
         router = self._module(name, Linear)
         if router.packing is not None or router.int8_order is not None or router.weight_scale is not None:
             fed = product_input(self.modules, x, None, router, None)
             scores = product(fed.rows, fed.scale, [device_matrix(router)], router.dtype)
-            return self.choose(scores, top_k, over, None)
-        return route_decode_experts(x, router.weight, router.bias, self._counts, top_k, over == "all", self.arrivals)
+            return self.choose(scores, top_k, over, None, factor)
+        where = router.weight, router.bias, self._counts
+        return route_decode_experts(x, *where, top_k, over == "all", self.arrivals, factor)
 
     def add_experts(self, stream: Tensor, x: Tensor, _norm: None, chosen: Tensor, shares: Tensor, name: str) -> Tensor:
         """Add the chosen experts' weighted outputs to the stream; cached experts are first copied to their slots."""

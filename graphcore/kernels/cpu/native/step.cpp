@@ -88,7 +88,9 @@ void run_project(const Project& a, const Rows& rows, Range mine, Scratch& scratc
         const Range groups{std::max(mine.begin - before, 0), std::min(mine.end - before, here)};
         before += here;
         for_products(a, rows, i, groups, scratch, a.outs[i], [&](f32x16 y, int height, float* out) {
-            store_some(a.store == Store::ADD ? y + load_some(out, height) : activate(a.activation, y), height, out);
+            if (a.store != Store::ADD) y = activate(a.activation, y);
+            if (a.factor) y *= splat<f32x16>(a.factor);
+            store_some(a.store == Store::ADD ? y + load_some(out, height) : y, height, out);
         });
         if (a.store != Store::GATED) continue;
         for_products(a, rows, 1, groups, scratch, a.outs[0], [&](f32x16 y, int height, float* out) {
@@ -154,6 +156,8 @@ void choose_experts(const Route& a, int row, Scratch& scratch) {
     if (!a.over_all) softmax(weights, a.used, nullptr);
     if (a.scales)
         for (int k = 0; k < a.used; k++) weights[k] *= a.scales[chosen[k]];
+    if (a.factor)
+        for (int k = 0; k < a.used; k++) weights[k] *= a.factor;
 }
 
 int32_t expert_of(const int32_t* chosen, int used, const Rows& rows, int choice) {

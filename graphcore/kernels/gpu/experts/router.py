@@ -23,7 +23,7 @@ from graphcore.kernels.gpu.products.dense import dense_tile, dotted_sums, in_pai
 @triton.jit
 def choose_for(
     token, scores, counts, chosen, shares, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr,
-    BEST: tl.constexpr, OVER_ALL: tl.constexpr,
+    BEST: tl.constexpr, OVER_ALL: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Choose one token's experts; `.cg` reads scores that other multiprocessors wrote."""
     at = tl.arange(0, EXPERTS)
@@ -41,6 +41,8 @@ def choose_for(
         left = tl.where(at == expert, -float("inf"), left)
     parts = tl.exp(best - tl.max(best, 0))
     share = parts / (whole if OVER_ALL else tl.sum(parts, 0))
+    if FACTOR != 1.0:
+        share *= FACTOR
     if counts is not None:
         who = tl.where(tl.load(counts + token) > 0, who, -1)
     to = token * TOP_K + ranks
@@ -51,19 +53,19 @@ def choose_for(
 @triton.jit
 def _choose(
     scores, counts, chosen, shares, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr,
-    OVER_ALL: tl.constexpr, DEPENDENT: tl.constexpr,
+    OVER_ALL: tl.constexpr, FACTOR: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(DEPENDENT)
     wait_for_earlier(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
-    choose_for(token, scores, counts, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL)
+    choose_for(token, scores, counts, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL, FACTOR)
 
 
 @triton.jit
 def _route(
     x, weight, bias, counts, scores, arrivals, chosen, shares, tokens, columns, num_experts,
-    TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr, OVER_ALL: tl.constexpr, DOTS: tl.constexpr,
-    N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
+    TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr, OVER_ALL: tl.constexpr, FACTOR: tl.constexpr,
+    DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Compute the scores of R experts; the last program to arrive chooses from all of them."""
     start = tl.program_id(0) * R
@@ -82,10 +84,12 @@ def _route(
     if arrived == tl.num_programs(0) - 1:
         tl.store(arrivals, 0)
         for one in range(tokens):
-            choose_for(one, scores, counts, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL)
+            choose_for(one, scores, counts, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL, FACTOR)
 
 
-def launch_choose_experts(scores: Tensor, counts: Tensor | None, top_k: int, over_all: bool) -> tuple[Tensor, Tensor]:
+def launch_choose_experts(
+    scores: Tensor, counts: Tensor | None, top_k: int, over_all: bool, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Return the experts with the highest scores, best first, and their shares in a softmax.
 
     Args:
@@ -93,6 +97,7 @@ def launch_choose_experts(scores: Tensor, counts: Tensor | None, top_k: int, ove
         counts: [N] int64, 0 for padding, which chooses no expert; or None.
         top_k: C.
         over_all: True if the softmax is over all experts, False if it is over the chosen ones.
+        factor: factor of all shares.
 
     Returns:
         chosen [N, C] int64, -1 for no expert, the first of equal scores; shares [N, C], dtype of the scores.
@@ -100,7 +105,7 @@ def launch_choose_experts(scores: Tensor, counts: Tensor | None, top_k: int, ove
     tokens, num_experts = scores.shape
     chosen, shares = _empty_choice(scores, top_k)
     _choose[(tokens,)](
-        scores, counts, chosen, shares, num_experts, **_constants(num_experts, top_k, over_all), num_warps=1,
+        scores, counts, chosen, shares, num_experts, **_constants(num_experts, top_k, over_all, factor), num_warps=1,
         enable_fp_fusion=True, **pdl_options(),
     )  # fmt: skip
     return chosen, shares
@@ -114,6 +119,7 @@ def launch_route(
     top_k: int,
     over_all: bool,
     arrivals: Tensor | None = None,
+    factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Return the experts with the highest scores x @ weight.T + bias, as `choose_decode_experts` does.
 
@@ -121,6 +127,7 @@ def launch_route(
         x: [N, D] compute dtype, contiguous; N up to 8. Scores are rounded to its dtype.
         weight: [X, D] and bias: [X], compute dtype.
         arrivals: [1 or more] int32, a counter that is zero before and after; None to allocate it, in one more launch.
+        factor: factor of all shares.
     """
     num_experts = len(weight)
     assert len(x) <= limits.MOST_TOKENS, f"{len(x)} tokens, this kernel is for up to {limits.MOST_TOKENS}"
@@ -133,7 +140,7 @@ def launch_route(
     tile = dense_tile(x, num_experts)
     _route[(triton.cdiv(num_experts, tile["R"]),)](
         x, router.weight, bias, counts, scores, arrivals, chosen, shares, *x.shape, num_experts,
-        **_constants(num_experts, top_k, over_all), **tile,
+        **_constants(num_experts, top_k, over_all, factor), **tile,
     )  # fmt: skip
     return chosen, shares
 
@@ -143,9 +150,9 @@ def _empty_choice(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return torch.empty_like(shares, dtype=torch.int64), shares
 
 
-def _constants(num_experts: int, top_k: int, over_all: bool) -> dict[str, int]:
+def _constants(num_experts: int, top_k: int, over_all: bool, factor: float) -> dict[str, float]:
     widths = {"EXPERTS": triton.next_power_of_2(num_experts), "BEST": triton.next_power_of_2(top_k)}
-    return {"TOP_K": top_k, "OVER_ALL": over_all, **widths}
+    return {"TOP_K": top_k, "OVER_ALL": over_all, "FACTOR": factor, **widths}
 
 
 choose_decode_experts = register_custom_op(
