@@ -152,6 +152,29 @@ MINISTRAL3 = {
     "tie_word_embeddings": False,
     **NO_TOKENS,
 }
+MIXTRAL = {
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 3,
+    "head_dim": 24,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 48,
+    "tie_word_embeddings": False,
+    **NO_TOKENS,
+}
+GRANITE = {
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 3,
+    "embedding_multiplier": 3.5,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.7,
+    "rms_norm_eps": 1e-5,
+    **NO_TOKENS,
+}
+SMOLLM3 = {**SIZES, **GQA, "num_hidden_layers": 5, "no_rope_layer_interval": 2, **NO_TOKENS}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -215,6 +238,48 @@ def _mistral3_nested() -> nn.Module:
 
 def _ministral3_nested() -> nn.Module:
     return _mistral3({**MINISTRAL3, "model_type": "ministral3", "num_hidden_layers": 2, "tie_word_embeddings": True})
+
+
+def mixtral(**changes: object) -> nn.Module:
+    """Return a Mixtral model; `changes` are of MIXTRAL."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    model = MixtralForCausalLM(MixtralConfig(**{**MIXTRAL, **changes}))
+    model.set_experts_implementation("eager")  # transformers' grouped product takes no odd sizes
+    return model
+
+
+def granite(**changes: object) -> nn.Module:
+    """Return a dense Granite model; `changes` are of GRANITE."""
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    return GraniteForCausalLM(GraniteConfig(**{**GRANITE, "tie_word_embeddings": True, **changes}))
+
+
+def _granite_biased() -> nn.Module:
+    return granite(attention_bias=True, mlp_bias=True, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE)
+
+
+def granite_moe(**changes: object) -> nn.Module:
+    """Return a Granite mixture of experts; `changes` are of GRANITE."""
+    from transformers import GraniteMoeConfig, GraniteMoeForCausalLM
+
+    experts = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 40, "tie_word_embeddings": True}
+    model = GraniteMoeForCausalLM(GraniteMoeConfig(**{**GRANITE, **experts, **changes}))
+    model.set_experts_implementation("eager")
+    return model
+
+
+def smollm3(**changes: object) -> nn.Module:
+    """Return a SmolLM3 model; `changes` are of SMOLLM3."""
+    from transformers import SmolLM3Config, SmolLM3ForCausalLM
+
+    return SmolLM3ForCausalLM(SmolLM3Config(**{**SMOLLM3, "tie_word_embeddings": True, **changes}))
+
+
+def _smollm3_sliding() -> nn.Module:
+    windows = {"use_sliding_window": True, "sliding_window": WINDOW}
+    return smollm3(no_rope_layers=[0, 1, 1, 0, 1], tie_word_embeddings=False, **windows)
 
 
 def _qwen2() -> nn.Module:
@@ -389,6 +454,12 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "ministral3_sliding": _ministral3_sliding,  # the scale without YaRN, a window, one key head, tied
     "mistral3_nested": _mistral3_nested,  # Mistral inside a multimodal model, untied
     "ministral3_nested": _ministral3_nested,  # Ministral 3 inside it, tied
+    "mixtral": mixtral,  # experts in every layer, whose files name them w1, w2 and w3
+    "granite": granite,  # factors of embeddings, scores, sublayers and logits, tied
+    "granite_biased": _granite_biased,  # the same with biases, which the factors multiply, too
+    "granite_moe": granite_moe,  # experts with the factor of sublayers
+    "smollm3": smollm3,  # every other layer does not rotate
+    "smollm3_sliding": _smollm3_sliding,  # layers that do not rotate slide instead
 }
 ARCHITECTURES = (  # one of each
     "llama3",
@@ -406,13 +477,17 @@ ARCHITECTURES = (  # one of each
     "gemma4_moe",
     "bitnet",
     "ministral3",
+    "mixtral",
+    "granite",
+    "granite_moe",
+    "smollm3",
 )
 # Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and
 # one sequence that could run native or as a GPU's kernels does not run it.
 AT_BOTH_WIDTHS = ("gemma3", "gpt_oss")
 
 
-MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe")
+MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "mixtral", "granite_moe")
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 TOLERANCE = 2e-5
 # transformers' own float32 logits differ from float64 by up to 9e-5 with these, whose norms divide small answers by

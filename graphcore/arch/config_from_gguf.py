@@ -22,7 +22,7 @@ from graphcore.arch.config.model_config import AttentionConfig, ModelConfig, Rop
 from graphcore.arch.config.refusals import refuse_unknown_gguf_mathematics
 from graphcore.arch.config.rope_parameters import ORIGINAL, read_scaling
 from graphcore.arch.config.typed_fields import Fields
-from graphcore.arch.registry import GGUF_ARCHITECTURES, WINDOWED_GGUF
+from graphcore.arch.registry import GGUF_ARCHITECTURES, MIXED_GGUF, WINDOWED_GGUF
 from graphcore.checkpoint.token_ids import SpecialIds, read_special_ids
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
@@ -98,6 +98,8 @@ def _architecture(fields: Fields) -> tuple[Architecture, GGUFKeys]:
     architecture = GGUF_ARCHITECTURES[name]
     if fields.raw.get(f"{name}.{WINDOW}") not in NO_WINDOW:
         architecture = WINDOWED_GGUF.get(name, architecture)
+    if fields.raw.get(f"{name}.expert_count") not in (None, 0):
+        architecture = MIXED_GGUF.get(name, architecture)
     return architecture, GGUFKeys(fields, name, architecture.gguf_defaults(name))
 
 

@@ -16,9 +16,18 @@ GGUF_ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {name: one for one in ARCHITECTURES.values() if one.is_read_from_gguf for name in one.gguf_names}
 )
 WINDOWED_GGUF: Mapping[str, Architecture] = MappingProxyType(
-    {name: one for one in ARCHITECTURES.values() if one.defaults.window_rule == "every" for name in one.gguf_names}
+    {
+        name: one
+        for one in ARCHITECTURES.values()
+        if one.defaults.window_rule == "every" and one.defaults.experts is None
+        for name in one.gguf_names
+    }
 )
 """Architecture of GGUF files that state a window for all layers: Mistral's have Llama's general.architecture."""
+MIXED_GGUF: Mapping[str, Architecture] = MappingProxyType(
+    {name: one for one in ARCHITECTURES.values() if one.defaults.experts is not None for name in one.gguf_names}
+)
+"""Architecture of GGUF files that state a number of experts: Mixtral's have Llama's general.architecture."""
 NESTED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         one.nested_in: tuple(other.model_type for other in ARCHITECTURES.values() if other.nested_in == one.nested_in)

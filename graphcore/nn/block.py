@@ -30,6 +30,7 @@ from graphcore.nn.moe import (
     ExpertLinear,
     MoE,
     ParallelMLP,
+    choose_experts,
     scaled_by_gate,
     weighted_sum,
     without_padding,
@@ -154,7 +155,8 @@ class Block(nn.Module):
         scores = self.mlp.router(
             experts_input if self.parallel_mlp is None else self.parallel_mlp.router_norm(x, self.dtype)
         )
-        chosen, shares = self.mlp.choose(scores)
+        how = self.mlp.top_k, self.mlp.shares, self.mlp.expert_scales, self.mlp.share_factor
+        chosen, shares = choose_experts(scores, *how)
         if self.mlp.shared_expert is not None and self.mlp.shared_expert_gate is not None:
             x = x + scaled_by_gate(self.mlp.shared_expert_gate(experts_input), self.mlp.shared_expert(experts_input))
         return Routed(x, experts_input, without_padding(chosen, span), shares)

@@ -122,15 +122,12 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""
-        chosen, shares = self.choose(self.router(x))
+        how = self.top_k, self.shares, self.expert_scales, self.share_factor
+        chosen, shares = choose_experts(self.router(x), *how)
         answer = weighted_sum(self.experts(x, chosen), shares)
         if self.shared_expert is None or self.shared_expert_gate is None:
             return answer
         return answer + scaled_by_gate(self.shared_expert_gate(x), self.shared_expert(x))
-
-    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the experts that the router's scores [..., X] choose, best first, and their shares: [..., C] each."""
-        return choose_experts(scores, self.top_k, self.shares, self.expert_scales, self.share_factor)
 
 
 def scaled_by_gate(gate: Tensor, x: Tensor) -> Tensor:
