@@ -167,7 +167,7 @@ def _with_yarn(scaling: RopeScaling, rope: Fields, defaults: ClassDefaults) -> R
     """Add optional keys of YaRN or their defaults; mscale counts only with mscale_all_dim, as in transformers."""
     factor = float(scaling["factor"])
     given = rope.positive("attention_factor")
-    mscale, of_all = rope.positive("mscale"), rope.positive("mscale_all_dim")
+    mscale, of_all = (rope.positive(name) if rope.number(name) else None for name in ("mscale", "mscale_all_dim"))
     ratio = yarn_attention_factor(factor, mscale or 1.0) / yarn_attention_factor(factor, of_all or 1.0)
     inferred = ratio if mscale and of_all else yarn_attention_factor(factor)
     truncate = rope.flag("truncate")

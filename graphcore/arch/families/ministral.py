@@ -6,8 +6,8 @@
     GGUF           attention.temperature_scale, rope.scaling.original_context_length
 
 GGUF files of general.architecture "mistral3" are read as this type. Without a temperature_scale no query is scaled:
-llama.cpp's converter gives such files the text models of Mistral Small 3.1 and later, too. Older files of Mistral models
-are of the architecture "llama".
+llama.cpp's converter also writes text models of Mistral Small 3.1 and later to such files. Older files of Mistral
+models are of the architecture "llama".
 
 Source: transformers 5.24, modeling_ministral3; llama.cpp, src/models/mistral3.cpp and conversion/mistral3.py.
 """

@@ -134,9 +134,7 @@ class DeviceRun:
         matrices = device_matrix(first), device_matrix(second)
         return gated_product(rows, scale, *matrices, _dtype(second, wide), _divides(second), kind, eps)
 
-    def add_project(
-        self, stream: Tensor, x: Tensor, norm: NormCall | None, name: str, factor: float = 1.0
-    ) -> Tensor:
+    def add_project(self, stream: Tensor, x: Tensor, norm: NormCall | None, name: str, factor: float = 1.0) -> Tensor:
         """Add factor * a product to the stream."""
         linear = self._module(name, Linear)
         fed = product_input(self.modules, x, norm, linear, self._fusion)
@@ -232,9 +230,7 @@ class DeviceRun:
         """Return sigmoid(gate) * x, with one gate for each row."""
         return scale_rows(gate, x, Activation.SIGMOID.kernel_name)
 
-    def choose(
-        self, scores: Tensor, top_k: int, over: Shares, _scales: None, factor: float
-    ) -> tuple[Tensor, Tensor]:
+    def choose(self, scores: Tensor, top_k: int, over: Shares, _scales: None, factor: float) -> tuple[Tensor, Tensor]:
         """Return the experts chosen for each token (-1 for padding), and their shares."""
         return choose_decode_experts(scores, self._counts, top_k, over == "all", factor)
 

@@ -59,6 +59,11 @@ ARCHS = {
     "qwen3_5_text": MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
     "bitnet": MODEL_ARCH.BITNET,
+    "ministral3": MODEL_ARCH.MISTRAL3,
+    "mixtral": MODEL_ARCH.LLAMA,
+    "granite": MODEL_ARCH.GRANITE,
+    "granitemoe": MODEL_ARCH.GRANITE_MOE,
+    "smollm3": MODEL_ARCH.SMOLLM3,
 }
 
 

@@ -65,7 +65,8 @@ def _choose(
 def _route(
     x, weight, bias, counts, scores, arrivals, chosen, shares, tokens, columns, num_experts,
     TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr, OVER_ALL: tl.constexpr, FACTOR: tl.constexpr,
-    DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
+    DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Compute the scores of R experts; the last program to arrive chooses from all of them."""
     start = tl.program_id(0) * R

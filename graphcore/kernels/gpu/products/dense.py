@@ -172,9 +172,7 @@ def _dense_product(
     )
     let_next_begin(DEPENDENT)
     values = activated(values, ACTIVATION)
-    store_products(
-        out, values, 0, start, tokens, rows, out_stride, ADDS, N, R, norm_weight, norm_rows, squares, FACTOR
-    )
+    store_products(out, values, 0, start, tokens, rows, out_stride, ADDS, N, R, norm_weight, norm_rows, squares, FACTOR)
 
 
 @triton.jit
