@@ -141,7 +141,7 @@ class Block(nn.Module):
                 routed.x, self.mlp.experts(routed.experts_input, routed.chosen), routed.shares, per_layer
             )
         x = self._add_attention(x, rope, span, k_cache, v_cache, table)
-        return self._finish(self._add_mlp_output(x, self._multiplied(self.mlp(self._mlp_norm(x)))), per_layer)
+        return self._finish(self._add_mlp_output(x, self.mlp(self._mlp_norm(x))), per_layer)
 
     def route(
         self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor | None
@@ -197,7 +197,8 @@ class Block(nn.Module):
     def _add_mlp_output(self, x: Tensor, mlp_output: Tensor) -> Tensor:
         if self.sandwich:
             mlp_output = self.post_feedforward_layernorm(mlp_output, RESIDUAL_DTYPE)
-        return self._sum(x, mlp_output)
+        # experts have the factor in their shares
+        return self._sum(x, mlp_output if isinstance(self.mlp, MoE) else self._multiplied(mlp_output))
 
     def _multiplied(self, added: Tensor) -> Tensor:
         """Return a sublayer's output [B, T, D] times the residual factor, float32 if there is one."""

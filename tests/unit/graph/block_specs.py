@@ -6,7 +6,7 @@ from dataclasses import replace
 from tiny_graph import DIM, FULL, NORM, SLIDING
 
 from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
-from graphcore.nn.rope_spec import LinearScaling, RopeSpec
+from graphcore.nn.rope_spec import LinearScaling, PositionScale, RopeSpec
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, MoESpec, NormSpec
 
 LAYER_NORM = NormSpec("layer", 1e-5)
@@ -57,6 +57,11 @@ ARCHITECTURES: Mapping[str, BlockSpec] = {
     ),
     "qwen3_5_delta": replace(PLAIN, norm=NORM, attention=replace(DELTA, tiled=True)),
     "bitnet": feeding(attending(sub_norm=PLAIN.norm), sub_norm=PLAIN.norm, activation="relu2"),
+    "ministral3": attending(position_scale=PositionScale(0.4, 3)),
+    "granite": replace(feeding(attending(scale=0.3, output_bias=True), bias=True), residual_factor=0.4),
+    "granite_moe": replace(
+        attending(scale=0.3), mlp=MoESpec(experts=6, top_k=3, hidden=24, share_factor=0.4), residual_factor=0.4
+    ),
 }
 
 ATTENDING = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -80,6 +85,8 @@ ORDERED: Mapping[str, BlockSpec] = {  # act-order: projections that read their i
 BLOCKS: Mapping[str, BlockSpec] = {
     "plain": PLAIN,
     "sandwich": FULL,
+    "sandwich_multiplied": replace(FULL, residual_factor=0.4),
+    "scaled_queries_without_rope": attending(rope=None, qk_norm=PLAIN.norm, position_scale=PositionScale(0.4, 3)),
     "sliding": SLIDING,
     "window_of_one": attending(window=1),
     "window_of_8": attending(window=8),
