@@ -4,25 +4,34 @@ Equal BlockSpecs share one compiled graph, so a spec has only fields that change
 name, no path. The fields dim, heads, kv_heads, head_dim, hidden and vocab are sizes.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Literal
 
 from graphcore.activations import SILU, Gating
 from graphcore.nn.rope_spec import PositionScale, RopeSpec
 
 
-class ShortText:
-    """Gives a spec a text without those fields that have `repr=False` and their default.
+SHOWN_IF_SET: Mapping[str, bool] = MappingProxyType({"is_shown_if_set": True})
+"""Metadata of a field that a spec's text leaves out where it has its default."""
 
-    Saved caches have a hash of the text. So they stay valid when a spec gets a field, and are not valid for a model
-    with another value of it.
+
+class ShortText:
+    """Gives a spec a text without fields that have `repr=False`, and without unset ones that are `SHOWN_IF_SET`.
+
+    Saved caches have a hash of the text. So they stay valid when a spec gets a field that is `SHOWN_IF_SET`, and are
+    not valid for a model with another value of it.
     """
 
     def __repr__(self) -> str:
         """Return the spec as a call of its class."""
-        shown = [one for one in fields(self) if one.repr or getattr(self, one.name) != one.default]  # type: ignore[arg-type]  # subclasses are dataclasses
-        return f"{type(self).__name__}({', '.join(f'{one.name}={getattr(self, one.name)!r}' for one in shown)})"
+        texts = []
+        for one in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            value = getattr(self, one.name)
+            if one.repr and not (one.metadata == SHOWN_IF_SET and value == one.default):
+                texts.append(f"{one.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(texts)})"
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class AttentionSpec(ShortText):
     v_norm_eps: float = 0.0
     values_are_keys: bool = False
     shares_cache: bool = False
-    position_scale: PositionScale | None = field(default=None, repr=False)
+    position_scale: PositionScale | None = field(default=None, metadata=SHOWN_IF_SET)
 
 
 @dataclass(frozen=True)
@@ -176,7 +185,7 @@ class MoESpec(ShortText):
     shared_hidden: int = 0
     expert_scales: bool = False
     parallel_mlp: MLPSpec | None = None
-    share_factor: float = field(default=1.0, repr=False)
+    share_factor: float = field(default=1.0, metadata=SHOWN_IF_SET)
 
 
 @dataclass(frozen=True)
@@ -226,9 +235,10 @@ class BlockSpec(ShortText):
     per_layer: int = 0
     per_layer_activation: str = ""
     has_output_factor: bool = False
+    # not in the text, because saved caches of models without them keep their fingerprints
     ordered_inputs: tuple[str, ...] = field(default=(), repr=False)
     low_rank: tuple[tuple[str, int], ...] = field(default=(), repr=False)
-    residual_factor: float = field(default=1.0, repr=False)
+    residual_factor: float = field(default=1.0, metadata=SHOWN_IF_SET)
 
 
 @dataclass(frozen=True, repr=False)
@@ -257,7 +267,7 @@ class ModelSpec(ShortText):
     tied: bool = False
     logit_cap: float = 0.0
     per_layer: PerLayerSpec | None = None
-    logit_factor: float = field(default=1.0, repr=False)
+    logit_factor: float = field(default=1.0, metadata=SHOWN_IF_SET)
 
     def with_ordered_inputs(self, names: Collection[str]) -> "ModelSpec":
         """Return the spec with an `input_order` for some projections of the blocks.
