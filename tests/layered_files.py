@@ -3,10 +3,24 @@
 from pathlib import Path
 
 import qwen_moe_files
+import torch
 from chat_folder import TINY
 from low_bit_files import FILES, SHAPES, low_bit_file
+from tiny_models import BUILDERS, MINISTRAL_ROPE, randomise
 
-NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe", *FILES)
+from graphcore.config.compose import compose_settings
+from graphcore.engine.loading.open_model import open_model
+from graphcore.export.pack import Packer
+
+# Models of tests/tiny_models.py that task=pack writes, with changes that suit llama.cpp and the few tokens.
+PACKED = {
+    "ministral3": {"rope_parameters": {**MINISTRAL_ROPE, "original_max_position_embeddings": 4}},
+    "mixtral": {},
+    "granite": {},
+    "granite_moe": {},
+    "smollm3": {"no_rope_layer_interval": 4},
+}
+NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe", *FILES, *PACKED)
 TOKEN_IDS = [11, 42, 7, 93, 3, 60, 28, 75, 19, 5]
 SMOLLM2_IDS = [504, 3575, 282, 4649, 314, 260, 2010, 29, 1]
 
@@ -16,6 +30,21 @@ def layered_file(name: str, folder: Path) -> Path:
     if name in FILES:  # Llama's projections have their rows in another order in a file
         family = "llama" if name == "iq2_xxs" else "qwen2"
         return low_bit_file(folder / f"{name}.gguf", FILES[name], SHAPES[0], len(name), family)[1]
+    if name in PACKED:
+        return packed_file(name, folder)
     if name != "qwen3_moe":
         return TINY / f"{name}.gguf"
     return qwen_moe_files.write_gguf(folder / f"{name}.gguf", qwen_moe_files.build(), None, is_fused=False)
+
+
+def packed_file(name: str, folder: Path) -> Path:
+    """Write a random model's GGUF file as task=pack does, in float32, and return its path."""
+    torch.manual_seed(0)
+    model = BUILDERS[name](**PACKED[name])
+    randomise(model, 0)
+    model.save_pretrained(folder / name)
+    settings = compose_settings([f"model.checkpoint={folder / name}"])
+    opened = open_model(settings.model, 0, folder / "cache", lambda *_: None)
+    path = folder / f"{name}.gguf"
+    list(Packer(opened, "stored").pack(path, lambda *_: None))
+    return path
