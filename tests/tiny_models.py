@@ -159,7 +159,7 @@ MIXTRAL = {
     "head_dim": 24,
     "num_local_experts": 6,
     "num_experts_per_tok": 2,
-    "intermediate_size": 48,
+    "intermediate_size": 96,
     "tie_word_embeddings": False,
     **NO_TOKENS,
 }
@@ -221,7 +221,8 @@ def _ministral3_sliding() -> nn.Module:
     )
 
 
-def _mistral3(text: dict[str, object]) -> nn.Module:
+def mistral3(text: dict[str, object]) -> nn.Module:
+    """Return a multimodal Mistral model with this text model, which has a model_type."""
     from transformers import Mistral3Config, Mistral3ForConditionalGeneration
 
     vision = {**VISION, "model_type": "pixtral", "head_dim": 8}
@@ -233,11 +234,11 @@ def _mistral3(text: dict[str, object]) -> nn.Module:
 
 def _mistral3_nested() -> nn.Module:
     text = {**SIZES, **GQA, "num_hidden_layers": 2, "head_dim": 24, "sliding_window": None, **NO_TOKENS}
-    return _mistral3({**text, "model_type": "mistral", "tie_word_embeddings": False})
+    return mistral3({**text, "model_type": "mistral", "tie_word_embeddings": False})
 
 
 def _ministral3_nested() -> nn.Module:
-    return _mistral3({**MINISTRAL3, "model_type": "ministral3", "num_hidden_layers": 2, "tie_word_embeddings": True})
+    return mistral3({**MINISTRAL3, "model_type": "ministral3", "num_hidden_layers": 2, "tie_word_embeddings": True})
 
 
 def mixtral(**changes: object) -> nn.Module:

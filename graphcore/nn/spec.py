@@ -12,7 +12,6 @@ from typing import Literal
 from graphcore.activations import SILU, Gating
 from graphcore.nn.rope_spec import PositionScale, RopeSpec
 
-
 SHOWN_IF_SET: Mapping[str, bool] = MappingProxyType({"is_shown_if_set": True})
 """Metadata of a field that a spec's text leaves out where it has its default."""
 
