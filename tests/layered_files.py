@@ -14,6 +14,7 @@ from graphcore.export.pack import Packer
 
 # Models of tests/tiny_models.py that task=pack writes, with changes that suit llama.cpp and the few tokens.
 PACKED = {
+    **{name: {} for name in ("glm4_moe", "glm4_moe_air", "glm4", "glm")},
     "ministral3": {"rope_parameters": {**MINISTRAL_ROPE, "original_max_position_embeddings": 4}},
     "mixtral": {},
     "granite": {},

@@ -1,6 +1,7 @@
 """Code that the rotary families (Llama, Qwen, Gemma, ...) share: tensor names, ropes and most of the spec."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from graphcore.arch.config.model_config import ModelConfig, RopeParameters, RopeScaling
@@ -53,6 +54,16 @@ def half_of_experts(leaf: str, width: int) -> PickRows:
     """
     begin = GATE_AND_UP.index(leaf) * width
     return PickRows(begin, begin + width, axis=-2)
+
+
+POST_NORM_LEAVES: Mapping[str, str] = MappingProxyType(
+    {
+        **GGUF_LEAVES,
+        "post_attention_layernorm": "post_attention_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    }
+)
+"""llama.cpp's tensor names of models whose norms are behind the sublayers."""
 
 
 def rope_of(rope: RopeParameters) -> RopeSpec:
@@ -167,3 +178,8 @@ def rotary_spec(config: ModelConfig, norm: NormSpec, has_qk_norm: bool, is_gemma
         embedding_scale=config.hidden_size**0.5 if is_gemma else 1.0,
         tied=config.tie_word_embeddings,
     )
+
+
+def with_post_norms(model: ModelSpec) -> ModelSpec:
+    """Return the spec with norms behind the sublayers instead of before them (OLMo 2, EXAONE 4)."""
+    return replace(model, blocks=tuple(replace(one, sandwich=True, pre_norm=False) for one in model.blocks))

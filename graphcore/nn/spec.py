@@ -11,6 +11,7 @@ from typing import Literal
 
 from graphcore.activations import SILU, Gating
 from graphcore.nn.rope_spec import PositionScale, RopeSpec
+from graphcore.routing import ScoredRouting
 
 SHOWN_IF_SET: Mapping[str, bool] = MappingProxyType({"is_shown_if_set": True})
 """Metadata of a field that a spec's text leaves out where it has its default."""
@@ -81,6 +82,7 @@ class AttentionSpec(ShortText):
             (Gemma 4).
         shares_cache: True if the layer has no keys and values of its own, and attends those of an earlier layer
             (`ModelSpec.cache_layers`) instead (cross-layer KV sharing).
+        qk_norm_over_heads: True if `qk_norm` normalises q, and k, over all heads at once instead of per head (OLMo 2).
         position_scale: factor of the rotated queries that grows with their position (Ministral 3); None for none.
     """
 
@@ -100,6 +102,7 @@ class AttentionSpec(ShortText):
     v_norm_eps: float = 0.0
     values_are_keys: bool = False
     shares_cache: bool = False
+    qk_norm_over_heads: bool = field(default=False, metadata=SHOWN_IF_SET)
     position_scale: PositionScale | None = field(default=None, metadata=SHOWN_IF_SET)
 
 
@@ -165,13 +168,14 @@ class MoESpec(ShortText):
         gating: function of an expert's gate and up products.
         bias: True if the experts' projections have biases.
         router_bias: True if the router has biases.
-        shares: scores in the softmax.
-        shared_hidden: hidden features of the shared expert, whose output is multiplied by a sigmoid gate per token; 0
-            for no shared expert.
+        shares: scores in the softmax; or a rule by which experts have scores of their own (GLM 4.5, Granite).
+        shared_hidden: hidden features of the shared expert; 0 for no shared expert.
         expert_scales: True if each expert's share is multiplied by a learned factor of that expert (Gemma 4).
-        share_factor: factor of all shares (Granite's residual multiplier).
         parallel_mlp: dense MLP in parallel to the experts (Gemma 4); None for experts alone. It and the experts each
             have a norm before and after them, the router has its own norm, and their outputs are added.
+        selection_bias: True if each expert has a learned number that is added to its score for the choice alone; only
+            with a `ScoredRouting`.
+        shared_gate: True if the shared expert's output is multiplied by a sigmoid gate per token (Qwen).
     """
 
     experts: int
@@ -180,11 +184,12 @@ class MoESpec(ShortText):
     gating: Gating = SILU
     bias: bool = False
     router_bias: bool = False
-    shares: Shares = "chosen"
+    shares: Shares | ScoredRouting = "chosen"
     shared_hidden: int = 0
     expert_scales: bool = False
     parallel_mlp: MLPSpec | None = None
-    share_factor: float = field(default=1.0, metadata=SHOWN_IF_SET)
+    selection_bias: bool = field(default=False, metadata=SHOWN_IF_SET)
+    shared_gate: bool = field(default=True, metadata=SHOWN_IF_SET)
 
 
 @dataclass(frozen=True)
@@ -221,8 +226,9 @@ class BlockSpec(ShortText):
         ordered_inputs: names of projections in the block that have an `input_order` (GPTQ with act-order), such as
             "mlp.down_proj".
         low_rank: ranks of the low-rank factors beside projections (LoRA), by the projections' names in the block.
+        pre_norm: False if sublayers read the stream itself, not normalised; only with `sandwich` (OLMo 2).
         residual_factor: factor of the outputs of attention and MLP before they are added to the stream (Granite).
-            Experts have it as their `share_factor`.
+            Experts have it in their shares (`ScoredRouting.factor`).
     """
 
     dim: int
@@ -237,6 +243,7 @@ class BlockSpec(ShortText):
     # not in the text, because saved caches of models without them keep their fingerprints
     ordered_inputs: tuple[str, ...] = field(default=(), repr=False)
     low_rank: tuple[tuple[str, int], ...] = field(default=(), repr=False)
+    pre_norm: bool = field(default=True, metadata=SHOWN_IF_SET)
     residual_factor: float = field(default=1.0, metadata=SHOWN_IF_SET)
 
 

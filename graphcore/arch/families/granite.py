@@ -30,6 +30,7 @@ from graphcore.arch.families.qwen_moe import EXPERTS, NEUTRAL_GGUF, ROUTER
 from graphcore.arch.rotary import GATE_AND_UP, half_of_experts
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import AttentionSpec, BlockSpec, ModelSpec
+from graphcore.routing import ScoredRouting
 
 MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 GGUF_MULTIPLIERS = ("embedding_scale", "attention.scale", "residual_scale", "logit_scale")
@@ -95,7 +96,9 @@ class GraniteMoe(Granite):
     def spec(self, config: ModelConfig) -> ModelSpec:
         """Return the spec: that of dense models, with experts instead of the MLP."""
         model = super().spec(config)
-        mixture = replace(experts_of_width(config), share_factor=_own(config).residual_multiplier)
+        # The same as a softmax over the chosen experts' scores, times the factor.
+        shares = ScoredRouting("softmax", eps=0.0, factor=_own(config).residual_multiplier)
+        mixture = replace(experts_of_width(config), shares=shares)
         return replace(model, blocks=tuple(replace(block, mlp=mixture) for block in model.blocks))
 
     def hf_source(self, name: str, config: ModelConfig) -> TensorSource:

@@ -84,6 +84,7 @@ MISTRAL = Llama(
     ),
     gguf_names=("llama",),
     is_read_from_gguf=False,
+    is_read_with_window=True,
     nested_in="mistral3",
     nested_ties=True,
     hf_prefixes=MISTRAL_PREFIXES,

@@ -138,8 +138,14 @@ class Route(ctypes.Structure):
         ("weights", POINTER),
         ("over_all", INT),
         ("scales", POINTER),
-        ("factor", FLOAT),
         ("sharing", Sharing),
+        ("function", INT),
+        ("bias", POINTER),
+        ("groups", INT),
+        ("used_groups", INT),
+        ("normalises", INT),
+        ("eps", FLOAT),
+        ("factor", FLOAT),
     )
 
 

@@ -34,7 +34,7 @@ CHANGES: dict[str, object] = {
 BESIDE = {"use_sliding_window": {"sliding_window": 48}, "sliding_window": {"use_sliding_window": True}}
 """Settings without which another one says nothing."""
 
-ALIKE = ("qwen3_", "gemma4", "ministral3", "mixtral", "granite", "smollm3")
+ALIKE = ("qwen3_", "gemma4", "glm", "ministral3", "mixtral", "granite", "smollm3")
 TYPES = [name for name in EVERY if name.startswith(ALIKE)]
 
 

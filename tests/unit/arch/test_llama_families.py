@@ -15,6 +15,7 @@ from graphcore.arch.registry import architecture_of
 from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.nn.rope_spec import PositionScale, RopeSpec, YarnScaling
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, MoESpec, NormSpec
+from graphcore.routing import ScoredRouting
 
 ROPE = MINISTRAL3["rope_parameters"]
 NORM = NormSpec("rms", 1e-5)
@@ -160,7 +161,7 @@ def test_granite_3_3_2b() -> None:
 def test_granite_3_1b_a400m_has_the_residual_multiplier_in_its_experts_shares() -> None:
     spec = spec_of(GRANITE_MOE)
     (block,) = set(spec.blocks)
-    assert block.mlp == MoESpec(32, 8, 512, share_factor=0.22)
+    assert block.mlp == MoESpec(32, 8, 512, shares=ScoredRouting("softmax", eps=0.0, factor=0.22))
     assert (block.residual_factor, spec.embedding_scale, spec.logit_factor) == (0.22, 12.0, 1 / 6)
 
 
