@@ -220,8 +220,8 @@ class DeviceRun:
             first, second = (self._module(norm.name, RMSNorm) for norm in (q_norm, k_norm))
             norms = HeadNorms(first.weight, second.weight, first.eps, first.scale_in_float32)
         place = (k_cache, v_cache, table, starts, counts)
-        how_run = AttentionParameters(*how), self.arrivals, rope, norms, *(q_scale or (0.0, 0))
-        return attend_token(query, key, value, *place, *how_run).view(len(rows), -1)
+        how_run, (beta, period) = (AttentionParameters(*how), self.arrivals, rope, norms), q_scale or (0.0, 0)
+        return attend_token(query, key, value, *place, *how_run, beta, period).view(len(rows), -1)
 
     def delta_heads(self, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
         """Return the concatenated outputs of a delta rule's heads. Args: rest: fields of `DeltaParts` after `b`."""
