@@ -209,7 +209,7 @@ class Block(nn.Module):
 
     def _multiplied(self, added: Tensor) -> Tensor:
         """Return a sublayer's output [B, T, D] times the residual factor, float32 if there is one."""
-        return added if self.spec.residual_factor == 1.0 else added.to(RESIDUAL_DTYPE) * self.spec.residual_factor
+        return added if self.spec.residual_factor == 1.0 else added.float() * self.spec.residual_factor
 
     def _sum(self, x: Tensor, added: Tensor) -> Tensor:
         """Return the stream after a sublayer's output was added."""
