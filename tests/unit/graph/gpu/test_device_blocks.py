@@ -25,6 +25,7 @@ from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 from graphcore.nn.rope import rope_table
+from graphcore.nn.rope_spec import PositionScale
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, NormSpec
 
@@ -33,6 +34,7 @@ SPECS: Mapping[str, BlockSpec] = {
     **ORDERED,
     "gemma3 sliding": attending(FULL, window=4),
     "llama capped": attending(cap=2.0, window=4),
+    "queries of every position scaled": attending(position_scale=PositionScale(0.4, 1)),
     "llama biased": feeding(attending(qkv_bias=True, output_bias=True), bias=True),
     **{f"gated {name}": feeding(activation=name) for name in ACTIVATIONS},
 }
