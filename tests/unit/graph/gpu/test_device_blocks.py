@@ -165,6 +165,15 @@ def test_the_head_gives_the_logits(norm: NormSpec, dtype: torch.dtype) -> None:
     torch.testing.assert_close(run_head(head, x).double(), expected[..., 0], rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+def test_the_head_multiplies_its_logits_before_it_caps_them(cap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = filled_decoder(replace(model_of(PLAIN), logit_factor=0.3, logit_cap=cap)).head
+    x = torch.randn(3, DIM, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(run_head(head, x), head(x), rtol=0, atol=1e-5)
+    found = kernels_of(partial(run_head, head, x), monkeypatch)
+    assert found == ["residual_norm", "dense_product", *(["elementwise"] if cap else [])]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_a_head_in_parts_has_the_bits_of_the_whole(dtype: torch.dtype, tokens: int) -> None:
