@@ -13,8 +13,9 @@ from graphcore.engine.loading.open_model import open_model
 from graphcore.export.pack import Packer
 
 # Models of tests/tiny_models.py that task=pack writes, with changes that suit llama.cpp and the few tokens.
+PLAIN = ("glm4_moe", "glm4_moe_air", "glm4", "glm", "lfm2", "lfm2_moe", "olmo2", "olmo3", "exaone4_full")
 PACKED = {
-    **{name: {} for name in ("glm4_moe", "glm4_moe_air", "glm4", "glm")},
+    **{name: {} for name in PLAIN},
     "ministral3": {"rope_parameters": {**MINISTRAL_ROPE, "original_max_position_embeddings": 4}},
     "mixtral": {},
     "granite": {},

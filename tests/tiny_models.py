@@ -96,6 +96,23 @@ QWEN3_NEXT = {
 }
 QWEN3_5 = {name: size for name, size in QWEN3_NEXT.items() if "expert" not in name and name != "norm_topk_prob"}
 QWEN3_5_MOE = {name: size for name, size in QWEN3_NEXT.items() if name not in ("norm_topk_prob", "intermediate_size")}
+LFM2 = {
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 5,
+    "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+    "conv_L_cache": 3,
+    "block_multiple_of": 16,
+    "tie_word_embeddings": True,
+    **NO_TOKENS,
+}
+LFM2_MOE = {
+    **{name: value for name, value in LFM2.items() if name != "block_multiple_of"},
+    "num_dense_layers": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
 GEMMA4_TEXT = {
     **SIZES,
     "num_attention_heads": 4,
@@ -463,6 +480,32 @@ def qwen3_5_moe(**changes: object) -> nn.Module:
     return model
 
 
+def lfm2(**changes: object) -> nn.Module:
+    """Return an LFM2 model; `changes` are of LFM2."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    return Lfm2ForCausalLM(Lfm2Config(**{**LFM2, **changes}))
+
+
+def _lfm2_biased() -> nn.Module:
+    sizes = {"block_auto_adjust_ff_dim": False, "head_dim": 24, "num_key_value_heads": 1, "tie_word_embeddings": False}
+    layers = {"layer_types": None, "full_attn_idxs": [0, 2], "num_hidden_layers": 4, "conv_L_cache": 5}
+    return lfm2(**sizes, **layers, conv_bias=True)
+
+
+@torch.no_grad()
+def lfm2_moe(**changes: object) -> nn.Module:
+    """Return an LFM2 mixture of experts; `changes` are of LFM2_MOE."""
+    from transformers import Lfm2MoeConfig, Lfm2MoeForCausalLM
+
+    model = Lfm2MoeForCausalLM(Lfm2MoeConfig(**{**LFM2_MOE, **changes}))
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            buffer.uniform_(-0.4, 0.4)
+    model.set_experts_implementation("eager")  # transformers' grouped product takes no odd sizes
+    return model
+
+
 @torch.no_grad()
 def glm4_moe(**changes: object) -> nn.Module:
     """Return a GLM 4.5 model; `changes` are of GLM4_MOE."""
@@ -545,6 +588,9 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen3_next": qwen3_next,  # delta rules, inputs fused by key head, gated attention, a shared expert
     "qwen3_5": qwen3_5,  # delta rules and gated attention, dense
     "qwen3_5_moe": qwen3_5_moe,  # the same with experts and a shared expert
+    "lfm2": lfm2,  # gated short convolutions beside attention, an MLP whose width is computed, tied
+    "lfm2_biased": _lfm2_biased,  # biases of wider convolutions, one kv head, attention first, untied
+    "lfm2_moe": lfm2_moe,  # experts chosen by sigmoid scores and a bias, after a dense layer
     "glm4_moe": glm4_moe,  # experts chosen by sigmoid scores within groups, a shared one, half of a head rotates
     "glm4_moe_air": _glm4_moe_air,  # the same without groups and norms of q and k, two shared experts
     "glm4": glm4,  # sandwich norms, adjacent features of half a head rotate, fused gate and up
@@ -586,6 +632,8 @@ ARCHITECTURES = (  # one of each
     "olmo3",
     "exaone4",
     "bitnet",
+    "lfm2",
+    "lfm2_moe",
     "ministral3",
     "mixtral",
     "granite",
@@ -597,8 +645,12 @@ ARCHITECTURES = (  # one of each
 AT_BOTH_WIDTHS = ("gemma3", "gpt_oss")
 
 
-MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe", "mixtral", "granite_moe")
+MIXTURES = (
+    *("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe", "glm4_moe_air", "lfm2_moe"),
+    *("mixtral", "granite_moe"),
+)
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+RECURRENT = (*DELTA_RULES, "lfm2", "lfm2_moe")  # layers with a state and layers that attend
 TOLERANCE = 2e-5
 # transformers' own float32 logits differ from float64 by up to 9e-5 with these, whose norms divide small answers by
 # their size.

@@ -124,6 +124,10 @@ class Architecture(ABC):
         """Return the extra metadata of a packed GGUF file, by key without the architecture's prefix."""
         return {}
 
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return the settings that only this family has, under the names of transformers' config class."""
+        return {}
+
     def hf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
         """Return all possible sources of a buffer in safetensors, the usual one first; the first stored one is used.
 

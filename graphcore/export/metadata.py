@@ -16,7 +16,7 @@ import torch
 from graphcore.arch.architecture import Architecture
 from graphcore.arch.config.gguf_keys import as_float32
 from graphcore.arch.config.model_config import ModelConfig, RopeParameters
-from graphcore.arch.config.rope_parameters import ORIGINAL
+from graphcore.arch.config.rope_parameters import ORIGINAL, YARN_BETA_FAST, YARN_BETA_SLOW
 from graphcore.arch.config_from_gguf import config_from_gguf
 from graphcore.arch.registry import ARCHITECTURES, architecture_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
@@ -154,6 +154,9 @@ def _rotary_values(config: ModelConfig, rope: RopeParameters) -> Values:
         found["rope.scaling.factor"] = float(rope.scaling["factor"])
         if ORIGINAL in rope.scaling:
             found["rope.scaling.original_context_length"] = int(rope.scaling[ORIGINAL])
+        for name, usual in (("beta_fast", YARN_BETA_FAST), ("beta_slow", YARN_BETA_SLOW)):
+            if float(rope.scaling.get(name, usual)) != usual:
+                found[f"rope.scaling.yarn_{name}"] = float(rope.scaling[name])
     return found
 
 

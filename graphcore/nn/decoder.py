@@ -18,6 +18,7 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP, capped
 from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm, build_norm
 from graphcore.nn.rope import rope_table
+from graphcore.nn.short_conv import ShortConv
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, ModelSpec, PerLayerSpec
 
@@ -214,7 +215,7 @@ class Decoder(nn.Module):
             assert isinstance(block, Block), f"{type(block).__name__} is no block"
             is_reference = block.dtype is torch.float32 and block.spec.int8_activations is not None
             for module in block.modules():
-                if isinstance(module, Block | Attention | DeltaNet | Linear | MLP | RMSNorm | UnitNorm):
+                if isinstance(module, Block | Attention | DeltaNet | ShortConv | Linear | MLP | RMSNorm | UnitNorm):
                     module.backend = TorchBackend() if is_reference else backend
 
     def rope_tables(self, positions: int, device: torch.device) -> tuple[Tensor, ...]:

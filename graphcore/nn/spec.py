@@ -137,6 +137,29 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True)
+class ConvSpec:
+    """A gated short convolution instead of attention (LFM2): project(c * convolution(b * x)) for projections b, c, x.
+
+    Source: transformers, modeling_lfm2, `Lfm2ShortConv`.
+
+    Attributes:
+        channels: number of channels of the convolution, and features of each of b, c and x.
+        width: number of tokens that the convolution sees, the current one included.
+        bias: True if the convolution and the projections before and after it have biases.
+    """
+
+    channels: int
+    width: int
+    bias: bool = False
+
+
+RecurrentSpec = DeltaSpec | ConvSpec
+"""A layer with a state of fixed size instead of keys and values."""
+MixerSpec = AttentionSpec | RecurrentSpec
+"""The part of a layer in which a token reads earlier ones."""
+
+
+@dataclass(frozen=True)
 class MLPSpec:
     """down(act(gate(x)) * up(x)) when gated, else down(act(up(x))).
 
@@ -216,7 +239,7 @@ class BlockSpec(ShortText):
     """One transformer block.
 
     Attributes:
-        attention: spec of the token mixer: attention, or a delta rule.
+        attention: spec of the token mixer: attention, a delta rule, or a gated short convolution.
         sandwich: True if each sublayer's output is also normalised before it is added to the residual (Gemma).
         int8_activations: order of multiplication if each projection rounds its input to int8, one scale per token
             (BitNet, with ternary weights); None for no rounding. The embedding and the head never round.
@@ -233,7 +256,7 @@ class BlockSpec(ShortText):
 
     dim: int
     norm: NormSpec
-    attention: AttentionSpec | DeltaSpec
+    attention: MixerSpec
     mlp: MLPSpec | MoESpec
     sandwich: bool = False
     int8_activations: Int8Order | None = None
@@ -305,7 +328,7 @@ class ModelSpec(ShortText):
         found = []
         for index, block in enumerate(self.blocks):
             one = block.attention
-            if isinstance(one, DeltaSpec):
+            if isinstance(one, RecurrentSpec):
                 found.append(index)
                 continue
             shape = (one.window, one.kv_heads, one.head_dim)

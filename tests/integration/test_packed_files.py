@@ -69,7 +69,7 @@ def test_a_hugging_face_model_becomes_the_file_that_llama_cpps_converter_makes(n
 
 
 GEMMA4 = ("gemma4", "gemma4_dense", "gemma4_moe")
-OTHERS = ("glm4_moe", "glm4", "glm")
+OTHERS = ("glm4_moe", "glm4", "glm", "olmo2", "olmo3", "exaone4", "exaone4_full", "lfm2", "lfm2_moe")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from graphcore.kernels.cpu import instructions
 from graphcore.kernels.cpu import program as native
 from graphcore.kernels.cpu.attention import cache_number
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
+from graphcore.kernels.ops.gated_convolution import ConvParts, gated_convolution
 from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
 from graphcore.kernels.ops.kv_formats import head_dim_of
 from graphcore.nn.linear import Linear
@@ -260,6 +261,12 @@ class ModuleRecorder:
         parts = parts._replace(starts=span.starts, counts=span.counts)
         return native.append_delta_heads(self.program, parts)
 
+    def gated_convolution(self, _node: Call, mixed: Tensor, *rest: Any) -> Tensor:
+        """Append a gated short convolution. Args: rest: fields of `ConvParts` after `mixed`."""
+        span = self.state.span
+        parts = ConvParts(mixed[:, None], *rest)._replace(starts=span.starts, counts=span.counts)
+        return native.append_gated_convolution(self.program, parts)
+
     def scaled_by_gate(self, _node: Call, gate: Tensor, x: Tensor) -> Tensor:
         """Append sigmoid(gate) * x, with one gate for each row."""
         return self.elementwise("scale", gate, x, self.program.block_buffer(x.shape[-1]), Activation.SIGMOID)
@@ -321,6 +328,7 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     operations.parts: ModuleRecorder.parts,
     capped: ModuleRecorder.capped,
     delta_heads: ModuleRecorder.delta_heads,
+    gated_convolution: ModuleRecorder.gated_convolution,
     scaled_by_gate: ModuleRecorder.scaled_by_gate,
     choose_experts: ModuleRecorder.choose,
     without_padding: lambda _recorder, _node, choice, _span: choice,  # rows without a token do not run

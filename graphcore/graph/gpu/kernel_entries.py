@@ -39,6 +39,7 @@ from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.gpu.norm import add_rms_normed, prepare_norm
 from graphcore.kernels.gpu.products.decode_products import add_product, gated_product, product
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
+from graphcore.kernels.ops.gated_convolution import gated_convolution
 from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.kernels.ops.kv_formats import head_dim_of
 from graphcore.nn.linear import Linear
@@ -226,6 +227,10 @@ class DeviceRun:
     def delta_heads(self, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
         """Return the concatenated outputs of a delta rule's heads. Args: rest: fields of `DeltaParts` after `b`."""
         return delta_heads(mixed[:, None], z[:, None], a[:, None], b[:, None], *rest)[:, 0]
+
+    def gated_convolution(self, mixed: Tensor, *rest: Any) -> Tensor:
+        """Return the outputs of a gated short convolution. Args: rest: fields of `ConvParts` after `mixed`."""
+        return gated_convolution(mixed[:, None], *rest)[:, 0]
 
     def scaled_by_gate(self, gate: Tensor, x: Tensor) -> Tensor:
         """Return sigmoid(gate) * x, with one gate for each row."""

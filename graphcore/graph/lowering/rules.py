@@ -107,15 +107,25 @@ def queries_keys_values(traced: Traced) -> None:
     _join_products(traced, attend_heads, 3)
 
 
+def queries_keys_values_before_norms(traced: Traced) -> None:
+    """Turn such projections into one `project` also where norms over all heads of q and k follow them."""
+    _join_products(traced, attend_heads, 3, through_norms=True)
+
+
 def inputs_of_delta_rules(traced: Traced) -> None:
     """Turn the four projections of one delta rule, if they share their input, into one `project`."""
     _join_products(traced, delta_heads, 4)
 
 
-def _join_products(traced: Traced, reader: Callable[..., object], count: int) -> None:
-    """Turn linears that are the first `count` arguments of a reader, if they share their input, into one `project`."""
+def _join_products(traced: Traced, reader: Callable[..., object], count: int, through_norms: bool = False) -> None:
+    """Turn linears that are the first `count` arguments of a reader, if they share their input, into one `project`.
+
+    Args:
+        through_norms: True if norms may be between a linear and the reader.
+    """
     for node in traced.nodes(reader):
-        products = node.args[:count]
+        is_past = [through_norms and traced.is_norm(one) and is_read_once(one) for one in node.args[:count]]
+        products = [one.args[0] if past else one for one, past in zip(node.args[:count], is_past, strict=True)]
         if None in products or not traced.can_join(*products):
             continue
         first = min(products, key=traced.order().__getitem__)

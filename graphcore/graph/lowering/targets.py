@@ -21,6 +21,7 @@ INSTRUCTION_RULES = (
     rules.product_and_activation,
     rules.heads,
     rules.queries_keys_values,
+    rules.queries_keys_values_before_norms,
     rules.inputs_of_delta_rules,
     rules.products,
     rules.scaled_products,

@@ -266,6 +266,29 @@ class Reorder(ctypes.Structure):
     _fields_ = (("x", PerRow), ("order", POINTER), ("out", PerRow), ("size", INT))
 
 
+class GatedConvolution(ctypes.Structure):
+    """A gated short convolution between its projections: out = c * convolution(b * x)."""
+
+    KIND = 13
+    _fields_ = (
+        ("mixed", POINTER),
+        ("conv_weight", POINTER),
+        ("conv_bias", POINTER),
+        ("convolution", POINTER),
+        ("starts", POINTER),
+        ("counts", POINTER),
+        ("out", POINTER),
+        ("caches", POINTER),
+        ("stride", ctypes.c_int64),
+        ("sequences", INT),
+        ("tokens", INT),
+        ("channels", INT),
+        ("width", INT),
+        ("format", INT),
+        ("state_format", INT),
+    )
+
+
 class Instruction(ctypes.Structure):
     """One entry of a program."""
 

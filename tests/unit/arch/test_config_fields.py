@@ -22,6 +22,7 @@ CHANGES: dict[str, object] = {
     "bos_token_id": 7,
     "pad_token_id": 7,
     "sliding_window": 96,
+    "sliding_window_pattern": "LG",
     "eos_token_id": 7,
     "use_bidirectional_attention": "all",
     "top_k_experts": 3,
@@ -34,7 +35,7 @@ CHANGES: dict[str, object] = {
 BESIDE = {"use_sliding_window": {"sliding_window": 48}, "sliding_window": {"use_sliding_window": True}}
 """Settings without which another one says nothing."""
 
-ALIKE = ("qwen3_", "gemma4", "glm", "ministral3", "mixtral", "granite", "smollm3")
+ALIKE = ("qwen3_", "gemma4", "glm", "olmo", "exaone", "ministral3", "mixtral", "granite", "smollm3")
 TYPES = [name for name in EVERY if name.startswith(ALIKE)]
 
 

@@ -31,7 +31,17 @@ from graphcore.nn.rope_spec import (
     YarnScaling,
 )
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, MoESpec, NormSpec, PerLayerSpec
+from graphcore.nn.spec import (
+    AttentionSpec,
+    BlockSpec,
+    ConvSpec,
+    DeltaSpec,
+    MLPSpec,
+    ModelSpec,
+    MoESpec,
+    NormSpec,
+    PerLayerSpec,
+)
 from graphcore.routing import ScoredRouting
 
 CPU = torch.device("cpu")
@@ -102,6 +112,10 @@ def delta(**fields: object) -> ModelSpec:
     return block(attention=replace(DELTA, **fields))(MODEL)
 
 
+def convolution(**fields: object) -> ModelSpec:
+    return block(attention=replace(ConvSpec(channels=32, width=3), **fields))(MODEL)
+
+
 def block(**fields: object) -> Change:
     return blocks(lambda one: replace(one, **fields))
 
@@ -146,6 +160,8 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "AttentionSpec.v_norm_eps": (MODEL, attention(v_norm_eps=1e-3)(MODEL)),
     "AttentionSpec.values_are_keys": (MODEL, attention(values_are_keys=True)(MODEL)),
     "AttentionSpec.shares_cache": (MODEL, sharing(shares_cache=True)),
+    "AttentionSpec.qk_norm_over_heads": (MODEL, attention(qk_norm_over_heads=True)(MODEL)),
+    "BlockSpec.pre_norm": (block(sandwich=True)(MODEL), block(sandwich=True, pre_norm=False)(MODEL)),
     "PerLayerSpec.width": (featured(), featured(width=4)),
     "PerLayerSpec.layers": (featured(), featured(layers=3)),
     "PerLayerSpec.norm": (featured(), featured(norm=replace(NORM, eps=1e-2))),
@@ -166,6 +182,9 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "DeltaSpec.width": (delta(), delta(width=4)),
     "DeltaSpec.eps": (delta(), delta(eps=1e-2)),
     "DeltaSpec.tiled": (delta(), delta(tiled=True)),
+    "ConvSpec.channels": (convolution(), convolution(channels=40)),
+    "ConvSpec.width": (convolution(), convolution(width=4)),
+    "ConvSpec.bias": (convolution(), convolution(bias=True)),
     "MoESpec.experts": (mixture(), mixture(experts=6)),
     "MoESpec.top_k": (mixture(), mixture(top_k=3)),
     "MoESpec.hidden": (mixture(), mixture(hidden=16)),

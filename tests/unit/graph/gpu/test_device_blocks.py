@@ -19,7 +19,7 @@ from graphcore.graph.gpu.kernel_obstacles import block_obstacle, device_obstacle
 from graphcore.graph.step import HeadStep, RoutedBlock
 from graphcore.kernels.ops.kv_formats import FLOAT8, KVType, pool_dtype, vector_shape
 from graphcore.kernels.stored_packing import StoredPacking
-from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
+from graphcore.kvcache.buffers import KVCache, LayerCache, RecurrentCache
 from graphcore.kvcache.sizes import buffer_shapes
 from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder
@@ -27,7 +27,7 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.rope import rope_table
 from graphcore.nn.rope_spec import PositionScale
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, NormSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, NormSpec, RecurrentSpec
 
 SPECS: Mapping[str, BlockSpec] = {
     **ARCHITECTURES,
@@ -59,9 +59,9 @@ def inputs_of(spec: BlockSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor | Non
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, 1, spec.dim, generator=generator)
     attention = spec.attention
-    if isinstance(attention, DeltaSpec):
+    if isinstance(attention, RecurrentSpec):
         states = [torch.randn(3, *shape, generator=generator) for shape in buffer_shapes(attention, 16)]
-        return x, None, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), DeltaCache(*states)
+        return x, None, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), RecurrentCache(*states)
     rope = None
     if attention.rope is not None:
         rope = rope_table(attention.rope, attention.head_dim, 16)[list(STARTS)][:, None].contiguous()
