@@ -121,6 +121,32 @@ SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
             "head_dim": 128,
         },
     ),
+    "LFM2-1.2B": (
+        "lfm2",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": ["conv", FULL],
+            "hidden_size": 2048,
+            "intermediate_size": 12288,
+            "block_multiple_of": 256,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+        },
+    ),
+    "LFM2-8B-A1B": (  # a dense layer, and one with half of the experts
+        "lfm2_moe",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": ["conv", FULL],
+            "hidden_size": 2048,
+            "intermediate_size": 7168,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1792,
+        },
+    ),
     "GLM-4-32B": (
         "glm4",
         {

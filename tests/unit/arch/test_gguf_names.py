@@ -46,6 +46,11 @@ DELTA_NAMES = {
 }
 # Vectors of Gemma 4's router, which the converter names without the package's table.
 APART = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
+# Experts of LFM2, which the converter merges under the names of their projections.
+LFM2_EXPERTS = {
+    f"mlp.experts.{leaf}": f"feed_forward.experts.{stored}"
+    for leaf, stored in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+}
 ARCHS = {
     "llama": MODEL_ARCH.LLAMA,
     "mistral": MODEL_ARCH.LLAMA,
@@ -67,6 +72,13 @@ ARCHS = {
     "olmo3": MODEL_ARCH.OLMO2,
     "exaone4": MODEL_ARCH.EXAONE4,
     "bitnet": MODEL_ARCH.BITNET,
+    "lfm2": MODEL_ARCH.LFM2,
+    "lfm2_moe": MODEL_ARCH.LFM2MOE,
+    "ministral3": MODEL_ARCH.MISTRAL3,
+    "mixtral": MODEL_ARCH.LLAMA,
+    "granite": MODEL_ARCH.GRANITE,
+    "granitemoe": MODEL_ARCH.GRANITE_MOE,
+    "smollm3": MODEL_ARCH.SMOLLM3,
 }
 
 
@@ -99,6 +111,10 @@ def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
             continue
         if model_type.startswith("gemma4"):
             hf_name = hf_name if hf_name.endswith(".weight") else f"{hf_name}.weight"
+        elif model_type == "lfm2_moe":
+            hf_name = hf_name.replace("expert_bias", "expert_bias.bias")
+            for leaf, stored_leaf in LFM2_EXPERTS.items():
+                hf_name = f"model.{name.replace(leaf, stored_leaf)}" if leaf in name else hf_name
         elif "mlp.experts." in name:  # the package's table has them apart, as the converter writes them
             hf_name = f"model.{name}"
         if name.endswith("sinks"):
@@ -110,8 +126,8 @@ def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
         module, _, parameter = hf_name.rpartition(".")
         for current, old in OLD_BITNET.items():
             module = module.replace(current, old)
-        if model_type == "bitnet" and name == "lm_head.weight":
-            continue  # not in the package's table; the first upload of the 2B-4T has it under the usual name
+        if model_type in ("bitnet", "lfm2_moe") and name == "lm_head.weight":
+            continue  # not in the package's table; llama.cpp reads it under the usual name
         assert f"{table.get_name(module)}.{parameter}".removesuffix(".") == source.name
 
 
