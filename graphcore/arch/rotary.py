@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from graphcore.arch.config.model_config import ModelConfig, RopeParameters, RopeScaling
 from graphcore.arch.config.rope_parameters import ORIGINAL
+from graphcore.arch.folds import PickRows
 from graphcore.nn.rope_spec import (
     DivisorScaling,
     LinearScaling,
@@ -39,6 +40,20 @@ GGUF_LEAVES: Mapping[str, str] = MappingProxyType(
         "mlp.experts.down_proj": "ffn_down_exps",
     }
 )
+
+# The decoder's names of the experts' weights that files may fuse into one tensor, gate before up.
+GATE_AND_UP = ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight")
+
+
+def half_of_experts(leaf: str, width: int) -> PickRows:
+    """Return the fold that picks gate or up out of a fused tensor [X, 2F, D].
+
+    Args:
+        leaf: one of `GATE_AND_UP`.
+        width: number of hidden features of an expert, F.
+    """
+    begin = GATE_AND_UP.index(leaf) * width
+    return PickRows(begin, begin + width, axis=-2)
 
 
 POST_NORM_LEAVES: Mapping[str, str] = MappingProxyType(

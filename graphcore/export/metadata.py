@@ -11,10 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 import gguf
-import numpy as np
 import torch
 
 from graphcore.arch.architecture import Architecture
+from graphcore.arch.config.gguf_keys import as_float32
 from graphcore.arch.config.model_config import ModelConfig, RopeParameters
 from graphcore.arch.config.rope_parameters import ORIGINAL, YARN_BETA_FAST, YARN_BETA_SLOW
 from graphcore.arch.config_from_gguf import config_from_gguf
@@ -175,7 +175,7 @@ def rope_divisors(spec: ModelSpec) -> tuple[float, ...] | None:
                 return tuple((plain / rope_frequencies(rope, head_dim)).to(torch.float32).tolist())
             case ProportionalScaling(share, factor):
                 pairs, turning = head_dim // 2, int(share * head_dim // 2)
-                return tuple(map(_as_float32, (factor,) * turning + (UNTURNED,) * (pairs - turning)))
+                return tuple(map(as_float32, (factor,) * turning + (UNTURNED,) * (pairs - turning)))
     return None
 
 
@@ -197,7 +197,7 @@ def _check_says_the_same(
         UnsupportedError: this model differs from what readers assume, and GGUF has no key for the difference.
     """
     divisors = rope_divisors(architecture.spec(config))
-    stored = {key: _as_float32(value) if isinstance(value, float) else value for key, value in metadata.items()}
+    stored = {key: as_float32(value) if isinstance(value, float) else value for key, value in metadata.items()}
     read = architecture.spec(config_from_gguf(stored, shapes, divisors, source))
     wanted = architecture.spec(
         architecture.as_gguf(_as_stored(config, divisors, is_tied="output.weight" not in shapes))
@@ -211,10 +211,6 @@ def _check_says_the_same(
     )
 
 
-def _as_float32(value: float) -> float:
-    return float(np.float32(value))
-
-
 def _as_stored(config: ModelConfig, divisors: tuple[float, ...] | None, is_tied: bool) -> ModelConfig:
     """Return the config with its floats rounded to float32, as GGUF stores them, and its rope scaling as divisors.
 
@@ -222,22 +218,22 @@ def _as_stored(config: ModelConfig, divisors: tuple[float, ...] | None, is_tied:
     """
     changed = replace(
         config,
-        norm_eps=_as_float32(config.norm_eps),
+        norm_eps=as_float32(config.norm_eps),
         rope=None if config.rope is None else _stored_rope(config.rope, divisors),
         tie_word_embeddings=is_tied,
     )
     scalar = config.attention.query_pre_attn_scalar
     if scalar is None:
         return changed
-    return replace(changed, attention=replace(config.attention, query_pre_attn_scalar=_as_float32(scalar)))
+    return replace(changed, attention=replace(config.attention, query_pre_attn_scalar=as_float32(scalar)))
 
 
 def _stored_rope(rope: RopeParameters, divisors: tuple[float, ...] | None) -> RopeParameters:
-    local = None if rope.local_theta is None else _as_float32(rope.local_theta)
-    changed = replace(rope, theta=_as_float32(rope.theta), local_theta=local)
+    local = None if rope.local_theta is None else as_float32(rope.local_theta)
+    changed = replace(rope, theta=as_float32(rope.theta), local_theta=local)
     if divisors is not None:
         return replace(changed, scaling=None, freq_divisors=divisors)
     if rope.scaling is not None:
-        factor = _as_float32(float(rope.scaling["factor"]))
+        factor = as_float32(float(rope.scaling["factor"]))
         return replace(changed, scaling={**rope.scaling, "factor": factor})
     return changed

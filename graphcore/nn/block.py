@@ -4,6 +4,7 @@ Legend: B batch, T tokens, D model dim.
 
     pre-norm:  x += attention(norm(x));  x += mlp(norm(x))
     sandwich:  x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))
+    Granite:   x += factor * attention(norm(x));  x += factor * mlp(norm(x))
     post-norm: x += norm(attention(x));  x += norm(mlp(x))                              (OLMo 2)
     Gemma 4:   sandwich;  x += norm(project(act(gate(x)) * per-layer features));  x *= learned factor
 
@@ -196,7 +197,7 @@ class Block(nn.Module):
             attended = self.self_attn(normed, rope, span, k_cache, v_cache, table)
         if self.sandwich:
             attended = self.post_attention_layernorm(attended, RESIDUAL_DTYPE)
-        return self._sum(x, attended)
+        return self._sum(x, self._multiplied(attended))
 
     def _mlp_norm(self, x: Tensor) -> Tensor:
         if not self.spec.pre_norm:
@@ -208,7 +209,12 @@ class Block(nn.Module):
     def _add_mlp_output(self, x: Tensor, mlp_output: Tensor) -> Tensor:
         if self.sandwich:
             mlp_output = self.post_feedforward_layernorm(mlp_output, RESIDUAL_DTYPE)
-        return self._sum(x, mlp_output)
+        # experts have the factor in their shares
+        return self._sum(x, mlp_output if isinstance(self.mlp, MoE) else self._multiplied(mlp_output))
+
+    def _multiplied(self, added: Tensor) -> Tensor:
+        """Return a sublayer's output [B, T, D] times the residual factor, float32 if there is one."""
+        return added if self.spec.residual_factor == 1.0 else added.float() * self.spec.residual_factor
 
     def _sum(self, x: Tensor, added: Tensor) -> Tensor:
         """Return the stream after a sublayer's output was added."""

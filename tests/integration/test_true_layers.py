@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import BUILDERS, VOCAB, randomise
+from tiny_models import BUILDERS, MINISTRAL_ROPE, VOCAB, randomise
 from torch import Tensor
 
 from graphcore import Engine
@@ -33,6 +33,7 @@ DELTA_RULE = {
 GEMMA4 = {"num_hidden_layers": 2, "layer_types": [SLIDING, FULL], "head_dim": 256, "global_head_dim": 512}
 GEMMA4 |= {"sliding_window": WINDOW, "final_logit_softcapping": 30.0}
 WITHOUT_FEATURES = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True}
+GRANITE_FACTORS = {"embedding_multiplier": 12.0, "attention_multiplier": 0.015625, "residual_multiplier": 0.22}
 SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
     "Qwen3.5-9B": (
         "qwen3_5",
@@ -172,6 +173,67 @@ SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
             "n_group": 1,
             "topk_group": 1,
             "moe_intermediate_size": 1408,
+        },
+    ),
+    "Ministral-3-8B": (
+        "ministral3",
+        {
+            "num_hidden_layers": 1,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rope_parameters": {**MINISTRAL_ROPE, "rope_theta": 1e6, "llama_4_scaling_beta": 0.1},
+        },
+    ),
+    "Mixtral-8x7B": (  # with 3 of its 8 experts, which would take 11 GB twice
+        "mixtral",
+        {
+            "num_hidden_layers": 1,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_local_experts": 3,
+        },
+    ),
+    "Granite-3.3-2B": (
+        "granite",
+        {
+            **GRANITE_FACTORS,
+            "num_hidden_layers": 2,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "Granite-3.0-1B-A400M": (
+        "granite_moe",
+        {
+            **GRANITE_FACTORS,
+            "num_hidden_layers": 2,
+            "hidden_size": 1024,
+            "intermediate_size": 512,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 8,
+            "logits_scaling": 6.0,
+        },
+    ),
+    "SmolLM3-3B": (
+        "smollm3",
+        {
+            "num_hidden_layers": 2,
+            "no_rope_layers": [1, 0],
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
         },
     ),
 }

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import CheckpointError, UnsupportedError
@@ -11,6 +13,11 @@ WINDOW = "attention.sliding_window"  # key of the window of sliding layers, in t
 WINDOW_PATTERN = "attention.sliding_window_pattern"  # key of the layers that slide, or of the distance of the others
 KV_HEADS = "attention.head_count_kv"  # key of the number of kv heads; 0 in a layer without attention
 NO_WINDOW = (None, 0, -1, 2**32 - 1)  # values of WINDOW for no window; the last is -1 as an unsigned number
+
+
+def as_float32(value: float) -> float:
+    """Return a number as a GGUF file stores it, rounded to float32."""
+    return float(np.float32(value))
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,13 @@ from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.config.typed_fields import LARGEST_SIZE, Fields
 from graphcore.arch.families.qwen_moe import (
     EXPERTS,
-    GATE_AND_UP,
     expert_settings_of,
     expert_width,
     half_of_fused,
     mixture_spec,
 )
 from graphcore.arch.folds import WithoutChannelAxis
-from graphcore.arch.rotary import GGUF_LEAVES, attention_of, layer_types, longest_context
+from graphcore.arch.rotary import GATE_AND_UP, GGUF_LEAVES, attention_of, layer_types, longest_context
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.errors import UnsupportedError
 from graphcore.nn.spec import BlockSpec, ConvSpec, MixerSpec, MLPSpec, ModelSpec, NormSpec

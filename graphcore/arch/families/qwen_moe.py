@@ -23,12 +23,12 @@ from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.families.qwen import Qwen
 from graphcore.arch.folds import PickRows
+from graphcore.arch.rotary import GATE_AND_UP, half_of_experts
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import ModelSpec, MoESpec
 
 ROUTER = "mlp.router.weight"
 EXPERTS = "mlp.experts."
-GATE_AND_UP = ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight")
 
 
 class QwenMoe(Qwen):
@@ -102,9 +102,7 @@ def expert_width(experts: ExpertsConfig) -> int:
 
 def half_of_fused(leaf: str, config: ModelConfig) -> PickRows:
     """Return the fold that picks the experts' gate or up projection out of the fused tensor."""
-    width = expert_width(expert_settings_of(config))
-    begin = GATE_AND_UP.index(leaf) * width
-    return PickRows(begin, begin + width, axis=-2)
+    return half_of_experts(leaf, expert_width(expert_settings_of(config)))
 
 
 NEUTRAL_GGUF = {"expert_gating_func": (0, 1, 3)}

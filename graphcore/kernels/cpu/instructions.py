@@ -60,11 +60,12 @@ class Project(ctypes.Structure):
         ("outs", PerRow * 4),
         ("store", INT),
         ("activation", INT),
+        ("factor", FLOAT),
     )
 
 
 class Attend(ctypes.Structure):
-    """Attention of one token of each row: norms of heads, rotation, cache write and softmax."""
+    """Attention of one token of each row: norms of heads, rotation, scale of queries, cache write and softmax."""
 
     KIND = 2
     _fields_ = (
@@ -91,8 +92,10 @@ class Attend(ctypes.Structure):
         ("k_format", INT),
         ("v_format", INT),
         ("unrotated", INT),
+        ("period", INT),
         ("scale", FLOAT),
         ("cap", FLOAT),
+        ("beta", FLOAT),
     )
 
 

@@ -235,6 +235,7 @@ def append_project(
     normalise: Norm,
     store: str = "put",
     activation: Activation = Activation.NONE,
+    factor: float = 1.0,
 ) -> None:
     """Append a Project instruction.
 
@@ -245,12 +246,14 @@ def append_project(
         normalise: normalisation of x.
         store: "put", "add" or "gated".
         activation: activation of the output, or of the gate.
+        factor: factor of the output, unless it is gated.
     """
     arguments = Project()
     arguments.x = program.per_row(x)
     arguments.norm = normalise
     arguments.rounding, arguments.num_matrices = rounding, len(matrices)
     arguments.store, arguments.activation = STORES[store], activation
+    arguments.factor = 0.0 if factor == 1.0 else factor
     for index, (matrix, bias, out) in enumerate(matrices):
         arguments.matrices[index] = matrix
         arguments.biases[index] = program.address(bias)

@@ -74,6 +74,11 @@ ARCHS = {
     "bitnet": MODEL_ARCH.BITNET,
     "lfm2": MODEL_ARCH.LFM2,
     "lfm2_moe": MODEL_ARCH.LFM2MOE,
+    "ministral3": MODEL_ARCH.MISTRAL3,
+    "mixtral": MODEL_ARCH.LLAMA,
+    "granite": MODEL_ARCH.GRANITE,
+    "granitemoe": MODEL_ARCH.GRANITE_MOE,
+    "smollm3": MODEL_ARCH.SMOLLM3,
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from tiny_graph import DIM, FULL, NORM, SLIDING
 
 from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
-from graphcore.nn.rope_spec import LinearScaling, RopeSpec
+from graphcore.nn.rope_spec import LinearScaling, PositionScale, RopeSpec
 from graphcore.nn.spec import AttentionSpec, BlockSpec, ConvSpec, DeltaSpec, MLPSpec, MoESpec, NormSpec
 from graphcore.routing import ScoredRouting
 
@@ -59,6 +59,13 @@ ARCHITECTURES: Mapping[str, BlockSpec] = {
     "qwen3_5_delta": replace(PLAIN, norm=NORM, attention=replace(DELTA, tiled=True)),
     "bitnet": feeding(attending(sub_norm=PLAIN.norm), sub_norm=PLAIN.norm, activation="relu2"),
     "lfm2_conv": replace(PLAIN, attention=ConvSpec(DIM, width=3)),
+    "ministral3": attending(position_scale=PositionScale(0.4, 3)),
+    "granite": replace(feeding(attending(scale=0.3, output_bias=True), bias=True), residual_factor=0.4),
+    "granite_moe": replace(
+        attending(scale=0.3),
+        mlp=MoESpec(experts=6, top_k=3, hidden=24, shares=ScoredRouting("softmax", eps=0.0, factor=0.4)),
+        residual_factor=0.4,
+    ),
 }
 
 ATTENDING = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -109,6 +116,8 @@ SCORED: Mapping[str, BlockSpec] = {  # experts with scores of their own
 BLOCKS: Mapping[str, BlockSpec] = {
     "plain": PLAIN,
     "sandwich": FULL,
+    "sandwich_multiplied": replace(FULL, residual_factor=0.4),
+    "scaled_queries_without_rope": attending(rope=None, qk_norm=PLAIN.norm, position_scale=PositionScale(0.4, 3)),
     "sliding": SLIDING,
     "window_of_one": attending(window=1),
     "window_of_8": attending(window=8),

@@ -25,6 +25,7 @@ from graphcore.nn.rope_spec import (
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
+    PositionScale,
     ProportionalScaling,
     RopeSpec,
     YarnScaling,
@@ -58,6 +59,7 @@ DELTA = DeltaSpec(key_heads=2, value_heads=4, key_dim=8, value_dim=6, width=3, e
 PROPORTIONAL = ProportionalScaling(0.5)
 FEATURES = PerLayerSpec(6, 2, 20, NORM)
 DIVISORS = DivisorScaling((1.0, 1.5, 2.0, 4.0))
+GROWING = PositionScale(0.5, 4)
 
 Change = Callable[[ModelSpec], ModelSpec]
 
@@ -80,6 +82,11 @@ def rope(**fields: object) -> Change:
 
 def scaling(spec: LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | ProportionalScaling) -> ModelSpec:
     return rope(scaling=spec)(MODEL)
+
+
+def scaled(**fields: object) -> ModelSpec:
+    """Return the model with scaled queries; `fields` are of PositionScale."""
+    return attention(position_scale=replace(GROWING, **fields))(MODEL)
 
 
 def mlp(**fields: object) -> Change:
@@ -132,6 +139,9 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "YarnScaling.rounds_ramp": (scaling(YARN), scaling(replace(YARN, rounds_ramp=True))),
     "ProportionalScaling.share": (scaling(PROPORTIONAL), scaling(ProportionalScaling(0.75))),
     "ProportionalScaling.factor": (scaling(PROPORTIONAL), scaling(ProportionalScaling(0.5, 2.0))),
+    "PositionScale.beta": (scaled(), scaled(beta=0.4)),
+    "PositionScale.period": (scaled(), scaled(period=5)),
+    "AttentionSpec.position_scale": (MODEL, scaled()),
     "RopeSpec.theta": (MODEL, rope(theta=200.0)(MODEL)),
     "RopeSpec.scaling": (MODEL, scaling(LinearScaling(2.0))),
     "RopeSpec.width": (MODEL, rope(width=4)(MODEL)),
@@ -159,7 +169,9 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "BlockSpec.per_layer_activation": (featured(), block(per_layer_activation="gelu")(featured())),
     "BlockSpec.has_output_factor": (MODEL, block(has_output_factor=True)(MODEL)),
     "BlockSpec.low_rank": (MODEL, block(low_rank=(("mlp.up_proj", 2),))(MODEL)),
+    "BlockSpec.residual_factor": (MODEL, block(residual_factor=0.5)(MODEL)),
     "ModelSpec.logit_cap": (MODEL, replace(MODEL, logit_cap=2.0)),
+    "ModelSpec.logit_factor": (MODEL, replace(MODEL, logit_factor=0.5)),
     "ModelSpec.per_layer": (featured(), MODEL),
     "MoESpec.expert_scales": (mixture(), mixture(expert_scales=True)),
     "MoESpec.parallel_mlp": (mixture(), mixture(parallel_mlp=MLPSpec(24, "silu"))),

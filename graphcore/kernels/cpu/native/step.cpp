@@ -88,7 +88,9 @@ void run_project(const Project& a, const Rows& rows, Range mine, Scratch& scratc
         const Range groups{std::max(mine.begin - before, 0), std::min(mine.end - before, here)};
         before += here;
         for_products(a, rows, i, groups, scratch, a.outs[i], [&](f32x16 y, int height, float* out) {
-            store_some(a.store == Store::ADD ? y + load_some(out, height) : activate(a.activation, y), height, out);
+            if (a.store != Store::ADD) y = activate(a.activation, y);
+            if (a.factor) y *= splat<f32x16>(a.factor);
+            store_some(a.store == Store::ADD ? y + load_some(out, height) : y, height, out);
         });
         if (a.store != Store::GATED) continue;
         for_products(a, rows, 1, groups, scratch, a.outs[0], [&](f32x16 y, int height, float* out) {

@@ -81,6 +81,7 @@ struct Project {
     PerRow<float> outs[4];
     Store store;            // PUT: out = f(y);  ADD: out += y;  GATED: out[0] = f(y0) * y1
     Activation activation;  // f
+    float factor;           // factor of f(y) or y for PUT and ADD; 0: none
 };
 
 // Attention of one token of each row: normalises and rotates queries and the new key, writes the new key and value to the
@@ -98,8 +99,10 @@ struct Attend {
     PerRow<float> out;                  // [heads, head_dim]
     int32_t heads, kv_heads, head_dim, page, num_pages, window, k_format, v_format;
     int32_t unrotated;  // last features of a head that are not rotated
+    int32_t period;     // positions whose queries have the same factor; 0: queries have none
     float scale;
-    float cap;  // scores become cap * tanh(score / cap); 0: no cap
+    float cap;   // scores become cap * tanh(score / cap); 0: no cap
+    float beta;  // queries at position p are multiplied by 1 + beta * log(1 + p / period)
 };
 
 // x += norm(y), for each of `parts` parts of x and y.

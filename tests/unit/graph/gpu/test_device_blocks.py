@@ -25,6 +25,7 @@ from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 from graphcore.nn.rope import rope_table
+from graphcore.nn.rope_spec import PositionScale
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, NormSpec, RecurrentSpec
 
@@ -33,6 +34,7 @@ SPECS: Mapping[str, BlockSpec] = {
     **ORDERED,
     "gemma3 sliding": attending(FULL, window=4),
     "llama capped": attending(cap=2.0, window=4),
+    "queries of every position scaled": attending(position_scale=PositionScale(0.4, 1)),
     "llama biased": feeding(attending(qkv_bias=True, output_bias=True), bias=True),
     **{f"gated {name}": feeding(activation=name) for name in ACTIVATIONS},
 }
@@ -163,6 +165,15 @@ def test_the_head_gives_the_logits(norm: NormSpec, dtype: torch.dtype) -> None:
     expected = head.lm_head.weight.double() @ head.norm(x, dtype).double()[..., None]
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2  # a norm's last place times a row of 32
     torch.testing.assert_close(run_head(head, x).double(), expected[..., 0], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+def test_the_head_multiplies_its_logits_before_it_caps_them(cap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = filled_decoder(replace(model_of(PLAIN), logit_factor=0.3, logit_cap=cap)).head
+    x = torch.randn(3, DIM, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(run_head(head, x), head(x), rtol=0, atol=1e-5)
+    found = kernels_of(partial(run_head, head, x), monkeypatch)
+    assert found == ["residual_norm", "dense_product", *(["elementwise"] if cap else [])]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
