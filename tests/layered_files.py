@@ -2,11 +2,21 @@
 
 from pathlib import Path
 
+import llama_files
 import qwen_moe_files
 from chat_folder import TINY
 from low_bit_files import FILES, SHAPES, low_bit_file
 
-NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe", *FILES)
+GEMMA2_CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 3.0}
+# Settings and keys of small random models, whose files the tests write as the converter does.
+WRITTEN = {
+    "gemma": ({"tie_word_embeddings": True}, {}),
+    "gemma2": (
+        {"tie_word_embeddings": True, "query_pre_attn_scalar": 16, "sliding_window": 4, **GEMMA2_CAPS},
+        {"attention__sliding_window": 4, **GEMMA2_CAPS},
+    ),
+}
+NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe", *FILES, *WRITTEN)
 TOKEN_IDS = [11, 42, 7, 93, 3, 60, 28, 75, 19, 5]
 SMOLLM2_IDS = [504, 3575, 282, 4649, 314, 260, 2010, 29, 1]
 
@@ -16,6 +26,9 @@ def layered_file(name: str, folder: Path) -> Path:
     if name in FILES:  # Llama's projections have their rows in another order in a file
         family = "llama" if name == "iq2_xxs" else "qwen2"
         return low_bit_file(folder / f"{name}.gguf", FILES[name], SHAPES[0], len(name), family)[1]
+    if name in WRITTEN:
+        changes, keys = WRITTEN[name]
+        return llama_files.write_gguf(folder / f"{name}.gguf", llama_files.build(name, **changes), name, **keys)
     if name != "qwen3_moe":
         return TINY / f"{name}.gguf"
     return qwen_moe_files.write_gguf(folder / f"{name}.gguf", qwen_moe_files.build(), None, is_fused=False)

@@ -11,7 +11,15 @@ from tiny_models import NO_TOKENS, SIZES, randomise
 from torch import nn
 
 GQA = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
-CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3"}
+CLASSES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma": "Gemma",
+    "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
+}
 
 
 def build(name: str, seed: int = 0, **changes: object) -> nn.Module:
@@ -61,6 +69,8 @@ def write_gguf(
     writer.add_tokenizer_model("none")
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:  # the converter leaves it out
+            continue
         before, _, part = name.rpartition(".")
         gguf_name, matrix = f"{table.get_name(before)}.{part}", (stored or {}).get(name)
         if matrix is None:
@@ -80,6 +90,6 @@ def _as_stored(name: str, tensor: torch.Tensor, config: object, architecture: st
     if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-    if architecture == "gemma3" and name.endswith("norm.weight"):
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
         tensor = tensor + 1.0
     return np.ascontiguousarray(tensor.numpy())

@@ -41,6 +41,17 @@ GEMMA_TEXT = {
     "rope_parameters": GEMMA_ROPE,
     **NO_TOKENS,
 }
+GEMMA2 = {
+    **SIZES,
+    **GQA,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 40,
+    "num_hidden_layers": 5,
+    "sliding_window": WINDOW,
+    "attn_logit_softcapping": 1.5,
+    "final_logit_softcapping": 3.0,
+    **NO_TOKENS,
+}
 GPT_OSS = {
     **SIZES,
     **GQA,
@@ -187,6 +198,27 @@ def _qwen3() -> nn.Module:
     )
 
 
+def gemma(**changes: object) -> nn.Module:
+    """Return a Gemma 1 model with one kv head; `changes` are of its sizes."""
+    from transformers import GemmaConfig, GemmaForCausalLM
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 24, "num_hidden_layers": 3}
+    return GemmaForCausalLM(GemmaConfig(**{**SIZES, **heads, "hidden_act": "gelu", **NO_TOKENS, **changes}))
+
+
+def gemma2(**changes: object) -> nn.Module:
+    """Return a Gemma 2 model; `changes` are of GEMMA2."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    return Gemma2ForCausalLM(Gemma2Config(**{**GEMMA2, **changes}))
+
+
+def _gemma2_uncapped() -> nn.Module:
+    types = ["full_attention", "sliding_attention", "sliding_attention"]
+    changes = {"layer_types": types, "num_hidden_layers": 3, "attention_bias": True, "tie_word_embeddings": False}
+    return gemma2(attn_logit_softcapping=None, final_logit_softcapping=None, **changes)
+
+
 def _gemma3() -> nn.Module:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
@@ -319,6 +351,9 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen2": _qwen2,  # qkv bias, untied
     "qwen2_sliding": _qwen2_sliding,  # full layers first, then sliding ones
     "qwen3": _qwen3,  # q and k norms, tied
+    "gemma": gemma,  # scaled embeddings, norms of 1 + w, one kv head, "gelu" that stands for its tanh form
+    "gemma2": gemma2,  # capped scores and logits, every other layer slides, sandwich norms
+    "gemma2_uncapped": _gemma2_uncapped,  # no caps, biases, untied, layer types that are listed
     "gemma3": _gemma3,  # sliding and full layers, linear rope scaling on the full ones
     "gemma3_nested": _gemma3_nested,  # the same inside a multimodal model
     "gemma4": gemma4,  # features of layers, shared keys and values, two head widths, a wide MLP in sharing layers
@@ -338,6 +373,8 @@ ARCHITECTURES = (  # one of each
     "mistral",
     "qwen2",
     "qwen3",
+    "gemma",
+    "gemma2",
     "gemma3",
     "gpt2",
     "gpt_oss",

@@ -101,7 +101,7 @@ def layer_types(config: ModelConfig) -> tuple[str, ...]:
 
 
 def attention_of(
-    config: ModelConfig, layer_type: str, qk_norm: NormSpec | None = None, has_sinks: bool = False
+    config: ModelConfig, layer_type: str, qk_norm: NormSpec | None = None, has_sinks: bool = False, cap: float = 0.0
 ) -> AttentionSpec:
     """Return the attention spec of a layer type; sliding layers have a window and, in Gemma, their own rotary base."""
     attention, rope = config.attention, config.rope
@@ -119,26 +119,36 @@ def attention_of(
         qkv_bias=attention.qkv_bias,
         output_bias=attention.output_bias,
         sinks=has_sinks,
+        cap=cap,
     )
 
 
-def rotary_spec(config: ModelConfig, norm: NormSpec, has_qk_norm: bool, is_gemma: bool = False) -> ModelSpec:
+def rotary_spec(
+    config: ModelConfig,
+    norm: NormSpec,
+    has_qk_norm: bool,
+    sandwich: bool = False,
+    embedding_scale: float = 1.0,
+    cap: float = 0.0,
+) -> ModelSpec:
     """Return the spec of a rotary model.
 
     Args:
         config: config of the model.
         norm: spec of all norms of the model, including those of q and k.
         has_qk_norm: True if q and k are normalised per head.
-        is_gemma: True for sandwich norms and scaled embeddings.
+        sandwich: True if each sublayer's output is also normalised (Gemma 2 and 3).
+        embedding_scale: factor of token embeddings.
+        cap: bound of attention scores (Gemma 2); 0 for none.
     """
     mlp = MLPSpec(config.intermediate_size, config.hidden_act, bias=config.mlp_bias)
     blocks = tuple(
         BlockSpec(
             dim=config.hidden_size,
             norm=norm,
-            attention=attention_of(config, layer_type, norm if has_qk_norm else None),
+            attention=attention_of(config, layer_type, norm if has_qk_norm else None, cap=cap),
             mlp=mlp,
-            sandwich=is_gemma,
+            sandwich=sandwich,
             int8_activations=config.ternary,
         )
         for layer_type in layer_types(config)
@@ -149,6 +159,6 @@ def rotary_spec(config: ModelConfig, norm: NormSpec, has_qk_norm: bool, is_gemma
         blocks=blocks,
         norm=norm,
         context=longest_context(config),
-        embedding_scale=config.hidden_size**0.5 if is_gemma else 1.0,
+        embedding_scale=embedding_scale,
         tied=config.tie_word_embeddings,
     )

@@ -1,4 +1,4 @@
-"""One layer of each kind at the true shapes of Qwen 3.5 and Gemma 4: transformers' logits and hidden states.
+"""One layer of each kind at the true shapes of published models: transformers' logits and hidden states.
 
     pytest -m slow -s tests/integration/test_true_layers.py
 
@@ -52,6 +52,32 @@ SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
             "intermediate_size": 17408,
             "num_attention_heads": 24,
             "linear_num_value_heads": 48,
+        },
+    ),
+    "Gemma-2B": (
+        "gemma",
+        {
+            "num_hidden_layers": 1,
+            "hidden_size": 2048,
+            "intermediate_size": 16384,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+        },
+    ),
+    "Gemma-2-9B": (
+        "gemma2",
+        {
+            "num_hidden_layers": 2,
+            "sliding_window": WINDOW,
+            "hidden_size": 3584,
+            "intermediate_size": 14336,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
         },
     ),
     "Gemma-4-E2B": (  # the last two share keys and values, and have MLPs of twice the width

@@ -60,6 +60,43 @@ GEMMA3 = {
     "sliding_window_pattern": 6,
     "vocab_size": 262144,
 }
+GEMMA = {  # 2B
+    "model_type": "gemma",
+    "head_dim": 256,
+    "hidden_act": "gelu",
+    "hidden_activation": None,
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 18,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "vocab_size": 256000,
+}
+GEMMA2 = {  # 27B
+    "model_type": "gemma2",
+    "attn_logit_softcapping": 50.0,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": 30.0,
+    "head_dim": 128,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 4608,
+    "intermediate_size": 36864,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 16,
+    "query_pre_attn_scalar": 144,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "sliding_window_size": 4096,
+    "vocab_size": 256000,
+}
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
 QWEN2 = {
     "model_type": "qwen2",
@@ -276,6 +313,8 @@ GEMMA4_UNIFIED = {**GEMMA4_MOE, "model_type": "gemma4_unified_text", "enable_moe
 EVERY = {
     "llama": LLAMA,
     "qwen3": QWEN3,
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
     "gemma4_text": GEMMA4_MOE,
     "gemma4_unified_text": GEMMA4_UNIFIED,

@@ -10,6 +10,7 @@ import pytest
 
 from graphcore.arch.config_from_gguf import config_from_gguf
 from graphcore.arch.config_from_json import ModelConfig, load_model_config
+from graphcore.arch.families.gemma import SoftCaps
 from graphcore.arch.registry import GGUF_ARCHITECTURES
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 
@@ -60,6 +61,21 @@ GPT2 = {
     "gpt2.attention.head_count": 12,
     "gpt2.attention.layer_norm_epsilon": 9.999999747378752e-06,
     "gpt2.vocab_size": 50257,
+}
+
+# A Gemma 2 9B of the first converters: no window, no caps.
+GEMMA2 = {
+    "general.architecture": "gemma2",
+    "gemma2.context_length": 8192,
+    "gemma2.embedding_length": 3584,
+    "gemma2.block_count": 42,
+    "gemma2.feed_forward_length": 14336,
+    "gemma2.attention.head_count": 16,
+    "gemma2.attention.head_count_kv": 8,
+    "gemma2.attention.layer_norm_rms_epsilon": 9.999999974752427e-07,
+    "gemma2.attention.key_length": 256,
+    "gemma2.attention.value_length": 256,
+    "gemma2.vocab_size": 256000,
 }
 
 # What microsoft/bitnet-b1.58-2B-4T-gguf says: no key_length, no tokenizer.ggml.pre.
@@ -239,7 +255,7 @@ def test_missing_kv_heads_are_as_many_as_query_heads():
     assert parse(SMOLLM2, attention__head_count_kv=None).attention.num_key_value_heads == 9
 
 
-@pytest.mark.parametrize("architecture", ["gptoss", "bitnet-b2", "gemma", "qwen2moe"])
+@pytest.mark.parametrize("architecture", ["gptoss", "bitnet-b2", "gemma-1", "qwen2moe"])
 def test_unknown_architecture_lists_the_known_ones(architecture):
     assert {"bitnet", "bitnet-25", "gpt-oss", "llama"} <= GGUF_ARCHITECTURES.keys()
     known = ", ".join(sorted(GGUF_ARCHITECTURES))
@@ -301,6 +317,28 @@ def test_wrong_values_are_refused_by_name(key, value):
     assert "\n" not in str(caught.value)
 
 
+def test_a_gemma2_file_has_llama_cpps_window_and_caps_unless_it_states_them():
+    old = parse(GEMMA2)
+    assert (old.sliding_window, old.layer_types[:3]) == (
+        4096,
+        ["sliding_attention", "full_attention", "sliding_attention"],
+    )
+    assert (old.own, old.query_pre_attn_scalar, old.hidden_act) == (SoftCaps(50.0, 30.0), 256.0, "gelu_pytorch_tanh")
+    assert parse(GEMMA2, attention__sliding_window_pattern=3).layer_types[1:3] == [
+        "sliding_attention",
+        "full_attention",
+    ]
+    stated = parse(GEMMA2, attention__sliding_window=512, attn_logit_softcapping=0.0, final_logit_softcapping=7.0)
+    assert (stated.sliding_window, stated.own) == (512, SoftCaps(0.0, 7.0))
+    with pytest.raises(CheckpointError, match=r"'gemma2\.attn_logit_softcapping' must be 0 or above, found -1"):
+        parse(GEMMA2, attn_logit_softcapping=-1.0)
+
+
+def test_the_query_scalar_of_gemma2_27b_is_hidden_over_heads():
+    sizes = {"attention__key_length": 128, "attention__value_length": 128, "attention__head_count": 32}
+    assert parse(GEMMA2, block_count=46, embedding_length=4608, **sizes).query_pre_attn_scalar == 144.0
+
+
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(CheckpointError, match="num_attention_heads 9 is not a multiple of num_key_value_heads 4"):
         parse(SMOLLM2, attention__head_count_kv=4)
@@ -318,7 +356,9 @@ def test_wrong_rope_freqs_are_refused(freqs):
     assert parse(SMOLLM2, freqs=[1.0] * 32).rope.freq_divisors == (1.0,) * 32
 
 
-@pytest.mark.parametrize("metadata", [SMOLLM2, GEMMA3, GPT2, BITNET], ids=["llama", "gemma3", "gpt2", "bitnet"])
+@pytest.mark.parametrize(
+    "metadata", [SMOLLM2, GEMMA2, GEMMA3, GPT2, BITNET], ids=["llama", "gemma2", "gemma3", "gpt2", "bitnet"]
+)
 @pytest.mark.parametrize("value", [True, -1, 0, 2**64 - 1, 1.5, "x", [], [0], [-1, 2], float("inf")], ids=repr)
 def test_no_value_of_any_key_ends_in_anything_but_a_config_or_a_clear_error(metadata, value):
     for key in metadata:

@@ -4,6 +4,8 @@ import pytest
 from dev_models import (
     BITNET,
     EVERY,
+    GEMMA,
+    GEMMA2,
     GEMMA3,
     GPT2,
     GPT_OSS,
@@ -44,11 +46,15 @@ DELTA_NAMES = {
 }
 # Vectors of Gemma 4's router, which the converter names without the package's table.
 APART = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
+# Types without lm_head in the package's table. BitNet's first upload has it under the usual name.
+WITHOUT_HEAD = ("bitnet", "gemma", "gemma2")
 ARCHS = {
     "llama": MODEL_ARCH.LLAMA,
     "mistral": MODEL_ARCH.LLAMA,
     "qwen2": MODEL_ARCH.QWEN2,
     "qwen3": MODEL_ARCH.QWEN3,
+    "gemma": MODEL_ARCH.GEMMA,
+    "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
     "gemma4_text": MODEL_ARCH.GEMMA4,
     "gemma4_unified_text": MODEL_ARCH.GEMMA4,
@@ -101,8 +107,8 @@ def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
         module, _, parameter = hf_name.rpartition(".")
         for current, old in OLD_BITNET.items():
             module = module.replace(current, old)
-        if model_type == "bitnet" and name == "lm_head.weight":
-            continue  # not in the package's table; the first upload of the 2B-4T has it under the usual name
+        if model_type in WITHOUT_HEAD and name == "lm_head.weight":
+            continue
         assert f"{table.get_name(module)}.{parameter}".removesuffix(".") == source.name
 
 
@@ -120,15 +126,18 @@ def test_biases_of_q_and_k_are_put_back_in_order_too() -> None:
     assert folds({**LLAMA, "attention_bias": True}, "gguf", "layers.0.self_attn.k_proj.bias") == (SplitPairs(8),)
 
 
-@pytest.mark.parametrize("raw", [QWEN2, QWEN3, QWEN3_MOE, GEMMA3, BITNET], ids=lambda raw: raw["model_type"])
+@pytest.mark.parametrize(
+    "raw", [QWEN2, QWEN3, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, BITNET], ids=lambda raw: raw["model_type"]
+)
 def test_other_rotary_files_are_read_as_they_are(raw: dict) -> None:
     assert not any(source.folds for source in sources(raw, "gguf").values())
 
 
-def test_gemma_s_safetensors_norms_get_their_one_and_nothing_else_does() -> None:
-    folded = {name for name, source in sources(GEMMA3, "hf").items() if source.folds == (AddOne(),)}
-    assert folded == {name for name in sources(GEMMA3, "hf") if "norm" in name}
-    assert len(folded) == 2 * 6 + 1
+@pytest.mark.parametrize(("raw", "norms"), [(GEMMA, 2), (GEMMA2, 4), (GEMMA3, 6)], ids=["gemma", "gemma2", "gemma3"])
+def test_gemma_s_safetensors_norms_get_their_one_and_nothing_else_does(raw: dict, norms: int) -> None:
+    folded = {name for name, source in sources(raw, "hf").items() if source.folds == (AddOne(),)}
+    assert folded == {name for name in sources(raw, "hf") if "norm" in name}
+    assert len(folded) == 2 * norms + 1
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import pytest
 from dev_models import (
     BITNET,
     EVERY,
+    GEMMA,
+    GEMMA2,
     GEMMA3,
     GPT2,
     GPT_OSS,
@@ -22,7 +24,7 @@ from dev_models import (
 
 from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.registry import ARCHITECTURES, GGUF_ARCHITECTURES, architecture_of
-from graphcore.errors import UnsupportedError
+from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.nn.rope_spec import DivisorScaling, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, MoESpec, NormSpec
 
@@ -87,6 +89,35 @@ def test_gemma_3_1b() -> None:
     assert spec.embedding_scale == 1152**0.5
     assert spec.tied
     assert spec.ropes == ((RopeSpec(10_000.0), 256), (RopeSpec(1_000_000.0), 256))
+
+
+def test_gemma_2b() -> None:
+    norm = NormSpec("rms", 1e-6, scale_in_float32=True)
+    attention = AttentionSpec(8, 1, 256, 1 / 16, rope=RopeSpec(10_000.0))
+    block = BlockSpec(2048, norm, attention, MLPSpec(16_384, "gelu_pytorch_tanh"))
+    scale = 2048**0.5
+    assert spec_of(GEMMA) == ModelSpec(2048, 256_000, (block,) * 18, norm, 8192, embedding_scale=scale, tied=True)
+    assert spec_of(GEMMA, hidden_act="silu").blocks[0].mlp == MLPSpec(16_384, "silu")
+
+
+def test_gemma_2_27b() -> None:
+    norm = NormSpec("rms", 1e-6, scale_in_float32=True)
+    full = AttentionSpec(32, 16, 128, 1 / 12, rope=RopeSpec(10_000.0), cap=50.0)
+    sliding, full = (
+        BlockSpec(4608, norm, one, MLPSpec(36_864, "gelu_pytorch_tanh"), sandwich=True)
+        for one in (replace(full, window=4096), full)
+    )
+    spec = ModelSpec(4608, 256_000, (sliding, full) * 23, norm, 8192, embedding_scale=4608**0.5, tied=True)
+    assert spec_of(GEMMA2) == replace(spec, logit_cap=30.0)
+
+
+def test_soft_caps_of_gemma_2_may_be_null_or_absent() -> None:
+    uncapped = spec_of(GEMMA2, attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (uncapped.logit_cap, uncapped.attentions[0].cap) == (0.0, 0.0)
+    raw = {name: value for name, value in GEMMA2.items() if not name.endswith("softcapping")}
+    assert spec_of(raw) == spec_of(GEMMA2)
+    with pytest.raises(CheckpointError, match="'attn_logit_softcapping' must be above zero, found 0"):
+        spec_of(GEMMA2, attn_logit_softcapping=0.0)
 
 
 def test_gpt_oss_20b() -> None:

@@ -38,6 +38,7 @@ ARCHITECTURES: Mapping[str, BlockSpec] = {
     "mistral": attending(window=16),
     "qwen2": attending(qkv_bias=True),
     "qwen3": attending(qk_norm=PLAIN.norm),
+    "gemma2": attending(FULL, qk_norm=None, window=8, cap=1.5),
     "gemma3": FULL,
     "gemma3_sliding": SLIDING,
     "gpt2": replace(
