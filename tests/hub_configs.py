@@ -59,6 +59,104 @@ QWEN3 = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+# microsoft/Phi-3-mini-4k-instruct
+PHI3_MINI = {
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "embd_pdrop": 0.0,
+    "eos_token_id": 32000,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "model_type": "phi3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "original_max_position_embeddings": 4096,
+    "pad_token_id": 32000,
+    "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "sliding_window": 2047,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 32064,
+}
+# microsoft/phi-4
+PHI4 = {
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 100257,
+    "eos_token_id": 100265,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 17920,
+    "max_position_embeddings": 16384,
+    "model_type": "phi3",
+    "num_attention_heads": 40,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 10,
+    "original_max_position_embeddings": 16384,
+    "pad_token_id": 100349,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 250000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 100352,
+}
+PHI4_MINI_LONG = """
+1 1.118320672 1.250641126 1.398617824 1.564103225 1.74916897 1.956131817 2.187582649 2.446418898 2.735880826
+3.059592084 3.421605075 3.826451687 4.279200023 4.785517845 5.351743533 5.984965424 6.693110555 7.485043894
+8.370679318 9.36110372 10.4687158 11.70738129 13.09260651 14.64173252 16.37415215 18.31155283 20.47818807 22.90118105
+25.61086418 28.64115884 32.03 32.1 32.13 32.23 32.6 32.61 32.64 32.66 32.7 32.71 32.93 32.97 33.28 33.49 33.5 44.16
+47.77
+"""
+# microsoft/Phi-4-mini-instruct
+PHI4_MINI = {
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 199999,
+    "embd_pdrop": 0.0,
+    "eos_token_id": 199999,
+    "full_attn_mod": 1,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "interpolate_factor": 1,
+    "lm_head_bias": False,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "phi3",
+    "num_attention_heads": 24,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "original_max_position_embeddings": 4096,
+    "pad_token_id": 199999,
+    "partial_rotary_factor": 0.75,
+    "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "long_factor": [float(factor) for factor in PHI4_MINI_LONG.split()],
+        "short_factor": 48 * [1.0],
+        "type": "longrope",
+    },
+    "rope_theta": 10000.0,
+    "sliding_window": 262144,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 200064,
+}
 # google/gemma-2b
 GEMMA_2B = {
     "architectures": ["GemmaForCausalLM"],
@@ -390,6 +488,9 @@ QWEN3_6_MOE = {
 FAMILIES = {
     "llama": LLAMA,
     "qwen3": QWEN3,
+    "phi3": PHI3_MINI,
+    "phi4": PHI4,
+    "phi4_mini": PHI4_MINI,
     "gemma": GEMMA_2B,
     "gemma2": GEMMA2_2B,
     "gemma3_text": GEMMA3_1B,

@@ -1,15 +1,29 @@
 """The GGUF files whose layers llama.cpp has recorded (tests/golden/llamacpp/layers.npz), and the tokens that ran."""
 
+from math import log
 from pathlib import Path
 
 import llama_files
 import qwen_moe_files
 from chat_folder import TINY
 from low_bit_files import FILES, SHAPES, low_bit_file
+from tiny_models import LONGROPE
 
 GEMMA2_CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 3.0}
 # Settings and keys of small random models, whose files the tests write as the converter does.
 WRITTEN = {
+    "phi3": (
+        {
+            "num_key_value_heads": 4,
+            "original_max_position_embeddings": 8,
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
+        },
+        {
+            "attention__sliding_window": 0,
+            "rope__scaling__original_context_length": 8,
+            "rope__scaling__attn_factor": (1 + log(64) / log(8)) ** 0.5,
+        },
+    ),
     "gemma": ({"tie_word_embeddings": True}, {}),
     "gemma2": (
         {"tie_word_embeddings": True, "query_pre_attn_scalar": 16, "sliding_window": 4, **GEMMA2_CAPS},

@@ -16,6 +16,7 @@ CLASSES = {
     "mistral": "Mistral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "phi3": "Phi3",
     "gemma": "Gemma",
     "gemma2": "Gemma2",
     "gemma3": "Gemma3",
@@ -59,7 +60,7 @@ def write_gguf(
         "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
-        "rope.dimension_count": config.head_dim,
+        "rope.dimension_count": int(config.head_dim * rope.get("partial_rotary_factor", 1.0)),
         "vocab_size": config.vocab_size,
         **{key.replace("__", "."): value for key, value in keys.items()},
     }
@@ -67,6 +68,9 @@ def write_gguf(
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         kinds[type(value)](f"{architecture}.{key}", value)
     writer.add_tokenizer_model("none")
+    for name in ("long", "short"):
+        if f"{name}_factor" in rope:
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:  # the converter leaves it out

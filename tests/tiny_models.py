@@ -52,6 +52,21 @@ GEMMA2 = {
     "final_logit_softcapping": 3.0,
     **NO_TOKENS,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * pair for pair in range(6)],
+    "long_factor": [2.0 + 0.7 * pair for pair in range(6)],
+}
+PHI3 = {  # three quarters of a head rotate; no context is above the original one, so that short_factor counts
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 3,
+    "original_max_position_embeddings": 512,
+    "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75, "factor": 4.0},
+    "tie_word_embeddings": True,
+    **NO_TOKENS,
+}
 GPT_OSS = {
     **SIZES,
     **GQA,
@@ -196,6 +211,18 @@ def _qwen3() -> nn.Module:
     return Qwen3ForCausalLM(
         Qwen3Config(**SIZES, **GQA, num_hidden_layers=3, head_dim=32, tie_word_embeddings=True, **NO_TOKENS)
     )
+
+
+def phi3(**changes: object) -> nn.Module:
+    """Return a Phi 3 model; `changes` are of PHI3."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    return Phi3ForCausalLM(Phi3Config(**{**PHI3, **changes}))
+
+
+def _phi3_sliding() -> nn.Module:
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    return phi3(sliding_window=WINDOW, num_key_value_heads=4, rope_parameters=rope, tie_word_embeddings=False)
 
 
 def gemma(**changes: object) -> nn.Module:
@@ -351,6 +378,8 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen2": _qwen2,  # qkv bias, untied
     "qwen2_sliding": _qwen2_sliding,  # full layers first, then sliding ones
     "qwen3": _qwen3,  # q and k norms, tied
+    "phi3": phi3,  # fused projections, heads that rotate in part, longrope
+    "phi3_sliding": _phi3_sliding,  # every layer slides, no GQA, untied
     "gemma": gemma,  # scaled embeddings, norms of 1 + w, one kv head, "gelu" that stands for its tanh form
     "gemma2": gemma2,  # capped scores and logits, every other layer slides, sandwich norms
     "gemma2_uncapped": _gemma2_uncapped,  # no caps, biases, untied, layer types that are listed
@@ -377,6 +406,7 @@ ARCHITECTURES = (  # one of each
     "gemma2",
     "gemma3",
     "gpt2",
+    "phi3",
     "gpt_oss",
     "qwen3_moe",
     "qwen3_next",

@@ -5,10 +5,12 @@ from types import MappingProxyType
 
 from graphcore.arch.config.model_config import ModelConfig, RopeParameters, RopeScaling
 from graphcore.arch.config.rope_parameters import ORIGINAL
+from graphcore.arch.folds import PickRows
 from graphcore.nn.rope_spec import (
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     ProportionalScaling,
     RopeSpec,
     YarnScaling,
@@ -38,6 +40,15 @@ GGUF_LEAVES: Mapping[str, str] = MappingProxyType(
         "mlp.experts.down_proj": "ffn_down_exps",
     }
 )
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # decoder modules that files may fuse
+
+
+def rows_of_qkv(module: str, config: ModelConfig) -> PickRows:
+    """Return the fold that picks q, k or v out of the rows of a tensor that has all three, in this order."""
+    queries = config.attention.num_attention_heads * config.attention.head_dim
+    keys = config.attention.num_key_value_heads * config.attention.head_dim
+    begin = (0, queries, queries + keys)[QKV.index(module)]
+    return PickRows(begin, begin + (queries if module == QKV[0] else keys))
 
 
 def rope_of(rope: RopeParameters) -> RopeSpec:
@@ -54,6 +65,8 @@ def rope_of(rope: RopeParameters) -> RopeSpec:
         return RopeSpec(rope.theta, ProportionalScaling(share, factor))
     if scaling["rope_type"] == "yarn":
         return RopeSpec(rope.theta, _yarn_of(scaling), rope.width)
+    if scaling["rope_type"] == "longrope":
+        return RopeSpec(rope.theta, _longrope_of(rope, scaling), rope.width)
     assert scaling["rope_type"] == "llama3", f"the config reader let rope_type {scaling['rope_type']!r} through"
     bands = Llama3Scaling(
         factor=float(scaling["factor"]),
@@ -73,6 +86,13 @@ def _yarn_of(scaling: RopeScaling) -> YarnScaling:
         beta_slow=float(scaling["beta_slow"]),
         rounds_ramp=bool(scaling["truncate"]),
     )
+
+
+def _longrope_of(rope: RopeParameters, scaling: RopeScaling) -> LongScaling:
+    assert rope.short_factors is not None, "the config readers give longrope both lists"
+    assert rope.long_factors is not None, "the config readers give longrope both lists"
+    original, factor = int(scaling[ORIGINAL]), float(scaling["attention_factor"])
+    return LongScaling(rope.short_factors, rope.long_factors, original, factor)
 
 
 def longest_context(config: ModelConfig) -> int:

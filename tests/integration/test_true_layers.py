@@ -54,6 +54,24 @@ SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
             "linear_num_value_heads": 48,
         },
     ),
+    "Phi-4-mini": (
+        "phi3",
+        {
+            "num_hidden_layers": 1,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 8,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": 48 * [1.0],
+                "long_factor": [1.0 + pair / 2 for pair in range(48)],
+            },
+        },
+    ),
     "Gemma-2B": (
         "gemma",
         {

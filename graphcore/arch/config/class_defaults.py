@@ -37,6 +37,9 @@ class ClassDefaults:
         full_attention_interval: default distance between layers that attend, for "delta".
         delta: default sizes of layers with a delta rule; None for model types without them.
         partial_rotary_factor: default share of a head's features that rotate; None for model types that rotate all.
+        original_context: default of original_max_position_embeddings, for types that read it beside the rotary
+            settings alone; None for types that read it among them, too.
+        rope_types: names of rope types that older files of this type have, with today's.
         attention_bias: default of the flag attention_bias.
         rope_scaling: default scaling; None for none.
         yarn_truncate: default of YaRN's truncate, which rounds the ramp to whole pairs.
@@ -76,6 +79,8 @@ class ClassDefaults:
     full_attention_interval: int = 4
     delta: DeltaConfig | None = None
     partial_rotary_factor: float | None = None
+    original_context: int | None = None
+    rope_types: Mapping[str, str] = field(default_factory=dict)
     attention_bias: bool = False
     rope_scaling: Mapping[str, str | float] | None = None
     yarn_truncate: bool = True

@@ -60,6 +60,33 @@ GEMMA3 = {
     "sliding_window_pattern": 6,
     "vocab_size": 262144,
 }
+PHI3 = {  # 4 mini
+    "model_type": "phi3",
+    "attention_bias": False,
+    "full_attn_mod": 1,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "interpolate_factor": 1,
+    "lm_head_bias": False,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "num_attention_heads": 24,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "original_max_position_embeddings": 4096,
+    "partial_rotary_factor": 0.75,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "long_factor": [1.0 + pair for pair in range(48)],  # published ones are irregular
+        "short_factor": [1.0] * 48,
+        "type": "longrope",
+    },
+    "rope_theta": 10000.0,
+    "sliding_window": 262144,
+    "tie_word_embeddings": True,
+    "vocab_size": 200064,
+}
 GEMMA = {  # 2B
     "model_type": "gemma",
     "head_dim": 256,
@@ -313,6 +340,7 @@ GEMMA4_UNIFIED = {**GEMMA4_MOE, "model_type": "gemma4_unified_text", "enable_moe
 EVERY = {
     "llama": LLAMA,
     "qwen3": QWEN3,
+    "phi3": PHI3,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,

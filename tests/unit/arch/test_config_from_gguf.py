@@ -78,6 +78,24 @@ GEMMA2 = {
     "gemma2.vocab_size": 256000,
 }
 
+# A Phi 4 mini as the converter writes it: no head dim, and the width that rotates.
+PHI4_MINI = {
+    "general.architecture": "phi3",
+    "phi3.context_length": 131072,
+    "phi3.rope.scaling.original_context_length": 4096,
+    "phi3.embedding_length": 3072,
+    "phi3.feed_forward_length": 8192,
+    "phi3.block_count": 32,
+    "phi3.attention.head_count": 24,
+    "phi3.attention.head_count_kv": 8,
+    "phi3.attention.layer_norm_rms_epsilon": 9.999999747378752e-06,
+    "phi3.rope.dimension_count": 96,
+    "phi3.rope.freq_base": 10000.0,
+    "phi3.rope.scaling.attn_factor": 1.1902381,
+    "phi3.attention.sliding_window": 262144,
+    "phi3.vocab_size": 200064,
+}
+
 # What microsoft/bitnet-b1.58-2B-4T-gguf says: no key_length, no tokenizer.ggml.pre.
 BITNET = {
     "general.architecture": "bitnet-b1.58",
@@ -337,6 +355,35 @@ def test_a_gemma2_file_has_llama_cpps_window_and_caps_unless_it_states_them():
 def test_the_query_scalar_of_gemma2_27b_is_hidden_over_heads():
     sizes = {"attention__key_length": 128, "attention__value_length": 128, "attention__head_count": 32}
     assert parse(GEMMA2, block_count=46, embedding_length=4608, **sizes).query_pre_attn_scalar == 144.0
+
+
+def phi4_mini(short: int = 48, long: int = 48, **changes: object) -> ModelConfig:
+    keys = {f"phi3.{key.replace('__', '.')}": value for key, value in changes.items()}
+    return config_from_gguf({**PHI4_MINI, **keys}, {}, None, "model.gguf", rope_factors=([1.0] * short, [2.0] * long))
+
+
+def test_a_phi3_file_has_heads_that_rotate_in_part_and_longrope():
+    config = phi4_mini()
+    assert (config.head_dim, config.rope.width, config.sliding_window) == (128, 96, 262_144)
+    assert config.rope.scaling == {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 4096,
+        "attention_factor": 1.1902381,
+    }
+    assert (config.rope.short_factors, config.rope.long_factors) == ((1.0,) * 48, (2.0,) * 48)
+    assert parse(PHI4_MINI, rope__scaling__attn_factor=None).rope.scaling is None
+    assert phi4_mini(rope__scaling__attn_factor=0.0).rope.scaling["attention_factor"] == 1.0
+
+
+def test_longrope_that_is_not_whole_is_refused_by_name():
+    with pytest.raises(UnsupportedError, match=r"attn_factor is 1\.1902381, but the file has no rope_factors_long"):
+        parse(PHI4_MINI)
+    with pytest.raises(CheckpointError, match=r"rope_factors_short\.weight has 64 values, .* 96 features need 48"):
+        phi4_mini(short=64)
+    with pytest.raises(UnsupportedError, match=r"rope\.scaling\.factor beside rope_factors_long is not supported"):
+        phi4_mini(rope__scaling__factor=8.0)
+    with pytest.raises(UnsupportedError, match=r"rope\.scaling\.type 'yarn' is not supported"):
+        phi4_mini(rope__scaling__type="yarn")
 
 
 def test_heads_that_do_not_divide_are_refused():

@@ -11,6 +11,7 @@ from dev_models import (
     GPT_OSS,
     LLAMA,
     MISTRAL,
+    PHI3,
     QWEN2,
     QWEN3,
     QWEN3_5,
@@ -53,6 +54,7 @@ ARCHS = {
     "mistral": MODEL_ARCH.LLAMA,
     "qwen2": MODEL_ARCH.QWEN2,
     "qwen3": MODEL_ARCH.QWEN3,
+    "phi3": MODEL_ARCH.PHI3,
     "gemma": MODEL_ARCH.GEMMA,
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
@@ -145,6 +147,22 @@ def test_gemma_s_safetensors_norms_get_their_one_and_nothing_else_does(raw: dict
 )
 def test_rotary_safetensors_are_read_as_they_are(raw: dict) -> None:
     assert all(source == TensorSource(name) for name, source in sources(raw, "hf").items())
+
+
+def test_phi3_s_fused_projections_are_cut_in_both_layouts() -> None:
+    rows = {
+        "self_attn.q_proj": ("self_attn.qkv_proj", "attn_qkv", 0, 3072),
+        "self_attn.k_proj": ("self_attn.qkv_proj", "attn_qkv", 3072, 4096),
+        "self_attn.v_proj": ("self_attn.qkv_proj", "attn_qkv", 4096, 5120),
+        "mlp.gate_proj": ("mlp.gate_up_proj", "ffn_up", 0, 8192),
+        "mlp.up_proj": ("mlp.gate_up_proj", "ffn_up", 8192, 16_384),
+    }
+    for module, (stored, gguf_leaf, begin, end) in rows.items():
+        name, fold = f"layers.1.{module}.weight", (PickRows(begin, end),)
+        assert candidates("hf", name, PHI3) == {f"layers.1.{stored}.weight": fold}
+        assert candidates("gguf", name, PHI3)[f"blk.1.{gguf_leaf}.weight"] == fold
+    alone = candidates("gguf", "layers.0.self_attn.k_proj.weight", PHI3)
+    assert alone["blk.0.attn_k.weight"] == ()
 
 
 def test_gpt2_s_fused_projection_is_cut_in_three() -> None:

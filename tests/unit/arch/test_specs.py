@@ -13,6 +13,7 @@ from dev_models import (
     GPT_OSS,
     LLAMA,
     MISTRAL,
+    PHI3,
     QWEN2,
     QWEN3,
     QWEN3_5,
@@ -25,7 +26,7 @@ from dev_models import (
 from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.registry import ARCHITECTURES, GGUF_ARCHITECTURES, architecture_of
 from graphcore.errors import CheckpointError, UnsupportedError
-from graphcore.nn.rope_spec import DivisorScaling, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from graphcore.nn.rope_spec import DivisorScaling, LinearScaling, Llama3Scaling, LongScaling, RopeSpec, YarnScaling
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, MoESpec, NormSpec
 
 
@@ -89,6 +90,15 @@ def test_gemma_3_1b() -> None:
     assert spec.embedding_scale == 1152**0.5
     assert spec.tied
     assert spec.ropes == ((RopeSpec(10_000.0), 256), (RopeSpec(1_000_000.0), 256))
+
+
+def test_phi_4_mini() -> None:
+    norm = NormSpec("rms", 1e-5)
+    lists = tuple([1.0] * 48), tuple(1.0 + pair for pair in range(48))
+    long = LongScaling(*lists, original_context=4096, attention_factor=pytest.approx(1.1902381))
+    attention = AttentionSpec(24, 8, 128, 128**-0.5, window=262_144, rope=RopeSpec(10_000.0, long, width=96))
+    block = BlockSpec(3072, norm, attention, MLPSpec(8192, "silu"))
+    assert spec_of(PHI3) == ModelSpec(3072, 200_064, (block,) * 32, norm, context=131_072, tied=True)
 
 
 def test_gemma_2b() -> None:
