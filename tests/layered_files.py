@@ -7,7 +7,11 @@ import llama_files
 import qwen_moe_files
 from chat_folder import TINY
 from low_bit_files import FILES, SHAPES, low_bit_file
-from tiny_models import LONGROPE
+from tiny_models import LONGROPE, save_tiny
+
+from graphcore.config.compose import compose_settings
+from graphcore.engine.loading.open_model import open_model
+from graphcore.export.pack import Packer
 
 GEMMA2_CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 3.0}
 # Settings and keys of small random models, whose files the tests write as the converter does.
@@ -30,7 +34,8 @@ WRITTEN = {
         {"attention__sliding_window": 4, **GEMMA2_CAPS},
     ),
 }
-NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe", *FILES, *WRITTEN)
+PACKED = ("glm4_moe", "glm4_moe_air", "glm4", "glm")  # models of tiny_models.py, written by task=pack
+NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe", *FILES, *PACKED, *WRITTEN)
 TOKEN_IDS = [11, 42, 7, 93, 3, 60, 28, 75, 19, 5]
 SMOLLM2_IDS = [504, 3575, 282, 4649, 314, 260, 2010, 29, 1]
 
@@ -43,6 +48,18 @@ def layered_file(name: str, folder: Path) -> Path:
     if name in WRITTEN:
         changes, keys = WRITTEN[name]
         return llama_files.write_gguf(folder / f"{name}.gguf", llama_files.build(name, **changes), name, **keys)
+    if name in PACKED:
+        return packed_file(name, folder)
     if name != "qwen3_moe":
         return TINY / f"{name}.gguf"
     return qwen_moe_files.write_gguf(folder / f"{name}.gguf", qwen_moe_files.build(), None, is_fused=False)
+
+
+def packed_file(name: str, folder: Path) -> Path:
+    """Return the GGUF file that task=pack writes of a tiny model, float32."""
+    tiny = save_tiny(name, folder / name)
+    model = open_model(
+        compose_settings([f"model.checkpoint={tiny.folder}"]).model, 0, folder / "cache", lambda *_: None
+    )
+    list(Packer(model, "stored").pack(folder / f"{name}.gguf", lambda *_: None))
+    return folder / f"{name}.gguf"

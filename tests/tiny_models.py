@@ -158,6 +158,45 @@ GEMMA4_MOE = {
     "top_k_experts": 3,
     "moe_intermediate_size": 48,
 }
+GLM4_MOE = {  # groups of experts, two of three for a token
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "first_k_dense_replace": 1,
+    "use_qk_norm": True,
+    "attention_bias": True,
+    "n_routed_experts": 9,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 3,
+    "topk_group": 2,
+    "moe_intermediate_size": 48,
+    "routed_scaling_factor": 2.5,
+    "tie_word_embeddings": False,
+    **NO_TOKENS,
+}
+GLM4_MOE_AIR = {**GLM4_MOE, "use_qk_norm": False, "n_group": 1, "topk_group": 1, "n_shared_experts": 2}
+GLM4 = {**SIZES, **GQA, "num_hidden_layers": 3, "head_dim": 24, "tie_word_embeddings": False, **NO_TOKENS}
+OLMO2 = {**SIZES, **GQA, "num_hidden_layers": 3, "tie_word_embeddings": False, **NO_TOKENS}
+OLMO3 = {
+    **OLMO2,
+    "num_hidden_layers": 5,  # every fourth is full
+    "sliding_window": WINDOW,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "beta_fast": 4.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 64,  # short, so that the ramp lies inside the pairs
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+EXAONE4 = {**OLMO3, "sliding_window_pattern": 4, "head_dim": 24, "rope_parameters": LLAMA3_ROPE}
+EXAONE4_FULL = {**EXAONE4, "head_dim": 16, "sliding_window": None, "layer_types": 5 * ["full_attention"]}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -364,6 +403,62 @@ def qwen3_5_moe(**changes: object) -> nn.Module:
     return model
 
 
+@torch.no_grad()
+def glm4_moe(**changes: object) -> nn.Module:
+    """Return a GLM 4.5 model; `changes` are of GLM4_MOE."""
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    model = Glm4MoeForCausalLM(Glm4MoeConfig(**{**GLM4_MOE, **changes}))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.uniform_(-0.4, 0.4)
+    model.set_experts_implementation("eager")  # transformers' grouped product takes no odd sizes
+    return model
+
+
+def _glm4_moe_air() -> nn.Module:
+    return glm4_moe(**GLM4_MOE_AIR)
+
+
+def glm4(**changes: object) -> nn.Module:
+    """Return a GLM 4 0414 model; `changes` are of GLM4."""
+    from transformers import Glm4Config, Glm4ForCausalLM
+
+    return Glm4ForCausalLM(Glm4Config(**{**GLM4, **changes}))
+
+
+def glm(**changes: object) -> nn.Module:
+    """Return a GLM 4 9B model; `changes` are of GLM4."""
+    from transformers import GlmConfig, GlmForCausalLM
+
+    return GlmForCausalLM(GlmConfig(**{**GLM4, "head_dim": 16, **changes}))
+
+
+def olmo2(**changes: object) -> nn.Module:
+    """Return an OLMo 2 model; `changes` are of OLMO2."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    return Olmo2ForCausalLM(Olmo2Config(**{**OLMO2, **changes}))
+
+
+def olmo3(**changes: object) -> nn.Module:
+    """Return an OLMo 3 model; `changes` are of OLMO3."""
+    from transformers import Olmo3Config, Olmo3ForCausalLM
+
+    return Olmo3ForCausalLM(Olmo3Config(**{**OLMO3, **changes}))
+
+
+def exaone4(**changes: object) -> nn.Module:
+    """Return an EXAONE 4 model; `changes` are of EXAONE4."""
+    from transformers import Exaone4Config, Exaone4ForCausalLM
+
+    return Exaone4ForCausalLM(Exaone4Config(**{**EXAONE4, **changes}))
+
+
+def _exaone4_full() -> nn.Module:
+    return exaone4(**EXAONE4_FULL)
+
+
 def _bitnet(**changes: object) -> nn.Module:
     from transformers import BitNetConfig, BitNetForCausalLM
 
@@ -395,6 +490,14 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen3_next": qwen3_next,  # delta rules, inputs fused by key head, gated attention, a shared expert
     "qwen3_5": qwen3_5,  # delta rules and gated attention, dense
     "qwen3_5_moe": qwen3_5_moe,  # the same with experts and a shared expert
+    "glm4_moe": glm4_moe,  # experts chosen by sigmoid scores within groups, a shared one, half of a head rotates
+    "glm4_moe_air": _glm4_moe_air,  # the same without groups and norms of q and k, two shared experts
+    "glm4": glm4,  # sandwich norms, adjacent features of half a head rotate, fused gate and up
+    "glm": glm,  # the same without norms behind the sublayers
+    "olmo2": olmo2,  # norms behind the sublayers alone, and of q and k over all heads
+    "olmo3": olmo3,  # the same, three of four layers slide, YaRN on the full ones
+    "exaone4": exaone4,  # norms behind the sublayers, full layers do not rotate, sliding ones as Llama 3
+    "exaone4_full": _exaone4_full,  # without a window, where full layers rotate
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
 }
 ARCHITECTURES = (  # one of each
@@ -414,6 +517,12 @@ ARCHITECTURES = (  # one of each
     "qwen3_5_moe",
     "gemma4",
     "gemma4_moe",
+    "glm4_moe",
+    "glm4",
+    "glm",
+    "olmo2",
+    "olmo3",
+    "exaone4",
     "bitnet",
 )
 # Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and
@@ -421,7 +530,7 @@ ARCHITECTURES = (  # one of each
 AT_BOTH_WIDTHS = ("gemma3", "gpt_oss")
 
 
-MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe")
+MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe")
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 TOLERANCE = 2e-5
 # transformers' own float32 logits differ from float64 by up to 9e-5 with these, whose norms divide small answers by

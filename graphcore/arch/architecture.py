@@ -40,6 +40,7 @@ class Architecture(ABC):
         gguf_names: names of the type in GGUF's general.architecture; `task=pack` writes the first.
         is_read_from_gguf: True if GGUF files with these names are read as this type; False if another type has the
             same names.
+        is_read_with_window: True if GGUF files with these names that state a sliding window are read as this type.
         nested_in: multimodal model type whose text_config describes a model of this type; None if there is none.
         hf_prefixes: possible prefixes of the decoder's names in safetensors, the likeliest first.
         ignored: substrings of the names of stored tensors that text generation does not use.
@@ -49,6 +50,7 @@ class Architecture(ABC):
     defaults: ClassDefaults
     gguf_names: tuple[str, ...] = ()
     is_read_from_gguf: bool = True
+    is_read_with_window: bool = False
     nested_in: str | None = None
     hf_prefixes: tuple[str, ...] = ("model.", "")
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)

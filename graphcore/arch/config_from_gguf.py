@@ -21,10 +21,11 @@ from graphcore.arch.config.layer_types import (
 from graphcore.arch.config.model_config import AttentionConfig, ModelConfig, RopeParameters, RopeScaling, read_head_dim
 from graphcore.arch.config.refusals import refuse_unknown_gguf_mathematics
 from graphcore.arch.config.rope_parameters import ORIGINAL, read_scaling
-from graphcore.arch.config.typed_fields import Fields
+from graphcore.arch.config.typed_fields import LARGEST_SIZE, Fields
 from graphcore.arch.registry import GGUF_ARCHITECTURES, WINDOWED_GGUF
 from graphcore.checkpoint.token_ids import SpecialIds, read_special_ids
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
+from graphcore.routing import SCORES, ScoredRouting
 
 REQUIRED = ("block_count", "context_length", "embedding_length", "attention.head_count")
 BEGIN_TOKEN = "tokenizer.ggml.bos_token_id"
@@ -295,11 +296,14 @@ def _with_experts(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
     if keys.defaults.experts is None:
         return config
     keys.check_required(("expert_count", "expert_used_count"))
+    routing = None if keys.defaults.experts.routing is None else _routing(keys, keys.defaults.experts.routing)
     experts = replace(
         keys.defaults.experts,
         num_local_experts=keys.required_size("expert_count"),
         num_experts_per_tok=keys.required_size("expert_used_count"),
-        norm_topk_prob=True,  # no key says otherwise, and llama.cpp computes nothing else
+        # without scores of their own no key says otherwise, and llama.cpp computes nothing else
+        norm_topk_prob=routing is None or routing.normalises,
+        routing=routing,
     ).check(keys.fields.source)
     if experts.moe_intermediate_size is None:
         width = keys.size("expert_feed_forward_length") or config.intermediate_size
@@ -311,3 +315,23 @@ def _with_experts(config: ModelConfig, keys: GGUFKeys) -> ModelConfig:
         return replace(config, experts=replace(experts, moe_intermediate_size=width))
     experts = replace(experts, moe_intermediate_size=width, shared_expert_intermediate_size=shared)
     return replace(config, experts=experts)
+
+
+def _routing(keys: GGUFKeys, usual: ScoredRouting) -> ScoredRouting:
+    """Return the rule of experts with scores of their own; as in llama.cpp, shares without a key are not normalised.
+
+    Raises:
+        UnsupportedError: the score function is unknown.
+    """
+    name = keys.name("expert_gating_func")
+    number = keys.fields.count(name, LARGEST_SIZE) or SCORES[usual.function]
+    known = {value: function for function, value in SCORES.items()}
+    if number not in known:
+        raise UnsupportedError(f"{keys.fields.source}: {name} {number} is not supported; known: {known}")
+    return usual._replace(
+        function=known[number],
+        groups=keys.fields.count(keys.name("expert_group_count"), LARGEST_SIZE) or 1,
+        used_groups=keys.fields.count(keys.name("expert_group_used_count"), LARGEST_SIZE) or 1,
+        normalises=bool(keys.fields.flag(keys.name("expert_weights_norm"))),
+        factor=keys.fields.number(keys.name("expert_weights_scale")) or 1.0,
+    )

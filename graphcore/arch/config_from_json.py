@@ -27,6 +27,7 @@ from graphcore.checkpoint.generation_config import FILE_NAME, read_generation_co
 from graphcore.checkpoint.json_object import read_json_object
 from graphcore.checkpoint.token_ids import SPECIAL_IDS, read_special_ids
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
+from graphcore.routing import ScoredRouting
 
 OUTER_FIRST = ("tie_word_embeddings",)  # Gemma3ForConditionalGeneration uses the outer flag for tying
 QUANTIZATION_FILES = {  # AutoGPTQ's, AutoAWQ's and Model Optimizer's
@@ -239,7 +240,7 @@ def _attention(
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=read_head_dim(stated, hidden_size, (heads, kv_heads), defaults.has_rope, source),
-        qkv_bias=has_output_bias or defaults.bias_rule == "qkv",
+        qkv_bias=_has_bias_on_qkv(fields, defaults),
         output_bias=has_output_bias,
         query_pre_attn_scalar=query_scalar if defaults.query_pre_attn_scalar else None,
         sliding_window=read_window(fields, defaults),
@@ -250,9 +251,18 @@ def _attention(
 
 def _has_attention_bias(fields: Fields, defaults: ClassDefaults) -> bool:
     """Return whether attention has an output bias; the flag counts only for model types that read it."""
+    is_asked = _asks_for_bias(fields, defaults) and defaults.bias_rule in ("flags", "attention_flag")
+    return defaults.bias_rule == "everywhere" or is_asked
+
+
+def _has_bias_on_qkv(fields: Fields, defaults: ClassDefaults) -> bool:
+    is_asked = _asks_for_bias(fields, defaults) and defaults.bias_rule == "qkv_flag"
+    return is_asked or defaults.bias_rule == "qkv" or _has_attention_bias(fields, defaults)
+
+
+def _asks_for_bias(fields: Fields, defaults: ClassDefaults) -> bool:
     stated = fields.flag("attention_bias")
-    is_asked = defaults.attention_bias if stated is None else stated
-    return defaults.bias_rule == "everywhere" or (is_asked and defaults.bias_rule in ("flags", "attention_flag"))
+    return defaults.attention_bias if stated is None else stated
 
 
 def _has_mlp_bias(fields: Fields, defaults: ClassDefaults) -> bool:
@@ -281,7 +291,18 @@ def _experts(fields: Fields, defaults: ClassDefaults, num_layers: int, source: s
             norm_topk_prob=usual.norm_topk_prob if normalises is None else normalises,
             mlp_only_layers=_mlp_only_layers(fields, num_layers),
         )
+    if usual.routing is not None:
+        experts = replace(experts, routing=_routing(fields, usual.routing, experts.norm_topk_prob))
     return experts.check(source)
+
+
+def _routing(fields: Fields, usual: ScoredRouting, normalises: bool) -> ScoredRouting:
+    return usual._replace(
+        groups=fields.size("n_group") or usual.groups,
+        used_groups=fields.size("topk_group") or usual.used_groups,
+        normalises=normalises,
+        factor=fields.positive("routed_scaling_factor") or usual.factor,
+    )
 
 
 def _delta(fields: Fields, defaults: ClassDefaults, source: str) -> DeltaConfig | None:

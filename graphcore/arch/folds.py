@@ -149,18 +149,32 @@ class AsOneRow(Fold):
 
 @dataclass(frozen=True)
 class SplitPairs(Fold):
-    """The inverse of llama.cpp's row order for q and k: from interleaved rotary pairs back to halves.
+    """The change of rows of q and k from interleaved rotary pairs to halves (llama.cpp's row order, and GLM's).
 
-    GGUF row h * E + 2i + j is row h * E + j * E/2 + i of Hugging Face's weight (i < E/2, j in {0, 1}).
+    Stored row h * E + 2i + j becomes row h * E + j * W/2 + i (i < W/2, j in {0, 1}); a head's other rows stay.
+
+    Attributes:
+        width: W, number of features of a head that rotate, from the first on; None for all.
     """
 
     works_packed = True
 
     heads: int
+    width: int | None = None
 
     def apply(self, tensor: Tensor) -> Tensor:
         """Return the rows, or the bias elements, in half-split order."""
-        return rearrange(tensor, "(h i j) ... -> (h j i) ...", h=self.heads, j=2)
+        return self._moved(tensor, "h (i j) ... -> h (j i) ...")
+
+    def undo(self, tensor: Tensor) -> Tensor:
+        """Return the rows, or the bias elements, with interleaved pairs."""
+        return self._moved(tensor, "h (j i) ... -> h (i j) ...")
+
+    def _moved(self, tensor: Tensor, pattern: str) -> Tensor:
+        heads = tensor.unflatten(0, (self.heads, -1))  # type: ignore[no-untyped-call]
+        turning, rest = heads[:, : self.width], heads[:, heads.shape[1] if self.width is None else self.width :]
+        moved = rearrange(turning, pattern, j=2)
+        return (torch.cat((moved, rest), dim=1) if rest.shape[1] else moved).flatten(0, 1)
 
 
 @dataclass(frozen=True)

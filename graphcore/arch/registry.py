@@ -16,9 +16,9 @@ GGUF_ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {name: one for one in ARCHITECTURES.values() if one.is_read_from_gguf for name in one.gguf_names}
 )
 WINDOWED_GGUF: Mapping[str, Architecture] = MappingProxyType(
-    {name: one for one in ARCHITECTURES.values() if one.defaults.window_rule == "every" for name in one.gguf_names}
+    {name: one for one in ARCHITECTURES.values() if one.is_read_with_window for name in one.gguf_names}
 )
-"""Architecture of GGUF files that state a window for all layers: Mistral's have Llama's general.architecture."""
+"""Architecture of GGUF files that state a window: Mistral's have Llama's general.architecture, OLMo 3's OLMo 2's."""
 NESTED_TYPES: Mapping[str, str] = MappingProxyType(
     {one.nested_in: one.model_type for one in ARCHITECTURES.values() if one.nested_in is not None}
 )

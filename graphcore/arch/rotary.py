@@ -1,6 +1,7 @@
 """Code that the rotary families (Llama, Qwen, Gemma, ...) share: tensor names, ropes and most of the spec."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from graphcore.arch.config.model_config import ModelConfig, RopeParameters, RopeScaling
@@ -43,12 +44,31 @@ GGUF_LEAVES: Mapping[str, str] = MappingProxyType(
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # decoder modules that files may fuse
 
 
+FUSED_MLP = ("mlp.gate_proj", "mlp.up_proj")  # the same for the MLP
+
+
+def rows_of_gate_and_up(module: str, config: ModelConfig) -> PickRows:
+    """Return the fold that picks gate or up out of the rows of a tensor [2F, D] that has both, gate first."""
+    begin = FUSED_MLP.index(module) * config.intermediate_size
+    return PickRows(begin, begin + config.intermediate_size)
+
+
 def rows_of_qkv(module: str, config: ModelConfig) -> PickRows:
     """Return the fold that picks q, k or v out of the rows of a tensor that has all three, in this order."""
     queries = config.attention.num_attention_heads * config.attention.head_dim
     keys = config.attention.num_key_value_heads * config.attention.head_dim
     begin = (0, queries, queries + keys)[QKV.index(module)]
     return PickRows(begin, begin + (queries if module == QKV[0] else keys))
+
+
+POST_NORM_LEAVES: Mapping[str, str] = MappingProxyType(
+    {
+        **GGUF_LEAVES,
+        "post_attention_layernorm": "post_attention_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    }
+)
+"""llama.cpp's tensor names of models whose norms are behind the sublayers."""
 
 
 def rope_of(rope: RopeParameters) -> RopeSpec:
@@ -182,3 +202,8 @@ def rotary_spec(
         embedding_scale=embedding_scale,
         tied=config.tie_word_embeddings,
     )
+
+
+def with_post_norms(model: ModelSpec) -> ModelSpec:
+    """Return the spec with norms behind the sublayers instead of before them (OLMo 2, EXAONE 4)."""
+    return replace(model, blocks=tuple(replace(one, sandwich=True, pre_norm=False) for one in model.blocks))

@@ -3,14 +3,15 @@
 from typing import Any
 
 from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
+from graphcore.arch.registry import ARCHITECTURES
 
 
 def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
     """Return graphcore's config under the names of transformers' config classes, which ignore names they lack."""
-    attention, experts = config.attention, config.experts
+    attention, experts, defaults = config.attention, config.experts, ARCHITECTURES[config.model_type].defaults
     scalar = attention.query_pre_attn_scalar
     optional = {
-        "rope_parameters": config.rope_parameters,
+        "rope_parameters": _rope_settings(config),
         "layer_types": config.layer_types,
         "query_pre_attn_scalar": int(scalar) if scalar and scalar.is_integer() else scalar,
         **({} if experts is None else _expert_settings(experts)),
@@ -29,7 +30,7 @@ def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
         "max_position_embeddings": config.max_position_embeddings,
         "rms_norm_eps": config.norm_eps,
         "layer_norm_epsilon": config.norm_eps,
-        "attention_bias": attention.output_bias,
+        "attention_bias": attention.qkv_bias if defaults.bias_rule == "qkv_flag" else attention.output_bias,
         "mlp_bias": config.mlp_bias,
         "sliding_window": attention.sliding_window,
         "use_sliding_window": attention.sliding_window is not None,
@@ -39,6 +40,27 @@ def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
     }
 
 
+def _rope_settings(config: ModelConfig) -> dict[str, Any] | None:
+    """Return the rotary settings; where a part of a head may rotate, also its share."""
+    found, rope = config.rope_parameters, config.rope
+    if rope is None or ARCHITECTURES[config.model_type].defaults.partial_rotary_factor is None:
+        return found
+    head_dim = config.attention.head_dim
+    return {**(found or {}), "partial_rotary_factor": (rope.width or head_dim) / head_dim}
+
+
 def _expert_settings(experts: ExpertsConfig) -> dict[str, Any]:
-    """Return the experts' settings; transformers needs lists."""
-    return {**vars(experts), "mlp_only_layers": list(experts.mlp_only_layers)}
+    """Return the experts' settings; transformers needs lists, and the numbers of shared experts and dense layers."""
+    found = {**vars(experts), "mlp_only_layers": list(experts.mlp_only_layers)}
+    routing, shared = found.pop("routing"), experts.shared_expert_intermediate_size or 0
+    if routing is None:
+        return found
+    return {
+        **found,
+        "n_group": routing.groups,
+        "topk_group": routing.used_groups,
+        "routed_scaling_factor": routing.factor,
+        "n_routed_experts": experts.num_local_experts,
+        "n_shared_experts": shared // (experts.moe_intermediate_size or 1),
+        "first_k_dense_replace": len(experts.mlp_only_layers),
+    }

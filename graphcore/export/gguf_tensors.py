@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
@@ -90,9 +89,7 @@ def _undo(fold: Fold, tensor: Tensor, tensor_name: str) -> Tensor:
     match fold:
         case PickRows():
             return tensor  # its rows are where the order of the members puts them
-        case SplitPairs(heads):
-            return rearrange(tensor, "(h j i) ... -> (h i j) ...", h=heads, j=2)
-        case GroupHeads():
+        case SplitPairs() | GroupHeads():
             return fold.undo(tensor)
         case AsOneRow():
             return tensor.flatten()

@@ -34,6 +34,7 @@ SCHEMA_TYPES: dict[Any, str] = {
     Sequence[str]: "str[]",
     Sequence[float]: "float[]",
     **{kind: kind.__name__ for kind in (int, float, bool, str)},
+    **{kind | None: f"{kind.__name__}?" for kind in (int, float, bool, str)},
     torch.dtype: "ScalarType",
 }
 

@@ -21,7 +21,7 @@ from graphcore.nn.spec import AttentionSpec, Int8Order
 
 
 class Attention(nn.Module):
-    """q, k, v projections, per-head norms, rotation, softmax over the cache, sub-norm, gate, output projection."""
+    """q, k, v projections, norms of q and k, rotation, softmax over the cache, sub-norm, gate, output projection."""
 
     sinks: Tensor | None
 
@@ -39,8 +39,10 @@ class Attention(nn.Module):
         self.gate_activation = ActivationModule("sigmoid") if spec.output_gate else None
         self.register_buffer("sinks", torch.empty(spec.heads, dtype=torch.float32) if spec.sinks else None)
         self.attn_sub_norm = build_norm(spec.sub_norm, spec.heads * spec.head_dim) if spec.sub_norm else None
-        self.q_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm else None
-        self.k_norm = build_norm(spec.qk_norm, spec.head_dim) if spec.qk_norm and not spec.shares_cache else None
+        sizes = (width, spec.kv_heads * spec.head_dim) if spec.qk_norm_over_heads else (spec.head_dim, spec.head_dim)
+        self.q_norm = build_norm(spec.qk_norm, sizes[0]) if spec.qk_norm else None
+        self.k_norm = build_norm(spec.qk_norm, sizes[1]) if spec.qk_norm and not spec.shares_cache else None
+        assert has_values or not spec.qk_norm_over_heads, "keys that are normalised over heads are no values"
         self.v_norm = UnitNorm(spec.v_norm_eps) if spec.v_norm_eps and not spec.shares_cache else None
 
     def forward(
@@ -62,12 +64,14 @@ class Attention(nn.Module):
         cache = k_cache, v_cache, table
         linears = [one for one in (self.q_proj, self.k_proj, self.v_proj) if one is not None]
         projected = joint_projections(linears, shared) or [one(shared) for one in linears]
+        if spec.qk_norm_over_heads and self.q_norm is not None and self.k_norm is not None:
+            projected = [self.q_norm(projected[0]), self.k_norm(projected[1]), projected[2]]
         query, *others = (one.unflatten(-1, (-1, spec.head_dim)) for one in projected)  # type: ignore[no-untyped-call]
         if self.k_proj is None:
             heads = self.backend.attend(self._turned(query, self.q_norm, rope), None, None, cache, *self._scoring(span))
         else:
             key, value = others[0], others[-1]  # [B, T, K, E]; keys are values too if there is no v_proj
-            if self.q_norm is not None and self.k_norm is not None:
+            if self.q_norm is not None and self.k_norm is not None and not spec.qk_norm_over_heads:
                 query, key = self.q_norm(query), self.k_norm(key)
             if self.v_norm is not None:
                 value = self.v_norm(value)

@@ -4,6 +4,7 @@ Legend: B batch, T tokens, D model dim.
 
     pre-norm:  x += attention(norm(x));  x += mlp(norm(x))
     sandwich:  x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))
+    post-norm: x += norm(attention(x));  x += norm(mlp(x))                              (OLMo 2)
     Gemma 4:   sandwich;  x += norm(project(act(gate(x)) * per-layer features));  x *= learned factor
 
 A block with experts can be run in two halves, so that experts' weights can be fetched in between:
@@ -82,12 +83,14 @@ class Block(nn.Module):
             self.mlp: MLP | MoE = MoE(spec.mlp, spec.dim, dtype)
         else:
             self.mlp = MLP(spec.mlp, spec.dim, dtype, int8_order)
-        self.input_layernorm = build_norm(spec.norm, spec.dim)
+        assert spec.pre_norm or spec.sandwich, "a sublayer has a norm before or behind it"
+        self.input_layernorm = build_norm(spec.norm, spec.dim) if spec.pre_norm else None
         self.post_attention_layernorm = build_norm(spec.norm, spec.dim)
         parallel = spec.mlp.parallel_mlp if isinstance(spec.mlp, MoESpec) else None
         self.parallel_mlp = None if parallel is None else ParallelMLP(parallel, spec.norm, spec.dim, dtype)
         if spec.sandwich:
-            self.pre_feedforward_layernorm = build_norm(spec.norm, spec.dim) if parallel is None else None
+            has_norm = spec.pre_norm and parallel is None
+            self.pre_feedforward_layernorm = build_norm(spec.norm, spec.dim) if has_norm else None
             self.post_feedforward_layernorm = build_norm(spec.norm, spec.dim)
         self.per_layer = PerLayer(spec, dtype) if spec.per_layer else None
         scale = torch.empty(1, dtype=torch.float32) if spec.has_output_factor else None
@@ -154,9 +157,12 @@ class Block(nn.Module):
         scores = self.mlp.router(
             experts_input if self.parallel_mlp is None else self.parallel_mlp.router_norm(x, self.dtype)
         )
-        chosen, shares = choose_experts(scores, self.mlp.top_k, self.mlp.shares, self.mlp.expert_scales)
+        how = self.mlp.shares, self.mlp.expert_scales, self.mlp.selection_bias
+        chosen, shares = choose_experts(scores, self.mlp.top_k, *how)
         if self.mlp.shared_expert is not None and self.mlp.shared_expert_gate is not None:
             x = x + scaled_by_gate(self.mlp.shared_expert_gate(experts_input), self.mlp.shared_expert(experts_input))
+        elif self.mlp.shared_expert is not None:
+            x = x + self.mlp.shared_expert(experts_input)
         return Routed(x, experts_input, without_padding(chosen, span), shares)
 
     def add_experts(self, x: Tensor, answers: Tensor, shares: Tensor, per_layer: Tensor | None = None) -> Tensor:
@@ -178,7 +184,7 @@ class Block(nn.Module):
     def _add_attention(
         self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor | None
     ) -> Tensor:
-        normed = self.input_layernorm(x, self.dtype)
+        normed = x.to(self.dtype) if self.input_layernorm is None else self.input_layernorm(x, self.dtype)
         if isinstance(self.spec.attention, DeltaSpec):
             attended = self.linear_attn(normed, span, k_cache, v_cache)
         else:
@@ -188,6 +194,8 @@ class Block(nn.Module):
         return self._sum(x, attended)
 
     def _mlp_norm(self, x: Tensor) -> Tensor:
+        if not self.spec.pre_norm:
+            return x.to(self.dtype)
         norm = self.pre_feedforward_layernorm if self.sandwich else self.post_attention_layernorm
         assert norm is not None, "experts with an MLP beside them have norms of their own"
         return norm(x, self.dtype)  # type: ignore[no-any-return]

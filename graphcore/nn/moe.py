@@ -22,6 +22,7 @@ from graphcore.nn.mlp import MLP
 from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import MLPSpec, MoESpec, NormSpec, Shares
+from graphcore.routing import ScoredRouting
 
 
 class ExpertLinear(nn.Module):
@@ -103,9 +104,11 @@ class MoE(nn.Module):
 
     Attributes:
         expert_scales: [X] float32, factors of the experts' shares, or None.
+        selection_bias: [X] float32, numbers added to the experts' scores for the choice, or None.
     """
 
     expert_scales: Tensor | None
+    selection_bias: Tensor | None
 
     def __init__(self, spec: MoESpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -114,17 +117,23 @@ class MoE(nn.Module):
         self.experts = Experts(spec, dim, dtype)
         scales = torch.empty(spec.experts, dtype=torch.float32) if spec.expert_scales else None
         self.register_buffer("expert_scales", scales)
+        assert not spec.selection_bias or isinstance(spec.shares, ScoredRouting), "a softmax has no selection bias"
+        bias = torch.empty(spec.experts, dtype=torch.float32) if spec.selection_bias else None
+        self.register_buffer("selection_bias", bias)
         self.shared_expert = (
             MLP(MLPSpec(spec.shared_hidden, spec.gating.activation), dim, dtype) if has_shared else None
         )
-        self.shared_expert_gate = Linear(dim, 1, bias=False, dtype=dtype) if has_shared else None
+        self.shared_expert_gate = Linear(dim, 1, bias=False, dtype=dtype) if has_shared and spec.shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""
-        chosen, shares = choose_experts(self.router(x), self.top_k, self.shares, self.expert_scales)
+        how = self.shares, self.expert_scales, self.selection_bias
+        chosen, shares = choose_experts(self.router(x), self.top_k, *how)
         answer = weighted_sum(self.experts(x, chosen), shares)
-        if self.shared_expert is None or self.shared_expert_gate is None:
+        if self.shared_expert is None:
             return answer
+        if self.shared_expert_gate is None:
+            return answer + self.shared_expert(x)
         return answer + scaled_by_gate(self.shared_expert_gate(x), self.shared_expert(x))
 
 
@@ -161,19 +170,52 @@ class ParallelMLP(nn.Module):
 
 
 def choose_experts(
-    scores: Tensor, top_k: int, shares: Shares = "chosen", scales: Tensor | None = None
+    scores: Tensor,
+    top_k: int,
+    shares: Shares | ScoredRouting = "chosen",
+    scales: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the experts with the highest scores [..., X], best first, and their shares (weights): [..., C] each.
 
     Args:
-        scales: [X] float32, factors of the experts' shares; None for none.
+        scores: [..., X] compute dtype, products of the router.
+        scales: [X] float32, factors of the experts' shares in a softmax; None for none.
+        bias: [X] float32, numbers added to scores of a `ScoredRouting` for the choice; None for none.
     """
+    if isinstance(shares, ScoredRouting):
+        return _choose_by_own_scores(scores, top_k, shares, bias)
     best, chosen = scores.topk(top_k, dim=-1)
     if shares == "chosen":
         found = best.softmax(dim=-1)
     else:
         found = (best.float() - scores.float().logsumexp(dim=-1, keepdim=True)).exp().to(scores.dtype)
     return chosen, found if scales is None else (found.float() * scales[chosen]).to(found.dtype)
+
+
+def _choose_by_own_scores(
+    products: Tensor, top_k: int, routing: ScoredRouting, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the experts with the highest scores plus bias, best first, and their shares: [..., C] each."""
+    wide = products.float()
+    scores = wide.sigmoid() if routing.function == "sigmoid" else wide.softmax(dim=-1)
+    ranked = scores if bias is None else scores + bias
+    if routing.groups > 1:
+        ranked = _within_best_groups(ranked, routing.groups, routing.used_groups)
+    chosen = ranked.topk(top_k, dim=-1).indices
+    shares = scores.gather(-1, chosen)
+    if routing.normalises:
+        shares = shares / (shares.sum(dim=-1, keepdim=True) + routing.eps)
+    return chosen, (shares * routing.factor).to(products.dtype)
+
+
+def _within_best_groups(ranked: Tensor, groups: int, used_groups: int) -> Tensor:
+    """Return scores [..., X] that are -inf outside the groups whose two best scores have the largest sums."""
+    grouped = ranked.unflatten(-1, (groups, -1))  # type: ignore[no-untyped-call]  # [..., G, X / G]
+    sums = grouped.topk(2, dim=-1).values.sum(dim=-1)  # [..., G]
+    used = torch.zeros_like(sums, dtype=torch.bool).scatter(-1, sums.topk(used_groups, dim=-1).indices, True)
+    kept: Tensor = grouped.masked_fill(~used[..., None], -torch.inf).flatten(-2)
+    return kept
 
 
 def without_padding(chosen: Tensor, span: Span) -> Tensor:

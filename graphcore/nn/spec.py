@@ -10,6 +10,7 @@ from typing import Literal
 
 from graphcore.activations import SILU, Gating
 from graphcore.nn.rope_spec import RopeSpec
+from graphcore.routing import ScoredRouting
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class AttentionSpec:
             (Gemma 4).
         shares_cache: True if the layer has no keys and values of its own, and attends those of an earlier layer
             (`ModelSpec.cache_layers`) instead (cross-layer KV sharing).
+        qk_norm_over_heads: True if `qk_norm` normalises q, and k, over all heads at once instead of per head (OLMo 2).
     """
 
     heads: int
@@ -78,6 +80,8 @@ class AttentionSpec:
     v_norm_eps: float = 0.0
     values_are_keys: bool = False
     shares_cache: bool = False
+    # not in the text, because saved caches of models without it keep their fingerprints
+    qk_norm_over_heads: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -142,12 +146,14 @@ class MoESpec:
         gating: function of an expert's gate and up products.
         bias: True if the experts' projections have biases.
         router_bias: True if the router has biases.
-        shares: scores in the softmax.
-        shared_hidden: hidden features of the shared expert, whose output is multiplied by a sigmoid gate per token; 0
-            for no shared expert.
+        shares: scores in the softmax; or a rule by which experts have scores of their own (GLM 4.5).
+        shared_hidden: hidden features of the shared expert; 0 for no shared expert.
         expert_scales: True if each expert's share is multiplied by a learned factor of that expert (Gemma 4).
         parallel_mlp: dense MLP in parallel to the experts (Gemma 4); None for experts alone. It and the experts each
             have a norm before and after them, the router has its own norm, and their outputs are added.
+        selection_bias: True if each expert has a learned number that is added to its score for the choice alone; only
+            with a `ScoredRouting`.
+        shared_gate: True if the shared expert's output is multiplied by a sigmoid gate per token (Qwen).
     """
 
     experts: int
@@ -156,10 +162,13 @@ class MoESpec:
     gating: Gating = SILU
     bias: bool = False
     router_bias: bool = False
-    shares: Shares = "chosen"
+    shares: Shares | ScoredRouting = "chosen"
     shared_hidden: int = 0
     expert_scales: bool = False
     parallel_mlp: MLPSpec | None = None
+    # not in the text, because saved caches of models without them keep their fingerprints
+    selection_bias: bool = field(default=False, repr=False)
+    shared_gate: bool = field(default=True, repr=False)
 
 
 @dataclass(frozen=True)
@@ -196,6 +205,7 @@ class BlockSpec:
         ordered_inputs: names of projections in the block that have an `input_order` (GPTQ with act-order), such as
             "mlp.down_proj".
         low_rank: ranks of the low-rank factors beside projections (LoRA), by the projections' names in the block.
+        pre_norm: False if sublayers read the stream itself, not normalised; only with `sandwich` (OLMo 2).
     """
 
     dim: int
@@ -210,6 +220,7 @@ class BlockSpec:
     # not in the text, because saved caches of models without them keep their fingerprints
     ordered_inputs: tuple[str, ...] = field(default=(), repr=False)
     low_rank: tuple[tuple[str, int], ...] = field(default=(), repr=False)
+    pre_norm: bool = field(default=True, repr=False)
 
 
 @dataclass(frozen=True)

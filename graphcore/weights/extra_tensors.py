@@ -16,6 +16,7 @@ from graphcore.errors import CheckpointError
 from graphcore.quant.format_choice import HEAD
 
 GGUF_IGNORED = ROPE_TENSORS  # read with the config, not as a weight
+PREDICTION = "multi-token prediction"  # name of the part that layers behind the last one are
 SHOWN = 4  # number of tensor names in one message
 
 _BUFFER = re.compile(r"(.*\.)?(masked_bias|causal_mask|position_ids|(original_)?inv_freq|(cos|sin)_cached)")
@@ -78,13 +79,13 @@ def notes_on_unused(
         used: names of the stored tensors that weights use.
         stored_layers: number of layers in the checkpoint; `config` may ask for only the first ones.
     """
-    found = dict.fromkeys(architecture.unused.values(), 0)
+    found = dict.fromkeys((*architecture.unused.values(), PREDICTION), 0)
     predicting = range(stored_layers, stored_layers + config.num_predicting_layers)
     for name in checkpoint.tensors:
         for substring, part in architecture.unused.items():
             found[part] += substring in name
         if _is_of_layers(name, predicting):
-            found["multi-token prediction"] += 1
+            found[PREDICTION] += 1
     parts = [f"{part} ({count} tensor{'s' * (count > 1)})" for part, count in found.items() if count]
     harmless = harmless_tensors(checkpoint, used, _extra(architecture, config, checkpoint, used))
     return notes_on_files(checkpoint, [*parts, *([listed(harmless)] if harmless else [])])

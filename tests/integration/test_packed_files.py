@@ -69,10 +69,12 @@ def test_a_hugging_face_model_becomes_the_file_that_llama_cpps_converter_makes(n
 
 
 GEMMA4 = ("gemma4", "gemma4_dense", "gemma4_moe")
+OTHERS = ("glm4_moe", "glm4", "glm")
 
 
 @pytest.mark.parametrize(
-    "name", ["llama3", "llama_biased", "mistral", "qwen2", "qwen3", "qwen3_moe", *DELTA_RULES, *GEMMA4, "gpt2"]
+    "name",
+    ["llama3", "llama_biased", "mistral", "qwen2", "qwen3", "qwen3_moe", *DELTA_RULES, *GEMMA4, *OTHERS, "gpt2"],
 )
 def test_a_packed_model_answers_as_the_source_does(
     tiny_model: Callable[[str], TinyModel], name: str, tmp_path: Path

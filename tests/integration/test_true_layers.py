@@ -140,6 +140,33 @@ SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
             "moe_intermediate_size": 704,
         },
     ),
+    "GLM-4-32B": (
+        "glm4",
+        {
+            "num_hidden_layers": 1,
+            "hidden_size": 6144,
+            "intermediate_size": 23040,
+            "num_attention_heads": 48,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+        },
+    ),
+    "GLM-4.5-Air": (  # a dense layer, and one with an eighth of the experts
+        "glm4_moe",
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 4096,
+            "intermediate_size": 10944,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 8,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 1408,
+        },
+    ),
 }
 
 

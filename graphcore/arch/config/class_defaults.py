@@ -26,11 +26,12 @@ class ClassDefaults:
         sliding_window: default window in tokens.
         window_rule: rule for the sliding layers if layer_types is absent: none; every layer; every layer if
             use_sliding_window is set ("every_opt_in"); with "opt_in" only those from max_window_layers on; or all
-            except each sliding_window_pattern-th. With "delta" no layer slides, and all except each
+            except each sliding_window_pattern-th, with "pattern_opt_in" only if sliding_window is not null. With "delta" no layer slides, and all except each
             full_attention_interval-th have a delta rule.
         max_window_layers: default index of the first sliding layer, for "opt_in".
         bias_rule: rule for the biases of projections: none; the flags attention_bias and mlp_bias; the flag
-            attention_bias alone; always on q, k and v; or always everywhere.
+            attention_bias alone; that flag for q, k and v only ("qkv_flag"); always on q, k and v; or always
+            everywhere.
         norm_eps: epsilon of the type's norm: RMSNorm, or LayerNorm for types without rope.
         has_rope: True if positions are rotary; else they are learned, and the head width is hidden_size / heads.
         sliding_window_pattern: default distance between full-attention layers, for "pattern".
@@ -54,8 +55,8 @@ class ClassDefaults:
     """
 
     model_type: str
-    window_rule: Literal["none", "every", "every_opt_in", "opt_in", "pattern", "delta"]
-    bias_rule: Literal["none", "flags", "attention_flag", "qkv", "everywhere"]
+    window_rule: Literal["none", "every", "every_opt_in", "opt_in", "pattern", "pattern_opt_in", "delta"]
+    bias_rule: Literal["none", "flags", "attention_flag", "qkv_flag", "qkv", "everywhere"]
     vocab_size: int
     hidden_size: int
     intermediate_size: int | None

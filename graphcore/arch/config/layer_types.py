@@ -4,11 +4,14 @@
     gpt-oss, pattern 2:  s F s F ...
     qwen, opt-in:        F F ... F s s s                  (from max_window_layers on, if use_sliding_window)
     mistral:             s s s ...                        (all, unless sliding_window is null)
+    exaone, pattern 4:   s s s F s s s F ...              (the same, unless sliding_window is null; or "LLLG")
     qwen mixtures:       s s s ...                        (all, if use_sliding_window)
     qwen 3.5:            d d d F d d d F ...              (every 4th attends, the rest have a delta rule)
 
 Source: transformers 5.23, the `__post_init__` of each configuration and MistralModel.forward.
 """
+
+from collections.abc import Sequence
 
 from graphcore.arch.config.class_defaults import DELTA_LAYER_TYPES, LAYER_TYPES, ClassDefaults
 from graphcore.arch.config.gguf_keys import NO_WINDOW, WINDOW, WINDOW_PATTERN, GGUFKeys
@@ -18,6 +21,7 @@ from graphcore.errors import CheckpointError, UnsupportedError, quoted
 OPT_IN = ("opt_in", "every_opt_in")  # rules that need use_sliding_window
 UNIFORM = ("none", "every", "every_opt_in")  # rules by which all layers have the same type
 WITHOUT_WINDOW = ("none", "delta")  # rules by which no layer slides
+PATTERNS = ("pattern", "pattern_opt_in")  # rules by which each layer but some slides
 MOST_LAYERS = 65_536  # upper limit for lists with one entry per layer, far above any model
 
 
@@ -40,9 +44,29 @@ def read_pattern(fields: Fields, defaults: ClassDefaults) -> int | None:
     Raises:
         CheckpointError: the value is not a positive integer.
     """
-    if defaults.window_rule != "pattern":
+    has_pattern = defaults.window_rule == "pattern" or (
+        defaults.window_rule == "pattern_opt_in" and read_window(fields, defaults) is not None
+    )
+    if not has_pattern:
         return None
+    letters = _letters(fields, defaults)
+    if letters is not None:
+        return len(letters) if letters == "L" * (len(letters) - 1) + "G" else None
     return fields.size("sliding_window_pattern") or defaults.sliding_window_pattern
+
+
+def _letters(fields: Fields, defaults: ClassDefaults) -> str | None:
+    """Return a pattern of letters, L for a sliding layer and G for a full one; None for a number or none.
+
+    Raises:
+        CheckpointError: there are other letters.
+    """
+    value = fields.raw.get("sliding_window_pattern")
+    if defaults.window_rule != "pattern_opt_in" or not isinstance(value, str):
+        return None
+    if not value or set(value) - {"L", "G"}:
+        raise fields.wrong("sliding_window_pattern", value, "a number, or letters L and G")
+    return value
 
 
 def read_layer_types(fields: Fields, defaults: ClassDefaults, num_layers: int) -> tuple[str, ...] | None:
@@ -84,7 +108,7 @@ def read_gguf_window(keys: GGUFKeys) -> tuple[int | None, int | None]:
         CheckpointError: the window or the distance is not a positive integer.
         UnsupportedError: the file has layers of different types, which the model type does not support.
     """
-    if keys.defaults.window_rule not in ("every", "pattern") or keys.fields.raw.get(keys.name(WINDOW)) in NO_WINDOW:
+    if keys.defaults.window_rule not in ("every", *PATTERNS) or keys.fields.raw.get(keys.name(WINDOW)) in NO_WINDOW:
         return None, None
     window = keys.required_size(WINDOW)
     if keys.defaults.window_rule == "every":
@@ -99,10 +123,28 @@ def read_gguf_window(keys: GGUFKeys) -> tuple[int | None, int | None]:
     return window, keys.size(WINDOW_PATTERN) or keys.defaults.sliding_window_pattern
 
 
+def read_gguf_layer_types(keys: GGUFKeys, num_layers: int, pattern: int) -> tuple[str, ...]:
+    """Return the layers' types: an array of booleans, true where a layer slides, or the distance of full ones.
+
+    Args:
+        pattern: distance of full layers in files that do not state it.
+
+    Raises:
+        CheckpointError: the array has another number of values.
+    """
+    name = keys.name(WINDOW_PATTERN)
+    value = keys.fields.raw.get(name)
+    if value is None or type(value) is int:
+        return layer_types_of_pattern(num_layers, keys.fields.size(name) or pattern)
+    if not isinstance(value, Sequence) or len(value) != num_layers:
+        raise keys.fields.wrong(name, value, f"a list of {num_layers} booleans")
+    return tuple("sliding_attention" if slides else "full_attention" for slides in value)
+
+
 def note_on_gguf_window(keys: GGUFKeys) -> tuple[str, ...]:
     """Return a line about a window that the model type does not use, or that llama.cpp does not; else nothing."""
     window = keys.fields.raw.get(keys.name(WINDOW))
-    if window in NO_WINDOW or keys.defaults.window_rule == "pattern":
+    if window in NO_WINDOW or keys.defaults.window_rule in PATTERNS:
         return ()
     stated = f"{keys.fields.source}: {keys.name(WINDOW)} is {quoted(window)}"
     if keys.defaults.window_rule == "every":
@@ -118,6 +160,11 @@ def _by_rule(fields: Fields, defaults: ClassDefaults, num_layers: int, window: i
     if defaults.window_rule == "delta":
         interval = fields.size("full_attention_interval") or defaults.full_attention_interval
         return layer_types_of_pattern(num_layers, interval, "linear_attention")
+    letters = _letters(fields, defaults)
+    if letters is not None and window is not None:
+        kinds = {"L": "sliding_attention", "G": "full_attention"}
+        repeated = tuple(kinds[letters[layer % len(letters)]] for layer in range(num_layers))
+        return (*repeated[:-1], "full_attention")
     pattern = read_pattern(fields, defaults)
     if pattern is not None:
         return layer_types_of_pattern(num_layers, pattern)

@@ -8,6 +8,7 @@ from graphcore.arch.config.other_names import HuggingFaceNames
 from graphcore.checkpoint.quantized.scheme import QuantizedScheme
 from graphcore.checkpoint.ternary_checkpoint import TernaryScaling
 from graphcore.errors import CheckpointError, ConfigError
+from graphcore.routing import ScoredRouting
 
 RopeScaling = Mapping[str, str | float]
 
@@ -107,6 +108,8 @@ class ExpertsConfig:
         mlp_only_layers: indices of the layers that have an MLP instead of experts.
         shared_expert_intermediate_size: hidden width of the MLP that each token also runs through; None for model types
             without one.
+        routing: rule by which experts have scores of their own, with norm_topk_prob, n_group, topk_group and
+            routed_scaling_factor; None for model types whose shares are a softmax.
     """
 
     num_local_experts: int
@@ -117,19 +120,31 @@ class ExpertsConfig:
     norm_topk_prob: bool = True
     mlp_only_layers: tuple[int, ...] = ()
     shared_expert_intermediate_size: int | None = None
+    routing: ScoredRouting | None = None
 
     def check(self, source: str) -> "ExpertsConfig":
         """Return self after a check for consistency.
 
         Raises:
-            CheckpointError: there are fewer experts than a token is routed to.
+            CheckpointError: there are fewer experts than a token is routed to, or groups of experts do not fit.
         """
         if self.num_experts_per_tok > self.num_local_experts:
             raise CheckpointError(
                 f"{source}: num_experts_per_tok {self.num_experts_per_tok} is above num_local_experts "
                 f"{self.num_local_experts}; correct one of them"
             )
+        if self.routing is not None and self.routing.groups > 1:
+            self._check_groups(self.routing.groups, self.routing.used_groups, source)
         return self
+
+    def _check_groups(self, groups: int, used: int, source: str) -> None:
+        """Refuse groups that are unequal, have one expert, are fewer than those used, or have too few experts."""
+        size = self.num_local_experts // groups
+        if self.num_local_experts % groups or size < 2 or used > groups or self.num_experts_per_tok > used * size:
+            raise CheckpointError(
+                f"{source}: {groups} groups (n_group) of {self.num_local_experts} experts, of which a token uses "
+                f"{used} (topk_group), do not fit with its {self.num_experts_per_tok} experts; correct them"
+            )
 
 
 class OwnSettings(Protocol):

@@ -64,6 +64,12 @@ NEUTRAL_GGUF_VALUES: Mapping[str, tuple[object, ...]] = {
 OF_EXPERTS = ("num_experts", "num_local_experts")
 """Fields that are supported for model types with experts."""
 
+OF_ROUTING = ("n_group", "topk_group", "routed_scaling_factor")
+"""Fields that are supported for model types whose experts have scores of their own."""
+
+OF_GGUF_ROUTING = ("expert_gating_func", "expert_group_count", "expert_weights_norm", "expert_weights_scale")
+"""Keys of a GGUF file that are supported for these model types."""
+
 REFUSED_PREFIXES = ("altup",)
 
 
@@ -73,11 +79,14 @@ def refuse_unknown_mathematics(fields: Fields, defaults: ClassDefaults) -> None:
     Raises:
         UnsupportedError: there is such a setting; the message names it.
     """
-    values = {**NEUTRAL_VALUES, **defaults.own_neutral}
+    values, experts = {**NEUTRAL_VALUES, **defaults.own_neutral}, defaults.experts
+    computed = (
+        *(OF_EXPERTS if experts is not None else ()),
+        *(OF_ROUTING if experts is not None and experts.routing is not None else ()),
+    )
     for name, value in fields.raw.items():
         neutral = values.get(name)
-        is_computed = defaults.experts is not None and name in OF_EXPERTS
-        if is_computed or (neutral is None and not name.startswith(REFUSED_PREFIXES)):
+        if name in computed or (neutral is None and not name.startswith(REFUSED_PREFIXES)):
             continue
         if value is not None and value not in (neutral or ()):
             raise UnsupportedError(
@@ -92,11 +101,12 @@ def refuse_unknown_gguf_mathematics(keys: GGUFKeys) -> None:
     Raises:
         UnsupportedError: there is such a key; the message names it.
     """
-    defaults = keys.defaults
-    has_shared = defaults.experts is not None and defaults.experts.shared_expert_intermediate_size is not None
+    defaults, experts = keys.defaults, keys.defaults.experts
+    has_shared = experts is not None and experts.shared_expert_intermediate_size is not None
     computed = {
         *defaults.computed_gguf,
-        *(["expert_count"] if defaults.experts is not None else []),
+        *(["expert_count"] if experts is not None else []),
+        *(OF_GGUF_ROUTING if experts is not None and experts.routing is not None else ()),
         *(["expert_shared_count", "expert_shared_feed_forward_length"] if has_shared else []),
         *(["nextn_predict_layers"] if defaults.delta is not None else []),
     }

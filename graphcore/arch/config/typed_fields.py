@@ -80,6 +80,18 @@ class Fields:
             raise self.wrong(name, value, "a finite number")
         return float(value)
 
+    def count(self, name: str, most: int, default: int = 0) -> int:
+        """Return an integer from 0 to `most`; 0 for null, and the default where the setting is absent.
+
+        Raises:
+            CheckpointError: the value is anything else.
+        """
+        found, value = self._first((name,))
+        value = (value or 0) if self.has(name) else default
+        if type(value) is not int or not 0 <= value <= most:
+            raise self.wrong(found, value, f"an integer from 0 to {most}")
+        return value
+
     def positive(self, *names: str) -> float | None:
         """Return a finite number above zero.
 

@@ -29,8 +29,8 @@ from dataclasses import dataclass, replace
 from graphcore.activations import Gating
 from graphcore.arch.architecture import Architecture, Shapes, TensorSource, gguf_name, split_layer
 from graphcore.arch.config.class_defaults import ClassDefaults
-from graphcore.arch.config.gguf_keys import WINDOW, GGUFKeys
-from graphcore.arch.config.layer_types import layer_types_of_pattern
+from graphcore.arch.config.gguf_keys import WINDOW, WINDOW_PATTERN, GGUFKeys
+from graphcore.arch.config.layer_types import read_gguf_layer_types
 from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.config.typed_fields import LARGEST_SIZE, Fields
 from graphcore.arch.folds import PickRows, Times
@@ -294,7 +294,7 @@ def _read_settings(config: ModelConfig, fields: Fields, defaults: ClassDefaults,
         UnsupportedError: a setting is not supported.
     """
     types, num_layers = _forced(_types_of(config)), config.num_hidden_layers
-    shared = _count(fields, "num_kv_shared_layers", num_layers)
+    shared = fields.count("num_kv_shared_layers", num_layers)
     width = config.intermediate_size * (2 if fields.flag("use_double_wide_mlp") else 1)
     head_dim, kv_heads = _full_heads(fields, config, types)
     own = Gemma4Settings(
@@ -325,7 +325,7 @@ def _read_gguf_settings(config: ModelConfig, keys: GGUFKeys, shapes: Mapping[str
     keys.check_required((WINDOW,))
     num_layers = config.num_hidden_layers
     types = _gguf_layer_types(keys, num_layers)
-    shared = _count(keys.fields, keys.name("attention.shared_kv_layers"), num_layers)
+    shared = keys.fields.count(keys.name("attention.shared_kv_layers"), num_layers)
     widths = keys.sizes("feed_forward_length", num_layers)
     kv_heads = keys.sizes("attention.head_count_kv", num_layers)
     sliding = next((layer for layer, kind in enumerate(types) if kind != FULL), types.index(FULL))
@@ -337,7 +337,7 @@ def _read_gguf_settings(config: ModelConfig, keys: GGUFKeys, shapes: Mapping[str
         values_are_keys=f"blk.{full}.attn_v.weight" not in shapes,
         first_shared=num_layers - shared,
         shared_width=widths[-1],
-        per_layer=_count(keys.fields, keys.name("embedding_length_per_layer_input"), LARGEST_SIZE),
+        per_layer=keys.fields.count(keys.name("embedding_length_per_layer_input"), LARGEST_SIZE),
         per_layer_layers=num_layers,
         per_layer_vocab=shapes.get("per_layer_token_embd.weight", (config.vocab_size,))[0],
         logit_cap=keys.fields.number(keys.name("final_logit_softcapping")) or 0.0,
@@ -360,15 +360,7 @@ def _forced(types: Sequence[str]) -> tuple[str, ...]:
 
 def _per_layer_width(fields: Fields) -> int:
     """Return the number of features for each layer; 0 where the file says 0 or null."""
-    return _count(fields, "hidden_size_per_layer_input", LARGEST_SIZE, PER_LAYER_WIDTH)
-
-
-def _count(fields: Fields, name: str, most: int, default: int = 0) -> int:
-    """Return an integer from 0 to `most`; 0 for null, and the default where the setting is absent."""
-    value = fields.raw.get(name, default) or 0
-    if type(value) is not int or not 0 <= value <= most:
-        raise fields.wrong(name, value, f"an integer from 0 to {most}")
-    return value
+    return fields.count("hidden_size_per_layer_input", LARGEST_SIZE, PER_LAYER_WIDTH)
 
 
 def _full_heads(fields: Fields, config: ModelConfig, types: Sequence[str]) -> tuple[int, int]:
@@ -426,16 +418,12 @@ def _gguf_experts(keys: GGUFKeys) -> ExpertsConfig | None:
 
 
 def _gguf_layer_types(keys: GGUFKeys, num_layers: int) -> tuple[str, ...]:
-    """Return the layers' types: an array of booleans, true where a layer slides, or the distance of full ones."""
-    name = keys.name("attention.sliding_window_pattern")
-    value = keys.fields.raw.get(name)
-    if value is None or type(value) is int:
-        types = layer_types_of_pattern(num_layers, keys.fields.size(name) or PATTERN)
+    """Return the layers' types; in files without a list of them the last layer has full attention."""
+    types = read_gguf_layer_types(keys, num_layers, PATTERN)
+    if not isinstance(keys.fields.raw.get(keys.name(WINDOW_PATTERN)), Sequence):
         return _forced(types)
-    if not isinstance(value, Sequence) or len(value) != num_layers:
-        raise keys.fields.wrong(name, value, f"a list of {num_layers} booleans")
-    types = tuple("sliding_attention" if slides else FULL for slides in value)
     if types[-1] != FULL:
+        name = keys.name(WINDOW_PATTERN)
         raise UnsupportedError(f"{keys.fields.source}: {name} lets the last layer slide, which is not supported")
     return types
 

@@ -77,4 +77,5 @@ MISTRAL = Llama(
     ),
     gguf_names=("llama",),
     is_read_from_gguf=False,
+    is_read_with_window=True,
 )

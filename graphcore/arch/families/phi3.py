@@ -20,15 +20,14 @@ from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.gguf_keys import WINDOW, GGUFKeys
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.config.rope_parameters import ORIGINAL
-from graphcore.arch.folds import Fold, PickRows
-from graphcore.arch.rotary import GGUF_LEAVES, QKV, rotary_spec, rows_of_qkv
+from graphcore.arch.folds import Fold
+from graphcore.arch.rotary import FUSED_MLP, GGUF_LEAVES, QKV, rotary_spec, rows_of_gate_and_up, rows_of_qkv
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.errors import UnsupportedError
 from graphcore.nn.spec import ModelSpec, NormSpec
 
-GATE_AND_UP = ("mlp.gate_proj", "mlp.up_proj")
-HF_LEAVES = {**dict.fromkeys(QKV, "self_attn.qkv_proj"), **dict.fromkeys(GATE_AND_UP, "mlp.gate_up_proj")}
-LEAVES = {**GGUF_LEAVES, **dict.fromkeys(QKV, "attn_qkv"), **dict.fromkeys(GATE_AND_UP, "ffn_up")}
+HF_LEAVES = {**dict.fromkeys(QKV, "self_attn.qkv_proj"), **dict.fromkeys(FUSED_MLP, "mlp.gate_up_proj")}
+LEAVES = {**GGUF_LEAVES, **dict.fromkeys(QKV, "attn_qkv"), **dict.fromkeys(FUSED_MLP, "ffn_up")}
 ATTENTION_FACTOR = "rope.scaling.attn_factor"  # key of longrope's factor of cosines and sines
 
 
@@ -84,9 +83,8 @@ class Phi3(Architecture):
 
 def _rows_of(module: str, config: ModelConfig) -> tuple[Fold, ...]:
     """Return the fold that picks a projection's rows out of the fused one; none for other modules."""
-    if module in GATE_AND_UP:
-        begin = GATE_AND_UP.index(module) * config.intermediate_size
-        return (PickRows(begin, begin + config.intermediate_size),)
+    if module in FUSED_MLP:
+        return (rows_of_gate_and_up(module, config),)
     return (rows_of_qkv(module, config),) if module in QKV else ()
 
 

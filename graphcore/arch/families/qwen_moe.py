@@ -36,7 +36,7 @@ class QwenMoe(Qwen):
 
     def spec(self, config: ModelConfig) -> ModelSpec:
         """Return the spec: that of Qwen 3, with experts instead of the MLP."""
-        experts, model, mixture = _experts_of(config), super().spec(config), mixture_spec(config)
+        experts, model, mixture = experts_of(config), super().spec(config), mixture_spec(config)
         blocks = tuple(
             block if layer in experts.mlp_only_layers else replace(block, mlp=mixture)
             for layer, block in enumerate(model.blocks)
@@ -67,40 +67,42 @@ class QwenMoe(Qwen):
 
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar | tuple[int, ...]]:
         """Return the keys of the experts."""
-        experts = _experts_of(config)
+        experts = experts_of(config)
         return {
             "expert_count": experts.num_local_experts,
             "expert_used_count": experts.num_experts_per_tok,
-            "expert_feed_forward_length": _width_of(experts),
+            "expert_feed_forward_length": expert_width(experts),
         }
 
 
 def mixture_spec(config: ModelConfig) -> MoESpec:
     """Return the spec of the experts of a layer, and of the shared expert where there is one."""
-    experts = _experts_of(config)
+    experts = experts_of(config)
     return MoESpec(
         experts=experts.num_local_experts,
         top_k=experts.num_experts_per_tok,
-        hidden=_width_of(experts),
+        hidden=expert_width(experts),
         gating=Gating(config.hidden_act),
-        shares="chosen" if experts.norm_topk_prob else "all",
+        shares=experts.routing or ("chosen" if experts.norm_topk_prob else "all"),
         shared_hidden=experts.shared_expert_intermediate_size or 0,
     )
 
 
-def _experts_of(config: ModelConfig) -> ExpertsConfig:
+def experts_of(config: ModelConfig) -> ExpertsConfig:
+    """Return the settings of the experts of a mixture."""
     assert config.experts is not None, "the config readers give every mixture its experts"
     return config.experts
 
 
-def _width_of(experts: ExpertsConfig) -> int:
-    assert experts.moe_intermediate_size is not None, "the config readers give experts of Qwen their width"
+def expert_width(experts: ExpertsConfig) -> int:
+    """Return the hidden width of one expert."""
+    assert experts.moe_intermediate_size is not None, "the config readers give these experts their width"
     return experts.moe_intermediate_size
 
 
 def _half(leaf: str, config: ModelConfig) -> PickRows:
     """Return the fold that picks gate or up out of the fused tensor."""
-    width = _width_of(_experts_of(config))
+    width = expert_width(experts_of(config))
     begin = GATE_AND_UP.index(leaf) * width
     return PickRows(begin, begin + width, axis=-2)
 

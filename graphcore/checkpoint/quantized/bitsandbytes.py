@@ -86,8 +86,10 @@ class QuantState:
         nested_offset: number that is added to absmax; None if it is not stated.
     """
 
-    def __init__(self, raw: object) -> None:
+    def __init__(self, raw: object, quant_type: str) -> None:
         fields = raw if isinstance(raw, dict) else {}
+        if fields.get("quant_type", quant_type) != quant_type:
+            raise ValueError(f"quant_type is {quoted(fields['quant_type'])}")
         shape = fields.get("shape")
         sizes = [*(shape if isinstance(shape, list) else ()), fields.get("blocksize")]
         if len(sizes) != 3 or not all(type(size) is int and size > 0 for size in sizes):
@@ -138,7 +140,8 @@ class Bnb4BitLayout(WeightLayout):
                 "checkpoint again"
             )
         try:
-            state = QuantState(json.loads(bytes(self.stored.read(infos[states[0]].name).numpy())))
+            raw = json.loads(bytes(self.stored.read(infos[states[0]].name).numpy()))
+            state = QuantState(raw, states[0].removeprefix(STATE))
         except (ValueError, OverflowError, RecursionError) as error:
             raise CheckpointError(
                 f"{source}: {quoted(infos[states[0]].name)} is no description of a weight ({error}); fetch the "

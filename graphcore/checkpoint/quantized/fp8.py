@@ -34,8 +34,9 @@ class Fp8Layout(WeightLayout):
     optional = (".weight_scale_inv", ".weight_scale")
 
     def is_codes(self, info: TensorInfo) -> bool:
-        """Return whether a weight has eight-bit floats."""
-        return info.encoding == "f8_e4m3"
+        """Return whether a weight has eight-bit floats, or a scale that only those have."""
+        inverse = info.name.removesuffix(self.codes) + self.optional[0]
+        return info.encoding == "f8_e4m3" or inverse in self.stored.tensors
 
     def kinds(self) -> Mapping[str, Kind]:
         """Return the kinds of a weight's tensors."""

@@ -141,10 +141,11 @@ class WeightLayout(ABC):
         return QuantizedWeight(info, bits, groups, {suffix: other.name for suffix, other in infos.items()})
 
     def wrong(self, codes: TensorInfo, other: TensorInfo) -> CheckpointError:
-        """Return the error for two tensors that make no weight of this layout."""
+        """Return the error for two tensors, or one that is both, that make no weight of this layout."""
+        found = dict.fromkeys((codes, other))
+        stated = " and ".join(f"{quoted(one.name)} ({one.encoding}, {list(one.shape)})" for one in found)
         return CheckpointError(
-            f"{self.stored.source}: tensors {quoted(codes.name)} ({codes.encoding}, {list(codes.shape)}) and "
-            f"{quoted(other.name)} ({other.encoding}, {list(other.shape)}) are no {self.name} weight; fetch the "
+            f"{self.stored.source}: {stated} {'are' if len(found) > 1 else 'is'} no {self.name} weight; fetch the "
             "checkpoint again"
         )
 

@@ -28,7 +28,7 @@ from graphcore.checkpoint.quantized.fp8 import Fp8Layout
 from graphcore.checkpoint.quantized.gptq import AwqLayout, Gptq2Layout, GptqLayout
 from graphcore.checkpoint.quantized.layout import ORDER, IntegerLayout, QuantizedWeight, WeightLayout
 from graphcore.checkpoint.quantized.scheme import LayoutName, QuantizedScheme
-from graphcore.errors import CheckpointError
+from graphcore.errors import CheckpointError, quoted
 
 LAYOUTS: Mapping[LayoutName, type[WeightLayout]] = MappingProxyType(
     {
@@ -93,9 +93,14 @@ class QuantizedCheckpoint(Checkpoint):
         self._layouts = layouts
         self._ordered = {name.removesuffix(".weight") + ORDER: name for name, one in weights.items() if one.groups_part}
         of_parts = stored.faults_of_parts({name: self._parts(name) for name in (*weights, *self._ordered)})
-        self.faults = MappingProxyType({**of_parts, **faults})
         plain = {name: info for name, info in stored.tensors.items() if name not in hidden}
         made = {name: weight.info for name, weight in weights.items()}
+        twice = {
+            name: f"{stored.source}: {quoted(name)} is also stored quantised; delete the one that is not of this model"
+            for name in plain
+            if name in made
+        }
+        self.faults = MappingProxyType({**of_parts, **faults, **twice})
         orders = {order: _order_info(order, made[name]) for order, name in self._ordered.items()}
         self.tensors = MappingProxyType(plain | made | orders)
 

@@ -9,37 +9,43 @@ from graphcore.kernels.cpu.library import ROUNDINGS
 from graphcore.kernels.cpu.program import NativeProgram
 from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.nn.moe import Experts
+from graphcore.nn.spec import Shares
+from graphcore.routing import SCORES, ScoredRouting
 
 
 def append_choice(
     program: NativeProgram,
     layer: int,
     scores: Tensor,
-    shares: Tensor,
-    over_all: bool,
-    scales: Tensor | None,
+    weights: Tensor,
+    shares: Shares | ScoredRouting,
+    vectors: tuple[Tensor | None, Tensor | None],
     fetches: bool,
 ) -> Routing:
     """Append the routing instruction of a layer, and return its buffers.
 
     Args:
         scores: [B, X] float32.
-        shares: [B, C] float32, filled with the chosen experts' shares.
-        over_all: True if the softmax is over all scores, not only those of the chosen experts.
-        scales: [X] float32, factors of the experts' shares, or None.
+        weights: [B, C] float32, filled with the chosen experts' shares.
+        shares: scores in the softmax, or the rule of experts that have scores of their own.
+        vectors: factors of the experts' shares in a softmax and selection biases, [X] float32 each, or None.
         fetches: True if experts are fetched, so that their slots are known only after routing.
     """
-    rows, used = shares.shape
+    rows, used = weights.shape
     chosen = program.zeros(rows, used, dtype=torch.int32)
     lists = [program.zeros(size, dtype=torch.int32) for size in (1, rows * used + 1, rows * used)]
     sharing = instructions.Sharing(*(program.address(one, torch.int32) for one in lists))
     is_last = program.zeros(1, dtype=torch.int32).fill_(1) if fetches else None
     places = program.zeros(rows, used, dtype=torch.int32) if fetches else chosen
     choice = Routing(layer, chosen, places, sharing, is_last, len(program.arguments) + 1)
-    program.needs(row_floats=scores.shape[1] + 32)
-    given, picks, weights = program.per_row(scores), program.address(chosen, torch.int32), program.address(shares)
-    how = over_all, program.address(scales)
-    program.add(instructions.Route(given, scores.shape[1], used, picks, weights, *how, sharing))
+    num_experts, (scales, bias) = scores.shape[1], map(program.address, vectors)
+    found = program.per_row(scores), num_experts, used, program.address(chosen, torch.int32), program.address(weights)
+    program.needs(row_floats=num_experts + 32)
+    own: tuple[float | int | None, ...] = ()
+    if isinstance(shares, ScoredRouting):
+        own = (SCORES[shares.function], bias, *shares[1:])
+        program.needs(row_floats=2 * num_experts + shares.groups + 32)
+    program.add(instructions.Route(*found, shares == "all", scales, sharing, *own))
     return choice
 
 

@@ -33,6 +33,8 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped, scaled
 from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm
+from graphcore.nn.spec import Shares
+from graphcore.routing import ScoredRouting
 
 NO_NORM = instructions.Norm()
 
@@ -251,14 +253,14 @@ class ModuleRecorder:
         return self.elementwise("scale", gate, x, self.program.block_buffer(x.shape[-1]), Activation.SIGMOID)
 
     def choose(
-        self, _node: Call, scores: Tensor, top_k: int, over: str, scales: Tensor | None
+        self, _node: Call, scores: Tensor, top_k: int, shares: Shares | ScoredRouting, *vectors: Tensor | None
     ) -> tuple[Routing, Tensor]:
-        """Append the routing; return its buffers and the shares."""
-        shares = self.program.block_buffer(top_k)
-        fetches = self.fetches_experts
-        choice = append_choice(self.program, self.layer, scores, shares, over == "all", scales, fetches)
+        """Append the routing; return its buffers and the shares. Args: vectors: factors and selection biases."""
+        weights, (scales, bias) = self.program.block_buffer(top_k), vectors
+        how = shares, (scales, bias), self.fetches_experts
+        choice = append_choice(self.program, self.layer, scores, weights, *how)
         self.choices.append(choice)
-        return choice, shares
+        return choice, weights
 
     def add_experts(
         self, node: Call, stream: Tensor, x: Tensor, norm: NormCall | None, choice: Routing, shares: Tensor, name: str

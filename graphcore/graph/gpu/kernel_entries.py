@@ -47,6 +47,7 @@ from graphcore.nn.moe import Experts
 from graphcore.nn.norm import RMSNorm
 from graphcore.nn.span import Span
 from graphcore.nn.spec import Shares
+from graphcore.routing import ScoredRouting
 
 
 class Joined(NamedTuple):
@@ -223,18 +224,24 @@ class DeviceRun:
         """Return sigmoid(gate) * x, with one gate for each row."""
         return scale_rows(gate, x, Activation.SIGMOID.kernel_name)
 
-    def choose(self, scores: Tensor, top_k: int, over: Shares, _scales: None) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, scores: Tensor, top_k: int, shares: Shares | ScoredRouting, _scales: None, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the experts chosen for each token (-1 for padding), and their shares."""
-        return choose_decode_experts(scores, self._counts, top_k, over == "all")
+        return choose_decode_experts(scores, self._counts, top_k, *_routing(shares), bias)
 
-    def route(self, x: Tensor, name: str, top_k: int, over: Shares, _scales: None) -> tuple[Tensor, Tensor]:
+    def route(
+        self, x: Tensor, name: str, top_k: int, shares: Shares | ScoredRouting, _scales: None, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return the experts that a router chooses, as `choose` does: in one launch, unless the router is packed."""
         router = self._module(name, Linear)
         if router.packing is not None or router.int8_order is not None or router.weight_scale is not None:
             fed = product_input(self.modules, x, None, router, None)
             scores = product(fed.rows, fed.scale, [device_matrix(router)], router.dtype)
-            return self.choose(scores, top_k, over, None)
-        return route_decode_experts(x, router.weight, router.bias, self._counts, top_k, over == "all", self.arrivals)
+            return self.choose(scores, top_k, shares, None, bias)
+        over_all, routing = _routing(shares)
+        how = over_all, self.arrivals, routing, bias
+        return route_decode_experts(x, router.weight, router.bias, self._counts, top_k, *how)
 
     def add_experts(self, stream: Tensor, x: Tensor, _norm: None, chosen: Tensor, shares: Tensor, name: str) -> Tensor:
         """Add the chosen experts' weighted outputs to the stream; cached experts are first copied to their slots."""
@@ -288,6 +295,11 @@ ENTRIES = entries_of(DeviceRun, besides=("run",))
 
 def _dtype(linear: Linear, wide: bool) -> torch.dtype:
     return torch.float32 if wide else linear.dtype
+
+
+def _routing(shares: Shares | ScoredRouting) -> tuple[bool, ScoredRouting | None]:
+    """Return whether a softmax is over all scores, and the rule of scores that are no softmax of the chosen."""
+    return (False, shares) if isinstance(shares, ScoredRouting) else (shares == "all", None)
 
 
 def _divides(linear: Linear) -> bool:

@@ -67,7 +67,7 @@ def _attention_obstacle(node: Call, modules: Mapping[str, nn.Module]) -> str | N
 
 def _choice_obstacle(node: Call, _modules: Mapping[str, nn.Module]) -> str | None:
     """Return why a call of `route` or `choose_experts` is unsupported, or None."""
-    return None if node.args[-1] is None else "shares of experts that are scaled have no decode kernel"
+    return None if node.args[-2] is None else "shares of experts that are scaled have no decode kernel"
 
 
 OPERATIONS: Mapping[object, KernelEntry] = {

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from graphcore.nn.spec import Shares
+from graphcore.routing import ScoredRouting
+
 Call = Any  # an fx.Node; torch's types for its arguments are too wide to be of use
 
 
@@ -59,8 +62,10 @@ def add_normed_and_norm(stream: Call, x: Call, norm: NormCall, norm_of_sum: Norm
     raise NotImplementedError
 
 
-def route(x: Call, linear: str, top_k: int, shares: str, scales: Call | None) -> NoReturn:
-    """Stand for choose_experts(linear(x), top_k, shares, scales)."""
+def route(
+    x: Call, linear: str, top_k: int, shares: Shares | ScoredRouting, scales: Call | None, bias: Call | None
+) -> NoReturn:
+    """Stand for choose_experts(linear(x), top_k, shares, scales, bias)."""
     raise NotImplementedError
 
 

@@ -27,6 +27,7 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import Experts
 from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm
+from graphcore.routing import ScoredRouting
 
 LEAVES = (Linear, RMSNorm, LayerNorm, UnitNorm, ActivationModule, Experts)
 Rule = Callable[["Traced"], None]
@@ -123,13 +124,15 @@ class LeafTracer(fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_arg(self, a: Any) -> Any:
-        """Return an argument in the form that the graph stores.
+        """Return an argument in the form that the graph stores; a `ScoredRouting` is a constant.
 
         Raises:
             TraceError: the argument is a tensor computed from weights, and layers would share the first one's.
         """
         if isinstance(a, Tensor) and all(a is not one for one in (*self.root.buffers(), *self.root.parameters())):
             raise TraceError("a tensor that the forward computes from weights")
+        if isinstance(a, ScoredRouting):
+            return a
         return super().create_arg(a)
 
 

@@ -136,6 +136,13 @@ class Route(ctypes.Structure):
         ("over_all", INT),
         ("scales", POINTER),
         ("sharing", Sharing),
+        ("function", INT),
+        ("bias", POINTER),
+        ("groups", INT),
+        ("used_groups", INT),
+        ("normalises", INT),
+        ("eps", FLOAT),
+        ("factor", FLOAT),
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from graphcore.arch.architecture import Architecture
 from graphcore.arch.config.model_config import ModelConfig
-from graphcore.arch.folds import AddOne
+from graphcore.arch.folds import AddOne, SplitPairs
 from graphcore.arch.registry import architecture_of
 from graphcore.arch.transformers_settings import transformers_settings
 from graphcore.checkpoint.checkpoint import Checkpoint
@@ -201,6 +201,8 @@ def copy_weight(
     for fold in source.folds:
         if isinstance(fold, AddOne):
             value = value - 1.0
+        elif isinstance(fold, SplitPairs):
+            value = fold.undo(value)
         else:
             place = fold.apply(place)  # a view: transposed, or some rows
     place.copy_(value)

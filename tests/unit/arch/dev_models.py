@@ -337,6 +337,53 @@ GEMMA4_MOE = {  # 26B-A4B
     "use_double_wide_mlp": False,
 }
 GEMMA4_UNIFIED = {**GEMMA4_MOE, "model_type": "gemma4_unified_text", "enable_moe_block": False, "num_experts": None}
+GLM4_MOE = {  # 4.5-Air
+    "model_type": "glm4_moe",
+    "attention_bias": True,
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 131072,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 96,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.0,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "use_qk_norm": False,
+    "vocab_size": 151552,
+}
+GLM4 = {  # 9B-0414
+    "model_type": "glm4",
+    "attention_bias": True,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 13696,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 151552,
+}
+GLM = {**GLM4, "model_type": "glm", "max_position_embeddings": 131072, "rms_norm_eps": 1.5625e-07}  # 4 9B chat
 EVERY = {
     "llama": LLAMA,
     "qwen3": QWEN3,
@@ -354,6 +401,9 @@ EVERY = {
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": QWEN3_5_MOE,
+    "glm4_moe": GLM4_MOE,
+    "glm4": GLM4,
+    "glm": GLM,
     "bitnet": BITNET,
 }
 

@@ -31,7 +31,7 @@ CHANGES: dict[str, object] = {
 BESIDE = {"use_sliding_window": {"sliding_window": 48}, "sliding_window": {"use_sliding_window": True}}
 """Settings without which another one says nothing."""
 
-TYPES = [name for name in EVERY if name.startswith(("qwen3_", "gemma4"))]
+TYPES = [name for name in EVERY if name.startswith(("qwen3_", "gemma4", "glm"))]
 
 
 def changed(name: str, value: object) -> object:

@@ -7,6 +7,8 @@ from dev_models import (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GLM,
+    GLM4,
     GPT2,
     GPT_OSS,
     LLAMA,
@@ -66,6 +68,9 @@ ARCHS = {
     "qwen3_next": MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
+    "glm4_moe": MODEL_ARCH.GLM4_MOE,
+    "glm4": MODEL_ARCH.GLM4,
+    "glm": MODEL_ARCH.CHATGLM,
     "bitnet": MODEL_ARCH.BITNET,
 }
 
@@ -103,6 +108,7 @@ def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
             hf_name = f"model.{name}"
         if name.endswith("sinks"):
             hf_name += ".weight"
+        hf_name = hf_name.replace("e_score_correction_bias", "e_score_correction.bias")
         for stored_leaf, leaf in DELTA_NAMES.items():
             part = "z" if "in_proj_z" in name else "qkv"
             hf_name = hf_name.replace(stored_leaf, leaf.format(part))
@@ -126,6 +132,16 @@ def test_llama_s_q_and_k_rows_are_put_back_in_order_per_head(raw: dict) -> None:
 
 def test_biases_of_q_and_k_are_put_back_in_order_too() -> None:
     assert folds({**LLAMA, "attention_bias": True}, "gguf", "layers.0.self_attn.k_proj.bias") == (SplitPairs(8),)
+
+
+@pytest.mark.parametrize("layout", ["hf", "gguf"])
+@pytest.mark.parametrize("raw", [GLM, GLM4], ids=lambda raw: raw["model_type"])
+def test_rows_of_q_and_k_of_glm_are_put_back_in_order_where_they_rotate(raw: dict, layout: str) -> None:
+    assert folds(raw, layout, "layers.1.self_attn.q_proj.bias") == (SplitPairs(32, 64),)
+    assert folds(raw, layout, "layers.1.self_attn.k_proj.weight") == (SplitPairs(2, 64),)
+    assert folds({**raw, "partial_rotary_factor": 1.0}, layout, "layers.1.self_attn.k_proj.weight") == (SplitPairs(2),)
+    assert folds(raw, layout, "layers.1.self_attn.v_proj.weight") == ()
+    assert folds(raw, layout, "layers.0.mlp.up_proj.weight") == (PickRows(13_696, 27_392),)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ from dev_models import (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GLM,
+    GLM4,
+    GLM4_MOE,
     GPT2,
     GPT_OSS,
     LLAMA,
@@ -28,6 +31,7 @@ from graphcore.arch.registry import ARCHITECTURES, GGUF_ARCHITECTURES, architect
 from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.nn.rope_spec import DivisorScaling, LinearScaling, Llama3Scaling, LongScaling, RopeSpec, YarnScaling
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, MoESpec, NormSpec
+from graphcore.routing import ScoredRouting
 
 
 def spec_of(raw: dict, **changes: object) -> ModelSpec:
@@ -172,6 +176,38 @@ def test_every_fourth_layer_attends_with_a_gate_and_the_others_have_a_delta_rule
     four = [BlockSpec(raw["hidden_size"], norm, mixer, mlp) for mixer in (delta, delta, delta, attention)]
     assert spec.blocks == (*four,) * (num_layers // 4)
     assert (spec.norm, spec.context, spec.tied) == (norm, 262_144, raw["tie_word_embeddings"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "routing", "dense"),
+    [
+        ({}, ScoredRouting("sigmoid"), 1),
+        (
+            {"routed_scaling_factor": 2.5, "norm_topk_prob": False, "first_k_dense_replace": 3},
+            ScoredRouting("sigmoid", normalises=False, factor=2.5),
+            3,
+        ),
+        ({"n_group": 8, "topk_group": 4, "first_k_dense_replace": 0}, ScoredRouting("sigmoid", 8, 4), 0),
+    ],
+    ids=str,
+)
+def test_glm_4_5_air(changes: dict, routing: ScoredRouting, dense: int) -> None:
+    norm, rope = NormSpec("rms", 1e-5), RopeSpec(1_000_000.0, width=64)
+    attention = AttentionSpec(96, 8, 128, 128**-0.5, rope=rope, qkv_bias=True)
+    mixture = MoESpec(128, 8, 1408, shares=routing, shared_hidden=1408, selection_bias=True, shared_gate=False)
+    mlps = [MLPSpec(10_944, "silu")] * dense + [mixture] * (46 - dense)
+    spec = spec_of(GLM4_MOE, **changes)
+    assert spec.blocks == tuple(BlockSpec(4096, norm, attention, mlp) for mlp in mlps)
+    assert (spec.norm, spec.context, spec.tied) == (norm, 131_072, False)
+
+
+def test_glm_4_9b() -> None:
+    attention = AttentionSpec(32, 2, 128, 128**-0.5, rope=RopeSpec(10_000.0, width=64), qkv_bias=True)
+    for raw, eps, is_sandwich in ((GLM4, 1e-5, True), (GLM, 1.5625e-7, False)):
+        norm = NormSpec("rms", eps)
+        block = BlockSpec(4096, norm, attention, MLPSpec(13_696, "silu"), sandwich=is_sandwich)
+        context = raw["max_position_embeddings"]
+        assert spec_of(raw) == ModelSpec(4096, 151_552, (block,) * 40, norm, context=context)
 
 
 def test_listed_layer_types_come_before_the_interval() -> None:

@@ -221,6 +221,9 @@ REFUSED: list[tuple[str, str, Change, type[GraphcoreError], str]] = [
     ("mxfp4", "nan", replaced("weight_scale", lambda t: t | 255), CheckpointError, "weight_scale' has NaN"),
     ("fp8 blocks", "cut", replaced("weight_scale_inv", lambda t: t.view(1)[:0]), CheckpointError, "are no fp8 weight"),
     ("gptq 4", "groups", replaced("g_idx", lambda t: t[:0]), CheckpointError, "must have the numbers 0 to 1"),
+    ("fp8 blocks", "bf16", replaced("weight", lambda t: t.bfloat16()), CheckpointError, "bf16, .* is no fp8 weight"),
+    ("nf4", "fp4", restated(quant_type="fp4"), CheckpointError, "no description of a weight .*quant_type is 'fp4'"),
+    ("awq", "twice", lambda t: t.update(weight=torch.ones(32, 64)), CheckpointError, "is also stored quantised"),
 ]
 
 

@@ -8,6 +8,7 @@ from tiny_graph import DIM, FULL, NORM, SLIDING
 from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
 from graphcore.nn.rope_spec import LinearScaling, RopeSpec
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, MoESpec, NormSpec
+from graphcore.routing import ScoredRouting
 
 LAYER_NORM = NormSpec("layer", 1e-5)
 PLAIN = BlockSpec(
@@ -78,6 +79,33 @@ ORDERED: Mapping[str, BlockSpec] = {  # act-order: projections that read their i
         ),
     ),
 }
+SCORED: Mapping[str, BlockSpec] = {  # experts with scores of their own
+    "sigmoid_experts": replace(
+        PLAIN,
+        mlp=MoESpec(
+            experts=10,
+            top_k=3,
+            hidden=24,
+            shares=ScoredRouting("sigmoid", factor=2.5),
+            selection_bias=True,
+            shared_hidden=20,
+            shared_gate=False,
+        ),
+    ),
+    "grouped_experts": replace(
+        PLAIN,
+        mlp=MoESpec(
+            experts=21,
+            top_k=4,
+            hidden=20,
+            shares=ScoredRouting("sigmoid", groups=7, used_groups=3, normalises=False, factor=0.7),
+            selection_bias=True,
+        ),
+    ),
+    "softmax_scored_experts": replace(
+        PLAIN, mlp=MoESpec(experts=6, top_k=2, hidden=20, shares=ScoredRouting("softmax", eps=0.25))
+    ),
+}
 BLOCKS: Mapping[str, BlockSpec] = {
     "plain": PLAIN,
     "sandwich": FULL,
@@ -99,6 +127,7 @@ BLOCKS: Mapping[str, BlockSpec] = {
     "experts": EXPERTS,
     "one_expert": replace(EXPERTS, mlp=MoESpec(experts=3, top_k=1, hidden=20)),
     "experts_of_gelu_with_biases": replace(EXPERTS, mlp=MoESpec(4, 2, 20, Gating("gelu"), bias=True, router_bias=True)),
+    **SCORED,
     "shares_over_all_experts": replace(EXPERTS, mlp=MoESpec(experts=21, top_k=4, hidden=20, shares="all")),
     "gated_attention": attending(output_gate=True, qk_norm=PLAIN.norm, qkv_bias=True),
     "shared_expert": ARCHITECTURES["qwen3_next"],

@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch import Tensor
-from transformers import GptOssConfig
+from transformers import DeepseekV3Config, GptOssConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 
 from graphcore.activations import CLAMPED_SWIGLU, Gating
-from graphcore.nn.moe import MoE, weighted_sum
+from graphcore.nn.moe import MoE, choose_experts, weighted_sum
 from graphcore.nn.spec import MoESpec
+from graphcore.routing import ScoredRouting
 
 DIM, SPEC = 24, MoESpec(6, 3, 40, Gating(CLAMPED_SWIGLU, 0.7, 1.4), bias=True, router_bias=True)
 
@@ -85,6 +87,35 @@ def test_shares_are_the_softmax_over_the_chosen_alone() -> None:
     chosen = logits.topk(SPEC.top_k).indices
     expected = torch.zeros(1, 5, DIM).scatter(2, chosen, logits.gather(2, chosen).softmax(-1))
     torch.testing.assert_close(moe(x), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("groups", "used", "normalises", "factor"), [(1, 1, True, 1.0), (4, 2, True, 2.5), (4, 1, False, 0.5)]
+)
+def test_experts_are_chosen_as_by_the_router_of_transformers(
+    groups: int, used: int, normalises: bool, factor: float
+) -> None:
+    config = DeepseekV3Config(
+        hidden_size=DIM,
+        n_routed_experts=12,
+        num_experts_per_tok=3,
+        n_group=groups,
+        topk_group=used,
+        norm_topk_prob=normalises,
+        routed_scaling_factor=factor,
+    )
+    router, generator = DeepseekV3TopkRouter(config), torch.Generator().manual_seed(groups)
+    weight, bias = torch.randn(12, DIM, generator=generator), torch.randn(12, generator=generator)
+    router.load_state_dict({"weight": weight, "e_score_correction_bias": bias})
+    x = tokens_of(1, 40)[0]
+    with torch.no_grad():
+        _, weights, indices = router(x)
+    routing = ScoredRouting("sigmoid", groups, used, normalises, factor=factor)
+    chosen, shares = choose_experts(x @ weight.T, 3, routing, None, bias)
+    expected, found = (torch.zeros(40, 12).scatter(1, *one) for one in ((indices, weights), (chosen, shares)))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    ranked = ((x @ weight.T).sigmoid() + bias).gather(1, chosen)
+    assert (ranked.diff(dim=1) <= 0).all()  # best first
 
 
 def test_any_number_of_tokens_is_one_graph_without_a_break() -> None:

@@ -31,6 +31,7 @@ from graphcore.nn.rope_spec import (
 )
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, MoESpec, NormSpec, PerLayerSpec
+from graphcore.routing import ScoredRouting
 
 CPU = torch.device("cpu")
 TOKENS = 14
@@ -42,6 +43,7 @@ LLAMA3 = Llama3Scaling(8.0, 1.0, 4.0, 32)
 YARN = YarnScaling(8.0, 32, 1.2, beta_fast=2.0, beta_slow=0.5)
 SWIGLU = Gating(CLAMPED_SWIGLU, 0.5, 1.702)
 MOE = MoESpec(4, 2, 24, SWIGLU)
+SIGMOID = ScoredRouting("sigmoid")
 DELTA = DeltaSpec(key_heads=2, value_heads=4, key_dim=8, value_dim=6, width=3, eps=1e-3)
 PROPORTIONAL = ProportionalScaling(0.5)
 FEATURES = PerLayerSpec(6, 2, 20, NORM)
@@ -160,6 +162,11 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "MoESpec.router_bias": (mixture(), mixture(router_bias=True)),
     "MoESpec.shares": (mixture(), mixture(shares="all")),
     "MoESpec.shared_hidden": (mixture(gating=Gating("silu")), mixture(gating=Gating("silu"), shared_hidden=8)),
+    "MoESpec.shared_gate": (
+        mixture(gating=Gating("silu"), shared_hidden=8),
+        mixture(gating=Gating("silu"), shared_hidden=8, shared_gate=False),
+    ),
+    "MoESpec.selection_bias": (mixture(shares=SIGMOID), mixture(shares=SIGMOID, selection_bias=True)),
     "AttentionSpec.sub_norm": (MODEL, attention(sub_norm=NORM)(MODEL)),
     "MLPSpec.hidden": (MODEL, mlp(hidden=16)(MODEL)),
     "MLPSpec.activation": (MODEL, mlp(activation="gelu")(MODEL)),

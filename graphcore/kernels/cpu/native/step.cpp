@@ -140,7 +140,51 @@ void run_advance(const Advance& a, int row) {
     ++a.starts[row];
 }
 
+// Lowers the scores of all experts to -infinity except those of the used groups. sums: [groups], overwritten.
+void keep_best_groups(const Route& a, float* ranked, float* sums) {
+    const int size = a.experts / a.groups;
+    for (int group = 0; group < a.groups; group++) {
+        const float* scores = ranked + group * size;
+        float best = -INFINITY, second = -INFINITY;
+        for (int i = 0; i < size; i++) {
+            second = std::max(second, std::min(best, scores[i]));
+            best = std::max(best, scores[i]);
+        }
+        sums[group] = best + second;
+    }
+    for (int unused = a.groups - a.used_groups; unused > 0; unused--) {
+        int worst = 0;
+        for (int group = 1; group < a.groups; group++)
+            if (sums[group] <= sums[worst]) worst = group;
+        sums[worst] = INFINITY;
+        std::fill_n(ranked + worst * size, size, -INFINITY);
+    }
+}
+
+// Chooses one row's experts by score plus bias; their weights are their scores.
+void choose_by_scores(const Route& a, int row, Scratch& scratch) {
+    const float* logits = a.logits.at(row);
+    float *scores = scratch.row, *ranked = scores + a.experts + PART_LANES, *sums = ranked + a.experts;
+    std::memcpy(scores, logits, size_t(a.experts) * 4);
+    if (a.function == Scores::SOFTMAX) softmax(scores, a.experts, nullptr);
+    else
+        for (int i = 0; i < a.experts; i += PART_LANES) store(scores + i, activate_part(Activation::SIGMOID, load<FloatPart>(scores + i)));
+    for (int i = 0; i < a.experts; i++) ranked[i] = scores[i] + (a.bias ? a.bias[i] : 0.0f);
+    if (a.groups > 1) keep_best_groups(a, ranked, sums);
+    float* weights = a.weights + size_t(row) * a.used;
+    int32_t* chosen = a.chosen + size_t(row) * a.used;
+    float total = a.eps;
+    for (int k = 0; k < a.used; k++) {
+        chosen[k] = int(std::max_element(ranked, ranked + a.experts) - ranked);
+        ranked[chosen[k]] = -INFINITY;
+        weights[k] = scores[chosen[k]];
+        total += weights[k];
+    }
+    for (int k = 0; k < a.used; k++) weights[k] *= a.factor / (a.normalises ? total : 1.0f);
+}
+
 void choose_experts(const Route& a, int row, Scratch& scratch) {
+    if (a.function != Scores::NONE) return choose_by_scores(a, row, scratch);
     float *left = scratch.row, *weights = a.weights + size_t(row) * a.used;
     int32_t* chosen = a.chosen + size_t(row) * a.used;
     std::memcpy(left, a.logits.at(row), size_t(a.experts) * 4);

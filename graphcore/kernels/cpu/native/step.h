@@ -137,8 +137,11 @@ struct Sharing {
     int32_t* choices;  // [rows * used]
 };
 
+enum class Scores : int32_t { NONE = 0, SOFTMAX = 1, SIGMOID = 2 };
+
 // Chooses the experts of each row: those with the `used` largest router logits. Their weights are the softmax over these
-// logits, or their values in the softmax over all logits.
+// logits, or their values in the softmax over all logits. With a score function, those with the `used` largest sums of score
+// and bias within the best groups are chosen, and their weights are their scores.
 struct Route {
     PerRow<const float> logits;
     int32_t experts, used;
@@ -147,6 +150,12 @@ struct Route {
     int32_t over_all;  // 1: the softmax is over all logits
     const float* scales;  // [experts], factors of the weights, or null
     Sharing sharing;
+    Scores function;      // function from logits to scores; the following fields are used only with one
+    const float* bias;    // [experts], or null
+    int32_t groups;       // number of equal groups of consecutive experts
+    int32_t used_groups;  // number of groups to choose from: those whose two best experts have the largest sums
+    int32_t normalises;   // 1: weights are divided by their sum plus `eps`
+    float eps, factor;    // factor of the weights
 };
 
 // hidden[k] = f(gate_e norm(x) + b) * (up_e norm(x) + b), or the clamped SwiGLU of the two products, for each chosen expert

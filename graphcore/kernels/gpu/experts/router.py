@@ -6,6 +6,8 @@ Legend: N tokens, D model dim, X experts, C choices of a token.
     choose   a program for a token, where the scores come from another kernel: a packed router
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -18,17 +20,48 @@ from graphcore.kernels.gpu.epilogue import scaled_and_biased, store_products
 from graphcore.kernels.gpu.matrix import DENSE, DeviceMatrix
 from graphcore.kernels.gpu.pdl import pdl_options
 from graphcore.kernels.gpu.products.dense import dense_tile, dotted_sums, in_pairs, multiplied_sums
+from graphcore.routing import ScoredRouting
+
+
+@triton.jit
+def keep_best_groups(ranked, at, num_experts, GROUPS: tl.constexpr, USED: tl.constexpr):
+    """Return scores that are -inf outside the USED groups whose two best scores have the largest sums."""
+    group = at // (num_experts // GROUPS)
+    sums = tl.full(ranked.shape, -float("inf"), tl.float32)  # a group's sum at the place of its best expert
+    for one in tl.static_range(GROUPS):
+        own = tl.where(group == one, ranked, -float("inf"))
+        best, place = tl.max(own, 0, return_indices=True, return_indices_tie_break_left=True)
+        sums = tl.where(at == place, best + tl.max(tl.where(at == place, -float("inf"), own), 0), sums)
+    kept = at < 0
+    for _ in tl.static_range(USED):
+        _best, place = tl.max(sums, 0, return_indices=True, return_indices_tie_break_left=True)
+        kept = kept | (group == place // (num_experts // GROUPS))
+        sums = tl.where(at == place, -float("inf"), sums)
+    return tl.where(kept, ranked, -float("inf"))
 
 
 @triton.jit
 def choose_for(
-    token, scores, counts, chosen, shares, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr,
-    BEST: tl.constexpr, OVER_ALL: tl.constexpr,
+    token, scores, counts, selection_bias, chosen, shares, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr,
+    BEST: tl.constexpr, OVER_ALL: tl.constexpr, FUNCTION: tl.constexpr, GROUPS: tl.constexpr, USED: tl.constexpr,
+    NORMALISES: tl.constexpr, EPS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Choose one token's experts; `.cg` reads scores that other multiprocessors wrote."""
     at = tl.arange(0, EXPERTS)
     row = scores + token * num_experts
     left = tl.load(row + at, mask=at < num_experts, other=-float("inf"), cache_modifier=".cg").to(tl.float32)
+    if FUNCTION:
+        if FUNCTION == "sigmoid":
+            own = 1.0 / (1.0 + tl.exp(-left))
+        else:
+            parts = tl.exp(left - tl.max(left, 0))
+            own = parts / tl.sum(parts, 0)
+        ranked = own
+        if selection_bias is not None:
+            ranked += tl.load(selection_bias + at, mask=at < num_experts, other=0.0)
+        left = tl.where(at < num_experts, ranked, -float("inf"))
+        if GROUPS > 1:
+            left = keep_best_groups(left, at, num_experts, GROUPS, USED)
     if OVER_ALL:
         whole = tl.sum(tl.exp(left - tl.max(left, 0)), 0)
     ranks = tl.arange(0, BEST)
@@ -36,11 +69,19 @@ def choose_for(
     who = tl.zeros([BEST], tl.int32)
     for rank in tl.static_range(TOP_K):
         score, expert = tl.max(left, 0, return_indices=True, return_indices_tie_break_left=True)
+        if FUNCTION:
+            score = tl.sum(tl.where(at == expert, own, 0.0), 0)
         best = tl.where(ranks == rank, score, best)
         who = tl.where(ranks == rank, expert, who)
         left = tl.where(at == expert, -float("inf"), left)
-    parts = tl.exp(best - tl.max(best, 0))
-    share = parts / (whole if OVER_ALL else tl.sum(parts, 0))
+    if FUNCTION:
+        share = tl.where(ranks < TOP_K, best, 0.0)
+        if NORMALISES:
+            share = share / (tl.sum(share, 0) + EPS)
+        share = share * FACTOR
+    else:
+        parts = tl.exp(best - tl.max(best, 0))
+        share = parts / (whole if OVER_ALL else tl.sum(parts, 0))
     if counts is not None:
         who = tl.where(tl.load(counts + token) > 0, who, -1)
     to = token * TOP_K + ranks
@@ -50,19 +91,26 @@ def choose_for(
 
 @triton.jit
 def _choose(
-    scores, counts, chosen, shares, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr,
-    OVER_ALL: tl.constexpr, DEPENDENT: tl.constexpr,
+    scores, counts, selection_bias, chosen, shares, num_experts,
+    TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr, OVER_ALL: tl.constexpr,
+    FUNCTION: tl.constexpr, GROUPS: tl.constexpr, USED: tl.constexpr,
+    NORMALISES: tl.constexpr, EPS: tl.constexpr, FACTOR: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(DEPENDENT)
     wait_for_earlier(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
-    choose_for(token, scores, counts, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL)
+    choose_for(
+        token, scores, counts, selection_bias, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL,
+        FUNCTION, GROUPS, USED, NORMALISES, EPS, FACTOR,
+    )  # fmt: skip
 
 
 @triton.jit
 def _route(
-    x, weight, bias, counts, scores, arrivals, chosen, shares, tokens, columns, num_experts,
-    TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr, OVER_ALL: tl.constexpr, DOTS: tl.constexpr,
+    x, weight, bias, counts, selection_bias, scores, arrivals, chosen, shares, tokens, columns, num_experts,
+    TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr, OVER_ALL: tl.constexpr,
+    FUNCTION: tl.constexpr, GROUPS: tl.constexpr, USED: tl.constexpr,
+    NORMALISES: tl.constexpr, EPS: tl.constexpr, FACTOR: tl.constexpr, DOTS: tl.constexpr,
     N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Compute the scores of R experts; the last program to arrive chooses from all of them."""
@@ -82,10 +130,20 @@ def _route(
     if arrived == tl.num_programs(0) - 1:
         tl.store(arrivals, 0)
         for one in range(tokens):
-            choose_for(one, scores, counts, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL)
+            choose_for(
+                one, scores, counts, selection_bias, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL,
+                FUNCTION, GROUPS, USED, NORMALISES, EPS, FACTOR,
+            )  # fmt: skip
 
 
-def launch_choose_experts(scores: Tensor, counts: Tensor | None, top_k: int, over_all: bool) -> tuple[Tensor, Tensor]:
+def launch_choose_experts(
+    scores: Tensor,
+    counts: Tensor | None,
+    top_k: int,
+    over_all: bool,
+    routing: ScoredRouting | None = None,
+    selection_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return the experts with the highest scores, best first, and their shares in a softmax.
 
     Args:
@@ -93,6 +151,8 @@ def launch_choose_experts(scores: Tensor, counts: Tensor | None, top_k: int, ove
         counts: [N] int64, 0 for padding, which chooses no expert; or None.
         top_k: C.
         over_all: True if the softmax is over all experts, False if it is over the chosen ones.
+        routing: rule by which experts have scores of their own, instead of a softmax; or None.
+        selection_bias: [X] float32, numbers added to these scores for the choice; None for none.
 
     Returns:
         chosen [N, C] int64, -1 for no expert, the first of equal scores; shares [N, C], dtype of the scores.
@@ -100,7 +160,8 @@ def launch_choose_experts(scores: Tensor, counts: Tensor | None, top_k: int, ove
     tokens, num_experts = scores.shape
     chosen, shares = _empty_choice(scores, top_k)
     _choose[(tokens,)](
-        scores, counts, chosen, shares, num_experts, **_constants(num_experts, top_k, over_all), num_warps=1,
+        scores, counts, selection_bias, chosen, shares, num_experts,
+        **_constants(num_experts, top_k, over_all, routing), num_warps=1,
         enable_fp_fusion=True, **pdl_options(),
     )  # fmt: skip
     return chosen, shares
@@ -114,6 +175,8 @@ def launch_route(
     top_k: int,
     over_all: bool,
     arrivals: Tensor | None = None,
+    routing: ScoredRouting | None = None,
+    selection_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the experts with the highest scores x @ weight.T + bias, as `choose_decode_experts` does.
 
@@ -132,8 +195,8 @@ def launch_route(
     x, (router,) = in_pairs(x, [DeviceMatrix(weight, bias, None, DENSE, num_experts)])
     tile = dense_tile(x, num_experts)
     _route[(triton.cdiv(num_experts, tile["R"]),)](
-        x, router.weight, bias, counts, scores, arrivals, chosen, shares, *x.shape, num_experts,
-        **_constants(num_experts, top_k, over_all), **tile,
+        x, router.weight, bias, counts, selection_bias, scores, arrivals, chosen, shares, *x.shape, num_experts,
+        **_constants(num_experts, top_k, over_all, routing), **tile,
     )  # fmt: skip
     return chosen, shares
 
@@ -143,9 +206,11 @@ def _empty_choice(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return torch.empty_like(shares, dtype=torch.int64), shares
 
 
-def _constants(num_experts: int, top_k: int, over_all: bool) -> dict[str, int]:
+def _constants(num_experts: int, top_k: int, over_all: bool, routing: ScoredRouting | None) -> dict[str, Any]:
     widths = {"EXPERTS": triton.next_power_of_2(num_experts), "BEST": triton.next_power_of_2(top_k)}
-    return {"TOP_K": top_k, "OVER_ALL": over_all, **widths}
+    names = ("FUNCTION", "GROUPS", "USED", "NORMALISES", "EPS", "FACTOR")
+    own = zip(names, routing or ("", 1, 1, False, 0.0, 1.0), strict=True)
+    return {"TOP_K": top_k, "OVER_ALL": over_all, **widths, **dict(own)}
 
 
 choose_decode_experts = register_custom_op(

@@ -388,7 +388,7 @@ RECORDED = {
     MLPSpec: {"hidden", "activation", "gated", "bias", "sub_norm"},
     MoESpec: {
         "experts", "top_k", "hidden", "gating", "bias", "router_bias", "shares", "shared_hidden", "expert_scales",
-        "parallel_mlp",
+        "parallel_mlp", "selection_bias", "shared_gate",
     },
     NormSpec: {"kind", "eps", "scale_in_float32"},
     ModelSpec: {

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from graphcore.kernels.gpu.experts.router import choose_decode_experts, route_decode_experts
 from graphcore.kernels.gpu.products import dense
+from graphcore.nn.moe import choose_experts
+from graphcore.routing import ScoredRouting
 
 
 @pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(1, 32, 4), (3, 128, 4), (2, 7, 3), (8, 5, 5), (1, 1, 1)])
@@ -24,6 +26,33 @@ def test_the_best_are_chosen_in_order_with_their_shares(
     whole = scores.double().softmax(-1).gather(-1, expected)
     softmax = whole if over_all else best.double().softmax(-1)
     torch.testing.assert_close(shares.double(), softmax, rtol=tolerance, atol=0)
+
+
+ROUTINGS = {
+    "sigmoid": (12, 4, ScoredRouting("sigmoid", factor=2.5)),
+    "not_normalised": (7, 3, ScoredRouting("sigmoid", normalises=False)),
+    "softmax": (16, 2, ScoredRouting("softmax", eps=0.25)),
+    "groups": (32, 5, ScoredRouting("sigmoid", groups=8, used_groups=3)),
+    "odd_groups": (21, 4, ScoredRouting("sigmoid", groups=7, used_groups=2, factor=0.5)),
+    "one_group": (12, 3, ScoredRouting("softmax", groups=4, used_groups=1)),
+}
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("has_bias", [False, True], ids=["unbiased", "biased"])
+def test_experts_with_scores_of_their_own_are_chosen_as_on_the_cpu(name: str, has_bias: bool) -> None:
+    num_experts, top_k, routing = ROUTINGS[name]
+    generator = torch.Generator().manual_seed(num_experts)
+    scores = torch.randn(6, num_experts, generator=generator)
+    bias = torch.randn(num_experts, generator=generator) if has_bias else None
+    expected, weights = choose_experts(scores, top_k, routing, None, bias)
+    chosen, shares = choose_decode_experts(scores, None, top_k, False, routing, bias)
+    assert torch.equal(chosen, expected)
+    torch.testing.assert_close(shares, weights, rtol=2e-6, atol=0)
+    eye = torch.eye(num_experts)
+    found = route_decode_experts(scores, eye, None, None, top_k, False, None, routing, bias)
+    assert torch.equal(found[0], expected)
+    torch.testing.assert_close(found[1], weights, rtol=2e-6, atol=0)
 
 
 def test_of_equal_scores_the_first_is_chosen() -> None:
