@@ -28,6 +28,8 @@ WRITTEN = {
             "rope__scaling__attn_factor": (1 + log(64) / log(8)) ** 0.5,
         },
     ),
+    "starcoder2": ({}, {}),
+    "stablelm": ({"use_qkv_bias": True}, {"use_parallel_residual": False}),
     "gemma": ({"tie_word_embeddings": True}, {}),
     "gemma2": (
         {"tie_word_embeddings": True, "query_pre_attn_scalar": 16, "sliding_window": 4, **GEMMA2_CAPS},

@@ -17,6 +17,8 @@ CLASSES = {
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "phi3": "Phi3",
+    "starcoder2": "Starcoder2",
+    "stablelm": "StableLm",
     "gemma": "Gemma",
     "gemma2": "Gemma2",
     "gemma3": "Gemma3",
@@ -58,7 +60,7 @@ def write_gguf(
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        **_epsilon(config),
         "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
         "rope.dimension_count": int(config.head_dim * rope.get("partial_rotary_factor", 1.0)),
         "vocab_size": config.vocab_size,
@@ -87,6 +89,14 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _epsilon(config: object) -> dict[str, float]:
+    """Return the key of the norms' epsilon: that of LayerNorm in StarCoder 2 and StableLM."""
+    names = {"starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps"}
+    if config.model_type in names:
+        return {"attention.layer_norm_epsilon": getattr(config, names[config.model_type])}
+    return {"attention.layer_norm_rms_epsilon": float(config.rms_norm_eps)}
 
 
 def _as_stored(name: str, tensor: torch.Tensor, config: object, architecture: str) -> np.ndarray:

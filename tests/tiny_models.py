@@ -264,6 +264,22 @@ def _phi3_sliding() -> nn.Module:
     return phi3(sliding_window=WINDOW, num_key_value_heads=4, rope_parameters=rope, tie_word_embeddings=False)
 
 
+def starcoder2(**changes: object) -> nn.Module:
+    """Return a StarCoder 2 model; `changes` are of its sizes."""
+    from transformers import Starcoder2Config, Starcoder2ForCausalLM
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3, "sliding_window": WINDOW}
+    return Starcoder2ForCausalLM(Starcoder2Config(**{**SIZES, **heads, **NO_TOKENS, **changes}))
+
+
+def stablelm(**changes: object) -> nn.Module:
+    """Return a StableLM model; `changes` are of its sizes."""
+    from transformers import StableLmConfig, StableLmForCausalLM
+
+    sizes = {**SIZES, **GQA, "num_hidden_layers": 3, "use_qkv_bias": True}
+    return StableLmForCausalLM(StableLmConfig(**{**sizes, **NO_TOKENS, **changes}))
+
+
 def gemma(**changes: object) -> nn.Module:
     """Return a Gemma 1 model with one kv head; `changes` are of its sizes."""
     from transformers import GemmaConfig, GemmaForCausalLM
@@ -475,6 +491,14 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen3": _qwen3,  # q and k norms, tied
     "phi3": phi3,  # fused projections, heads that rotate in part, longrope
     "phi3_sliding": _phi3_sliding,  # every layer slides, no GQA, untied
+    "starcoder2": starcoder2,  # LayerNorm and rotation, biases everywhere, an MLP without a gate, a window
+    "starcoder2_plain": lambda: starcoder2(  # no biases, full attention, one kv head, untied
+        use_bias=False, sliding_window=None, num_key_value_heads=1, tie_word_embeddings=False
+    ),
+    "stablelm": stablelm,  # LayerNorm, heads that rotate in part, biases of q, k and v
+    "stablelm_plain": lambda: stablelm(  # no biases, another share, tied
+        use_qkv_bias=False, partial_rotary_factor=0.5, tie_word_embeddings=True, num_key_value_heads=4
+    ),
     "gemma": gemma,  # scaled embeddings, norms of 1 + w, one kv head, "gelu" that stands for its tanh form
     "gemma2": gemma2,  # capped scores and logits, every other layer slides, sandwich norms
     "gemma2_uncapped": _gemma2_uncapped,  # no caps, biases, untied, layer types that are listed
@@ -510,6 +534,8 @@ ARCHITECTURES = (  # one of each
     "gemma3",
     "gpt2",
     "phi3",
+    "starcoder2",
+    "stablelm",
     "gpt_oss",
     "qwen3_moe",
     "qwen3_next",

@@ -122,7 +122,7 @@ def _width_key(keys: GGUFKeys) -> str:
 
 
 def _eps_key(keys: GGUFKeys) -> str:
-    return "attention.layer_norm_rms_epsilon" if keys.defaults.has_rope else "attention.layer_norm_epsilon"
+    return "attention.layer_norm_epsilon" if keys.defaults.has_layer_norm else "attention.layer_norm_rms_epsilon"
 
 
 def _vocab_size(keys: GGUFKeys, shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -170,6 +170,7 @@ def rotary_spec(
     sandwich: bool = False,
     embedding_scale: float = 1.0,
     cap: float = 0.0,
+    gated: bool = True,
 ) -> ModelSpec:
     """Return the spec of a rotary model.
 
@@ -180,8 +181,9 @@ def rotary_spec(
         sandwich: True if each sublayer's output is also normalised (Gemma 2 and 3).
         embedding_scale: factor of token embeddings.
         cap: bound of attention scores (Gemma 2); 0 for none.
+        gated: False for an MLP without a gate (StarCoder 2).
     """
-    mlp = MLPSpec(config.intermediate_size, config.hidden_act, bias=config.mlp_bias)
+    mlp = MLPSpec(config.intermediate_size, config.hidden_act, gated, config.mlp_bias)
     blocks = tuple(
         BlockSpec(
             dim=config.hidden_size,

@@ -124,6 +124,7 @@ def _packed_name(architecture: Architecture) -> str:
 
 def _model_values(architecture: Architecture, config: ModelConfig) -> Values:
     """Return the values of the architecture's own keys, which are given without its prefix."""
+    has_layer_norm = architecture.defaults.has_layer_norm
     return {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -131,11 +132,8 @@ def _model_values(architecture: Architecture, config: ModelConfig) -> Values:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.attention.num_attention_heads,
         "vocab_size": config.vocab_size,
-        **(
-            {"attention.layer_norm_epsilon": config.norm_eps}
-            if config.rope is None
-            else _rotary_values(config, config.rope)
-        ),
+        "attention.layer_norm_epsilon" if has_layer_norm else "attention.layer_norm_rms_epsilon": config.norm_eps,
+        **({} if config.rope is None else _rotary_values(config, config.rope)),
         **architecture.gguf_fields(config),
     }
 
@@ -146,7 +144,6 @@ def _rotary_values(config: ModelConfig, rope: RopeParameters) -> Values:
         "attention.head_count_kv": config.attention.num_key_value_heads,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": config.norm_eps,
         "rope.dimension_count": rope.width or head_dim,
         "rope.freq_base": rope.theta,
     }

@@ -23,6 +23,8 @@ TOLERANCE = 2e-5
 IDS = torch.randint(0, 96, (2, 40), generator=torch.Generator().manual_seed(2))
 UNDESCRIBED = {  # settings that GGUF has no key for
     "phi3": {"hidden_act": "gelu"},
+    "starcoder2": {"hidden_act": "silu"},
+    "stablelm": {"hidden_act": "gelu"},
     "gemma": {"hidden_act": "silu"},
     "gemma2": {"query_pre_attn_scalar": 40},
 }

@@ -16,7 +16,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "llamacpp" / "layers.npz"
 # Largest error over the largest value. llama.cpp looks GELU up in a table of half precision, and its gate of gpt-oss
 # multiplies in another order; elsewhere only the order of sums differs, which counts more in iq1's residual stream of
 # up to 580,000.
-GELU = ("gemma", "gemma2", "gemma3", "gpt2")
+GELU = ("gemma", "gemma2", "gemma3", "gpt2", "starcoder2")
 TOLERANCE = {**dict.fromkeys(GELU, 2e-3), "gptoss": 2e-4, "iq1": 1e-5}
 COSINE = {**dict.fromkeys(GELU, 1 - 1e-6), "gptoss": 1 - 1e-8, "iq1": 1 - 1e-10}
 

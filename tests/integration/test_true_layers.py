@@ -72,6 +72,27 @@ SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
             },
         },
     ),
+    "StarCoder2-3B": (
+        "starcoder2",
+        {
+            "num_hidden_layers": 1,
+            "sliding_window": WINDOW,
+            "hidden_size": 3072,
+            "intermediate_size": 12288,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 2,
+        },
+    ),
+    "StableLM-2-1.6B": (
+        "stablelm",
+        {
+            "num_hidden_layers": 1,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+        },
+    ),
     "Gemma-2B": (
         "gemma",
         {

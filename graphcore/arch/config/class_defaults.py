@@ -32,8 +32,9 @@ class ClassDefaults:
         bias_rule: rule for the biases of projections: none; the flags attention_bias and mlp_bias; the flag
             attention_bias alone; that flag for q, k and v only ("qkv_flag"); always on q, k and v; or always
             everywhere.
-        norm_eps: epsilon of the type's norm: RMSNorm, or LayerNorm for types without rope.
+        norm_eps: epsilon of the type's norm, RMSNorm or LayerNorm.
         has_rope: True if positions are rotary; else they are learned, and the head width is hidden_size / heads.
+        has_layer_norm: True if the type's norm is LayerNorm.
         sliding_window_pattern: default distance between full-attention layers, for "pattern".
         full_attention_interval: default distance between layers that attend, for "delta".
         delta: default sizes of layers with a delta rule; None for model types without them.
@@ -71,6 +72,7 @@ class ClassDefaults:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     has_rope: bool = True
+    has_layer_norm: bool = False
     rope_theta: float = 10_000.0
     rope_local_base_freq: float | None = None
     sliding_window: int | None = None

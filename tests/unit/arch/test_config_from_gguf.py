@@ -386,6 +386,20 @@ def test_longrope_that_is_not_whole_is_refused_by_name():
         phi4_mini(rope__scaling__type="yarn")
 
 
+def test_a_stablelm_file_is_told_from_a_12b_by_its_tensors():
+    """llama.cpp's rule (stablelm.cpp); converters state a parallel residual for older sequential models, too."""
+    keys = {key.replace("phi3", "stablelm"): value for key, value in PHI4_MINI.items() if "scaling" not in key}
+    keys |= {"general.architecture": "stablelm", "stablelm.attention.layer_norm_epsilon": 1e-5}
+    keys["stablelm.use_parallel_residual"] = True
+    norms = {"blk.0.attn_norm.weight": (3072,), "blk.0.ffn_norm.weight": (3072,), "blk.0.attn_q.bias": (3072,)}
+    config = parse(keys, {**norms, "token_embd.weight": (200064, 3072)})
+    assert (config.rope.width, config.attention.qkv_bias, config.attention.output_bias) == (96, True, False)
+    with pytest.raises(UnsupportedError, match=r"has no blk\.0\.ffn_norm\.weight"):
+        parse(keys, {"blk.0.attn_norm.weight": (3072,)})
+    with pytest.raises(UnsupportedError, match=r"has blk\.0\.attn_q_norm\.weight"):
+        parse(keys, {**norms, "blk.0.attn_q_norm.weight": (24, 128)})
+
+
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(CheckpointError, match="num_attention_heads 9 is not a multiple of num_key_value_heads 4"):
         parse(SMOLLM2, attention__head_count_kv=4)

@@ -57,6 +57,8 @@ ARCHS = {
     "qwen2": MODEL_ARCH.QWEN2,
     "qwen3": MODEL_ARCH.QWEN3,
     "phi3": MODEL_ARCH.PHI3,
+    "starcoder2": MODEL_ARCH.STARCODER2,
+    "stablelm": MODEL_ARCH.STABLELM,
     "gemma": MODEL_ARCH.GEMMA,
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,

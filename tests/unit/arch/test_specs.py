@@ -23,6 +23,8 @@ from dev_models import (
     QWEN3_5_MOE,
     QWEN3_MOE,
     QWEN3_NEXT,
+    STABLELM,
+    STARCODER2,
     config_of,
 )
 
@@ -94,6 +96,31 @@ def test_gemma_3_1b() -> None:
     assert spec.embedding_scale == 1152**0.5
     assert spec.tied
     assert spec.ropes == ((RopeSpec(10_000.0), 256), (RopeSpec(1_000_000.0), 256))
+
+
+def test_starcoder2_3b() -> None:
+    norm, rope = NormSpec("layer", 1e-5), RopeSpec(999_999.4420358813)
+    attention = AttentionSpec(24, 2, 128, 128**-0.5, window=4096, rope=rope, qkv_bias=True, output_bias=True)
+    block = BlockSpec(3072, norm, attention, MLPSpec(12_288, "gelu_pytorch_tanh", gated=False, bias=True))
+    assert spec_of(STARCODER2) == ModelSpec(3072, 49_152, (block,) * 30, norm, context=16_384, tied=True)
+    bare = spec_of(STARCODER2, use_bias=False, sliding_window=None).blocks[0]
+    assert bare.attention == replace(attention, window=None, qkv_bias=False, output_bias=False)
+    assert bare.mlp == MLPSpec(12_288, "gelu_pytorch_tanh", gated=False)
+
+
+def test_stablelm_2_1_6b() -> None:
+    norm = NormSpec("layer", 1e-5)
+    attention = AttentionSpec(32, 32, 64, 0.125, rope=RopeSpec(10_000.0, width=16), qkv_bias=True)
+    block = BlockSpec(2048, norm, attention, MLPSpec(5632, "silu"))
+    assert spec_of(STABLELM) == ModelSpec(2048, 100_352, (block,) * 24, norm, context=4096)
+    assert spec_of({name: value for name, value in STABLELM.items() if "rotary" not in name}) == spec_of(STABLELM)
+
+
+@pytest.mark.parametrize("setting", ["qk_layernorm", "use_parallel_residual"])
+def test_what_stablelm_2_12b_computes_is_refused_by_name(setting: str) -> None:
+    assert spec_of(STABLELM, **{setting: False}) == spec_of(STABLELM)
+    with pytest.raises(UnsupportedError, match=f"'{setting}' is True"):
+        spec_of(STABLELM, **{setting: True})
 
 
 def test_phi_4_mini() -> None:
