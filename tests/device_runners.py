@@ -15,7 +15,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.kernels.gpu.experts import few_tokens
 from graphcore.kernels.gpu.products import dense
-from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
+from graphcore.kvcache.buffers import KVCache, LayerCache, RecurrentCache
 
 INTERPRETED_ROWS = 128  # of a program: what one costs in the interpreter depends little on its rows
 
@@ -86,6 +86,6 @@ def poisoned(caches: Sequence[LayerCache]) -> list[LayerCache]:
 
     def full_of_nan(cache: LayerCache) -> LayerCache:
         tensors = (new.setdefault(one.data_ptr(), torch.full_like(one, float("nan"))) for one in cache.tensors)
-        return KVCache(*tensors, cache.table) if isinstance(cache, KVCache) else DeltaCache(*tensors)
+        return KVCache(*tensors, cache.table) if isinstance(cache, KVCache) else RecurrentCache(*tensors)
 
     return [full_of_nan(cache) for cache in caches]

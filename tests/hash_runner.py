@@ -17,7 +17,7 @@ from graphcore.engine.forward_pass import RowChunk
 from graphcore.engine.model_runner import RunnerSizes
 from graphcore.engine.programs import DecodeStep
 from graphcore.kernels.backend import TorchBackend
-from graphcore.kvcache.buffers import DeltaCache, KVCache, allocate_cache
+from graphcore.kvcache.buffers import KVCache, RecurrentCache, allocate_cache
 from graphcore.kvcache.chunks import Chunks
 from graphcore.kvcache.page_allocator import PageAllocator
 from graphcore.kvcache.sizes import CacheSizes
@@ -91,7 +91,7 @@ class HashRunner:
         self.after_program: Callable[[], None] = do_nothing  # called inside passes; it may raise
         self.num_passes = 0
         self._tables = {id(cache): table for table in self.pages.tables for cache in table.caches}
-        self._states = [cache.recurrent for cache in self.caches if isinstance(cache, DeltaCache)]
+        self._states = [cache.recurrent for cache in self.caches if isinstance(cache, RecurrentCache)]
 
     def kind(self, tokens: int) -> int:
         """Return the kind of the kernels that run so many tokens together: 0 for all that have the same bits."""

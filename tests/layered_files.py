@@ -5,9 +5,10 @@ from pathlib import Path
 
 import llama_files
 import qwen_moe_files
+import torch
 from chat_folder import TINY
 from low_bit_files import FILES, SHAPES, low_bit_file
-from tiny_models import LONGROPE, save_tiny
+from tiny_models import BUILDERS, LONGROPE, MINISTRAL_ROPE, randomise
 
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
@@ -36,7 +37,16 @@ WRITTEN = {
         {"attention__sliding_window": 4, **GEMMA2_CAPS},
     ),
 }
-PACKED = ("glm4_moe", "glm4_moe_air", "glm4", "glm")  # models of tiny_models.py, written by task=pack
+# Models of tests/tiny_models.py that task=pack writes, with changes that suit llama.cpp and the few tokens.
+PLAIN = ("glm4_moe", "glm4_moe_air", "glm4", "glm", "lfm2", "lfm2_moe", "olmo2", "olmo3", "exaone4_full")
+PACKED = {
+    **{name: {} for name in PLAIN},
+    "ministral3": {"rope_parameters": {**MINISTRAL_ROPE, "original_max_position_embeddings": 4}},
+    "mixtral": {},
+    "granite": {},
+    "granite_moe": {},
+    "smollm3": {"no_rope_layer_interval": 4},
+}
 NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe", *FILES, *PACKED, *WRITTEN)
 TOKEN_IDS = [11, 42, 7, 93, 3, 60, 28, 75, 19, 5]
 SMOLLM2_IDS = [504, 3575, 282, 4649, 314, 260, 2010, 29, 1]
@@ -58,10 +68,13 @@ def layered_file(name: str, folder: Path) -> Path:
 
 
 def packed_file(name: str, folder: Path) -> Path:
-    """Return the GGUF file that task=pack writes of a tiny model, float32."""
-    tiny = save_tiny(name, folder / name)
-    model = open_model(
-        compose_settings([f"model.checkpoint={tiny.folder}"]).model, 0, folder / "cache", lambda *_: None
-    )
-    list(Packer(model, "stored").pack(folder / f"{name}.gguf", lambda *_: None))
-    return folder / f"{name}.gguf"
+    """Write a random model's GGUF file as task=pack does, in float32, and return its path."""
+    torch.manual_seed(0)
+    model = BUILDERS[name](**PACKED[name])
+    randomise(model, 0)
+    model.save_pretrained(folder / name)
+    settings = compose_settings([f"model.checkpoint={folder / name}"])
+    opened = open_model(settings.model, 0, folder / "cache", lambda *_: None)
+    path = folder / f"{name}.gguf"
+    list(Packer(opened, "stored").pack(path, lambda *_: None))
+    return path

@@ -15,7 +15,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.program import Program
 from graphcore.kernels.cpu import instructions
 from graphcore.kernels.cpu.program import NativeProgram
-from graphcore.kvcache.buffers import DeltaCache, KVCache
+from graphcore.kvcache.buffers import KVCache, RecurrentCache
 
 GOLDEN = Path(__file__).parent / "golden" / "native_programs.txt"
 KINDS = {
@@ -39,7 +39,7 @@ def _named(builder: GraphBuilder, program: Program) -> Iterator[tuple[int, str]]
         for name, tensor in module.named_buffers():
             yield tensor.data_ptr(), prefix + name
     for layer, cache in enumerate(builder.caches):
-        names = ("state", "inputs") if isinstance(cache, DeltaCache) else ("k cache", "v cache")
+        names = ("state", "inputs") if isinstance(cache, RecurrentCache) else ("k cache", "v cache")
         for name, tensor in zip(names, cache.tensors, strict=True):
             yield tensor.data_ptr(), f"{name} {layer}"
         if isinstance(cache, KVCache):

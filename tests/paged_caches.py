@@ -8,7 +8,7 @@ from torch import Tensor
 
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.ops.kv_formats import heads_of, kept_at
-from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
+from graphcore.kvcache.buffers import KVCache, LayerCache, RecurrentCache
 from graphcore.kvcache.page_allocator import PageAllocator
 
 Snapshot = list[tuple[Tensor, Tensor]]
@@ -61,7 +61,7 @@ def seen_by_next(runner: ProgramRunner, row: int, tokens: int) -> list[Tensor]:
     tables = {id(cache): table for table in runner.pages.tables for cache in table.caches}
     layers = zip(runner.builder.caches, runner.builder.decoder.spec.blocks, strict=True)
     for cache, block in {id(cache): (cache, block) for cache, block in layers}.values():
-        if isinstance(cache, DeltaCache):
+        if isinstance(cache, RecurrentCache):
             found += cache.copy_out(row)
             continue
         table = tables[id(cache)]

@@ -122,6 +122,23 @@ QWEN3_NEXT = {
 }
 QWEN3_5 = {name: size for name, size in QWEN3_NEXT.items() if "expert" not in name and name != "norm_topk_prob"}
 QWEN3_5_MOE = {name: size for name, size in QWEN3_NEXT.items() if name not in ("norm_topk_prob", "intermediate_size")}
+LFM2 = {
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 5,
+    "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+    "conv_L_cache": 3,
+    "block_multiple_of": 16,
+    "tie_word_embeddings": True,
+    **NO_TOKENS,
+}
+LFM2_MOE = {
+    **{name: value for name, value in LFM2.items() if name != "block_multiple_of"},
+    "num_dense_layers": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
 GEMMA4_TEXT = {
     **SIZES,
     "num_attention_heads": 4,
@@ -158,6 +175,49 @@ GEMMA4_MOE = {
     "top_k_experts": 3,
     "moe_intermediate_size": 48,
 }
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 12,  # short, so that queries of a test have several factors
+    "llama_4_scaling_beta": 0.4,
+}
+MINISTRAL3 = {
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 3,
+    "head_dim": 24,
+    "rope_parameters": MINISTRAL_ROPE,
+    "tie_word_embeddings": False,
+    **NO_TOKENS,
+}
+MIXTRAL = {
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 3,
+    "head_dim": 24,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 96,
+    "tie_word_embeddings": False,
+    **NO_TOKENS,
+}
+GRANITE = {
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 3,
+    "embedding_multiplier": 3.5,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.7,
+    "rms_norm_eps": 1e-5,
+    **NO_TOKENS,
+}
+SMOLLM3 = {**SIZES, **GQA, "num_hidden_layers": 5, "no_rope_layer_interval": 2, **NO_TOKENS}
 GLM4_MOE = {  # groups of experts, two of three for a token
     **SIZES,
     **GQA,
@@ -227,6 +287,82 @@ def _mistral() -> nn.Module:
     return MistralForCausalLM(
         MistralConfig(**SIZES, **GQA, num_hidden_layers=3, sliding_window=WINDOW, head_dim=32, **NO_TOKENS)
     )
+
+
+def ministral3(**changes: object) -> nn.Module:
+    """Return a Ministral 3 model; `changes` are of MINISTRAL3."""
+    from transformers import Ministral3Config, Ministral3ForCausalLM
+
+    return Ministral3ForCausalLM(Ministral3Config(**{**MINISTRAL3, **changes}))
+
+
+def _ministral3_sliding() -> nn.Module:
+    rope = {**MINISTRAL_ROPE, "rope_type": "default", "original_max_position_embeddings": 5}
+    return ministral3(
+        rope_parameters=rope, sliding_window=WINDOW, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True
+    )
+
+
+def mistral3(text: dict[str, object]) -> nn.Module:
+    """Return a multimodal Mistral model with this text model, which has a model_type."""
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    vision = {**VISION, "model_type": "pixtral", "head_dim": 8}
+    tied = bool(text["tie_word_embeddings"])
+    return Mistral3ForConditionalGeneration(
+        Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+    )
+
+
+def _mistral3_nested() -> nn.Module:
+    text = {**SIZES, **GQA, "num_hidden_layers": 2, "head_dim": 24, "sliding_window": None, **NO_TOKENS}
+    return mistral3({**text, "model_type": "mistral", "tie_word_embeddings": False})
+
+
+def _ministral3_nested() -> nn.Module:
+    return mistral3({**MINISTRAL3, "model_type": "ministral3", "num_hidden_layers": 2, "tie_word_embeddings": True})
+
+
+def mixtral(**changes: object) -> nn.Module:
+    """Return a Mixtral model; `changes` are of MIXTRAL."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    model = MixtralForCausalLM(MixtralConfig(**{**MIXTRAL, **changes}))
+    model.set_experts_implementation("eager")  # transformers' grouped product takes no odd sizes
+    return model
+
+
+def granite(**changes: object) -> nn.Module:
+    """Return a dense Granite model; `changes` are of GRANITE."""
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    return GraniteForCausalLM(GraniteConfig(**{**GRANITE, "tie_word_embeddings": True, **changes}))
+
+
+def _granite_biased() -> nn.Module:
+    return granite(attention_bias=True, mlp_bias=True, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE)
+
+
+def granite_moe(**changes: object) -> nn.Module:
+    """Return a Granite mixture of experts; `changes` are of GRANITE."""
+    from transformers import GraniteMoeConfig, GraniteMoeForCausalLM
+
+    experts = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 40, "tie_word_embeddings": True}
+    model = GraniteMoeForCausalLM(GraniteMoeConfig(**{**GRANITE, **experts, **changes}))
+    model.set_experts_implementation("eager")
+    return model
+
+
+def smollm3(**changes: object) -> nn.Module:
+    """Return a SmolLM3 model; `changes` are of SMOLLM3."""
+    from transformers import SmolLM3Config, SmolLM3ForCausalLM
+
+    return SmolLM3ForCausalLM(SmolLM3Config(**{**SMOLLM3, "tie_word_embeddings": True, **changes}))
+
+
+def _smollm3_sliding() -> nn.Module:
+    windows = {"use_sliding_window": True, "sliding_window": WINDOW}
+    return smollm3(no_rope_layers=[0, 1, 1, 0, 1], tie_word_embeddings=False, **windows)
 
 
 def _qwen2() -> nn.Module:
@@ -419,6 +555,32 @@ def qwen3_5_moe(**changes: object) -> nn.Module:
     return model
 
 
+def lfm2(**changes: object) -> nn.Module:
+    """Return an LFM2 model; `changes` are of LFM2."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    return Lfm2ForCausalLM(Lfm2Config(**{**LFM2, **changes}))
+
+
+def _lfm2_biased() -> nn.Module:
+    sizes = {"block_auto_adjust_ff_dim": False, "head_dim": 24, "num_key_value_heads": 1, "tie_word_embeddings": False}
+    layers = {"layer_types": None, "full_attn_idxs": [0, 2], "num_hidden_layers": 4, "conv_L_cache": 5}
+    return lfm2(**sizes, **layers, conv_bias=True)
+
+
+@torch.no_grad()
+def lfm2_moe(**changes: object) -> nn.Module:
+    """Return an LFM2 mixture of experts; `changes` are of LFM2_MOE."""
+    from transformers import Lfm2MoeConfig, Lfm2MoeForCausalLM
+
+    model = Lfm2MoeForCausalLM(Lfm2MoeConfig(**{**LFM2_MOE, **changes}))
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            buffer.uniform_(-0.4, 0.4)
+    model.set_experts_implementation("eager")  # transformers' grouped product takes no odd sizes
+    return model
+
+
 @torch.no_grad()
 def glm4_moe(**changes: object) -> nn.Module:
     """Return a GLM 4.5 model; `changes` are of GLM4_MOE."""
@@ -514,6 +676,9 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen3_next": qwen3_next,  # delta rules, inputs fused by key head, gated attention, a shared expert
     "qwen3_5": qwen3_5,  # delta rules and gated attention, dense
     "qwen3_5_moe": qwen3_5_moe,  # the same with experts and a shared expert
+    "lfm2": lfm2,  # gated short convolutions beside attention, an MLP whose width is computed, tied
+    "lfm2_biased": _lfm2_biased,  # biases of wider convolutions, one kv head, attention first, untied
+    "lfm2_moe": lfm2_moe,  # experts chosen by sigmoid scores and a bias, after a dense layer
     "glm4_moe": glm4_moe,  # experts chosen by sigmoid scores within groups, a shared one, half of a head rotates
     "glm4_moe_air": _glm4_moe_air,  # the same without groups and norms of q and k, two shared experts
     "glm4": glm4,  # sandwich norms, adjacent features of half a head rotate, fused gate and up
@@ -523,6 +688,16 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "exaone4": exaone4,  # norms behind the sublayers, full layers do not rotate, sliding ones as Llama 3
     "exaone4_full": _exaone4_full,  # without a window, where full layers rotate
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
+    "ministral3": ministral3,  # YaRN without a factor of cosines, queries scaled by position, untied
+    "ministral3_sliding": _ministral3_sliding,  # the scale without YaRN, a window, one key head, tied
+    "mistral3_nested": _mistral3_nested,  # Mistral inside a multimodal model, untied
+    "ministral3_nested": _ministral3_nested,  # Ministral 3 inside it, tied
+    "mixtral": mixtral,  # experts in every layer, whose files name them w1, w2 and w3
+    "granite": granite,  # factors of embeddings, scores, sublayers and logits, tied
+    "granite_biased": _granite_biased,  # the same with biases, which the factors multiply, too
+    "granite_moe": granite_moe,  # experts with the factor of sublayers
+    "smollm3": smollm3,  # every other layer does not rotate
+    "smollm3_sliding": _smollm3_sliding,  # layers that do not rotate slide instead
 }
 ARCHITECTURES = (  # one of each
     "llama3",
@@ -550,14 +725,25 @@ ARCHITECTURES = (  # one of each
     "olmo3",
     "exaone4",
     "bitnet",
+    "lfm2",
+    "lfm2_moe",
+    "ministral3",
+    "mixtral",
+    "granite",
+    "granite_moe",
+    "smollm3",
 )
 # Decoded compiled alone, too. A graph for one sequence is that for several with another number in its shapes, and
 # one sequence that could run native or as a GPU's kernels does not run it.
 AT_BOTH_WIDTHS = ("gemma3", "gpt_oss")
 
 
-MIXTURES = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe")
+MIXTURES = (
+    *("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe", "glm4_moe_air", "lfm2_moe"),
+    *("mixtral", "granite_moe"),
+)
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+RECURRENT = (*DELTA_RULES, "lfm2", "lfm2_moe")  # layers with a state and layers that attend
 TOLERANCE = 2e-5
 # transformers' own float32 logits differ from float64 by up to 9e-5 with these, whose norms divide small answers by
 # their size.

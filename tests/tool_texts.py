@@ -8,6 +8,7 @@ from typing import Any
 
 import tokenizers
 from chats import TEMPLATES, call
+from family_templates import FAMILY_TEMPLATES
 from golden_vocab import golden_tokenizer
 
 from graphcore.serving.chat_call import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
@@ -76,13 +77,25 @@ THINK = r"""{%- for message in messages %}{{- '<|im_start|>' + message.role + '\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{%- endif %}"""
 
-SOURCES = {**TEMPLATES, "llama3": LLAMA3, "gpt_oss": GPT_OSS}
-PARALLEL = ("qwen3", "qwen3_5", "gemma4")
-STREAMED = ("qwen3", "llama3", "gpt_oss")
-ENDS = ("<|im_end|>\n", "<turn|>\n", "<|tool_response>", "<|eot_id|>", "<|eom_id|>", "<|return|>", "<|call|>")
+SOURCES = {**TEMPLATES, "llama3": LLAMA3, "gpt_oss": GPT_OSS, **FAMILY_TEMPLATES}
+PARALLEL = tuple(name for name in SOURCES if name not in ("llama3", "gpt_oss", "glm4"))
+WHOLE = ("qwen3_5", "gemma4", "lfm2", "lfm2_first", "olmo3", "glm45", "glm47")  # whose arguments come whole
+STREAMED = tuple(name for name in SOURCES if name not in WHOLE)
+THINKING = ("qwen3", "qwen3_5", "gemma4", "gpt_oss", "mistral_named", "lfm2", "glm45", "glm47")
+"""Families whose templates show an answer's thoughts."""
+SILENT = ("llama3", "gpt_oss", "mistral_list", "glm4")  # whose templates show no text beside a call
+ENDS = (
+    *("<|im_end|>\n", "<turn|>\n", "<|tool_response>", "<|eot_id|>", "<|eom_id|>", "<|return|>", "<|call|>"),
+    *("</s>", "<|end_of_text|>\n", "<|end|>", "[|endofturn|]\n", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+)
 SPECIAL = (
     *("<|python_tag|>", "<|eom_id|>", "<|eot_id|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>"),
     *("<channel|>", "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"),
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "</s>", "<|tool_call_start|>", "<|tool_call_end|>"),
+    *("<|tool_call|>", "<|/tool_call|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|end_of_text|>"),
+    *(f"<\uff5ctool\u2581{name}\uff5c>" for name in ("calls\u2581begin", "calls\u2581end", "sep")),
+    *(f"<\uff5ctool\u2581call\u2581{name}\uff5c>" for name in ("begin", "end")),
+    *("[|endofturn|]", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
 )
 PARAMETERS = {
     "type": "object",
@@ -109,15 +122,22 @@ def chat_template(name: str) -> ChatTemplate:
 
 
 def format_named(name: str) -> ToolFormat:
-    return tool_format_of(SOURCES[name], "")
+    return tool_format_of(SOURCES[name], "", SPECIAL)
+
+
+def template_options(name: str, thinks: bool = True) -> dict[str, Any]:
+    """Return the variables that a template reads besides messages and tools."""
+    is_quiet = name in ("glm47", "exaone4") and not thinks  # their templates write that an answer has no thoughts
+    ends = {"eos_token": "</s>"} if name.startswith("mistral") else {"eos_token": ""}
+    return {"enable_thinking": not is_quiet, "bos_token": "", "xml_tools": TOOLS, **ends}
 
 
 def rendered(name: str, answer: dict[str, Any]) -> tuple[str, str]:
     """Return the prompt and the answer's text as the template writes them, the answer with its end token."""
-    known, options = format_named(name), {"enable_thinking": True, "bos_token": ""}
+    known, options = format_named(name), template_options(name, "reasoning_content" in answer)
     template = chat_template(name)
-    prompt = template.render(template_messages(known, [ASKED]), options, True, TOOLS)
-    whole = template.render(template_messages(known, [ASKED, answer]), options, False, TOOLS)
+    prompt = template.render(template_messages(known, [ASKED], TOOLS), options, True, TOOLS)
+    whole = template.render(template_messages(known, [ASKED, answer], TOOLS), options, False, TOOLS)
     if not whole.startswith(prompt):  # the prompt opens thoughts, and the answer has none
         prompt = prompt.removesuffix("<think>\n")
     assert whole.startswith(prompt)
@@ -186,6 +206,12 @@ def tokenizer_text() -> str:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     known["added_tokens"] += [{"id": first + at, "content": name, **flags} for at, name in enumerate(SPECIAL)]
     return json.dumps(known)
+
+
+@cache
+def special_ids() -> dict[str, int]:
+    """Return the id of each special token of that vocabulary."""
+    return {token.content: at for at, token in tokenizer().get_added_tokens_decoder().items() if token.special}
 
 
 @cache

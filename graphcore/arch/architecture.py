@@ -42,6 +42,7 @@ class Architecture(ABC):
             same names.
         is_read_with_window: True if GGUF files with these names that state a sliding window are read as this type.
         nested_in: multimodal model type whose text_config describes a model of this type; None if there is none.
+        nested_ties: True if the multimodal type ties the head to the embedding unless its config says otherwise.
         hf_prefixes: possible prefixes of the decoder's names in safetensors, the likeliest first.
         ignored: substrings of the names of stored tensors that text generation does not use.
         unused: names of parts of a model that are left out with a note, by substring of their tensors' names.
@@ -52,6 +53,7 @@ class Architecture(ABC):
     is_read_from_gguf: bool = True
     is_read_with_window: bool = False
     nested_in: str | None = None
+    nested_ties: bool = False
     hf_prefixes: tuple[str, ...] = ("model.", "")
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     unused: Mapping[str, str] = field(default_factory=dict)
@@ -120,6 +122,10 @@ class Architecture(ABC):
 
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar | tuple[int, ...]]:
         """Return the extra metadata of a packed GGUF file, by key without the architecture's prefix."""
+        return {}
+
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return the settings that only this family has, under the names of transformers' config class."""
         return {}
 
     def hf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:

@@ -22,7 +22,7 @@ from graphcore.arch.config.model_config import AttentionConfig, ModelConfig, Rop
 from graphcore.arch.config.refusals import refuse_unknown_gguf_mathematics
 from graphcore.arch.config.rope_parameters import ORIGINAL, read_scaling
 from graphcore.arch.config.typed_fields import LARGEST_SIZE, Fields
-from graphcore.arch.registry import GGUF_ARCHITECTURES, WINDOWED_GGUF
+from graphcore.arch.registry import GGUF_ARCHITECTURES, MIXED_GGUF, WINDOWED_GGUF
 from graphcore.checkpoint.token_ids import SpecialIds, read_special_ids
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 from graphcore.routing import SCORES, ScoredRouting
@@ -102,6 +102,8 @@ def _architecture(fields: Fields) -> tuple[Architecture, GGUFKeys]:
     architecture = GGUF_ARCHITECTURES[name]
     if fields.raw.get(f"{name}.{WINDOW}") not in NO_WINDOW:
         architecture = WINDOWED_GGUF.get(name, architecture)
+    if fields.raw.get(f"{name}.expert_count") not in (None, 0):
+        architecture = MIXED_GGUF.get(name, architecture)
     return architecture, GGUFKeys(fields, name, architecture.gguf_defaults(name))
 
 
@@ -274,6 +276,9 @@ def _scaling(keys: GGUFKeys, rope_type: str, factor: float) -> RopeScaling | Non
     }
     found = {name: keys.fields.raw.get(keys.name(f"rope.scaling.{key}")) for key, name in names.items()}
     found = {name: value for name, value in found.items() if value != 0}  # 0 means unset in llama.cpp
+    multiplier = keys.fields.number(keys.name("rope.scaling.yarn_log_multiplier"))
+    if multiplier:
+        found |= {"mscale": 1.0, "mscale_all_dim": multiplier}
     where = f"{keys.fields.source}: {keys.name('rope.scaling')}"
     stated = Fields({"rope_type": rope_type, "factor": factor, **found}, where)
     return read_scaling(stated, keys.defaults, keys.required_size("context_length"))

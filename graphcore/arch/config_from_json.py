@@ -29,7 +29,8 @@ from graphcore.checkpoint.token_ids import SPECIAL_IDS, read_special_ids
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 from graphcore.routing import ScoredRouting
 
-OUTER_FIRST = ("tie_word_embeddings",)  # Gemma3ForConditionalGeneration uses the outer flag for tying
+TIE = "tie_word_embeddings"
+OUTER_FIRST = (TIE,)  # Gemma3ForConditionalGeneration uses the outer flag for tying
 QUANTIZATION_FILES = {  # AutoGPTQ's, AutoAWQ's and Model Optimizer's
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -154,15 +155,16 @@ def _nested(outer: Fields) -> tuple[Fields, ClassDefaults]:
     """Return text_config, completed by settings of the outer object."""
     text = outer.section("text_config")
     outer_type = outer.text("model_type")
-    expected = NESTED_TYPES.get(outer_type, outer_type) if outer_type is not None else None
+    inner_types = {inner for types in NESTED_TYPES.values() for inner in types}
+    expected = NESTED_TYPES.get(outer_type, (outer_type,))[0] if outer_type is not None else None
     model_type = text.text("model_type") or expected
     if model_type is None:
         raise CheckpointError(f"{text.source}: has no model_type, here or outside; known: {_known()}")
-    if expected is not None and expected not in NESTED_TYPES.values():
+    if expected is not None and expected not in inner_types:
         raise _unsupported(str(outer_type), outer.source)
-    if model_type not in NESTED_TYPES.values():
+    if model_type not in inner_types:
         raise _unsupported(model_type, text.source)
-    merged = dict(text.raw)
+    merged = {**text.raw, **({TIE: True} if ARCHITECTURES[model_type].nested_ties else {})}
     merged.update((name, outer.raw[name]) for name in OUTER_FIRST if outer.raw.get(name) is not None)
     missing = (name for name in OUTER_LAST if text.raw.get(name) is None and outer.raw.get(name) is not None)
     merged.update((name, outer.raw[name]) for name in missing)

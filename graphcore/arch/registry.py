@@ -19,10 +19,18 @@ WINDOWED_GGUF: Mapping[str, Architecture] = MappingProxyType(
     {name: one for one in ARCHITECTURES.values() if one.is_read_with_window for name in one.gguf_names}
 )
 """Architecture of GGUF files that state a window: Mistral's have Llama's general.architecture, OLMo 3's OLMo 2's."""
-NESTED_TYPES: Mapping[str, str] = MappingProxyType(
-    {one.nested_in: one.model_type for one in ARCHITECTURES.values() if one.nested_in is not None}
+MIXED_GGUF: Mapping[str, Architecture] = MappingProxyType(
+    {name: one for one in ARCHITECTURES.values() if one.defaults.experts is not None for name in one.gguf_names}
 )
-"""Model type of the language model in text_config, by multimodal model type."""
+"""Architecture of GGUF files that state a number of experts: Mixtral's have Llama's general.architecture."""
+NESTED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        one.nested_in: tuple(other.model_type for other in ARCHITECTURES.values() if other.nested_in == one.nested_in)
+        for one in ARCHITECTURES.values()
+        if one.nested_in is not None
+    }
+)
+"""Model types of the language models in text_config, by multimodal model type; the first is the default."""
 
 
 def architecture_of(config: ModelConfig) -> Architecture:

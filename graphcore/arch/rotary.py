@@ -61,6 +61,21 @@ def rows_of_qkv(module: str, config: ModelConfig) -> PickRows:
     return PickRows(begin, begin + (queries if module == QKV[0] else keys))
 
 
+# The decoder's names of the experts' weights that files may fuse into one tensor, gate before up.
+GATE_AND_UP = ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight")
+
+
+def half_of_experts(leaf: str, width: int) -> PickRows:
+    """Return the fold that picks gate or up out of a fused tensor [X, 2F, D].
+
+    Args:
+        leaf: one of `GATE_AND_UP`.
+        width: number of hidden features of an expert, F.
+    """
+    begin = GATE_AND_UP.index(leaf) * width
+    return PickRows(begin, begin + width, axis=-2)
+
+
 POST_NORM_LEAVES: Mapping[str, str] = MappingProxyType(
     {
         **GGUF_LEAVES,

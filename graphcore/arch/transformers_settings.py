@@ -37,6 +37,7 @@ def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
         "tie_word_embeddings": is_tied,
         **dict.fromkeys(names_of_activation, config.hidden_act),
         **{name: value for name, value in optional.items() if value is not None},
+        **ARCHITECTURES[config.model_type].own_settings(config),
     }
 
 

@@ -3,7 +3,8 @@
     stored      ...experts.0.w1 [F, D]   ...experts.1.w1 [F, D]   ...   ...experts.0.w3 [F, D]   ...
     presented   ...experts.gate_up [X, 2F, D]     parts along the rows, experts along the first axis
 
-`with_stacked_experts` presents files that number their experts in this way, each projection separately.
+`with_stacked_experts` presents files that number their experts in this way, each projection separately. GGUF files of
+2023 number them, too: blk.0.ffn_gate.7.weight is expert 7 of blk.0.ffn_gate_exps.weight.
 Source of the order: transformers, core_model_loading.py, MergeModulelist and Concatenate.
 """
 
@@ -22,6 +23,7 @@ from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 Stack = tuple[tuple[str, ...], ...]
 EXPERT = re.compile(r"(.+\.experts\.)(\d+)\.(.+)")
+GGUF_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)(\.weight)")
 
 
 class StackedCheckpoint(Checkpoint):
@@ -107,18 +109,19 @@ def with_stacked_experts(stored: Checkpoint) -> Checkpoint:
     """
     found: dict[str, dict[int, str]] = {}
     for name in stored.tensors:
-        match = EXPERT.fullmatch(name)
+        match = EXPERT.fullmatch(name) or GGUF_EXPERT.fullmatch(name)
         if match is not None and name.endswith(ORDER):
             raise UnsupportedError(
                 f"{stored.source}: the columns of expert {quoted(name.removesuffix(ORDER))} have an order of their own "
                 f"(act-order), which is not supported for experts; {ORDER_ADVICE}"
             )
         if match is not None and not stored.is_zero_bias(name):
-            found.setdefault(match[1] + match[3], {})[int(match[2])] = name
+            infix = "_exps" if match.re is GGUF_EXPERT else ""
+            found.setdefault(f"{match[1]}{infix}{match[3]}", {})[int(match[2])] = name
     for stacked, experts in found.items():
         absent = next((index for index in range(max(experts)) if index not in experts), None)
         if absent is not None:
-            name = stacked.replace(".experts.", f".experts.{absent}.")
+            name = stacked.replace(".experts.", f".experts.{absent}.").replace("_exps.", f".{absent}.")
             raise CheckpointError(f"{stored.source}: Missing required tensor: {quoted(name)}; the files are incomplete")
     if not found:
         return stored

@@ -436,6 +436,7 @@ class Engine:
         options: Mapping[str, object] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        markup: Mapping[str, str] | None = None,
     ) -> list[int]:
         """Return the token ids of a conversation in the model's chat template, ready for its answer.
 
@@ -448,12 +449,14 @@ class Engine:
             add_generation_prompt: False leaves out the text that opens the model's turn; None is True unless the last
                 message is continued.
             continue_final_message: True ends with the text of the last message, which the answer then continues.
+            markup: texts, such as "<|tool_call|>", by the private-use letters that stand for them in the messages;
+                unlike a message's own text, they are parsed as the template's text is.
 
         Raises:
             ConfigError: `messages` is no list of messages, or both a new message and a continuation are asked for.
             TokenizerError: the checkpoint has no tokenizer or no chat template, or the template refuses the messages.
         """
-        return self.prompts.chat_ids(messages, tools, options, add_generation_prompt, continue_final_message)
+        return self.prompts.chat_ids(messages, tools, options, add_generation_prompt, continue_final_message, markup)
 
     def grammar(
         self,

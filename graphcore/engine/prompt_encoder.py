@@ -71,6 +71,7 @@ class PromptEncoder:
         options: Mapping[str, object] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        markup: Mapping[str, str] | None = None,
     ) -> list[int]:
         """Return the token ids of a conversation in the model's chat template; arguments as for `Engine.chat_ids`."""
         if continue_final_message and add_generation_prompt:
@@ -85,6 +86,7 @@ class PromptEncoder:
             tools=tools,
             options=options,
             continue_final_message=continue_final_message,
+            markup=markup,
         )
 
     def text_ids(self, text: str, is_beginning: bool = True) -> list[int]:

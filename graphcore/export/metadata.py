@@ -11,13 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 import gguf
-import numpy as np
 import torch
 
 from graphcore.arch.architecture import Architecture
 from graphcore.arch.checkpoint_config import ROPE_FREQS, ROPE_LONG, ROPE_SHORT
+from graphcore.arch.config.gguf_keys import as_float32
 from graphcore.arch.config.model_config import ModelConfig, RopeParameters
-from graphcore.arch.config.rope_parameters import ORIGINAL
+from graphcore.arch.config.rope_parameters import ORIGINAL, YARN_BETA_FAST, YARN_BETA_SLOW
 from graphcore.arch.config_from_gguf import config_from_gguf
 from graphcore.arch.registry import ARCHITECTURES, architecture_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
@@ -152,6 +152,9 @@ def _rotary_values(config: ModelConfig, rope: RopeParameters) -> Values:
         found["rope.scaling.factor"] = float(rope.scaling["factor"])
         if ORIGINAL in rope.scaling:
             found["rope.scaling.original_context_length"] = int(rope.scaling[ORIGINAL])
+        for name, usual in (("beta_fast", YARN_BETA_FAST), ("beta_slow", YARN_BETA_SLOW)):
+            if float(rope.scaling.get(name, usual)) != usual:
+                found[f"rope.scaling.yarn_{name}"] = float(rope.scaling[name])
     return found
 
 
@@ -167,14 +170,14 @@ def rope_divisors(spec: ModelSpec) -> dict[str, tuple[float, ...]]:
             case DivisorScaling(divisors):
                 return {ROPE_FREQS: divisors}
             case LongScaling(short, long):
-                return {ROPE_LONG: tuple(map(_as_float32, long)), ROPE_SHORT: tuple(map(_as_float32, short))}
+                return {ROPE_LONG: tuple(map(as_float32, long)), ROPE_SHORT: tuple(map(as_float32, short))}
             case Llama3Scaling():
                 plain = rope_frequencies(replace(rope, scaling=None), head_dim).double()
                 return {ROPE_FREQS: tuple((plain / rope_frequencies(rope, head_dim)).to(torch.float32).tolist())}
             case ProportionalScaling(share, factor):
                 pairs, turning = head_dim // 2, int(share * head_dim // 2)
                 divisors = (factor,) * turning + (UNTURNED,) * (pairs - turning)
-                return {ROPE_FREQS: tuple(map(_as_float32, divisors))}
+                return {ROPE_FREQS: tuple(map(as_float32, divisors))}
     return {}
 
 
@@ -198,7 +201,7 @@ def _check_says_the_same(
     found = rope_divisors(architecture.spec(config))
     divisors = found.get(ROPE_FREQS)
     factors = (found[ROPE_SHORT], found[ROPE_LONG]) if ROPE_LONG in found else None
-    stored = {key: _as_float32(value) if isinstance(value, float) else value for key, value in metadata.items()}
+    stored = {key: as_float32(value) if isinstance(value, float) else value for key, value in metadata.items()}
     read = architecture.spec(config_from_gguf(stored, shapes, divisors, source, rope_factors=factors))
     wanted = architecture.spec(
         architecture.as_gguf(_as_stored(config, divisors, is_tied="output.weight" not in shapes))
@@ -212,10 +215,6 @@ def _check_says_the_same(
     )
 
 
-def _as_float32(value: float) -> float:
-    return float(np.float32(value))
-
-
 def _as_stored(config: ModelConfig, divisors: tuple[float, ...] | None, is_tied: bool) -> ModelConfig:
     """Return the config with its floats rounded to float32, as GGUF stores them, and its rope scaling as divisors.
 
@@ -223,25 +222,25 @@ def _as_stored(config: ModelConfig, divisors: tuple[float, ...] | None, is_tied:
     """
     changed = replace(
         config,
-        norm_eps=_as_float32(config.norm_eps),
+        norm_eps=as_float32(config.norm_eps),
         rope=None if config.rope is None else _stored_rope(config.rope, divisors),
         tie_word_embeddings=is_tied,
     )
     scalar = config.attention.query_pre_attn_scalar
     if scalar is None:
         return changed
-    return replace(changed, attention=replace(config.attention, query_pre_attn_scalar=_as_float32(scalar)))
+    return replace(changed, attention=replace(config.attention, query_pre_attn_scalar=as_float32(scalar)))
 
 
 def _stored_rope(rope: RopeParameters, divisors: tuple[float, ...] | None) -> RopeParameters:
-    local = None if rope.local_theta is None else _as_float32(rope.local_theta)
-    changed = replace(rope, theta=_as_float32(rope.theta), local_theta=local)
+    local = None if rope.local_theta is None else as_float32(rope.local_theta)
+    changed = replace(rope, theta=as_float32(rope.theta), local_theta=local)
     if divisors is not None:
         return replace(changed, scaling=None, freq_divisors=divisors)
     if rope.scaling is None:
         return changed
     key = "attention_factor" if rope.short_factors is not None else "factor"
-    scaling = {**rope.scaling, key: _as_float32(float(rope.scaling[key]))}
-    lists = (None if one is None else tuple(map(_as_float32, one)) for one in (rope.short_factors, rope.long_factors))
+    scaling = {**rope.scaling, key: as_float32(float(rope.scaling[key]))}
+    lists = (None if one is None else tuple(map(as_float32, one)) for one in (rope.short_factors, rope.long_factors))
     short, long = lists
     return replace(changed, scaling=scaling, short_factors=short, long_factors=long)

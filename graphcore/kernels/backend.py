@@ -1,11 +1,12 @@
-"""Backends of a model: implementations of attention and delta rules, of packed weights, and of sampling on the CPU.
+"""Backends of a model: implementations of token mixers, of packed weights, and of sampling on the CPU.
 
     TorchBackend    the ops of kernels/ops/ in plain torch; packed weights are unpacked for each use      anywhere
     TritonBackend   the same ops, for which kernels/gpu/ registers kernels; weights packed in planes      GPU
     NativeBackend   the library of C++ kernels (kernels/cpu/)                                             CPU
 
-Legend: B batch, T tokens, H heads, K kv heads, E head dim, M value dim, P pages, N pages of a sequence, G positions of
-a page. A backend is chosen once, when a model is loaded. No code outside this package handles the C++ library's path.
+Legend: B batch, T tokens, H heads, K kv heads, E head dim, M value dim, C channels, P pages, N pages of a sequence,
+G positions of a page. A backend is chosen once, when a model is loaded. No code outside this package handles the C++
+library's path.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.ops.attend import attend
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.draw import DrawKernel
+from graphcore.kernels.ops.gated_convolution import ConvParts, gated_convolution
 from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
 from graphcore.kernels.packing import Packing
 from graphcore.kernels.stored_packing import StoredPacking
@@ -34,6 +36,7 @@ from graphcore.quant.registry import FORMATS
 # A torch.fx trace of a module (graph/lowering/tracing.py) stops at these functions, whichever backend calls them.
 fx.wrap("attend")
 fx.wrap("delta_heads")
+fx.wrap("gated_convolution")
 
 KVPages = tuple[Tensor, Tensor, Tensor]
 """Pools of keys and of values, [P, K, G, E] each, and the table of each sequence's pages, [B, N] int32."""
@@ -80,6 +83,14 @@ class Backend:
             [B, T, H M] compute dtype.
         """
         return delta_heads(*parts)
+
+    def gated_convolution(self, parts: ConvParts) -> Tensor:
+        """Run a gated short convolution, as the op `gated_convolution` does; the backend itself sets the library.
+
+        Returns:
+            [B, T, C] compute dtype.
+        """
+        return gated_convolution(*parts)
 
     def token_rows(self, _x: Tensor) -> TokenRows | None:
         """Return fused kernels for norms, rotary embeddings, gates and residual sums of the tokens in `x`.
@@ -164,6 +175,10 @@ class NativeBackend(Backend):
     def delta_heads(self, parts: DeltaParts) -> Tensor:
         """Run the heads in C++."""
         return super().delta_heads(parts._replace(library=self.library))
+
+    def gated_convolution(self, parts: ConvParts) -> Tensor:
+        """Run the convolution in C++."""
+        return super().gated_convolution(parts._replace(library=self.library))
 
     def token_rows(self, x: Tensor) -> TokenRows | None:
         """Return the kernels if `x` is a CPU tensor in eager mode."""

@@ -6,8 +6,9 @@ channels and W width of the convolution.
     attention    KVCache      keys and values          [P, K, G, E] each, in the cache dtype, or [P, K, G, C, Z] codes
                                                        (kernels/ops/kv_formats.py)
                               table                    [B, N] int32, pages of each sequence
-    delta rule   DeltaCache   recurrent state          [B, H, Ek, Ev] float32
+    delta rule   RecurrentCache   recurrent state      [B, H, Ek, Ev] float32
                               last inputs              [B, C, W - 1] float32, of the convolution
+    convolution  the same     an empty recurrent state [B, 0], and the last inputs
 
     position p of sequence b:   page table[b, (p // G) mod N],  place p mod G
 
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from graphcore.host_pages import zeros
 from graphcore.kvcache.sizes import TABLE_DTYPE, CacheSizes, own_buffers, pool_pages, stored_shapes, windows_of_tables
-from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
+from graphcore.nn.spec import AttentionSpec, MixerSpec, ModelSpec, RecurrentSpec
 
 
 class LayerCache(ABC):
@@ -96,11 +97,11 @@ class KVCache(LayerCache):
 
 
 @dataclass(frozen=True)
-class DeltaCache(LayerCache):
-    """The state of a delta layer.
+class RecurrentCache(LayerCache):
+    """The state of a recurrent layer: a delta rule, or a gated short convolution.
 
     Attributes:
-        recurrent: [B, H, Ek, Ev] float32, further rows are snapshots.
+        recurrent: [B, H, Ek, Ev] float32, further rows are snapshots; [B, 0] for a layer without a delta rule.
         convolution: [B, C, W - 1] float32, the last inputs of the convolution, oldest first.
     """
 
@@ -141,11 +142,11 @@ def allocate_cache(spec: ModelSpec, sizes: CacheSizes, device: torch.device) -> 
     batch = sizes.batch
     tables: dict[int, Tensor] = {}
 
-    def empty(layer: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> LayerCache:
+    def empty(layer: MixerSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> LayerCache:
         stored = stored_shapes(layer, shapes, sizes.dtype)
-        if isinstance(layer, DeltaSpec):
+        if isinstance(layer, RecurrentSpec):
             rows = batch + sizes.snapshots
-            return DeltaCache(*(zeros((rows, *shape), kind, device) for shape, kind in stored))
+            return RecurrentCache(*(zeros((rows, *shape), kind, device) for shape, kind in stored))
         reach, _, page, _ = shapes[0]
         pages = pool_pages(reach, windows[reach], page, sizes)
         if reach not in tables:

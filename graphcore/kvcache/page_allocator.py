@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
+from graphcore.kvcache.buffers import KVCache, LayerCache, RecurrentCache
 from graphcore.kvcache.page_table import Copies, PageTable
 from graphcore.nn.spec import AttentionSpec, ModelSpec
 
@@ -69,7 +69,7 @@ class PageAllocator:
         self.prefix_cache: PageEvictor | None = None
         self.forward_states: PageEvictor | None = None
         self._is_lent = False
-        self.states = [cache for cache, _ in distinct.values() if isinstance(cache, DeltaCache)]
+        self.states = [cache for cache, _ in distinct.values() if isinstance(cache, RecurrentCache)]
 
     @property
     def has_states(self) -> bool:

@@ -11,7 +11,7 @@ from math import prod
 import torch
 
 from graphcore.kernels.ops.kv_formats import KVFormat, kv_types, pool_dtype, vector_shape
-from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
+from graphcore.nn.spec import AttentionSpec, ConvSpec, DeltaSpec, MixerSpec, ModelSpec, RecurrentSpec
 
 PAGE = 64  # positions of a page; short contexts have smaller ones
 TABLE_DTYPE = torch.int32
@@ -54,7 +54,7 @@ def touched_pages(positions: int, page: int) -> int:
 
 
 def buffer_shapes(
-    spec: AttentionSpec | DeltaSpec, context: int, passed: int = 1, page: int = 0
+    spec: MixerSpec, context: int, passed: int = 1, page: int = 0
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes of a layer's two buffers for one sequence, keys and values as [N, K, G, E].
 
@@ -64,6 +64,8 @@ def buffer_shapes(
     """
     if isinstance(spec, DeltaSpec):
         return (spec.value_heads, spec.key_dim, spec.value_dim), (spec.channels, spec.width - 1)
+    if isinstance(spec, ConvSpec):
+        return (0,), (spec.channels, spec.width - 1)
     page = page or page_size(context)
     pages = -(-context // page)
     if spec.window:
@@ -113,7 +115,7 @@ def buffers_nbytes(spec: ModelSpec, sizes: CacheSizes) -> tuple[int, ...]:
     windows = windows_of_tables(spec, own)
 
     def rows(layer: int, keys: tuple[int, ...]) -> int:
-        if isinstance(spec.blocks[layer].attention, DeltaSpec):
+        if isinstance(spec.blocks[layer].attention, RecurrentSpec):
             return sizes.batch + sizes.snapshots
         return pool_pages(keys[0], windows[keys[0]], keys[2], sizes)
 
@@ -133,10 +135,10 @@ def cache_nbytes(spec: ModelSpec, sizes: CacheSizes) -> int:
 
 
 def stored_shapes(
-    spec: AttentionSpec | DeltaSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: KVFormat
+    spec: MixerSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: KVFormat
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Return the shape and the dtype of each of a layer's buffers, from the shapes of `buffer_shapes`."""
-    if isinstance(spec, DeltaSpec):
+    if isinstance(spec, RecurrentSpec):
         return [(shape, STATE_DTYPE) for shape in shapes]
     kinds = zip(shapes, kv_types(dtype), strict=True)
     return [((*shape[:-1], *vector_shape(kind, shape[-1])), pool_dtype(kind)) for shape, kind in kinds]

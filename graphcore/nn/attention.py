@@ -15,7 +15,7 @@ from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.nn.linear import Linear, joint_projections
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.norm import UnitNorm, build_norm
-from graphcore.nn.rope import rotate
+from graphcore.nn.rope import rotate, scale_queries
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, Int8Order
 
@@ -68,14 +68,15 @@ class Attention(nn.Module):
             projected = [self.q_norm(projected[0]), self.k_norm(projected[1]), projected[2]]
         query, *others = (one.unflatten(-1, (-1, spec.head_dim)) for one in projected)  # type: ignore[no-untyped-call]
         if self.k_proj is None:
-            heads = self.backend.attend(self._turned(query, self.q_norm, rope), None, None, cache, *self._scoring(span))
+            query = self._scaled(self._turned(query, self.q_norm, rope), span)
+            heads = self.backend.attend(query, None, None, cache, *self._scoring(span))
         else:
             key, value = others[0], others[-1]  # [B, T, K, E]; keys are values too if there is no v_proj
             if self.q_norm is not None and self.k_norm is not None and not spec.qk_norm_over_heads:
                 query, key = self.q_norm(query), self.k_norm(key)
             if self.v_norm is not None:
                 value = self.v_norm(value)
-            query, key = self._turned(query, None, rope), self._turned(key, None, rope)
+            query, key = self._scaled(self._turned(query, None, rope), span), self._turned(key, None, rope)
             heads = self.backend.attend(query, key, value, cache, *self._scoring(span))
         joined = heads.flatten(-2)  # [B, T, H * E]
         if self.attn_sub_norm is not None:
@@ -88,6 +89,11 @@ class Attention(nn.Module):
         """Return the last arguments of the backend's `attend`."""
         spec = self.spec
         return (span.starts, span.counts), AttentionParameters(spec.window or 0, spec.scale, self.sinks, cap=spec.cap)
+
+    def _scaled(self, query: Tensor, span: Span) -> Tensor:
+        """Return the rotated queries [B, T, H, E], multiplied by a factor of their position if the spec has one."""
+        scale = self.spec.position_scale
+        return query if scale is None else scale_queries(query, span.starts, scale.beta, scale.period)
 
     def _turned(self, heads: Tensor, norm: nn.Module | None, rope: Tensor | None) -> Tensor:
         """Return heads [B, T, H, E], normalised if there is a norm, and rotated if the spec has a rope."""

@@ -1,9 +1,10 @@
-"""One transformer block: attention or a delta rule, then an MLP, both added to a residual stream.
+"""One transformer block: attention or a recurrent layer, then an MLP, both added to a residual stream.
 
 Legend: B batch, T tokens, D model dim.
 
     pre-norm:  x += attention(norm(x));  x += mlp(norm(x))
     sandwich:  x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))
+    Granite:   x += factor * attention(norm(x));  x += factor * mlp(norm(x))
     post-norm: x += norm(attention(x));  x += norm(mlp(x))                              (OLMo 2)
     Gemma 4:   sandwich;  x += norm(project(act(gate(x)) * per-layer features));  x *= learned factor
 
@@ -36,8 +37,9 @@ from graphcore.nn.moe import (
     without_padding,
 )
 from graphcore.nn.norm import build_norm
+from graphcore.nn.short_conv import ShortConv
 from graphcore.nn.span import Span
-from graphcore.nn.spec import BlockSpec, DeltaSpec, MoESpec
+from graphcore.nn.spec import BlockSpec, ConvSpec, DeltaSpec, MoESpec
 
 # float32 whatever the compute dtype: rounding the stream to bf16 after every sublayer would cause half of the total
 # error of bf16 logits, and Gemma's stream exceeds 65504, fp16's largest number.
@@ -77,6 +79,8 @@ class Block(nn.Module):
         int8_order = spec.int8_activations
         if isinstance(spec.attention, DeltaSpec):
             self.linear_attn = DeltaNet(spec.attention, spec.dim, dtype)
+        elif isinstance(spec.attention, ConvSpec):
+            self.conv = ShortConv(spec.attention, spec.dim, dtype)
         else:
             self.self_attn = Attention(spec.attention, spec.dim, dtype, int8_order)
         if isinstance(spec.mlp, MoESpec):
@@ -130,8 +134,8 @@ class Block(nn.Module):
             rope: [B, T, 2, E/2] float32, or None.
             span: positions of the tokens in their sequences.
             k_cache, v_cache: buffers of the layer's cache (kvcache/buffers.py), written in place: keys and values, or
-                the recurrent and the convolution state if the block has a delta rule.
-            table: [B, N] int32, pages of each sequence; None if the block has a delta rule.
+                the recurrent and the convolution state if the block is recurrent.
+            table: [B, N] int32, pages of each sequence; None if the block is recurrent.
             per_layer: [B, T, P] float32, the tokens' features for this layer; None if the model has none.
 
         Returns:
@@ -187,11 +191,13 @@ class Block(nn.Module):
         normed = x.to(self.dtype) if self.input_layernorm is None else self.input_layernorm(x, self.dtype)
         if isinstance(self.spec.attention, DeltaSpec):
             attended = self.linear_attn(normed, span, k_cache, v_cache)
+        elif isinstance(self.spec.attention, ConvSpec):
+            attended = self.conv(normed, span, v_cache)
         else:
             attended = self.self_attn(normed, rope, span, k_cache, v_cache, table)
         if self.sandwich:
             attended = self.post_attention_layernorm(attended, RESIDUAL_DTYPE)
-        return self._sum(x, attended)
+        return self._sum(x, self._multiplied(attended))
 
     def _mlp_norm(self, x: Tensor) -> Tensor:
         if not self.spec.pre_norm:
@@ -203,7 +209,12 @@ class Block(nn.Module):
     def _add_mlp_output(self, x: Tensor, mlp_output: Tensor) -> Tensor:
         if self.sandwich:
             mlp_output = self.post_feedforward_layernorm(mlp_output, RESIDUAL_DTYPE)
-        return self._sum(x, mlp_output)
+        # experts have the factor in their shares
+        return self._sum(x, mlp_output if isinstance(self.mlp, MoE) else self._multiplied(mlp_output))
+
+    def _multiplied(self, added: Tensor) -> Tensor:
+        """Return a sublayer's output [B, T, D] times the residual factor, float32 if there is one."""
+        return added if self.spec.residual_factor == 1.0 else added.float() * self.spec.residual_factor
 
     def _sum(self, x: Tensor, added: Tensor) -> Tensor:
         """Return the stream after a sublayer's output was added."""

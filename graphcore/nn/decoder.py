@@ -18,6 +18,7 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP, capped
 from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm, build_norm
 from graphcore.nn.rope import rope_table
+from graphcore.nn.short_conv import ShortConv
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, ModelSpec, PerLayerSpec
 
@@ -127,17 +128,25 @@ class Embedding(Table):
 
 
 class Head(nn.Module):
-    """Final norm, projection to logits, and soft cap of the logits if the model has one."""
+    """Final norm, projection to logits, and factor and soft cap of the logits if the model has them."""
 
-    def __init__(self, norm: RMSNorm | LayerNorm, lm_head: Linear, dtype: torch.dtype, logit_cap: float = 0.0) -> None:
+    def __init__(
+        self,
+        norm: RMSNorm | LayerNorm,
+        lm_head: Linear,
+        dtype: torch.dtype,
+        logit_cap: float = 0.0,
+        logit_factor: float = 1.0,
+    ) -> None:
         super().__init__()
-        self.dtype, self.logit_cap = dtype, logit_cap
+        self.dtype, self.logit_cap, self.logit_factor = dtype, logit_cap, logit_factor
         self.norm = norm
         self.lm_head = lm_head
 
     def part(self, rows: range) -> "Head":
         """Return the head for a range of the vocabulary; its weight is a view of this head's."""
-        return Head(self.norm, self.lm_head.part(rows.start, rows.stop), self.dtype, self.logit_cap)
+        lm_head = self.lm_head.part(rows.start, rows.stop)
+        return Head(self.norm, lm_head, self.dtype, self.logit_cap, self.logit_factor)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [..., V] float32 for the residual stream `x` [..., D].
@@ -146,6 +155,8 @@ class Head(nn.Module):
         """
         is_packed = self.lm_head.packing is not None
         logits: Tensor = self.lm_head(self.norm(x, torch.float32 if is_packed else self.dtype)).float()
+        if self.logit_factor != 1.0:
+            logits = logits * self.logit_factor
         return capped(logits, self.logit_cap) if self.logit_cap else logits
 
 
@@ -158,7 +169,7 @@ class Decoder(nn.Module):
         self.embed_tokens = Embedding(spec, dtype)
         self.layers = nn.ModuleList(Block(block, dtype) for block in spec.blocks)
         lm_head = Linear(spec.dim, spec.vocab, bias=False, dtype=dtype)
-        self.head = Head(build_norm(spec.norm, spec.dim), lm_head, dtype, spec.logit_cap)
+        self.head = Head(build_norm(spec.norm, spec.dim), lm_head, dtype, spec.logit_cap, spec.logit_factor)
 
     def add_low_rank(self, ranks: Mapping[int, Mapping[str, int]]) -> None:
         """Add low-rank factors beside projections of layers: ranks by layer and by the projection's name in it."""
@@ -204,7 +215,7 @@ class Decoder(nn.Module):
             assert isinstance(block, Block), f"{type(block).__name__} is no block"
             is_reference = block.dtype is torch.float32 and block.spec.int8_activations is not None
             for module in block.modules():
-                if isinstance(module, Block | Attention | DeltaNet | Linear | MLP | RMSNorm | UnitNorm):
+                if isinstance(module, Block | Attention | DeltaNet | ShortConv | Linear | MLP | RMSNorm | UnitNorm):
                     module.backend = TorchBackend() if is_reference else backend
 
     def rope_tables(self, positions: int, device: torch.device) -> tuple[Tensor, ...]:

@@ -17,13 +17,15 @@ from graphcore.nn.spec import DeltaSpec
 
 
 class Factors(nn.Module):
-    """A float32 vector or matrix as the buffer `weight`."""
+    """A float32 vector or matrix as the buffer `weight`, and if asked for a `bias` with a number for each row."""
 
     weight: Tensor
+    bias: Tensor | None
 
-    def __init__(self, *shape: int) -> None:
+    def __init__(self, *shape: int, has_bias: bool = False) -> None:
         super().__init__()
         self.register_buffer("weight", torch.ones(shape, dtype=torch.float32))
+        self.register_buffer("bias", torch.zeros(shape[0], dtype=torch.float32) if has_bias else None)
 
 
 class DeltaNet(nn.Module):

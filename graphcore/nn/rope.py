@@ -5,6 +5,8 @@ Legend: B batch, T tokens, H heads, E head dim, R features of a head that rotate
     angle(p, i) = p / theta^(2i / R)          for i in 0 .. R/2 - 1, then scaled
     (x[i], x[i + R/2]) -> (x[i] cos - x[i + R/2] sin,  x[i + R/2] cos + x[i] sin)
 
+In some models the rotated queries are also multiplied by a factor of their position (`scale_queries`).
+
 Source: Su et al. 2021, equation 34, in the half-split pairing of GPT-NeoX.
 """
 
@@ -107,3 +109,19 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     first, second = (x if width == x.shape[-1] else x[..., :width]).float().chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
     return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
+
+
+def scale_queries(query: Tensor, starts: Tensor, beta: float, period: int) -> Tensor:
+    """Multiply rotated queries by a factor of their position p, 1 + beta * log(1 + floor(p / period)), in float32.
+
+    Args:
+        query: [B, T, H, E] compute dtype.
+        starts: [B] int64, position of each sequence's first token.
+        beta, period: fields of `PositionScale`.
+
+    Returns:
+        [B, T, H, E] compute dtype.
+    """
+    positions = starts[:, None] + torch.arange(query.shape[1], device=starts.device, dtype=torch.int64)  # [B, T]
+    factors = 1 + beta * (1 + positions // period).float().log()
+    return (query.float() * factors[..., None, None]).to(query.dtype)

@@ -87,6 +87,20 @@ Scaling = LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | LongSca
 
 
 @dataclass(frozen=True)
+class PositionScale:
+    """A factor of queries that grows with their position p: 1 + beta * log(1 + floor(p / period)) (Ministral 3).
+
+    Source: transformers, modeling_ministral3, `get_llama_4_attn_scale`.
+
+    Attributes:
+        period: number of positions with the same factor; the first ones have 1.
+    """
+
+    beta: float
+    period: int
+
+
+@dataclass(frozen=True)
 class RopeSpec:
     """Rotary position embedding, halves paired (x[i], x[i + width / 2]).
 

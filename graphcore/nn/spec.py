@@ -4,13 +4,34 @@ Equal BlockSpecs share one compiled graph, so a spec has only fields that change
 name, no path. The fields dim, heads, kv_heads, head_dim, hidden and vocab are sizes.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Literal
 
 from graphcore.activations import SILU, Gating
-from graphcore.nn.rope_spec import RopeSpec
+from graphcore.nn.rope_spec import PositionScale, RopeSpec
 from graphcore.routing import ScoredRouting
+
+SHOWN_IF_SET: Mapping[str, bool] = MappingProxyType({"is_shown_if_set": True})
+"""Metadata of a field that a spec's text leaves out where it has its default."""
+
+
+class ShortText:
+    """Gives a spec a text without fields that have `repr=False`, and without unset ones that are `SHOWN_IF_SET`.
+
+    Saved caches have a hash of the text. So they stay valid when a spec gets a field that is `SHOWN_IF_SET`, and are
+    not valid for a model with another value of it.
+    """
+
+    def __repr__(self) -> str:
+        """Return the spec as a call of its class."""
+        texts = []
+        for one in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            value = getattr(self, one.name)
+            if one.repr and not (one.metadata == SHOWN_IF_SET and value == one.default):
+                texts.append(f"{one.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(texts)})"
 
 
 @dataclass(frozen=True)
@@ -42,8 +63,8 @@ transformers'.
 """
 
 
-@dataclass(frozen=True)
-class AttentionSpec:
+@dataclass(frozen=True, repr=False)
+class AttentionSpec(ShortText):
     """Grouped-query attention.
 
     Attributes:
@@ -62,6 +83,7 @@ class AttentionSpec:
         shares_cache: True if the layer has no keys and values of its own, and attends those of an earlier layer
             (`ModelSpec.cache_layers`) instead (cross-layer KV sharing).
         qk_norm_over_heads: True if `qk_norm` normalises q, and k, over all heads at once instead of per head (OLMo 2).
+        position_scale: factor of the rotated queries that grows with their position (Ministral 3); None for none.
     """
 
     heads: int
@@ -80,8 +102,8 @@ class AttentionSpec:
     v_norm_eps: float = 0.0
     values_are_keys: bool = False
     shares_cache: bool = False
-    # not in the text, because saved caches of models without it keep their fingerprints
-    qk_norm_over_heads: bool = field(default=False, repr=False)
+    qk_norm_over_heads: bool = field(default=False, metadata=SHOWN_IF_SET)
+    position_scale: PositionScale | None = field(default=None, metadata=SHOWN_IF_SET)
 
 
 @dataclass(frozen=True)
@@ -115,6 +137,29 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True)
+class ConvSpec:
+    """A gated short convolution instead of attention (LFM2): project(c * convolution(b * x)) for projections b, c, x.
+
+    Source: transformers, modeling_lfm2, `Lfm2ShortConv`.
+
+    Attributes:
+        channels: number of channels of the convolution, and features of each of b, c and x.
+        width: number of tokens that the convolution sees, the current one included.
+        bias: True if the convolution and the projections before and after it have biases.
+    """
+
+    channels: int
+    width: int
+    bias: bool = False
+
+
+RecurrentSpec = DeltaSpec | ConvSpec
+"""A layer with a state of fixed size instead of keys and values."""
+MixerSpec = AttentionSpec | RecurrentSpec
+"""The part of a layer in which a token reads earlier ones."""
+
+
+@dataclass(frozen=True)
 class MLPSpec:
     """down(act(gate(x)) * up(x)) when gated, else down(act(up(x))).
 
@@ -133,8 +178,8 @@ Shares = Literal["chosen", "all"]
 """Scores in a router's softmax: only those of the chosen experts, whose shares then sum to one, or those of all."""
 
 
-@dataclass(frozen=True)
-class MoESpec:
+@dataclass(frozen=True, repr=False)
+class MoESpec(ShortText):
     """A mixture of gated MLPs: each token's `top_k` likeliest experts, weighted by their shares in a softmax.
 
     Source: openai/gpt-oss, gpt_oss/torch/model.py, `swiglu` and `MLPBlock`; transformers, modeling_qwen3_moe,
@@ -146,7 +191,7 @@ class MoESpec:
         gating: function of an expert's gate and up products.
         bias: True if the experts' projections have biases.
         router_bias: True if the router has biases.
-        shares: scores in the softmax; or a rule by which experts have scores of their own (GLM 4.5).
+        shares: scores in the softmax; or a rule by which experts have scores of their own (GLM 4.5, Granite).
         shared_hidden: hidden features of the shared expert; 0 for no shared expert.
         expert_scales: True if each expert's share is multiplied by a learned factor of that expert (Gemma 4).
         parallel_mlp: dense MLP in parallel to the experts (Gemma 4); None for experts alone. It and the experts each
@@ -166,9 +211,8 @@ class MoESpec:
     shared_hidden: int = 0
     expert_scales: bool = False
     parallel_mlp: MLPSpec | None = None
-    # not in the text, because saved caches of models without them keep their fingerprints
-    selection_bias: bool = field(default=False, repr=False)
-    shared_gate: bool = field(default=True, repr=False)
+    selection_bias: bool = field(default=False, metadata=SHOWN_IF_SET)
+    shared_gate: bool = field(default=True, metadata=SHOWN_IF_SET)
 
 
 @dataclass(frozen=True)
@@ -190,12 +234,12 @@ class PerLayerSpec:
     norm: NormSpec
 
 
-@dataclass(frozen=True)
-class BlockSpec:
+@dataclass(frozen=True, repr=False)
+class BlockSpec(ShortText):
     """One transformer block.
 
     Attributes:
-        attention: spec of the token mixer: attention, or a delta rule.
+        attention: spec of the token mixer: attention, a delta rule, or a gated short convolution.
         sandwich: True if each sublayer's output is also normalised before it is added to the residual (Gemma).
         int8_activations: order of multiplication if each projection rounds its input to int8, one scale per token
             (BitNet, with ternary weights); None for no rounding. The embedding and the head never round.
@@ -206,11 +250,13 @@ class BlockSpec:
             "mlp.down_proj".
         low_rank: ranks of the low-rank factors beside projections (LoRA), by the projections' names in the block.
         pre_norm: False if sublayers read the stream itself, not normalised; only with `sandwich` (OLMo 2).
+        residual_factor: factor of the outputs of attention and MLP before they are added to the stream (Granite).
+            Experts have it in their shares (`ScoredRouting.factor`).
     """
 
     dim: int
     norm: NormSpec
-    attention: AttentionSpec | DeltaSpec
+    attention: MixerSpec
     mlp: MLPSpec | MoESpec
     sandwich: bool = False
     int8_activations: Int8Order | None = None
@@ -220,11 +266,12 @@ class BlockSpec:
     # not in the text, because saved caches of models without them keep their fingerprints
     ordered_inputs: tuple[str, ...] = field(default=(), repr=False)
     low_rank: tuple[tuple[str, int], ...] = field(default=(), repr=False)
-    pre_norm: bool = field(default=True, repr=False)
+    pre_norm: bool = field(default=True, metadata=SHOWN_IF_SET)
+    residual_factor: float = field(default=1.0, metadata=SHOWN_IF_SET)
 
 
-@dataclass(frozen=True)
-class ModelSpec:
+@dataclass(frozen=True, repr=False)
+class ModelSpec(ShortText):
     """A decoder-only language model.
 
     Attributes:
@@ -235,6 +282,7 @@ class ModelSpec:
         context: context length that the model was trained for, in tokens.
         tied: True if the head reads the embedding's weight.
         logit_cap: bound of the logits, cap * tanh(logit / cap); 0 for none.
+        logit_factor: factor of the logits before their cap (Granite).
         per_layer: per-layer features of tokens (Gemma 4); None for none.
     """
 
@@ -248,6 +296,7 @@ class ModelSpec:
     tied: bool = False
     logit_cap: float = 0.0
     per_layer: PerLayerSpec | None = None
+    logit_factor: float = field(default=1.0, metadata=SHOWN_IF_SET)
 
     def with_ordered_inputs(self, names: Collection[str]) -> "ModelSpec":
         """Return the spec with an `input_order` for some projections of the blocks.
@@ -279,7 +328,7 @@ class ModelSpec:
         found = []
         for index, block in enumerate(self.blocks):
             one = block.attention
-            if isinstance(one, DeltaSpec):
+            if isinstance(one, RecurrentSpec):
                 found.append(index)
                 continue
             shape = (one.window, one.kv_heads, one.head_dim)

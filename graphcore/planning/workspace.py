@@ -19,7 +19,7 @@ from graphcore.kernels import limits
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
-from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, ModelSpec, MoESpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, ConvSpec, DeltaSpec, ModelSpec, MoESpec
 
 ROPE_BYTES = 4
 ID_NBYTES = 8
@@ -54,6 +54,8 @@ def _block_nbytes(block: BlockSpec, itemsize: int) -> int:
     attention = block.attention
     if isinstance(attention, DeltaSpec):
         attended = _delta_nbytes(attention, itemsize)
+    elif isinstance(attention, ConvSpec):  # the projections, in float32 too, inputs and outputs of the convolution
+        attended = attention.channels * (4 * itemsize + 6 * FLOAT32_NBYTES)
     else:
         heads = attention.heads + 2 * attention.kv_heads
         attended = 3 * heads * attention.head_dim * itemsize + attention.heads * attention.head_dim * 4

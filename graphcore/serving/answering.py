@@ -27,8 +27,8 @@ from graphcore.serving.openai_options import check_grammar_size, schema_size
 from graphcore.serving.request_errors import RequestError, request_error
 from graphcore.serving.served_model import ServedModel
 from graphcore.serving.tool_formats.answer_parser import AnswerParser
-from graphcore.serving.tool_formats.template_messages import template_messages
-from graphcore.serving.tool_formats.tool_checks import check_tools
+from graphcore.serving.tool_formats.template_messages import StandIns, template_messages
+from graphcore.serving.tool_formats.tool_checks import check_no_control_tokens, check_tools
 from graphcore.serving.tool_formats.tool_grammar import answer_frame, tool_grammar
 from graphcore.tokenizer.deep_stack import run_in_deep_stack
 from graphcore.tokenizer.grammar import GrammarMask
@@ -181,10 +181,17 @@ def prompt_ids(served: ServedModel, engine: Engine, call: ChatCall) -> list[int]
         RequestError: its text is too long for the context, whatever its tokens are.
     """
     limits_of(served).check_text(sum(len(message["content"]) for message in call.messages))
-    messages = template_messages(served.tool_format, call.messages)
     shown = call.tools if call.tool_choice != "none" else ()
     tools = [{**tool, "function": _described(tool["function"])} for tool in shown]
-    return engine.chat_ids(messages, tools or None, dict(call.options), continue_final_message=call.continues_last)
+    stand_ins, form, options = StandIns(call.messages), served.tool_format.messages, dict(call.options)
+    messages = template_messages(served.tool_format, call.messages, tools, stand_ins)
+    if tools and form.tools_variable != "tools":
+        check_no_control_tokens(tools, served.special_ids)
+        options |= {form.tools_variable: tools}
+    beside = tools if form.tools_variable == "tools" and not form.tools_in_system else []
+    return engine.chat_ids(
+        messages, beside or None, options, continue_final_message=call.continues_last, markup=stand_ins.markup
+    )
 
 
 def _described(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,10 +212,10 @@ def call_mask(served: ServedModel, engine: Engine, call: ChatCall, tail: str) ->
     """
     known = served.tool_format
     if call.grammar:
-        return compiled_grammar(engine, call.grammar, answer_frame(known, tail))
+        return compiled_grammar(engine, call.grammar, answer_frame(known, tail, served.special_ids))
     if not call.tools:
         return None
-    wished = call.tool_choice, call.tool_name, call.has_parallel_tools, tail
+    wished = call.tool_choice, call.tool_name, call.has_parallel_tools, tail, served.special_ids
     size = sum(schema_size(tool["function"]) for tool in call.tools)
     lark = run_in_deep_stack(lambda: tool_grammar(known, call.tools, *wished), size)
     return None if lark is None else compiled_grammar(engine, {"lark": lark})

@@ -5,7 +5,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 
@@ -47,6 +47,7 @@ class ServedModel:
         num_answered: requests that were answered.
         link_rate: bytes/s at which weights arrive in slots when nothing else runs, measured after loading; None if none
             do.
+        special_ids: id of each special token, by its spelling; empty before the engine is loaded.
         longest_token: most characters that a token spells; 0 before the engine is loaded, or without a tokenizer.
         failure: error that ends the server: the engine could not be loaded, or has failed twice.
         on_failure: function that ends the server after a failure.
@@ -56,6 +57,7 @@ class ServedModel:
         self, name: str, settings: ServeSettings, sampling: SamplingParams, load: Callable[[], Engine]
     ) -> None:
         self.name, self.settings, self.sampling, self._load = name, settings, sampling, load
+        self.special_ids: Mapping[str, int] = {}
         self._engine: Engine | None = None
         self._format: ToolFormat | None = None
         self._was_rebuilt = False
@@ -99,8 +101,8 @@ class ServedModel:
         if tokenizer is None:
             self._format = tool_format_of(None, engine.config.model_type)
         else:
-            special = {tokenizer.id_to_piece(token_id) for token_id in tokenizer.special_ids}
-            self._format = tool_format_of(tokenizer.template_source, engine.config.model_type, special)
+            self.special_ids = {tokenizer.id_to_piece(token_id): token_id for token_id in tokenizer.special_ids}
+            self._format = tool_format_of(tokenizer.template_source, engine.config.model_type, self.special_ids)
             self.longest_token = max(map(len, map(tokenizer.id_to_piece, range(engine.config.vocab_size))))
         if tokenizer is not None and engine.loaded.end_ids:
             engine.prepare_grammars()

@@ -221,6 +221,7 @@ class Tokenizer:
         tools: Sequence[Tool] | None = None,
         options: Mapping[str, object] | None = None,
         continue_final_message: bool = False,
+        markup: Mapping[str, str] | None = None,
     ) -> list[int]:
         """Return the ids of a conversation; the template writes BOS itself, so none is added.
 
@@ -232,20 +233,22 @@ class Tokenizer:
             tools: functions that the model may call, as JSON schemas.
             options: variables that the template reads, such as `enable_thinking`; their texts count as the template's.
             continue_final_message: True to end with the last message's text, so that the model continues it.
+            markup: texts by the private-use letters that stand for them in the messages; they count as the template's.
 
         Raises:
             TokenizerError: as in `render_chat` and `encode`; or the template's control tokens cannot be told from
                 those in a message.
         """
         _check_messages(messages, tools or ())
-        if parses_messages:
-            text = self.render_chat(messages, add_generation_prompt, tools, options, continue_final_message)
-            return self.encode(text, add_special_tokens=False)
+        table = str.maketrans(dict(markup or {}))
 
         def render(given: Sequence[Message], described: Sequence[Tool] | None) -> str:
             text = self.render_chat(given, add_generation_prompt, described, options, continue_final_message)
             _check_unicode(text)
-            return text
+            return text.translate(table)
+
+        if parses_messages:
+            return self.encode(render(messages, tools), add_special_tokens=False)
 
         with self._without_panics:
             ids = encode_apart(render, messages, tools, self._words_for(tools), self._parts.source)

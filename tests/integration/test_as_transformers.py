@@ -24,7 +24,7 @@ SEARCHES = {
     "beams": {"do_sample": False, "num_beams": 3, "num_return_sequences": 2},
     "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "num_return_sequences": 2},
 }
-HARD = ("llama3", "gemma3", "gpt2", "qwen3_5")  # rings of pages, learned positions, recurrent states
+HARD = ("llama3", "gemma3", "gpt2", "qwen3_5", "lfm2_moe")  # rings of pages, learned positions, recurrent states
 QUICK = {  # models whose `generate` is compared in CI: every kind of cache, and a mixture of experts
     "streaming=off": (*HARD, "gemma4", "gpt_oss"),
     "streaming=on": ("llama3", "qwen3_5"),

@@ -16,8 +16,10 @@ from torch import nn
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.prepare_model import match_model
 from graphcore.errors import UnsupportedError
 from graphcore.export.pack import Packer
+from graphcore.tasks.reference.transformers_model import load_reference
 
 TOLERANCE = 2e-5
 IDS = torch.randint(0, 96, (2, 40), generator=torch.Generator().manual_seed(2))
@@ -69,6 +71,17 @@ def test_a_packed_folder_is_the_converted_file(name: str, tmp_path: Path) -> Non
         key: value for key, value in wanted.items() if key.startswith(f"{name}.")
     }
     assert error(tmp_path / "packed.gguf", reference) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_reference_that_is_built_of_a_converted_file_is_transformers_model(name: str, tmp_path: Path) -> None:
+    settings = compose_settings([f"model.checkpoint={layered_file(name, tmp_path)}"])
+    opened = open_model(settings.model, 0, tmp_path / "cache", lambda *_: None)
+    built = load_reference(opened, match_model(opened, torch.float32)[1]).model
+    reference = llama_files.build(name, **WRITTEN[name][0])
+    with torch.no_grad():
+        found, expected = (model(input_ids=IDS, use_cache=False).logits for model in (built, reference))
+    assert (found - expected).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("name", UNDESCRIBED)

@@ -100,7 +100,7 @@ def test_two_rows_of_a_batch_of_three_run_beside_an_idle_one(
         assert worst(logits, tiny.logits_of(torch.tensor([row]))[0, prompt - 1 :]) < tolerance_of(name)
 
 
-@pytest.mark.parametrize("name", ["llama3", "mistral", "gemma3", "qwen3_5"])
+@pytest.mark.parametrize("name", ["llama3", "mistral", "gemma3", "qwen3_5", "lfm2"])
 def test_a_cache_is_filled_in_pieces_of_any_size(name: str, tiny_model: Tiny, load_tiny: Load) -> None:
     # Chunks that begin inside, at and past the window; then a single token; then a chunk over several wraps of a ring.
     tiny, engine = tiny_model(name), load_tiny(name, "eager")

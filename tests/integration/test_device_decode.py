@@ -12,7 +12,7 @@ import pytest
 import torch
 from device_runners import kernels_of, let_programs_be_few, runners_of
 from kernel_lists import DECODE, store_decode_kernels
-from tiny_models import ARCHITECTURES, DELTA_RULES, VOCAB, TinyModel
+from tiny_models import ARCHITECTURES, RECURRENT, VOCAB, TinyModel
 
 from graphcore import Engine
 from graphcore.engine.program_runner import ProgramRunner
@@ -99,7 +99,7 @@ def test_a_layer_launches_the_kernels_that_are_written_down(
     (head,) = [step for step in rest if isinstance(step, HeadStep)]
     with torch.inference_mode():
         first, *layers = (kernels_of(step.replay, monkeypatch) for step in blocks[:3])  # of gpt-oss one slides
-        if name in DELTA_RULES:
+        if name in RECURRENT:
             del layers[1:]  # it has attention
         found = {
             "first": first,

@@ -4,7 +4,8 @@ Both are compared with transformers in float32 on the same float32 checkpoint, s
 The two round at different places (norms, rotations, softmax), so one may be a little the worse: 1.1 times the mean
 error is allowed, and twice the largest, which is one number out of 9600. Over several seeds the median of the largest
 errors' ratio is within 1.1, too. In a mixture of experts rounding may change
-which experts a token chooses, which is no error of the products: float32's choice is imposed on both.
+which experts a token chooses, which is no error of the products: float32's choice is imposed on both. (Groups of
+experts are chosen by each itself.)
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from graphcore import Engine
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MEAN_FACTOR, MOST_FACTOR = 1.1, 2.0
 NUM_SEEDS = 6
+TOPK = torch.Tensor.topk
 Tiny = Callable[[str], TinyModel]
 CASES = [(name, dtype, "eager") for name in BUILDERS for dtype in DTYPES]
 COMPILED = [
@@ -43,14 +45,24 @@ def transformers_logits(tiny: TinyModel, dtype: torch.dtype) -> torch.Tensor:
     return deepcopy(tiny.reference).to(dtype)(input_ids=tiny.ids, use_cache=False).logits.float()
 
 
+def experts_of(tiny: TinyModel) -> tuple[int, int]:
+    """Return the numbers of experts of a layer, and of a token; zeros for models without experts."""
+    config = tiny.reference.config.get_text_config().to_dict()
+    names = ("num_experts", "num_local_experts", "n_routed_experts"), ("num_experts_per_tok", "top_k_experts")
+    total, used = (next((config[name] for name in alias if config.get(name)), 0) for alias in names)
+    return total, used
+
+
 @torch.no_grad()
 def choices_of(tiny: TinyModel) -> list[torch.Tensor]:
     """Return the experts [B, T, C] that float32 chooses in each layer; nothing for models without experts."""
     found: list[torch.Tensor] = []
+    choice = experts_of(tiny)
 
-    def topk(scores: torch.Tensor, k: int, dim: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
-        values, chosen = scores.topk(k, dim)
-        found.append(chosen.view(*tiny.ids.shape, k))
+    def topk(scores: torch.Tensor, k: int, dim: int = -1, **_how: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        values, chosen = TOPK(scores, k, dim)
+        if (scores.shape[dim], k) == choice:  # else groups of experts
+            found.append(chosen.view(*tiny.ids.shape, k))
         return values, chosen
 
     with pytest.MonkeyPatch.context() as patch:
@@ -60,21 +72,23 @@ def choices_of(tiny: TinyModel) -> list[torch.Tensor]:
 
 
 def logits_with(
-    choices: list[torch.Tensor], engine: Engine, ids: torch.Tensor, patch: pytest.MonkeyPatch
+    choices: list[torch.Tensor], engine: Engine, tiny: TinyModel, patch: pytest.MonkeyPatch
 ) -> torch.Tensor:
-    """Return an engine's logits of rows [B, T], one after another, with these experts."""
+    """Return an engine's logits of the model's rows [B, T], one after another, with these experts."""
     found = []
-    for row in range(len(ids)):
-        impose([each[row : row + 1] for each in choices], patch)
-        found.append(engine.logits(ids[row : row + 1]))
+    for row in range(len(tiny.ids)):
+        impose([each[row : row + 1] for each in choices], experts_of(tiny), patch)
+        found.append(engine.logits(tiny.ids[row : row + 1]))
     return torch.cat(found)
 
 
-def impose(choices: list[torch.Tensor], patch: pytest.MonkeyPatch) -> None:
+def impose(choices: list[torch.Tensor], choice: tuple[int, int], patch: pytest.MonkeyPatch) -> None:
     """Let the next model choose these experts, whatever its scores are; it may take tokens in chunks, and pad rows."""
     calls, seen = count(), [0 for _ in choices]
 
-    def topk(scores: torch.Tensor, k: int, dim: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
+    def topk(scores: torch.Tensor, k: int, dim: int = -1, **_how: bool) -> torch.return_types.topk:
+        if (scores.shape[dim], k) != choice:
+            return TOPK(scores, k, dim)
         layer = next(calls) % len(choices)
         rows, begin = len(choices[layer]), seen[layer]
         by_row = scores.unflatten(0, (rows, -1)) if scores.ndim == 2 else scores  # transformers flattens
@@ -82,7 +96,7 @@ def impose(choices: list[torch.Tensor], patch: pytest.MonkeyPatch) -> None:
         of_rows = [choices[layer][row % rows, begin : seen[layer]] for row in range(len(by_row))]
         chosen = torch.stack(of_rows).view(*scores.shape[:-1], k)
         values, order = scores.gather(dim, chosen).sort(dim, descending=True)
-        return values, chosen.gather(dim, order)
+        return torch.return_types.topk((values, chosen.gather(dim, order)))
 
     patch.setattr(torch, "topk", topk)
     patch.setattr(torch.Tensor, "topk", topk)
@@ -101,8 +115,8 @@ def test_half_precision_errs_no_more_than_transformers(
     assert bool(choices) == (name in MIXTURES)
     with load(tiny, dtype, graph) as engine:
         assert engine.choices.dtype is DTYPES[dtype]
-        mean, most = errors(logits_with(choices, engine, tiny.ids, monkeypatch), expected)
-    impose(choices, monkeypatch)
+        mean, most = errors(logits_with(choices, engine, tiny, monkeypatch), expected)
+    impose(choices, experts_of(tiny), monkeypatch)
     their_mean, their_most = errors(transformers_logits(tiny, DTYPES[dtype]), expected)
     print(
         f"\n{name} {dtype} {graph}: mean {mean:.2e} (transformers {their_mean:.2e}), most {most:.2e} ({their_most:.2e})"
@@ -122,9 +136,9 @@ def test_the_largest_error_is_transformers_in_the_median_of_seeds(name: str, tmp
         tiny = TinyModel(name, folder, reference)
         expected, choices = tiny.logits, choices_of(tiny)
         with pytest.MonkeyPatch.context() as patch, load(tiny, "bf16", "eager") as engine:
-            ours = errors(logits_with(choices, engine, tiny.ids, patch), expected)
+            ours = errors(logits_with(choices, engine, tiny, patch), expected)
         with pytest.MonkeyPatch.context() as patch:
-            impose(choices, patch)
+            impose(choices, experts_of(tiny), patch)
             theirs = errors(transformers_logits(tiny, torch.bfloat16), expected)
         found.append((ours[0] / theirs[0], ours[1] / theirs[1]))
     means, most = zip(*found, strict=True)

@@ -28,7 +28,7 @@ def load(folder: object, *overrides: str) -> Engine:
 
 
 @pytest.mark.parametrize("overrides", [(), ("streaming=on",), ("model.fallback=transformers",)], ids=" ".join)
-@pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_5"])
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_5", "lfm2"])
 def test_parts_are_the_whole(name: str, overrides: tuple[str, ...], tiny_model: Tiny) -> None:
     with load(tiny_model(name).folder, *overrides) as engine:
         rows = engine.runner.sizes.batch_size  # 1 for a transformers model that cannot leave padding out
@@ -58,7 +58,7 @@ def test_a_state_that_does_not_fit_is_refused_by_name(tiny_model: Tiny) -> None:
         assert torch.equal(engine.forward(hidden, ForwardState()), engine.forward(hidden))
 
 
-KINDS = ["llama3", "gemma3", "qwen3_5"]  # pages, rings, recurrent states
+KINDS = ["llama3", "gemma3", "qwen3_5", "lfm2"]  # pages, rings, recurrent states
 STEPS = (20, 1, 1, 16, 1, 5)
 
 

@@ -76,7 +76,7 @@ def requests_of(seed: int, count: int) -> list[Request]:
     return [Request.draw(generator) for _ in range(count)]
 
 
-NAMES = ("llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4")
+NAMES = ("llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "lfm2_moe", "gemma4")
 IN_CI = {  # models of each kind of run; the others are slow
     "captured": NAMES,
     "eager": ("gemma3", "qwen3_5"),  # rings, and states beside a cache of every key

@@ -104,7 +104,7 @@ def test_pages_may_have_any_size(
 
 
 @pytest.mark.slow  # compiled blocks attend pages of codes in test_coded_caches.py
-@pytest.mark.parametrize("name", ["gemma3", "gemma4", "qwen3_5"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "qwen3_5", "lfm2"])
 def test_compiled_blocks_have_the_bits_too(name: str, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_bits_agree(tiny_model(name), monkeypatch, PAGE, "compiled", "fp32", "streaming=on")
 

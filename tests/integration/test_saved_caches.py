@@ -20,7 +20,7 @@ Tiny = Callable[[str], TinyModel]
 SECONDS = 120.0
 CHUNK, CONTEXT = 16, 96
 PROMPT = [random.Random(8).randrange(VOCAB) for _ in range(69)]
-ARCHITECTURES = ["llama3", "gemma3", "mistral", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4"]
+ARCHITECTURES = ["llama3", "gemma3", "mistral", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "lfm2", "gemma4"]
 KINDS: dict[str, list[str]] = {
     "captured": ["graph=auto"],
     "eager": ["graph=eager"],
@@ -28,7 +28,13 @@ KINDS: dict[str, list[str]] = {
     "bf16": ["dtype=bf16"],
     "coded": ["kv_dtype=q8_0"],
 }
-QUICK = {("llama3", "captured"), ("gemma3", "eager"), ("qwen3_5", "eager"), ("qwen3_moe", "coded")}
+QUICK = {
+    ("llama3", "captured"),
+    ("gemma3", "eager"),
+    ("qwen3_5", "eager"),
+    ("lfm2", "captured"),
+    ("qwen3_moe", "coded"),
+}
 THOROUGH = {("llama3", "bf16"), ("qwen3_5", "coded"), *((name, "streamed") for name in ARCHITECTURES)}
 SETTINGS: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True, "logprobs": True}
 
@@ -77,7 +83,7 @@ def test_answers_after_loading_are_those_of_an_empty_cache(
     name: str, kind: str, tiny_model: Tiny, tmp_path: Path
 ) -> None:
     """Of a ring's pages the last ones are saved, of states those after whole chunks."""
-    has_ring, has_states = name in ("gemma3", "mistral", "gpt_oss", "gemma4"), name == "qwen3_5"
+    has_ring, has_states = name in ("gemma3", "mistral", "gpt_oss", "gemma4"), name in ("qwen3_5", "lfm2")
     sure = len(PROMPT) - len(PROMPT) % CHUNK  # the last chunk has fewer than 16 tokens
     longer = [*PROMPT, 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
     others = [longer, PROMPT, [*PROMPT[:50], *[7] * 20]]
@@ -98,7 +104,7 @@ def test_answers_after_loading_are_those_of_an_empty_cache(
             assert cached >= least
 
 
-@pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_5"])
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_5", "lfm2"])
 def test_loading_and_saving_while_requests_run_lose_no_page_and_change_no_token(
     name: str, tiny_model: Tiny, tmp_path: Path
 ) -> None:

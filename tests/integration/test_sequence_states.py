@@ -19,7 +19,7 @@ def load(folder: object, *overrides: str) -> Engine:
 
 
 @pytest.mark.parametrize("overrides", [(), ("streaming=on",)], ids=" ".join)
-@pytest.mark.parametrize("name", ["llama3", "gemma4", "qwen3_5"])
+@pytest.mark.parametrize("name", ["llama3", "gemma4", "qwen3_5", "lfm2"])
 def test_tokens_go_on_from_states_as_in_one_whole_sequence(
     name: str, overrides: tuple[str, ...], tiny_model: Tiny
 ) -> None:

@@ -21,14 +21,14 @@ from graphcore.kvcache.swap_file import SwapFile
 Tiny = Callable[[str], TinyModel]
 SECONDS = 120.0
 CONTEXT, SEQUENCES = 96, 6
-ARCHITECTURES = ["llama3", "gemma3", "mistral", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4"]
+ARCHITECTURES = ["llama3", "gemma3", "mistral", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "lfm2", "gemma4"]
 KINDS = {
     "captured": ["graph=auto"],
     "eager": ["graph=eager"],
     "streamed": ["graph=auto", "streaming=on"],
     "compiled": ["graph=compiled"],
 }
-QUICK = {("llama3", "captured"), ("qwen3_5", "eager"), ("gemma3", "eager")}  # run by default
+QUICK = {("llama3", "captured"), ("qwen3_5", "eager"), ("lfm2", "captured"), ("gemma3", "eager")}  # run by default
 THOROUGH = {  # with the quick ones every architecture and every way but "compiled" once
     ("mistral", "captured"),
     ("gpt2", "eager"),
@@ -286,7 +286,7 @@ def test_logits_and_hidden_states_under_pressure_are_those_of_an_idle_engine(
         check_all_pages_free(engine)
 
 
-@pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_5"])
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_5", "lfm2"])
 def test_a_prompt_as_long_as_the_pool_runs_again_and_again(name: str, tiny_model: Tiny) -> None:
     """The second one finds all pages but the last token, and none is free to copy the last page."""
     with load(tiny_model(name)) as engine:

@@ -437,7 +437,7 @@ def submit(engine: Engine, asked: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.thorough if kind == "compiled" else ()) for kind in KINDS]
 )
-@pytest.mark.parametrize("name", ["gemma3", "qwen3_5"])
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_5", "lfm2"])
 def test_sixteen_requests_of_all_kinds_get_the_answers_that_they_get_alone(
     tiny_model: Tiny, name: str, kind: str
 ) -> None:

@@ -161,6 +161,57 @@ SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
             "moe_intermediate_size": 704,
         },
     ),
+    "OLMo-3-32B": (
+        "olmo3",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": [SLIDING, FULL],
+            "sliding_window": WINDOW,
+            "hidden_size": 5120,
+            "intermediate_size": 27648,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+        },
+    ),
+    "EXAONE-4.0-32B": (
+        "exaone4",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": [SLIDING, FULL],
+            "sliding_window": WINDOW,
+            "hidden_size": 5120,
+            "intermediate_size": 27392,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+    ),
+    "LFM2-1.2B": (
+        "lfm2",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": ["conv", FULL],
+            "hidden_size": 2048,
+            "intermediate_size": 12288,
+            "block_multiple_of": 256,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+        },
+    ),
+    "LFM2-8B-A1B": (  # a dense layer, and one with half of the experts
+        "lfm2_moe",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": ["conv", FULL],
+            "hidden_size": 2048,
+            "intermediate_size": 7168,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1792,
+        },
+    ),
     "GLM-4-32B": (
         "glm4",
         {

@@ -73,7 +73,10 @@ def is_of_host(program: Program, step: object) -> bool:
 @pytest.mark.parametrize(
     ("name", "streaming"),
     [
-        *((name, "off") for name in ("llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4")),
+        *(
+            (name, "off")
+            for name in ("llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "lfm2_moe", "gemma4")
+        ),
         *((name, "on") for name in ("llama3", "qwen3_moe")),
     ],
 )

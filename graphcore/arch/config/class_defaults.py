@@ -13,6 +13,7 @@ from graphcore.arch.config.model_config import DeltaConfig, ExpertsConfig
 
 LAYER_TYPES = ("sliding_attention", "full_attention")
 DELTA_LAYER_TYPES = ("linear_attention", "full_attention")  # of model types with a gated delta rule
+CONV_LAYER_TYPES = ("conv", "full_attention")  # of model types with gated short convolutions
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
@@ -26,8 +27,9 @@ class ClassDefaults:
         sliding_window: default window in tokens.
         window_rule: rule for the sliding layers if layer_types is absent: none; every layer; every layer if
             use_sliding_window is set ("every_opt_in"); with "opt_in" only those from max_window_layers on; or all
-            except each sliding_window_pattern-th, with "pattern_opt_in" only if sliding_window is not null. With "delta" no layer slides, and all except each
-            full_attention_interval-th have a delta rule.
+            except each sliding_window_pattern-th, with "pattern_opt_in" only if sliding_window is not null. With
+            "delta" no layer slides, and all except each full_attention_interval-th have a delta rule. With "conv" no
+            layer slides, and all except those of full_attn_idxs have a convolution.
         max_window_layers: default index of the first sliding layer, for "opt_in".
         bias_rule: rule for the biases of projections: none; the flags attention_bias and mlp_bias; the flag
             attention_bias alone; that flag for q, k and v only ("qkv_flag"); always on q, k and v; or always
@@ -56,7 +58,7 @@ class ClassDefaults:
     """
 
     model_type: str
-    window_rule: Literal["none", "every", "every_opt_in", "opt_in", "pattern", "pattern_opt_in", "delta"]
+    window_rule: Literal["none", "every", "every_opt_in", "opt_in", "pattern", "pattern_opt_in", "delta", "conv"]
     bias_rule: Literal["none", "flags", "attention_flag", "qkv_flag", "qkv", "everywhere"]
     vocab_size: int
     hidden_size: int

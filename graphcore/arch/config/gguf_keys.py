@@ -3,13 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import CheckpointError, UnsupportedError
 
 WINDOW = "attention.sliding_window"  # key of the window of sliding layers, in tokens
 WINDOW_PATTERN = "attention.sliding_window_pattern"  # key of the layers that slide, or of the distance of the others
+KV_HEADS = "attention.head_count_kv"  # key of the number of kv heads; 0 in a layer without attention
 NO_WINDOW = (None, 0, -1, 2**32 - 1)  # values of WINDOW for no window; the last is -1 as an unsigned number
+
+
+def as_float32(value: float) -> float:
+    """Return a number as a GGUF file stores it, rounded to float32."""
+    return float(np.float32(value))
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,8 @@ class GGUFKeys:
     def size(self, key: str) -> int | None:
         """Return a size; of an array with one value per layer, the value that all layers share. None if absent.
 
-        Of a key that may differ by layer (`ClassDefaults.sizes_by_layer`), the first layer's value is returned.
+        Of a key that may differ by layer (`ClassDefaults.sizes_by_layer`), the first layer's value is returned; of kv
+        heads that of the first layer that attends.
 
         Raises:
             CheckpointError: the value is not a positive integer.
@@ -45,7 +54,9 @@ class GGUFKeys:
             return self.fields.size(name)
         if key not in self.defaults.sizes_by_layer and any(member != value[0] for member in value):
             raise UnsupportedError(f"{self.fields.source}: {name} differs by layer, which is not supported")
-        return Fields({name: value[0]}, self.fields.source).size(name)
+        skips = key == KV_HEADS and key in self.defaults.sizes_by_layer
+        first = next((member for member in value if member != 0), None) if skips else value[0]
+        return Fields({name: first}, self.fields.source).size(name)
 
     def sizes(self, key: str, num_layers: int) -> tuple[int, ...]:
         """Return the sizes of all layers: the members of an array, or as often the one number.

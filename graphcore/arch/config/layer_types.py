@@ -7,20 +7,21 @@
     exaone, pattern 4:   s s s F s s s F ...              (the same, unless sliding_window is null; or "LLLG")
     qwen mixtures:       s s s ...                        (all, if use_sliding_window)
     qwen 3.5:            d d d F d d d F ...              (every 4th attends, the rest have a delta rule)
+    lfm2:                c c F c c F ...                  (those of full_attn_idxs attend, the rest have a convolution)
 
 Source: transformers 5.23, the `__post_init__` of each configuration and MistralModel.forward.
 """
 
 from collections.abc import Sequence
 
-from graphcore.arch.config.class_defaults import DELTA_LAYER_TYPES, LAYER_TYPES, ClassDefaults
+from graphcore.arch.config.class_defaults import CONV_LAYER_TYPES, DELTA_LAYER_TYPES, LAYER_TYPES, ClassDefaults
 from graphcore.arch.config.gguf_keys import NO_WINDOW, WINDOW, WINDOW_PATTERN, GGUFKeys
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 
 OPT_IN = ("opt_in", "every_opt_in")  # rules that need use_sliding_window
 UNIFORM = ("none", "every", "every_opt_in")  # rules by which all layers have the same type
-WITHOUT_WINDOW = ("none", "delta")  # rules by which no layer slides
+WITHOUT_WINDOW = ("none", "delta", "conv")  # rules by which no layer slides
 PATTERNS = ("pattern", "pattern_opt_in")  # rules by which each layer but some slides
 MOST_LAYERS = 65_536  # upper limit for lists with one entry per layer, far above any model
 
@@ -144,7 +145,7 @@ def read_gguf_layer_types(keys: GGUFKeys, num_layers: int, pattern: int) -> tupl
 def note_on_gguf_window(keys: GGUFKeys) -> tuple[str, ...]:
     """Return a line about a window that the model type does not use, or that llama.cpp does not; else nothing."""
     window = keys.fields.raw.get(keys.name(WINDOW))
-    if window in NO_WINDOW or keys.defaults.window_rule in PATTERNS:
+    if window in NO_WINDOW or keys.defaults.window_rule in (*PATTERNS, "conv"):
         return ()
     stated = f"{keys.fields.source}: {keys.name(WINDOW)} is {quoted(window)}"
     if keys.defaults.window_rule == "every":
@@ -160,6 +161,8 @@ def _by_rule(fields: Fields, defaults: ClassDefaults, num_layers: int, window: i
     if defaults.window_rule == "delta":
         interval = fields.size("full_attention_interval") or defaults.full_attention_interval
         return layer_types_of_pattern(num_layers, interval, "linear_attention")
+    if defaults.window_rule == "conv":
+        return _around_convolutions(fields, num_layers)
     letters = _letters(fields, defaults)
     if letters is not None and window is not None:
         kinds = {"L": "sliding_attention", "G": "full_attention"}
@@ -176,6 +179,12 @@ def _by_rule(fields: Fields, defaults: ClassDefaults, num_layers: int, window: i
     return tuple("sliding_attention" if layer >= first_sliding else "full_attention" for layer in range(num_layers))
 
 
+def _around_convolutions(fields: Fields, num_layers: int) -> tuple[str, ...]:
+    """Return full attention in the layers of full_attn_idxs, or in all without that list, and "conv" elsewhere."""
+    attend = range(num_layers) if fields.raw.get("full_attn_idxs") is None else fields.indices("full_attn_idxs")
+    return tuple("full_attention" if layer in attend else "conv" for layer in range(num_layers))
+
+
 def _max_window_layers(fields: Fields, defaults: ClassDefaults) -> int:
     if fields.raw.get("max_window_layers") == 0:  # every layer slides
         return 0
@@ -183,7 +192,7 @@ def _max_window_layers(fields: Fields, defaults: ClassDefaults) -> int:
 
 
 def _check_names(fields: Fields, defaults: ClassDefaults, layer_types: tuple[str, ...], num_layers: int) -> None:
-    known = LAYER_TYPES if defaults.delta is None else DELTA_LAYER_TYPES
+    known = {"delta": DELTA_LAYER_TYPES, "conv": CONV_LAYER_TYPES}.get(defaults.window_rule, LAYER_TYPES)
     unknown = sorted(set(layer_types) - set(known))
     if unknown:
         raise UnsupportedError(

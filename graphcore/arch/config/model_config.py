@@ -24,8 +24,8 @@ class AttentionConfig:
         query_pre_attn_scalar: number whose square root divides attention scores; None for head_dim.
         sliding_window: number of tokens that a sliding layer attends to, including the query.
         sliding_window_pattern: distance between full-attention layers; layer_types already reflects it.
-        layer_types: "sliding_attention", "full_attention" or "linear_attention" for each layer; None if there is no
-            choice by layer.
+        layer_types: "sliding_attention", "full_attention", "linear_attention" or "conv" for each layer; None if
+            there is no choice by layer.
     """
 
     num_attention_heads: int

@@ -43,10 +43,10 @@ def read_rope(fields: Fields, defaults: ClassDefaults, head_dim: int, context: i
         UnsupportedError: the scaling is not one of `SCALING_KEYS`, it differs by layer type in a model type with one
             table, sliding layers are scaled, or only part of the head is rotated.
     """
-    full = _of_layers(fields, defaults, "full_attention")
+    full = full_attention_rope(fields, defaults)
     width = _read_width(fields, full, defaults, head_dim)
     theta = full.positive("rope_theta") or fields.positive("rope_theta") or defaults.rope_theta
-    scaling = read_scaling(full if _names_a_type(full) else _completed(full, defaults), defaults, context)
+    scaling = read_scaling(full, defaults, context)
     parameters = _with_factors(RopeParameters(theta, scaling, width=width), full, head_dim)
     if defaults.rope_local_base_freq is None:
         _refuse_layer_types(fields, defaults)
@@ -59,6 +59,16 @@ def read_rope(fields: Fields, defaults: ClassDefaults, head_dim: int, context: i
         )
     local_theta = local.positive("rope_theta") or fields.positive("rope_local_base_freq")
     return replace(parameters, local_theta=local_theta or defaults.rope_local_base_freq)
+
+
+def full_attention_rope(fields: Fields, defaults: ClassDefaults) -> Fields:
+    """Return the rotary settings of full-attention layers, completed by the type's defaults if no type is named.
+
+    Raises:
+        CheckpointError: a part of the settings is no object.
+    """
+    full = _of_layers(fields, defaults, "full_attention")
+    return full if _names_a_type(full) else _completed(full, defaults)
 
 
 def _read_width(fields: Fields, rope: Fields, defaults: ClassDefaults, head_dim: int) -> int | None:
@@ -163,7 +173,7 @@ def _with_yarn(scaling: RopeScaling, rope: Fields, defaults: ClassDefaults) -> R
     """Add optional keys of YaRN or their defaults; mscale counts only with mscale_all_dim, as in transformers."""
     factor = float(scaling["factor"])
     given = rope.positive("attention_factor")
-    mscale, of_all = rope.positive("mscale"), rope.positive("mscale_all_dim")
+    mscale, of_all = (rope.positive(name) if rope.number(name) else None for name in ("mscale", "mscale_all_dim"))
     ratio = yarn_attention_factor(factor, mscale or 1.0) / yarn_attention_factor(factor, of_all or 1.0)
     inferred = ratio if mscale and of_all else yarn_attention_factor(factor)
     truncate = rope.flag("truncate")

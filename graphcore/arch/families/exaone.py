@@ -6,8 +6,8 @@ If there is a window, three of four layers slide, and the full ones do not rotat
 
     GGUF          post_attention_norm, post_ffw_norm
 
-Source: transformers, configuration_exaone4 and modeling_exaone4; llama.cpp, src/models/exaone4.cpp, which slides only in
-models of 64 layers.
+Source: transformers, configuration_exaone4 and modeling_exaone4; llama.cpp, src/models/exaone4.cpp, in which only
+models of 64 layers slide.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.arch.rotary import POST_NORM_LEAVES, layer_types, rotary_spec, with_post_norms
 from graphcore.checkpoint.gguf_reader import MetadataScalar
-from graphcore.nn.spec import ModelSpec, NormSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, ModelSpec, NormSpec
 
 PATTERN = 4  # every fourth layer is full where layer_types is absent
 
@@ -34,10 +34,7 @@ class Exaone4(Architecture):
         model = rotary_spec(config, NormSpec("rms", config.norm_eps), has_qk_norm=True)
         if config.attention.sliding_window is not None:
             kinds = zip(model.blocks, layer_types(config), strict=True)
-            blocks = (
-                block if kind == "sliding_attention" else replace(block, attention=replace(block.attention, rope=None))
-                for block, kind in kinds
-            )
+            blocks = (block if kind == "sliding_attention" else _not_rotated(block) for block, kind in kinds)
             model = replace(model, blocks=tuple(blocks))
         return with_post_norms(model)
 
@@ -67,6 +64,11 @@ class Exaone4(Architecture):
         window = config.attention.sliding_window
         slides = tuple(kind == "sliding_attention" for kind in layer_types(config))
         return {} if window is None else {WINDOW: window, WINDOW_PATTERN: slides}
+
+
+def _not_rotated(block: BlockSpec) -> BlockSpec:
+    assert isinstance(block.attention, AttentionSpec), "every layer of EXAONE attends"
+    return replace(block, attention=replace(block.attention, rope=None))
 
 
 EXAONE4 = Exaone4(

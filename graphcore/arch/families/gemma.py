@@ -94,6 +94,11 @@ class Gemma2(Gemma):
         model = rotary_spec(config, gemma_norm(config), False, sandwich=True, embedding_scale=scale, cap=caps.scores)
         return replace(model, logit_cap=caps.logits)
 
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return the soft caps."""
+        caps = _caps_of(config)
+        return {SCORE_CAP: caps.scores or None, LOGIT_CAP: caps.logits or None}
+
     def complete_json(self, config: ModelConfig, fields: Fields) -> ModelConfig:
         """Return the config with the soft caps; null is none, and an absent one has the class default.
 

@@ -34,7 +34,7 @@ from graphcore.arch.config.layer_types import read_gguf_layer_types
 from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.config.typed_fields import LARGEST_SIZE, Fields
 from graphcore.arch.folds import PickRows, Times
-from graphcore.arch.rotary import GGUF_LEAVES, attention_of
+from graphcore.arch.rotary import GATE_AND_UP, GGUF_LEAVES, attention_of, half_of_experts
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
 from graphcore.nn.spec import (
@@ -98,7 +98,6 @@ VECTORS = {
     ROUTER_NORM: ("router.scale", "ffn_gate_inp.scale"),
 }
 UNUSED_IF_SHARED = ("k_proj", "v_proj", "k_norm", "v_norm", "attn_k", "attn_v", "attn_k_norm")
-GATE_AND_UP = ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight")
 
 
 @dataclass(frozen=True)
@@ -272,9 +271,7 @@ def _expert_width(config: ModelConfig) -> int:
 
 def _half(leaf: str, config: ModelConfig) -> PickRows:
     """Return the fold that picks gate or up out of the fused tensor."""
-    width = _expert_width(config)
-    begin = GATE_AND_UP.index(leaf) * width
-    return PickRows(begin, begin + width, axis=-2)
+    return half_of_experts(leaf, _expert_width(config))
 
 
 def _vector_folds(leaf: str, config: ModelConfig) -> tuple[Times, ...]:

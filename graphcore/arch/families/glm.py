@@ -15,6 +15,7 @@ Both pair features 2i and 2i + 1 of a head's rotated part, so the rows of q and 
 Source: transformers, modeling_glm and modeling_glm4; llama.cpp, src/models/glm4.cpp and chatglm.cpp.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from graphcore.arch.architecture import Architecture, Shapes, TensorSource, gguf_name, split_layer
@@ -54,6 +55,10 @@ class Glm(Architecture):
         """Return the spec: a rotary model with RMSNorm, with norms behind each sublayer if it is a sandwich."""
         model = rotary_spec(config, NormSpec("rms", config.norm_eps), has_qk_norm=False)
         return replace(model, blocks=tuple(replace(one, sandwich=self.is_sandwich) for one in model.blocks))
+
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return no token for padding, because the class's default is beyond small vocabularies."""
+        return {"pad_token_id": None}
 
     def hf_source(self, name: str, config: ModelConfig) -> TensorSource:
         """Return the stored tensor: gate and up are halves of one, and q and k are in the order of pairs."""

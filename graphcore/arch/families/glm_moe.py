@@ -21,7 +21,7 @@ from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.gguf_keys import GGUFKeys
 from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.config.typed_fields import LARGEST_SIZE, Fields
-from graphcore.arch.families.qwen_moe import EXPERTS, QwenMoe, expert_width, experts_of, mixture_spec
+from graphcore.arch.families.qwen_moe import EXPERTS, QwenMoe, expert_settings_of, expert_width, mixture_spec
 from graphcore.arch.rotary import GGUF_LEAVES, rotary_spec
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import ModelSpec, NormSpec
@@ -62,9 +62,14 @@ class GlmMoe(QwenMoe):
         assert isinstance(config.own, GlmMoeSettings), "the config readers give every GLM its own settings"
         model = rotary_spec(config, NormSpec("rms", config.norm_eps), config.own.has_qk_norm)
         mixture = replace(mixture_spec(config), selection_bias=True, shared_gate=False)
-        dense = experts_of(config).mlp_only_layers
+        dense = expert_settings_of(config).mlp_only_layers
         blocks = (block if at in dense else replace(block, mlp=mixture) for at, block in enumerate(model.blocks))
         return replace(model, blocks=tuple(blocks))
+
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return whether q and k are normalised."""
+        assert isinstance(config.own, GlmMoeSettings), "the config readers give every GLM its own settings"
+        return {"use_qk_norm": config.own.has_qk_norm}
 
     def hf_source(self, name: str, config: ModelConfig) -> TensorSource:
         """Return the stored tensor; for experts, the parameter of transformers that holds all of a layer."""
@@ -92,7 +97,7 @@ class GlmMoe(QwenMoe):
         dense = fields.count("first_k_dense_replace", LARGEST_SIZE, 1)
         predicting = fields.count("num_nextn_predict_layers", LARGEST_SIZE, 1)
         own = GlmMoeSettings(bool(fields.flag("use_qk_norm")))
-        experts = _with_layers(experts_of(config), shared, min(dense, num_layers))
+        experts = _with_layers(expert_settings_of(config), shared, min(dense, num_layers))
         return replace(config, experts=experts, own=own, num_predicting_layers=predicting)
 
     def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
@@ -100,12 +105,12 @@ class GlmMoe(QwenMoe):
         shared = keys.fields.count(keys.name("expert_shared_count"), LARGEST_SIZE)
         dense = keys.fields.count(keys.name("leading_dense_block_count"), LARGEST_SIZE)
         own = GlmMoeSettings("blk.0.attn_q_norm.weight" in shapes)
-        experts = _with_layers(experts_of(config), shared, min(dense, config.num_hidden_layers))
+        experts = _with_layers(expert_settings_of(config), shared, min(dense, config.num_hidden_layers))
         return replace(config, experts=experts, own=own)
 
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar | tuple[int, ...]]:
         """Return the keys of the experts, of their choice, and of the rotation."""
-        experts, rope = experts_of(config), config.rope
+        experts, rope = expert_settings_of(config), config.rope
         assert experts.routing is not None, "GLM's experts have scores of their own"
         assert rope is not None, "every GLM rotates"
         return {

@@ -1,4 +1,7 @@
-"""Llama 2 and 3, SmolLM2, TinyLlama, and Mistral: pre-norm blocks, gated SiLU, no per-head norms."""
+"""Llama 2 and 3, SmolLM2, TinyLlama, and Mistral: pre-norm blocks, gated SiLU, no per-head norms.
+
+Mistral Small 3.1 and later are the text models of multimodal ones (Mistral3ForConditionalGeneration).
+"""
 
 from collections.abc import Mapping
 
@@ -10,6 +13,10 @@ from graphcore.arch.folds import SplitPairs
 from graphcore.arch.rotary import GGUF_LEAVES, rotary_spec
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import ModelSpec, NormSpec
+
+# Names and parts of multimodal Mistral models, whose text models are Mistral's or Ministral's.
+MISTRAL_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
+MISTRAL_UNUSED = {"vision_tower.": "vision", "multi_modal_projector.": "its projector"}
 
 
 class Llama(Architecture):
@@ -78,4 +85,8 @@ MISTRAL = Llama(
     gguf_names=("llama",),
     is_read_from_gguf=False,
     is_read_with_window=True,
+    nested_in="mistral3",
+    nested_ties=True,
+    hf_prefixes=MISTRAL_PREFIXES,
+    unused=MISTRAL_UNUSED,
 )

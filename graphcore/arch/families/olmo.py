@@ -20,7 +20,7 @@ from graphcore.arch.config.layer_types import read_gguf_layer_types
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.rotary import POST_NORM_LEAVES, layer_types, rotary_spec, with_post_norms
 from graphcore.checkpoint.gguf_reader import MetadataScalar
-from graphcore.nn.spec import BlockSpec, ModelSpec, NormSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, ModelSpec, NormSpec
 
 PATTERN = 4  # every fourth layer of OLMo 3 is full where layer_types is absent
 
@@ -58,6 +58,7 @@ class Olmo(Architecture):
 
 
 def _normed_over_heads(block: BlockSpec) -> BlockSpec:
+    assert isinstance(block.attention, AttentionSpec), "every layer of OLMo attends"
     return replace(block, attention=replace(block.attention, qk_norm_over_heads=True))
 
 

@@ -38,6 +38,12 @@ class Phi3(Architecture):
         """Return the spec: a rotary model with RMSNorm."""
         return rotary_spec(config, NormSpec("rms", config.norm_eps), has_qk_norm=False)
 
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return longrope's original context, and no token for padding, as the default is beyond small vocabularies."""
+        scaling = None if config.rope is None else config.rope.scaling
+        original = {} if scaling is None or ORIGINAL not in scaling else {ORIGINAL: int(scaling[ORIGINAL])}
+        return {"pad_token_id": None, **original}
+
     def hf_source(self, name: str, config: ModelConfig) -> TensorSource:
         """Return the stored tensor; q, k and v are rows of one, gate and up of another."""
         index, leaf = split_layer(name)

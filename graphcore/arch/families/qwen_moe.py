@@ -23,12 +23,12 @@ from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.families.qwen import Qwen
 from graphcore.arch.folds import PickRows
+from graphcore.arch.rotary import GATE_AND_UP, half_of_experts
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import ModelSpec, MoESpec
 
 ROUTER = "mlp.router.weight"
 EXPERTS = "mlp.experts."
-GATE_AND_UP = ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight")
 
 
 class QwenMoe(Qwen):
@@ -36,7 +36,7 @@ class QwenMoe(Qwen):
 
     def spec(self, config: ModelConfig) -> ModelSpec:
         """Return the spec: that of Qwen 3, with experts instead of the MLP."""
-        experts, model, mixture = experts_of(config), super().spec(config), mixture_spec(config)
+        experts, model, mixture = expert_settings_of(config), super().spec(config), mixture_spec(config)
         blocks = tuple(
             block if layer in experts.mlp_only_layers else replace(block, mlp=mixture)
             for layer, block in enumerate(model.blocks)
@@ -49,7 +49,7 @@ class QwenMoe(Qwen):
         if leaf == ROUTER:
             return TensorSource(f"layers.{index}.mlp.gate.weight")
         if leaf in GATE_AND_UP:
-            return TensorSource(f"layers.{index}.{EXPERTS}gate_up_proj", (_half(leaf, config),))
+            return TensorSource(f"layers.{index}.{EXPERTS}gate_up_proj", (half_of_fused(leaf, config),))
         return TensorSource(name.removesuffix(".weight") if leaf.startswith(EXPERTS) else name)
 
     def hf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
@@ -63,11 +63,11 @@ class QwenMoe(Qwen):
         if leaf not in GATE_AND_UP:
             return (alone,)
         fused = gguf_name(name, {leaf.removesuffix(".weight"): "ffn_gate_up_exps"})
-        return alone, TensorSource(fused, (_half(leaf, config),))
+        return alone, TensorSource(fused, (half_of_fused(leaf, config),))
 
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar | tuple[int, ...]]:
         """Return the keys of the experts."""
-        experts = experts_of(config)
+        experts = expert_settings_of(config)
         return {
             "expert_count": experts.num_local_experts,
             "expert_used_count": experts.num_experts_per_tok,
@@ -77,7 +77,7 @@ class QwenMoe(Qwen):
 
 def mixture_spec(config: ModelConfig) -> MoESpec:
     """Return the spec of the experts of a layer, and of the shared expert where there is one."""
-    experts = experts_of(config)
+    experts = expert_settings_of(config)
     return MoESpec(
         experts=experts.num_local_experts,
         top_k=experts.num_experts_per_tok,
@@ -88,7 +88,7 @@ def mixture_spec(config: ModelConfig) -> MoESpec:
     )
 
 
-def experts_of(config: ModelConfig) -> ExpertsConfig:
+def expert_settings_of(config: ModelConfig) -> ExpertsConfig:
     """Return the settings of the experts of a mixture."""
     assert config.experts is not None, "the config readers give every mixture its experts"
     return config.experts
@@ -100,11 +100,9 @@ def expert_width(experts: ExpertsConfig) -> int:
     return experts.moe_intermediate_size
 
 
-def _half(leaf: str, config: ModelConfig) -> PickRows:
-    """Return the fold that picks gate or up out of the fused tensor."""
-    width = expert_width(experts_of(config))
-    begin = GATE_AND_UP.index(leaf) * width
-    return PickRows(begin, begin + width, axis=-2)
+def half_of_fused(leaf: str, config: ModelConfig) -> PickRows:
+    """Return the fold that picks the experts' gate or up projection out of the fused tensor."""
+    return half_of_experts(leaf, expert_width(expert_settings_of(config)))
 
 
 NEUTRAL_GGUF = {"expert_gating_func": (0, 1, 3)}

@@ -30,6 +30,10 @@ class StableLM(Architecture):
         """Return the spec: a rotary model with LayerNorm."""
         return rotary_spec(config, NormSpec("layer", config.norm_eps), has_qk_norm=False)
 
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return the settings of norms and biases."""
+        return {"layer_norm_eps": config.norm_eps, "use_qkv_bias": config.attention.qkv_bias}
+
     def hf_source(self, name: str, config: ModelConfig) -> TensorSource:
         """Return the stored tensor of the same name."""
         return TensorSource(name)

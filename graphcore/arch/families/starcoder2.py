@@ -32,6 +32,10 @@ class StarCoder2(Architecture):
         """Return the spec: a rotary model with LayerNorm, and an MLP without a gate."""
         return rotary_spec(config, NormSpec("layer", config.norm_eps), has_qk_norm=False, gated=False)
 
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return the settings of norms and biases."""
+        return {"norm_epsilon": config.norm_eps, "use_bias": config.attention.output_bias}
+
     def hf_source(self, name: str, config: ModelConfig) -> TensorSource:
         """Return the stored tensor; the MLP's projections have GPT-2's names."""
         index, leaf = split_layer(name)

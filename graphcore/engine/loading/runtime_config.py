@@ -15,7 +15,7 @@ from graphcore.kernels.gpu.pdl import FIRST_CAPABILITY, supports_pdl
 from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.sizes import CacheSizes
-from graphcore.nn.spec import DeltaSpec, ModelSpec
+from graphcore.nn.spec import ModelSpec, RecurrentSpec
 from graphcore.planning.machine import free_device_nbytes
 from graphcore.progress import Progress, ignore_progress
 from graphcore.weights.packed_weights import PackingPolicy
@@ -149,7 +149,7 @@ def choose_context_length(settings: Settings, longest: int, advice: str = "") ->
 
 def choose_snapshots(settings: Settings, spec: ModelSpec) -> int:
     """Return the number of snapshots of recurrent states; 0 for a model without such states."""
-    if not any(isinstance(block.attention, DeltaSpec) for block in spec.blocks):
+    if not any(isinstance(block.attention, RecurrentSpec) for block in spec.blocks):
         return 0
     wanted = settings.batching.snapshots
     return settings.batching.max_sequences + 1 if wanted is None else wanted

@@ -27,6 +27,7 @@ from graphcore.kernels.cpu import instructions
 from graphcore.kernels.cpu import program as native
 from graphcore.kernels.cpu.attention import cache_number
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
+from graphcore.kernels.ops.gated_convolution import ConvParts, gated_convolution
 from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
 from graphcore.kernels.ops.kv_formats import head_dim_of
 from graphcore.nn.linear import Linear
@@ -107,14 +108,22 @@ class ModuleRecorder:
         return out
 
     def project(
-        self, node: Call, x: Tensor, norm: NormCall | None, linears: Sequence[str], activation: str | None, _wide: bool
+        self,
+        node: Call,
+        x: Tensor,
+        norm: NormCall | None,
+        linears: Sequence[str],
+        activation: str | None,
+        _wide: bool,
+        factor: float = 1.0,
     ) -> Tensor | list[Tensor]:
         """Append (activations of) products of one normalised input."""
         modules = [self._module(name, Linear) for name in linears]
         outs = [self.out(node, linear.outputs) for linear in modules]
         matrices = [native_matrix(self.program, linear, out) for linear, out in zip(modules, outs, strict=True)]
         kind = Activation.NONE if activation is None else self._module(activation, ActivationModule).kind
-        native.append_project(self.program, x, matrices, rounding_of(modules[0]), self._norm(norm), "put", kind)
+        how = rounding_of(modules[0]), self._norm(norm), "put", kind
+        native.append_project(self.program, x, matrices, *how, factor=factor)
         return outs if len(outs) > 1 else outs[0]
 
     def gated(
@@ -128,11 +137,13 @@ class ModuleRecorder:
         native.append_project(self.program, x, matrices, rounding_of(modules[1]), self._norm(norm), "gated", kind)
         return out
 
-    def add_project(self, node: Call, stream: Tensor, x: Tensor, norm: NormCall | None, linear: str) -> Tensor:
-        """Append stream += linear(norm(x))."""
+    def add_project(
+        self, node: Call, stream: Tensor, x: Tensor, norm: NormCall | None, linear: str, factor: float = 1.0
+    ) -> Tensor:
+        """Append stream += factor * linear(norm(x))."""
         module = self._module(linear, Linear)
         matrices = [native_matrix(self.program, module, stream)]
-        native.append_project(self.program, x, matrices, rounding_of(module), self._norm(norm), "add")
+        native.append_project(self.program, x, matrices, rounding_of(module), self._norm(norm), "add", factor=factor)
         return stream
 
     def add_normed(self, node: Call, stream: Tensor, x: Tensor, norm: NormCall) -> Tensor:
@@ -207,6 +218,7 @@ class ModuleRecorder:
         q_norm: NormCall | None,
         k_norm: NormCall | None,
         v_norm: NormCall | None,
+        q_scale: tuple[float, int] | None,
         k_cache: Tensor,
         v_cache: Tensor,
         table: Tensor,
@@ -214,7 +226,7 @@ class ModuleRecorder:
         _counts: object,
         *how: Any,
     ) -> Tensor:
-        """Append norms of heads, rotation, cache write (if there are keys) and softmax attention.
+        """Append norms of heads, rotation, scale of queries, cache write (if there are keys) and softmax attention.
 
         Args:
             how: fields of `AttentionParameters`.
@@ -236,6 +248,7 @@ class ModuleRecorder:
         arguments.page, arguments.num_pages = page, table.shape[1]
         arguments.k_format, arguments.v_format = cache_number(k_cache), cache_number(v_cache)
         arguments.window, arguments.scale, arguments.cap = scoring.window, scoring.scale, scoring.cap
+        arguments.beta, arguments.period = q_scale or (0.0, 0)
         program.needs_attention(width, page * table.shape[1])
         program.add(arguments)
         return out
@@ -247,6 +260,12 @@ class ModuleRecorder:
         span = self.state.span
         parts = parts._replace(starts=span.starts, counts=span.counts)
         return native.append_delta_heads(self.program, parts)
+
+    def gated_convolution(self, _node: Call, mixed: Tensor, *rest: Any) -> Tensor:
+        """Append a gated short convolution. Args: rest: fields of `ConvParts` after `mixed`."""
+        span = self.state.span
+        parts = ConvParts(mixed[:, None], *rest)._replace(starts=span.starts, counts=span.counts)
+        return native.append_gated_convolution(self.program, parts)
 
     def scaled_by_gate(self, _node: Call, gate: Tensor, x: Tensor) -> Tensor:
         """Append sigmoid(gate) * x, with one gate for each row."""
@@ -309,6 +328,7 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     operations.parts: ModuleRecorder.parts,
     capped: ModuleRecorder.capped,
     delta_heads: ModuleRecorder.delta_heads,
+    gated_convolution: ModuleRecorder.gated_convolution,
     scaled_by_gate: ModuleRecorder.scaled_by_gate,
     choose_experts: ModuleRecorder.choose,
     without_padding: lambda _recorder, _node, choice, _span: choice,  # rows without a token do not run

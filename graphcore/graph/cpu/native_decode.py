@@ -29,8 +29,10 @@ from graphcore.kernels.cpu import program as native
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kvcache.buffers import LayerCache
 from graphcore.nn.decoder import Decoder, Embedding, Head
+from graphcore.nn.delta_net import DeltaNet
 from graphcore.nn.linear import Linear
 from graphcore.nn.moe import ExpertLinear
+from graphcore.nn.short_conv import ShortConv
 from graphcore.nn.spec import BlockSpec
 
 EXPERT_INSTRUCTIONS = 2  # the up and the down instruction of a layer's experts
@@ -82,6 +84,9 @@ class NativeStep:
 def native_obstacle(decoder: Decoder) -> str | None:
     """Return why the decoder cannot be recorded, or None if it can."""
     for name, module in decoder.named_modules():
+        taps = module.conv1d.weight.shape[1] if isinstance(module, DeltaNet | ShortConv) else 0
+        if taps > instructions.MOST_TAPS:
+            return f"a convolution over {taps} tokens has no native instruction, only up to {instructions.MOST_TAPS}"
         if not isinstance(module, Linear | ExpertLinear | Embedding):
             continue
         if module.packing is not None and not isinstance(module.packing, KernelPacking):

@@ -39,6 +39,7 @@ from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.gpu.norm import add_rms_normed, prepare_norm
 from graphcore.kernels.gpu.products.decode_products import add_product, gated_product, product
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
+from graphcore.kernels.ops.gated_convolution import gated_convolution
 from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.kernels.ops.kv_formats import head_dim_of
 from graphcore.nn.linear import Linear
@@ -110,14 +111,21 @@ class DeviceRun:
         return x.index_select(-1, order)
 
     def project(
-        self, x: Tensor, norm: NormCall | None, names: Sequence[str], activation: str | None, wide: bool
+        self,
+        x: Tensor,
+        norm: NormCall | None,
+        names: Sequence[str],
+        activation: str | None,
+        wide: bool,
+        factor: float = 1.0,
     ) -> Tensor | Joined:
         """Return a product, or the concatenated products of one input."""
         linears = [self._module(name, Linear) for name in names]
         kind = "" if activation is None else self._module(activation, ActivationModule).kind.kernel_name
         fed = product_input(self.modules, x, norm, linears[0], self._fusion)
         matrices = [device_matrix(linear) for linear in linears]
-        y = product(fed.rows, fed.scale, matrices, _dtype(linears[0], wide), _divides(linears[0]), kind, fed.eps)
+        how = _dtype(linears[0], wide), _divides(linears[0]), kind, fed.eps, factor
+        y = product(fed.rows, fed.scale, matrices, *how)
         return y if len(linears) == 1 else Joined(y)
 
     def gated(self, x: Tensor, norm: NormCall | None, gate: str, up: str, activation: str, wide: bool) -> Tensor:
@@ -128,13 +136,12 @@ class DeviceRun:
         matrices = device_matrix(first), device_matrix(second)
         return gated_product(rows, scale, *matrices, _dtype(second, wide), _divides(second), kind, eps)
 
-    def add_project(self, stream: Tensor, x: Tensor, norm: NormCall | None, name: str) -> Tensor:
-        """Add a product to the stream."""
+    def add_project(self, stream: Tensor, x: Tensor, norm: NormCall | None, name: str, factor: float = 1.0) -> Tensor:
+        """Add factor * a product to the stream."""
         linear = self._module(name, Linear)
         fed = product_input(self.modules, x, norm, linear, self._fusion)
-        add_product(
-            stream, fed.rows, fed.scale, device_matrix(linear), _divides(linear), fed.eps, self._next_norm(stream)
-        )
+        how = _divides(linear), fed.eps, self._next_norm(stream), factor
+        add_product(stream, fed.rows, fed.scale, device_matrix(linear), *how)
         return stream
 
     def add_normed(self, stream: Tensor, x: Tensor, norm: NormCall) -> Tensor:
@@ -191,6 +198,7 @@ class DeviceRun:
         q_norm: NormCall | None,
         k_norm: NormCall | None,
         _v_norm: None,
+        q_scale: tuple[float, int] | None,
         k_cache: Tensor,
         v_cache: Tensor,
         table: Tensor,
@@ -213,12 +221,16 @@ class DeviceRun:
             first, second = (self._module(norm.name, RMSNorm) for norm in (q_norm, k_norm))
             norms = HeadNorms(first.weight, second.weight, first.eps, first.scale_in_float32)
         place = (k_cache, v_cache, table, starts, counts)
-        how_run = AttentionParameters(*how), self.arrivals, rope, norms
-        return attend_token(query, key, value, *place, *how_run).view(len(rows), -1)
+        how_run, (beta, period) = (AttentionParameters(*how), self.arrivals, rope, norms), q_scale or (0.0, 0)
+        return attend_token(query, key, value, *place, *how_run, beta, period).view(len(rows), -1)
 
     def delta_heads(self, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
         """Return the concatenated outputs of a delta rule's heads. Args: rest: fields of `DeltaParts` after `b`."""
         return delta_heads(mixed[:, None], z[:, None], a[:, None], b[:, None], *rest)[:, 0]
+
+    def gated_convolution(self, mixed: Tensor, *rest: Any) -> Tensor:
+        """Return the outputs of a gated short convolution. Args: rest: fields of `ConvParts` after `mixed`."""
+        return gated_convolution(mixed[:, None], *rest)[:, 0]
 
     def scaled_by_gate(self, gate: Tensor, x: Tensor) -> Tensor:
         """Return sigmoid(gate) * x, with one gate for each row."""

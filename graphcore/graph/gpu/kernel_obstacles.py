@@ -20,6 +20,7 @@ from graphcore.kernels import limits
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
 from graphcore.kernels.gpu.matrix import MOST_COLUMNS
+from graphcore.kernels.ops.gated_convolution import gated_convolution
 from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.nn.attention import Attention
 from graphcore.nn.decoder import Decoder, Head
@@ -89,6 +90,7 @@ OPERATIONS: Mapping[object, KernelEntry] = {
     ActivationModule: KernelEntry("activated"),
     capped: KernelEntry("capped"),
     delta_heads: KernelEntry("delta_heads"),
+    gated_convolution: KernelEntry("gated_convolution"),
     scaled_by_gate: KernelEntry("scaled_by_gate"),
     choose_experts: KernelEntry("choose", _choice_obstacle),
     without_padding: KernelEntry("without_padding"),

@@ -37,8 +37,10 @@ def reorder(x: Call, linear: str) -> NoReturn:
     raise NotImplementedError
 
 
-def project(x: Call, norm: NormCall | None, linears: tuple[str, ...], activation: str | None, wide: bool) -> NoReturn:
-    """Stand for (activation of) linear(norm(x)), for each of the linears; `wide`: the outputs stay float32."""
+def project(
+    x: Call, norm: NormCall | None, linears: tuple[str, ...], activation: str | None, wide: bool, factor: float = 1.0
+) -> NoReturn:
+    """Stand for factor * (activation of) linear(norm(x)), for each of the linears; `wide`: the outputs stay float32."""
     raise NotImplementedError
 
 
@@ -47,8 +49,8 @@ def gated(x: Call, norm: NormCall | None, gate: str, up: str, activation: str, w
     raise NotImplementedError
 
 
-def add_project(stream: Call, x: Call, norm: NormCall | None, linear: str) -> NoReturn:
-    """Stand for stream + linear(norm(x))."""
+def add_project(stream: Call, x: Call, norm: NormCall | None, linear: str, factor: float = 1.0) -> NoReturn:
+    """Stand for stream + factor * linear(norm(x))."""
     raise NotImplementedError
 
 
@@ -107,10 +109,12 @@ def attend_heads(
     q_norm: NormCall | None,
     k_norm: NormCall | None,
     v_norm: NormCall | None,
+    q_scale: tuple[float, int] | None,
     *rest: Any,
 ) -> NoReturn:
     """Stand for attend(rotate(q_norm(q)), rotate(k_norm(k)), v_norm(v), *rest), which writes the cache.
 
+    The rotated queries are scaled by `scale_queries` if there is a `q_scale`, its arguments beta and period.
     Without k and v it stands for attend(rotate(q_norm(q)), None, None, *rest), which reads keys already in the cache.
     """
     raise NotImplementedError

@@ -74,13 +74,13 @@ def _uncast_once(node: Call) -> Call:
 
 
 def product_and_sum(traced: Traced) -> None:
-    """Turn stream + linear(x) into `add_project`."""
+    """Turn stream + linear(x), or stream + linear(x) * number, into `add_project`."""
     for node, stream, product in sums_in_place(traced):
         if is_call(product, project) and is_read_once(product) and product.args[3] is None:
             if source_of(traced, product.args[0]) is stream:
                 continue  # the sum's rows would be written while other rows are still computed from the stream
-            x, norm, (linear,), *_ = product.args
-            traced.replace(node, add_project, stream, x, norm, linear)
+            x, norm, (linear,), _, _, *factor = product.args
+            traced.replace(node, add_project, stream, x, norm, linear, *factor)
 
 
 def norm_and_sum(traced: Traced) -> None:
@@ -90,7 +90,7 @@ def norm_and_sum(traced: Traced) -> None:
             x = normed.args[0]
             call = traced.replace(node, add_normed, stream, x, norm_call(normed))
             if is_call(x, project) and is_read_once(x):
-                x.args = (*x.args[:4], True)
+                x.args = (*x.args[:4], True, *x.args[5:])
             assert call.args[1] is x, "the answer that is normalised"
 
 

@@ -31,7 +31,7 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import choose_experts
 from graphcore.nn.norm import UnitNorm
-from graphcore.nn.rope import rotate
+from graphcore.nn.rope import rotate, scale_queries
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -81,9 +81,10 @@ def gates(traced: Traced) -> None:
 
 
 def heads(traced: Traced) -> None:
-    """Turn norms of heads, their rotation, and attention (which writes the cache) into `attend_heads`."""
+    """Turn norms, rotation and scales of heads, and attention (which writes the cache) into `attend_heads`."""
     for node in traced.nodes(attend):
         (q, k, v), rest = node.args[:3], node.args[3:]
+        q, scale = (q.args[0], tuple(q.args[2:])) if is_call(q, scale_queries) else (q, None)
         turned = [q] if k is None else [q, k]
         ropes = [one.args[1] for one in turned if one.target is rotate]
         if len(set(ropes)) > 1 or 0 < len(ropes) < len(turned):
@@ -93,7 +94,7 @@ def heads(traced: Traced) -> None:
         norms = [_norm_of_heads(traced, one) for one in (q, k)]
         norms.append(norm_call(v) if traced.leaf(v, UnitNorm) else None)
         q, k, v = (one if norm is None else one.args[0] for one, norm in zip((q, k, v), norms, strict=True))
-        traced.replace(node, attend_heads, q, k, v, ropes[0] if ropes else None, *norms, *rest)
+        traced.replace(node, attend_heads, q, k, v, ropes[0] if ropes else None, *norms, scale, *rest)
 
 
 def _norm_of_heads(traced: Traced, node: Call) -> NormCall | None:
@@ -106,15 +107,25 @@ def queries_keys_values(traced: Traced) -> None:
     _join_products(traced, attend_heads, 3)
 
 
+def queries_keys_values_before_norms(traced: Traced) -> None:
+    """Turn such projections into one `project` also where norms over all heads of q and k follow them."""
+    _join_products(traced, attend_heads, 3, through_norms=True)
+
+
 def inputs_of_delta_rules(traced: Traced) -> None:
     """Turn the four projections of one delta rule, if they share their input, into one `project`."""
     _join_products(traced, delta_heads, 4)
 
 
-def _join_products(traced: Traced, reader: Callable[..., object], count: int) -> None:
-    """Turn linears that are the first `count` arguments of a reader, if they share their input, into one `project`."""
+def _join_products(traced: Traced, reader: Callable[..., object], count: int, through_norms: bool = False) -> None:
+    """Turn linears that are the first `count` arguments of a reader, if they share their input, into one `project`.
+
+    Args:
+        through_norms: True if norms may be between a linear and the reader.
+    """
     for node in traced.nodes(reader):
-        products = node.args[:count]
+        is_past = [through_norms and traced.is_norm(one) and is_read_once(one) for one in node.args[:count]]
+        products = [one.args[0] if past else one for one, past in zip(node.args[:count], is_past, strict=True)]
         if None in products or not traced.can_join(*products):
             continue
         first = min(products, key=traced.order().__getitem__)
@@ -144,13 +155,22 @@ def wide_products(traced: Traced) -> None:
             traced.graph.erase_node(cast)
 
 
+def scaled_products(traced: Traced) -> None:
+    """Turn linear(x) * number into a `project` with that factor."""
+    for node in traced.nodes(operator.mul):
+        product, factor = node.args if isinstance(node.args[0], fx.Node) else node.args[::-1]
+        is_number = isinstance(factor, int | float)
+        if is_number and is_call(product, project) and is_read_once(product) and len(product.args[2]) == 1:
+            traced.replace(node, project, *product.args[:5], float(factor))
+
+
 def router_and_choice(traced: Traced) -> None:
     """Turn a linear router and `choose_experts` of its scores into `route`."""
     for node in traced.nodes(choose_experts):
         scores, *how = node.args
         if is_call(scores, project) and is_read_once(scores):
-            x, norm, linears, activation, wide = scores.args
-            if len(linears) == 1 and (norm, activation, wide) == (None, None, False):
+            x, norm, linears, *rest = scores.args
+            if len(linears) == 1 and (norm, *rest) == (None, None, False):
                 traced.replace(node, route, x, linears[0], *how)
 
 

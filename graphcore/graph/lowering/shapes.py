@@ -14,29 +14,31 @@ from typing import Any
 from torch import fx, nn
 
 from graphcore.kernels.ops.attend import attend
+from graphcore.kernels.ops.gated_convolution import gated_convolution
 from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped, scaled
 from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, weighted_sum, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm
-from graphcore.nn.rope import rotate
+from graphcore.nn.rope import rotate, scale_queries
 
 VIEWS = ("flatten", "unflatten")  # no data is moved: a decode step has one token per row
 CASTS = ("float", "to")
 PARTS = ("split", "chunk")
 INPUT = "x"
 FEATURES, FEATURES_GATE = "per_layer", "per_layer.gate"  # an input, and the Linear whose output has its shape
-LIKE_FIRST = (rotate, attend, capped, scaled, without_padding)  # output shaped as the first argument
+LIKE_FIRST = (rotate, scale_queries, attend, capped, scaled, without_padding)  # output shaped as the first argument
 LIKE_SECOND = (delta_heads, scaled_by_gate)  # output shaped as the second argument
 # Functions of nn/ and kernels/; each is one operation.
-FUNCTIONS = (*LIKE_FIRST, *LIKE_SECOND, choose_experts, weighted_sum)
+FUNCTIONS = (*LIKE_FIRST, *LIKE_SECOND, gated_convolution, choose_experts, weighted_sum)
 READ_BY: Mapping[object, tuple[object, ...]] = {  # operations that may read values with the shape of heads
-    "unflatten": (RMSNorm, LayerNorm, UnitNorm, rotate, attend),
-    RMSNorm: (rotate, attend),
-    LayerNorm: (rotate, attend),
+    "unflatten": (RMSNorm, LayerNorm, UnitNorm, rotate, scale_queries, attend),
+    RMSNorm: (rotate, scale_queries, attend),
+    LayerNorm: (rotate, scale_queries, attend),
     UnitNorm: (attend,),
-    rotate: (attend,),
+    rotate: (scale_queries, attend),
+    scale_queries: (attend,),
     attend: ("flatten",),
     Experts: (weighted_sum,),
 }
@@ -85,6 +87,8 @@ def _shape_of(node: Node, modules: Mapping[str, nn.Module], shapes: Mapping[Node
             return first
         case "call_function" if node.target in LIKE_SECOND:
             return given[1] if first else None
+        case "call_function" if node.target is gated_convolution:
+            return (first[0] // 3,) if first else None
         case "call_function" if node.target is weighted_sum:
             return first[1:] if first else None
         case "call_function" if node.target is choose_experts:

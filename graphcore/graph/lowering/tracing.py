@@ -21,6 +21,7 @@ from torch.fx.proxy import TraceError
 from graphcore.graph.lowering.operations import Call, attend_heads, parts, reorder
 from graphcore.graph.lowering.shapes import FUNCTIONS, PARTS, VIEWS, misfit
 from graphcore.kernels.ops.attend import attend
+from graphcore.kernels.ops.gated_convolution import gated_convolution
 from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.nn.linear import Linear
@@ -88,7 +89,8 @@ class Traced:
 
 def is_effect(node: Call) -> bool:
     """Return whether dead-code elimination must keep a node: inputs, the output, and operations that write a cache."""
-    return node.op in ("placeholder", "output") or node.target in (attend, attend_heads, delta_heads)
+    writers = attend, attend_heads, delta_heads, gated_convolution
+    return node.op in ("placeholder", "output") or node.target in writers
 
 
 class LeafTracer(fx.Tracer):

@@ -60,11 +60,12 @@ class Project(ctypes.Structure):
         ("outs", PerRow * 4),
         ("store", INT),
         ("activation", INT),
+        ("factor", FLOAT),
     )
 
 
 class Attend(ctypes.Structure):
-    """Attention of one token of each row: norms of heads, rotation, cache write and softmax."""
+    """Attention of one token of each row: norms of heads, rotation, scale of queries, cache write and softmax."""
 
     KIND = 2
     _fields_ = (
@@ -91,8 +92,10 @@ class Attend(ctypes.Structure):
         ("k_format", INT),
         ("v_format", INT),
         ("unrotated", INT),
+        ("period", INT),
         ("scale", FLOAT),
         ("cap", FLOAT),
+        ("beta", FLOAT),
     )
 
 
@@ -261,6 +264,29 @@ class Reorder(ctypes.Structure):
 
     KIND = 12
     _fields_ = (("x", PerRow), ("order", POINTER), ("out", PerRow), ("size", INT))
+
+
+class GatedConvolution(ctypes.Structure):
+    """A gated short convolution between its projections: out = c * convolution(b * x)."""
+
+    KIND = 13
+    _fields_ = (
+        ("mixed", POINTER),
+        ("conv_weight", POINTER),
+        ("conv_bias", POINTER),
+        ("convolution", POINTER),
+        ("starts", POINTER),
+        ("counts", POINTER),
+        ("out", POINTER),
+        ("caches", POINTER),
+        ("stride", ctypes.c_int64),
+        ("sequences", INT),
+        ("tokens", INT),
+        ("channels", INT),
+        ("width", INT),
+        ("format", INT),
+        ("state_format", INT),
+    )
 
 
 class Instruction(ctypes.Structure):

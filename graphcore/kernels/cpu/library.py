@@ -220,6 +220,7 @@ def open_library(path: str) -> ctypes.CDLL:
         "attend_floats": (size, [number, number, number]),
         "delta_heads": (None, [number, pointer]),
         "delta_floats": (size, [number, number]),
+        "gated_convolution": (None, [number, pointer]),
         "activations_nbytes": (size, [number, number]),
     }
     for name, (result, arguments) in signatures.items():

@@ -26,6 +26,7 @@ from graphcore.kernels.cpu.instructions import (
 )
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.cpu.library import DTYPE_NUMBERS, Matrix, open_library
+from graphcore.kernels.ops.gated_convolution import ConvParts, convolution_arguments
 from graphcore.kernels.ops.gated_delta import DeltaParts, delta_arguments
 from graphcore.kernels.packing import Packing
 
@@ -234,6 +235,7 @@ def append_project(
     normalise: Norm,
     store: str = "put",
     activation: Activation = Activation.NONE,
+    factor: float = 1.0,
 ) -> None:
     """Append a Project instruction.
 
@@ -244,18 +246,38 @@ def append_project(
         normalise: normalisation of x.
         store: "put", "add" or "gated".
         activation: activation of the output, or of the gate.
+        factor: factor of the output, unless it is gated.
     """
     arguments = Project()
     arguments.x = program.per_row(x)
     arguments.norm = normalise
     arguments.rounding, arguments.num_matrices = rounding, len(matrices)
     arguments.store, arguments.activation = STORES[store], activation
+    arguments.factor = 0.0 if factor == 1.0 else factor
     for index, (matrix, bias, out) in enumerate(matrices):
         arguments.matrices[index] = matrix
         arguments.biases[index] = program.address(bias)
         arguments.outs[index] = program.per_row(out)
     program.needs(rows=program.rows, columns=matrices[0][0].columns)
     program.add(arguments)
+
+
+def append_gated_convolution(program: NativeProgram, parts: ConvParts) -> Tensor:
+    """Append a gated short convolution for one token of each row; return its outputs [B, C].
+
+    Args:
+        parts: the projections [B, 1, 3 C] float32, weights and state, and the tokens' positions and counts.
+    """
+    out = program.block_buffer(parts.conv_weight.shape[0])
+    program.kept.append(parts.mixed)
+
+    def address(tensor: Tensor | None) -> int | None:
+        if tensor is None or tensor is parts.mixed:  # its rows need not be adjacent
+            return None if tensor is None else tensor.data_ptr()
+        return program.address(tensor, tensor.dtype)
+
+    program.add(convolution_arguments(parts, out, address, program.sequences))
+    return out
 
 
 def append_delta_heads(program: NativeProgram, parts: DeltaParts) -> Tensor:

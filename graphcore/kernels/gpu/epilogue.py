@@ -72,17 +72,20 @@ def activated(x, ACTIVATION: tl.constexpr):
 @triton.jit
 def store_products(
     out, values, first, start, tokens, rows, out_stride, ADDS: tl.constexpr, N: tl.constexpr, R: tl.constexpr,
-    weight=None, norm_rows=None, squares=None,
+    weight=None, norm_rows=None, squares=None, FACTOR: tl.constexpr = 1.0,
 ):  # fmt: skip
     """Store or add values [N, R] of tokens from `first` and rows from `start` of a matrix; none past either's end.
 
     Args:
+        FACTOR: factor of the values.
         weight, norm_rows, squares: pointers, as in `mean_squares.FusedNorm`, for a sum that a norm follows; or None.
     """
     token = first + tl.arange(0, N)[:, None]
     row = start + tl.arange(0, R)[None, :]
     is_there = (token < tokens) & (row < rows)
     place = out + token * out_stride + row
+    if FACTOR != 1.0:
+        values *= FACTOR
     if ADDS:
         values += tl.load(place, mask=is_there, other=0.0)
     tl.store(place, values.to(out.dtype.element_ty), mask=is_there)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 MODULES = (
     *("norm", "int8_rows", "products.decode_products", "packed.linear", "packed.to_dense"),
     *("attention.decode", "attention.write_and_attend"),
-    *("delta.launch", "experts.launch", "experts.router", "sampling.likeliest", "sampling.drawn"),
+    *("delta.launch", "gated_convolution", "experts.launch", "experts.router", "sampling.likeliest", "sampling.drawn"),
 )
 
 

@@ -40,14 +40,27 @@ def short_convolution(
         SiLU of the convolution [B, T, C] float32, 0 where a token is padding, and the state after the last real token,
         [B, C, W-1] in the state's dtype.
     """
+    total, kept = causal_convolution(x, weight, state, bias, counts)
+    y = silu(total)
+    return (y if counts is None else y.where(_is_real(x.shape[1], counts), 0.0)), kept
+
+
+def causal_convolution(
+    x: Tensor, weight: Tensor, state: Tensor, bias: Tensor | None = None, counts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Apply a causal convolution of each channel, with the arguments of `short_convolution`.
+
+    Returns:
+        The convolution [B, T, C] float32, unspecified where a token is padding, and the state after the last real
+        token, [B, C, W-1] in the state's dtype.
+    """
     tokens, width = x.shape[1], weight.shape[1]
     inputs = torch.cat((_wide(state).transpose(1, 2), _wide(x)), dim=1)  # [B, W-1+T, C]
     total = torch.zeros((), device=x.device, dtype=torch.float32)
     for tap in range(width):
         total = total + inputs[:, tap : tap + tokens] * weight[:, tap]
-    y = silu(total if bias is None else total + bias)
     kept = _last_inputs(inputs, width - 1, counts).transpose(1, 2).to(state.dtype)
-    return (y if counts is None else y.where(_is_real(tokens, counts), 0.0)), kept
+    return (total if bias is None else total + bias), kept
 
 
 def _last_inputs(inputs: Tensor, kept: int, counts: Tensor | None) -> Tensor:

@@ -1,30 +1,36 @@
-"""Grammar rules for arguments that are no JSON: the values of tags, and Gemma's objects.
+"""Grammar rules for arguments that are no JSON object: the values of tags, Python's arguments, and Gemma's objects.
 
-Parameters come in one order, required ones always: in the schema's order in tags, sorted by name in Gemma's objects, as
-the chat templates write them.
+Parameters come in one order, required ones always: in the schema's order in tags and in Python's calls, sorted by name
+in Gemma's objects, as the chat templates write them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphcore.serving.tool_formats.gemma_call import QUOTE
 from graphcore.serving.tool_formats.lark_rules import TEXT, LarkRules, choice_of, inline_json, quoted_literal
 from graphcore.serving.tool_formats.schema_types import resolved, types_of
+from graphcore.serving.tool_formats.tool_format import CallTags
 
 Schema = Mapping[str, Any]
 
-_PARAMETER_END = "\n</parameter>\n"
 _WORDS = {"boolean": ("true", "false", "True", "False"), "null": ("null", "None")}
 _NUMBERS = ("integer", "number")
 _MOST_LEVELS = 8  # objects within objects; deeper ones may be anything
 
 
 class TagRules:
-    """Rules for calls in tags, as Qwen 3 Coder writes them."""
+    """Rules for calls in tags, as Qwen 3 Coder and GLM 4.5 write them."""
 
-    def __init__(self, rules: LarkRules) -> None:
+    def __init__(self, rules: LarkRules, tags: CallTags) -> None:
+        line, pad = tags.line_break, tags.line_break if tags.pads_values else ""
         self._rules = rules
-        self._text = f'{rules.up_to("</parameter>")} "\\n"'
+        self._tags = tags
+        self._call_begin = line + tags.name_open if tags.name_open else ""
+        self._value_begin = (line + tags.value_open if tags.value_open else "") + pad
+        self._value_end = pad + tags.value_close + line
+        self._call_end = tags.end + line if tags.end else ""
+        self._text = f"{rules.up_to(tags.value_close)} {quoted_literal(line)}"
 
     def call(self, name: str, root: Schema | None) -> str:
         """Return the element for a call of a function.
@@ -32,27 +38,51 @@ class TagRules:
         Args:
             root: JSON schema of the parameters; None if they may be anything.
         """
+        tags = self._tags
         members = [self._parameter(key, schema, root) for key, schema in _properties(root, root)] if root else []
         if not members and _is_open(root):
-            key = self._rules.add_terminal(r"/[^>\n]{1,100}/")
-            members = [f'("<parameter=" {key} ">\\n" {self._text})*']
-        body = " ".join(members)
-        return f"{quoted_literal(f'<function={name}>' + chr(10))} {body} {quoted_literal('</function>' + chr(10))}"
+            key = self._rules.add_terminal(r"/[^<>\n]{1,100}/")
+            key_end = quoted_literal(tags.key_close + self._value_begin)
+            members = [f"({quoted_literal(tags.key_open)} {key} {key_end} {self._text})*"]
+        head = quoted_literal(self._call_begin + name + tags.name_close + tags.line_break)
+        return f"{head} {' '.join(members)} {quoted_literal(self._call_end)}"
 
     def _parameter(self, key: str, schema: object, root: Schema) -> str:
-        rule = self._rules.add(f"{quoted_literal(f'<parameter={key}>' + chr(10))} {self._value(schema, root)}")
+        head = quoted_literal(self._tags.key_open + key + self._tags.key_close + self._value_begin)
+        rule = self._rules.add(f"{head} {self._value(schema, root)}")
         return rule if key in _required(root, root) else f"{rule}?"
 
     def _value(self, schema: object, root: Schema) -> str:
         types, texts = types_of(schema, root), _texts(schema, root)
         if texts:
-            return choice_of(quoted_literal(text + _PARAMETER_END) for text in texts)
+            return choice_of(quoted_literal(text + self._value_end) for text in texts)
         if not types or "string" in types:
             return self._text
-        words = [quoted_literal(word) for name in sorted(types & _WORDS.keys()) for word in _WORDS[name]]
-        is_json = bool(types - _WORDS.keys())
-        values = [*([inline_json(_with_definitions(schema, root))] if is_json else ()), *words]
-        return f"{choice_of(values)} {quoted_literal(_PARAMETER_END)}"
+        return f"{_bare_value(schema, root, types)} {quoted_literal(self._value_end)}"
+
+
+class PythonRules:
+    """Rules for calls as Python writes them; texts, arrays and objects are written as JSON, which Python reads, too."""
+
+    def __init__(self, rules: LarkRules) -> None:
+        self._rules = rules
+
+    def call(self, name: str, root: Schema | None) -> str:
+        """Return the element for a call of a function.
+
+        Args:
+            root: JSON schema of the parameters; None if they may be anything.
+        """
+        properties = _properties(root, root) if root else []
+        if not properties and _is_open(root):
+            member = self._rules.add(f"{self._rules.add_terminal(r'/[a-zA-Z_][a-zA-Z0-9_]{0,99}=/')} {inline_json({})}")
+            return f"{quoted_literal(name + '(')} ({member} ({quoted_literal(', ')} {member})*)? {quoted_literal(')')}"
+        members = []
+        for key, schema in properties:
+            value = _bare_value(schema, root or {}, types_of(schema, root or {}))
+            is_required = key in _required(root, root or {})
+            members.append((self._rules.add(f"{quoted_literal(key + '=')} {value}"), is_required))
+        return f"{quoted_literal(name + '(')} {joined_members(self._rules, members, ', ')} {quoted_literal(')')}"
 
 
 class GemmaRules:
@@ -96,13 +126,11 @@ class GemmaRules:
         properties = sorted(_properties(known, root), key=lambda pair: pair[0].lower())
         if level >= _MOST_LEVELS or (not properties and _is_open(known)):
             return self._any_object()
-        rest, first = '""', '""'  # the members from one on, with a comma before them or not
-        for key, value in reversed(properties):
+        members = []
+        for key, value in properties:
             member = self._rules.add(f"{quoted_literal(key + ':')} {self._value(value, root, level + 1)}")
-            is_required = key in _required(known, root)
-            first = self._rules.add(f"{member} {rest}" + ("" if is_required else f" | {first}"))
-            rest = self._rules.add(f'{"" if is_required else "("}"," {member}{"" if is_required else ")?"} {rest}')
-        return f'"{{" {first} "}}"'
+            members.append((member, key in _required(known, root)))
+        return f'"{{" {joined_members(self._rules, members, ",")} "}}"'
 
     def _any_object(self) -> str:
         self._any()
@@ -120,6 +148,28 @@ class GemmaRules:
             array = '"[" (anything ("," anything)*)? "]"'
             self._rules.define("anything", f'{text} | {scalar} | "None" | {array} | anything_object')
         return self._anything
+
+
+def joined_members(rules: LarkRules, members: Sequence[tuple[str, bool]], separator: str) -> str:
+    """Return the element for members in their order, of which those may be left out that are not required.
+
+    Args:
+        members: element of each member, and whether it is required.
+        separator: text between two members.
+    """
+    comma = quoted_literal(separator)
+    rest, first = '""', '""'  # the members from one on, with a separator before them or not
+    for member, is_required in reversed(members):
+        first = rules.add(f"{member} {rest}" + ("" if is_required else f" | {first}"))
+        rest = rules.add(f"{comma} {member} {rest}" if is_required else f"({comma} {member})? {rest}")
+    return first
+
+
+def _bare_value(schema: object, root: Schema, types: frozenset[str]) -> str:
+    """Return the element for a value in JSON, with the words of Python and JSON for truth values and null."""
+    words = [quoted_literal(word) for name in sorted(types & _WORDS.keys()) for word in _WORDS[name]]
+    is_json = not types or bool(types - _WORDS.keys())
+    return choice_of([*([inline_json(_with_definitions(schema, root))] if is_json else ()), *words])
 
 
 def _properties(schema: object, root: Schema | None) -> list[tuple[str, object]]:

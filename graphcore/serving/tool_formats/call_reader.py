@@ -3,6 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from graphcore.serving.tool_formats.json_scanner import JsonScanner
+from graphcore.serving.tool_formats.part_writer import PartWriter
+
 Phase = Callable[[str, int], int]
 """Takes text from a position on and returns the position up to which it was taken."""
 
@@ -45,6 +48,9 @@ class CallReader(ABC):
                 self.taken.append(text[before:at])
         return at
 
+    def finish(self) -> None:  # noqa: B027 - most readers need no closing tag
+        """Take the end of the answer."""
+
     def _written(self) -> None:
         """Note that all text so far is in the parts that were written."""
         self._is_written = True
@@ -85,3 +91,32 @@ class CallReader(ABC):
     def _closed(self, close: str) -> None:
         self._written()
         self.is_done = True
+
+
+class StreamingCallReader(CallReader):
+    """Reads a call whose arguments are an object in JSON, and writes them as they come.
+
+    Args:
+        opened: the text that opened the call.
+        close: tag after the call; a call without it is a call, too.
+    """
+
+    def __init__(self, writer: PartWriter, opened: str, close: str) -> None:
+        super().__init__(opened, close)
+        self._writer = writer
+        self._scanner = JsonScanner()
+
+    def _stream_arguments(self, text: str, at: int) -> int:
+        """Pass on text of the arguments, as a `Phase`."""
+        end = self._scanner.scan(text, at)
+        self._writer.arguments(text[at:end])
+        self._written()
+        if self._scanner.is_broken:
+            self._break()
+        elif self._scanner.is_whole:
+            self._end_arguments()
+        return end
+
+    def _end_arguments(self) -> None:
+        """Go on behind the arguments."""
+        self._end()

@@ -9,8 +9,7 @@ transformers has no template for it, and its ResponseParser would give the argum
 import re
 from collections.abc import Callable, Container
 
-from graphcore.serving.tool_formats.call_reader import CallReader
-from graphcore.serving.tool_formats.json_scanner import JsonScanner
+from graphcore.serving.tool_formats.call_reader import StreamingCallReader
 from graphcore.serving.tool_formats.literal_search import LiteralSearch
 from graphcore.serving.tool_formats.part_writer import PartWriter
 from graphcore.serving.tool_formats.tool_format import ToolFormat
@@ -193,7 +192,7 @@ class ChannelText:
         return at
 
 
-class ArgumentsReader(CallReader):
+class ArgumentsReader(StreamingCallReader):
     """Reads a call's arguments, an object in JSON, and writes them as they come; no text is no arguments.
 
     Args:
@@ -205,11 +204,9 @@ class ArgumentsReader(CallReader):
     """
 
     def __init__(self, writer: PartWriter, name: str, opened: str) -> None:
-        super().__init__(opened, "")
+        super().__init__(writer, opened, "")
         self.has_begun = False
-        self._writer = writer
         self._name = name
-        self._scanner = JsonScanner()
 
     def _begin(self, text: str, at: int) -> int:
         self._expect(self._begun, "{", *_ENDS)
@@ -225,14 +222,4 @@ class ArgumentsReader(CallReader):
         else:
             self._writer.arguments(found)
             self._scanner.scan(found)
-            self._phase = self._stream
-
-    def _stream(self, text: str, at: int) -> int:
-        end = self._scanner.scan(text, at)
-        self._writer.arguments(text[at:end])
-        self._written()
-        if self._scanner.is_broken:
-            self._break()
-        elif self._scanner.is_whole:
-            self._end()
-        return end
+            self._phase = self._stream_arguments

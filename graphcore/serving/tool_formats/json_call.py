@@ -7,16 +7,17 @@ like the closing tag, even inside a string. Here the arguments are scanned as JS
 import json
 from collections.abc import Callable, Container
 
-from graphcore.serving.tool_formats.call_reader import CallReader
+from graphcore.serving.tool_formats.call_reader import StreamingCallReader
 from graphcore.serving.tool_formats.json_scanner import JsonScanner, is_json
 from graphcore.serving.tool_formats.part_writer import PartWriter
 
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("type", "id")  # some models add them
 _OPENED = ("{", "[")
+_BETWEEN = (",", "]")  # after an object of a list
 
 
-class JsonCallReader(CallReader):
+class JsonCallReader(StreamingCallReader):
     """Reads calls in JSON.
 
     The name must be that of a tool. The arguments are written from their first brace on if the name came before them,
@@ -27,13 +28,22 @@ class JsonCallReader(CallReader):
         opened: the text that opened the call.
         close: tag after the call; empty if there is none.
         takes_list: whether a list of calls may stand in place of one.
+        is_parallel: whether such a list may have several calls; the text of a second one breaks the call otherwise.
     """
 
-    def __init__(self, writer: PartWriter, tools: Container[str], opened: str, close: str, takes_list: bool) -> None:
-        super().__init__(opened, close)
-        self._writer = writer
+    def __init__(
+        self,
+        writer: PartWriter,
+        tools: Container[str],
+        opened: str,
+        close: str,
+        takes_list: bool,
+        is_parallel: bool = True,
+    ) -> None:
+        super().__init__(writer, opened, close)
         self._tools = tools
         self._takes_list = takes_list
+        self._is_parallel = is_parallel
         self._is_list = False
         self._forget()
 
@@ -92,18 +102,11 @@ class JsonCallReader(CallReader):
         else:
             self._write_begin()
             self._scanner = JsonScanner()
-            self._phase = self._stream
+            self._phase = self._stream_arguments
         return at
 
-    def _stream(self, text: str, at: int) -> int:
-        end = self._scanner.scan(text, at)
-        self._writer.arguments(text[at:end])
-        self._written()
-        if self._scanner.is_broken:
-            self._break()
-        elif self._scanner.is_whole:
-            self._go_on()
-        return end
+    def _end_arguments(self) -> None:
+        self._go_on()
 
     def _hold(self, then: Callable[[str], None], begun: str = "") -> None:
         """Go on with a value that is kept; then call a function with its text."""
@@ -165,7 +168,7 @@ class JsonCallReader(CallReader):
         if self._is_list:
             self._written()
             self.is_complete = True
-            self._expect(self._between, ",", "]")
+            self._expect(self._between, *(_BETWEEN if self._is_parallel else _BETWEEN[-1:]))
         else:
             self._end()
 

@@ -9,7 +9,7 @@ from graphcore.tokenizer.grammar import JSON_OPTIONS
 TEXT = "TEXT"
 """Name of the terminal for any text without special tokens; `LarkRules` defines it."""
 
-_SPECIAL = re.compile(r"(<[^<>]+>)")
+_SPECIAL = re.compile(r"(<[^<>]+>|\[[A-Z_/]+\])")
 _PLAIN_LETTER = re.compile(r"[a-zA-Z0-9_ ]")
 
 
@@ -56,10 +56,19 @@ def quoted_literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def markup(text: str) -> str:
-    """Return the elements for a text whose special tokens, such as <|channel|>, are single tokens."""
-    pieces = (piece for piece in _SPECIAL.split(text) if piece)
-    return " ".join(piece if _SPECIAL.fullmatch(piece) else quoted_literal(piece) for piece in pieces)
+def markup(text: str, special_ids: Mapping[str, int]) -> str:
+    """Return the elements for a text whose special tokens, such as <|channel|> and [ARGS], are single tokens.
+
+    Args:
+        special_ids: id of each special token, by which llguidance knows those that are not between angle brackets.
+    """
+    found = []
+    for piece in filter(None, _SPECIAL.split(text)):
+        if piece.startswith("<") and _SPECIAL.fullmatch(piece):
+            found.append(piece)
+        else:
+            found.append(f"<[{special_ids[piece]}]>" if piece in special_ids else quoted_literal(piece))
+    return " ".join(found)
 
 
 def escaped(text: str) -> str:

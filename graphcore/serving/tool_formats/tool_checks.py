@@ -1,11 +1,12 @@
 """Checks of the tools in a request, before a model sees them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from graphcore.errors import ConfigError, quoted
 from graphcore.serving.tool_formats.tool_format import ToolFormat
+from graphcore.tokenizer.marked_messages import texts_in
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
@@ -34,6 +35,18 @@ def check_tools(tools: Sequence[Mapping[str, Any]], format: ToolFormat) -> None:
         _check_parameters(function.get("parameters"), f"tools[{index}].function.parameters")
         if not isinstance(function.get("strict"), bool | None):
             raise ConfigError(f"tools[{index}].function.strict must be true or false")
+
+
+def check_no_control_tokens(tools: Sequence[Mapping[str, Any]], special_tokens: Collection[str]) -> None:
+    """Check that no text of a tool spells a control token, where a template reads tools as one of its variables.
+
+    Raises:
+        ConfigError: one does.
+    """
+    for index, tool in enumerate(tools):
+        spelt = [token for token in special_tokens if token and any(token in text for text in texts_in(tool))]
+        if spelt:
+            raise ConfigError(f"tools[{index}] spells {quoted(spelt[0])}, a control token of the model; leave it out")
 
 
 def _checked_name(name: object, field: str) -> str:

@@ -6,11 +6,12 @@
 The markup is that of the families' tables, which the parsers read, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from graphcore.errors import ConfigError
-from graphcore.serving.tool_formats.argument_rules import GemmaRules, TagRules
+from graphcore.serving.tool_formats.argument_rules import GemmaRules, PythonRules, TagRules
 from graphcore.serving.tool_formats.channel_rules import channel_answer, channel_call
 from graphcore.serving.tool_formats.lark_rules import (
     TEXT,
@@ -36,6 +37,7 @@ def tool_grammar(
     tool_name: str | None,
     has_parallel_tools: bool,
     prompt_tail: str = "",
+    special_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> str | None:
     """Return a Lark grammar, as llguidance reads it, for an answer that may or must call tools.
 
@@ -49,6 +51,7 @@ def tool_grammar(
         tool_name: the one function that must be called; None if any may be. With "required".
         has_parallel_tools: whether the answer may have several calls; it may not, either, if the family cannot.
         prompt_tail: end of the prompt's text, from the header of the model's turn on.
+        special_ids: id of each special token of the vocabulary, by its spelling.
 
     Returns:
         The grammar; None if the answer is free: no tools, "none", or "auto" without a strict tool, so that an answer
@@ -68,15 +71,15 @@ def tool_grammar(
         for index, tool in enumerate(tools)
         if tool_name in (None, tool["function"]["name"])
     }
-    answer = _AnswerRules(format, prompt_tail, must_call, has_parallel_tools and format.is_parallel)
+    answer = _AnswerRules(format, prompt_tail, must_call, has_parallel_tools and format.is_parallel, special_ids)
     return answer.whole(schemas)
 
 
-def answer_frame(format: ToolFormat, prompt_tail: str) -> str:
+def answer_frame(format: ToolFormat, prompt_tail: str, special_ids: Mapping[str, int] = MappingProxyType({})) -> str:
     """Return a Lark grammar of a whole answer, thoughts included, in which `@answer` stands for its content.
 
     Args:
-        prompt_tail: as for `tool_grammar`.
+        prompt_tail, special_ids: as for `tool_grammar`.
 
     Returns:
         The grammar; empty if nothing can come before the content.
@@ -84,7 +87,7 @@ def answer_frame(format: ToolFormat, prompt_tail: str) -> str:
     may_reason = format.knows_reasoning and not is_reasoning_closed(format, prompt_tail)
     if not may_reason or not (is_reasoning_open(format, prompt_tail) or is_at_start(format, prompt_tail)):
         return ""
-    return _AnswerRules(format, prompt_tail, must_call=False, is_parallel=False).frame()
+    return _AnswerRules(format, prompt_tail, must_call=False, is_parallel=False, special_ids=special_ids).frame()
 
 
 def _schema(function: Mapping[str, Any], index: int, must_call: bool) -> dict[str, Any] | None:
@@ -104,12 +107,21 @@ def _schema(function: Mapping[str, Any], index: int, must_call: bool) -> dict[st
 
 
 class _AnswerRules:
-    def __init__(self, known: ToolFormat, prompt_tail: str, must_call: bool, is_parallel: bool) -> None:
+    def __init__(
+        self,
+        known: ToolFormat,
+        prompt_tail: str,
+        must_call: bool,
+        is_parallel: bool,
+        special_ids: Mapping[str, int],
+    ) -> None:
         self._format = known
+        self._special_ids = special_ids
         self._rules = LarkRules()
         self._must_call = must_call
         self._is_parallel = is_parallel
         self._is_reasoning_open = is_reasoning_open(known, prompt_tail)
+        self._space_name = ""
         self._may_reason = known.knows_reasoning and not is_reasoning_closed(known, prompt_tail)
 
     def whole(self, schemas: Mapping[str, dict[str, Any] | None]) -> str:
@@ -118,80 +130,122 @@ class _AnswerRules:
             calls = [channel_call(name, inline_json(schema or _ANY_OBJECT)) for name, schema in schemas.items()]
             return self._rules.whole(channel_answer(calls, "" if self._must_call else TEXT, self._is_reasoning_open))
         call = self._rules.add(choice_of(self._calls(schemas)))
+        text = self._rules.add_terminal(f"{TEXT} & ~{self._beginnings(schemas)}") if self._format.begins_bare else TEXT
         if self._is_reasoning_open:
-            return self._rules.whole(f"{self._thoughts_end()} {self._said(call, TEXT)}")
+            return self._rules.whole(f"{self._thoughts_end()} {self._said(call, text)}")
         if not self._may_reason:
-            return self._rules.whole(self._said(call, TEXT))
+            return self._rules.whole(self._said(call, text))
         return self._rules.whole(
-            f"{self._thoughts()} {self._said(call, TEXT)} | {self._said(call, self._no_thoughts())}"
+            f"{self._thoughts()} {self._said(call, text)} | {self._said(call, self._no_thoughts(text))}"
         )
 
     def frame(self) -> str:
         """Return the grammar of a whole answer, thoughts included, in which `@answer` stands for its content."""
         if self._format.syntax is CallSyntax.CHANNELS:
             return self._rules.whole(channel_answer([], "@answer", self._is_reasoning_open))
-        space = self._rules.add_terminal(r"/[ \t\r\n]{1,8}/")
         if self._is_reasoning_open:
-            return self._rules.whole(f"{self._thoughts_end()} {space}? @answer")
-        return self._rules.whole(f"({self._thoughts()} {space}?)? @answer")
+            return self._rules.whole(f"{self._thoughts_end()} {self._space()}? @answer")
+        return self._rules.whole(f"({self._thoughts()} {self._space()}?)? @answer")
 
     def _calls(self, schemas: Mapping[str, dict[str, Any] | None]) -> list[str]:
         """Return the elements for a call of each function, without the tags around it."""
-        if self._format.syntax is CallSyntax.XML:
-            tags = TagRules(self._rules)
-            return [f'"\\n" {tags.call(name, schema)}' for name, schema in schemas.items()]
-        if self._format.syntax is CallSyntax.GEMMA:
+        known = self._format
+        if known.syntax is CallSyntax.TAGS:
+            assert known.tags is not None, "a family with tags names them"
+            tags = TagRules(self._rules, known.tags)
+            return [tags.call(name, schema) for name, schema in schemas.items()]
+        if known.syntax is CallSyntax.PYTHON:
+            python = PythonRules(self._rules)
+            return [python.call(name, schema) for name, schema in schemas.items()]
+        if known.syntax is CallSyntax.GEMMA:
             gemma = GemmaRules(self._rules)
             return [gemma.call(name, schema) for name, schema in schemas.items()]
+        if known.syntax is CallSyntax.NAMED:
+            return [self._named_call(name, schema) for name, schema in schemas.items()]
         return [self._json_call(name, schema) for name, schema in schemas.items()]
 
+    def _named_call(self, name: str, schema: dict[str, Any] | None) -> str:
+        """Return the element for a name and a JSON object; some models write an id between them."""
+        known, call_id = self._format, ""
+        if known.id_open:
+            call_id = f"({self._tag(known.id_open)} {self._rules.add_terminal('/[a-zA-Z0-9]{1,40}/')})?"
+        return f"{quoted_literal(name)} {call_id} {self._tag(known.name_end)} {inline_json(schema or _ANY_OBJECT)}"
+
     def _json_call(self, name: str, schema: dict[str, Any] | None) -> str:
-        """Return the element for a call in JSON; some models write its type first."""
+        """Return the element for a call in JSON; some models write its type first, or an id last."""
         kind = rf'("type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE})?'
         key = rf'"name"{_SPACE}:{_SPACE}"{escaped(name)}"{_SPACE},{_SPACE}"{self._format.arguments_key}"'
         head = self._rules.add_terminal(rf"/{_SPACE}\{{{_SPACE}{kind}{key}{_SPACE}:{_SPACE}/")
-        tail = self._rules.add_terminal(rf"/{_SPACE}\}}{_SPACE}/" if self._format.call_close else rf"/{_SPACE}\}}/")
+        id_length = self._format.messages.id_length
+        call_id = rf'({_SPACE},{_SPACE}"id"{_SPACE}:{_SPACE}"[a-zA-Z0-9]{{{id_length}}}")?' if id_length else ""
+        space = _SPACE if self._format.call_close else ""
+        tail = self._rules.add_terminal(rf"/{call_id}{_SPACE}\}}{space}/")
         return f"{head} {inline_json(schema or _ANY_OBJECT)} {tail}"
 
     def _said(self, call: str, text: str) -> str:
         """Return the element for what follows thoughts."""
-        if self._format.begins_bare:
-            tagged = f"{self._tag(self._format.call_open)}? {call}"
-            return tagged if self._must_call else choice_of([self._no_object(text), tagged])
-        first = self._tag(self._format.call_open)
-        closed = f"{call} {self._tag(self._format.call_close)}"
-        space = self._rules.add_terminal(r"/[ \t\r\n]{1,8}/")
-        more = f" ({space}? {first} {closed})*" if self._is_parallel else ""
+        known = self._format
+        if known.begins_bare:
+            tagged = f"{self._tag(known.call_open)}? {call}" if known.call_open else call
+            return f"{self._space()}? {tagged}" if self._must_call else choice_of([text, tagged])
+        opened, rest = self._calls_in_tags(call)
         if self._must_call:
-            return f"({space}? {first} {closed}{more})"
-        is_token = self._format.has_tag_tokens
-        opened = f"{text} {first}" if is_token else self._rules.up_to(self._format.call_open, text)
-        return choice_of([text, f"{opened} {closed}{more}"])
+            return f"({self._space()}? {self._tag(opened)} {rest})"
+        before = f"{text} {self._tag(opened)}" if known.has_tag_tokens else self._rules.up_to(opened, text)
+        return choice_of([text, f"{before} {rest}"])
+
+    def _calls_in_tags(self, call: str) -> tuple[str, str]:
+        """Return the tag with which calls begin, and the element for what follows it."""
+        known = self._format
+        body = f"{call} {self._tag(known.call_close)}"
+        if known.list_marks:
+            opened, separator, closed = map(quoted_literal, known.list_marks)
+            more = f"({separator} {call})*" if self._is_parallel else ""
+            whole = f"{self._space()}? {opened} {call} {more} {self._space()}? {closed}"
+            close = f"{self._space()}? {self._tag(known.call_close)}" if known.call_close else ""
+            return known.call_open, f"{whole} {close}"
+        more = f"({self._space()}? {self._tag(known.call_open)} {body})*" if self._is_parallel else ""
+        if not known.calls_open:
+            return known.call_open, f"{body} {more}"
+        close = f"{self._space()}? {self._tag(known.calls_close)}"
+        return known.calls_open, f"{self._tag(known.call_open)} {body} {more} {close}"
+
+    def _space(self) -> str:
+        """Return the name of the terminal for white space between tags."""
+        if not self._space_name:
+            self._space_name = self._rules.add_terminal(r"/[ \t\r\n]{1,8}/")
+        return self._space_name
 
     def _tag(self, text: str) -> str:
-        return markup(text) if self._format.has_tag_tokens else quoted_literal(text)
+        return markup(text, self._special_ids) if self._format.has_tag_tokens else quoted_literal(text)
 
     def _thoughts_end(self) -> str:
         """Return the element for thoughts that are open already."""
         close = self._format.reasoning_close
-        return f"{TEXT} {markup(close)}" if self._format.has_reasoning_tokens else self._rules.up_to(close)
+        if not self._format.has_reasoning_tokens:
+            return self._rules.up_to(close)
+        return f"{TEXT} {markup(close, self._special_ids)}"
 
     def _thoughts(self) -> str:
         """Return the element for thoughts from their opening tag on."""
         opened = self._format.reasoning_open
         if self._format.has_reasoning_tokens:
-            return f"{markup(opened)} {self._thoughts_end()}"
+            return f"{markup(opened, self._special_ids)} {self._thoughts_end()}"
         return self._rules.up_to(
             self._format.reasoning_close, self._rules.add_terminal(rf"/(?s:\s*{escaped(opened)}.*)/")
         )
 
-    def _no_thoughts(self) -> str:
+    def _no_thoughts(self, text: str) -> str:
         """Return the name of a terminal for text that does not begin with thoughts."""
         opened = self._format.reasoning_open
         if self._format.has_reasoning_tokens:
-            return TEXT
-        return self._rules.add_terminal(rf"/(?s:.*)/ & ~/(?s:\s*{escaped(opened)}.*)/")
+            return text
+        return self._rules.add_terminal(rf"{text} & ~/(?s:\s*{escaped(opened)}.*)/")
 
-    def _no_object(self, text: str) -> str:
-        """Return the name of a terminal for text that does not begin like a call in JSON."""
-        return self._rules.add_terminal(rf'{text} & ~/(?s:\s*\{{\s*"({_CALL_KEYS})".*)/')
+    def _beginnings(self, names: Iterable[str]) -> str:
+        """Return the expression for texts that begin like a call without a tag."""
+        if self._format.syntax is CallSyntax.NAMED:
+            beginning = f"({'|'.join(map(escaped, names))}){escaped(self._format.name_end)}"
+        else:
+            beginning = rf'\{{\s*"({_CALL_KEYS})"'
+        return rf"/(?s:\s*{beginning}.*)/"

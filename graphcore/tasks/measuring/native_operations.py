@@ -23,6 +23,7 @@ KINDS = {
     instructions.Convolve: "convolve",
     instructions.DeltaRule: "delta_rule",
     instructions.Reorder: "reorder",
+    instructions.GatedConvolution: "gated_convolution",
 }
 
 
@@ -72,6 +73,8 @@ def instruction_name(arguments: ctypes.Structure, logits: int) -> OperationName:
         case instructions.Convolve():
             keys = 2 * arguments.key_heads * arguments.key_dim
             return OperationName(kind, f"{keys + arguments.heads * arguments.value_dim} x {arguments.width}", "f32")
+        case instructions.GatedConvolution():
+            return OperationName(kind, f"{arguments.channels} x {arguments.width}", "f32")
         case instructions.Elementwise() | instructions.Reorder():
             return OperationName(kind, str(arguments.size), "f32")
     return OperationName(kind, "", "")

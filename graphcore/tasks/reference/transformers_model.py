@@ -166,9 +166,10 @@ def from_weights(config: ModelConfig, loader: Loader) -> "PreTrainedModel":
     )
     built.eval()  # type: ignore[no-untyped-call]  # transformers does not type it
     parameters = dict(built.named_parameters(remove_duplicate=False))
+    places = {**dict(built.named_buffers()), **parameters}  # a router's selection bias is a buffer
     architecture = architecture_of(config)
     filled = {
-        copy_weight(parameters, architecture, config, name, loader)
+        copy_weight(places, architecture, config, name, loader)
         for name in loader.sources
         if not is_shared(name, loader) and not name.endswith((SCALE, ORDER))
     }

@@ -10,6 +10,7 @@ from graphcore.arch.config_from_json import parse_model_config
 from graphcore.errors import CheckpointError, UnsupportedError
 
 OF_TRAINING = {"initializer_range", "attention_dropout", "output_router_logits", "router_aux_loss_coef"}
+OF_TRAINING |= {"router_jitter_noise"}
 OF_RUNNING = {"use_cache", "pad_token_id"}
 INERT = OF_TRAINING | OF_RUNNING
 CHANGES: dict[str, object] = {
@@ -21,17 +22,21 @@ CHANGES: dict[str, object] = {
     "bos_token_id": 7,
     "pad_token_id": 7,
     "sliding_window": 96,
+    "sliding_window_pattern": "LG",
     "eos_token_id": 7,
     "use_bidirectional_attention": "all",
     "top_k_experts": 3,
     "num_experts": 5,
     "moe_intermediate_size": 96,
     "final_logit_softcapping": 5.0,
+    "head_dim": 96,
+    "no_rope_layers": 36 * [1],
 }
 BESIDE = {"use_sliding_window": {"sliding_window": 48}, "sliding_window": {"use_sliding_window": True}}
 """Settings without which another one says nothing."""
 
-TYPES = [name for name in EVERY if name.startswith(("qwen3_", "gemma4", "glm"))]
+ALIKE = ("qwen3_", "gemma4", "glm", "olmo", "exaone", "ministral3", "mixtral", "granite", "smollm3")
+TYPES = [name for name in EVERY if name.startswith(ALIKE)]
 
 
 def changed(name: str, value: object) -> object:
@@ -60,7 +65,7 @@ def own_fields(model_type: str) -> list[str]:
     ("model_type", "name"), [(model_type, name) for model_type in TYPES for name in own_fields(model_type)]
 )
 def test_a_setting_is_read_refused_or_inert(model_type: str, name: str) -> None:
-    raw = {**EVERY[model_type], **(BESIDE.get(name, {}) if model_type == "qwen3_moe" else {})}
+    raw = {**EVERY[model_type], **(BESIDE.get(name, {}) if model_type in ("qwen3_moe", "smollm3") else {})}
     value = changed(name, raw[name] if raw.get(name) is not None else getattr(AutoConfig.for_model(model_type), name))
     base = parse_model_config(raw, "config.json")
     try:

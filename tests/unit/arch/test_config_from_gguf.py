@@ -294,7 +294,7 @@ def test_missing_keys_are_listed_all_at_once():
 @pytest.mark.parametrize(
     ("metadata", "key", "value"),
     [
-        (SMOLLM2, "expert_count", 8),
+        (SMOLLM2, "expert_group_count", 8),
         (SMOLLM2, "attention.scale", 0.5),
         (SMOLLM2, "logit_scale", 0.25),
         (SMOLLM2, "residual_scale", 0.2),

@@ -67,6 +67,15 @@ def test_what_transformers_5_saves_reads_the_same(name):
     assert again.attention.sliding_window == ours.attention.sliding_window
 
 
+def _mlp_width(theirs: dict) -> int:
+    """Return the width of LFM2's MLP as its class computes it."""
+    from transformers import Lfm2Config
+    from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
+
+    with torch.device("meta"):
+        return Lfm2MLP(Lfm2Config(**theirs)).w1.out_features
+
+
 def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -> None:
     """Compare with a transformers config's own dictionary, under its own names."""
     flat = {**vars(ours), **vars(ours.attention)}
@@ -78,13 +87,14 @@ def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -
     }
     for name in (*alias, "vocab_size"):
         assert flat[name] == theirs[name if name in theirs else alias[name]], name
+    theirs = {**theirs, "intermediate_size": _mlp_width(theirs)} if theirs["model_type"] == "lfm2" else theirs
     for name in ("num_key_value_heads", "head_dim", "intermediate_size", "query_pre_attn_scalar", "sliding_window"):
         if name in theirs and theirs[name] is not None:
             assert flat[name] == theirs[name], name
-    names = ("rms_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layer_norm_eps")
-    assert ours.norm_eps == next(theirs[name] for name in names if name in theirs)
+    names = ("rms_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layer_norm_eps", "norm_eps")
+    assert ours.norm_eps == next(theirs[name] for name in names if theirs.get(name) is not None)
     activation = theirs.get("hidden_activation") or theirs.get("hidden_act") or theirs.get("activation_function")
-    assert ours.hidden_act == activation
+    assert ours.hidden_act == (activation or "silu")  # LFM2's classes have no setting
     rope = theirs.get("rope_parameters") or {}
     if theirs["model_type"] == "gpt2":
         assert ours.rope is None

@@ -49,8 +49,13 @@ DELTA_NAMES = {
 }
 # Vectors of Gemma 4's router, which the converter names without the package's table.
 APART = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
-# Types without lm_head in the package's table. BitNet's first upload has it under the usual name.
-WITHOUT_HEAD = ("bitnet", "gemma", "gemma2")
+# Types without lm_head in the package's table; llama.cpp reads it of some under the usual name.
+WITHOUT_HEAD = ("bitnet", "gemma", "gemma2", "lfm2_moe")
+# Experts of LFM2, which the converter merges under the names of their projections.
+LFM2_EXPERTS = {
+    f"mlp.experts.{leaf}": f"feed_forward.experts.{stored}"
+    for leaf, stored in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+}
 ARCHS = {
     "llama": MODEL_ARCH.LLAMA,
     "mistral": MODEL_ARCH.LLAMA,
@@ -73,7 +78,17 @@ ARCHS = {
     "glm4_moe": MODEL_ARCH.GLM4_MOE,
     "glm4": MODEL_ARCH.GLM4,
     "glm": MODEL_ARCH.CHATGLM,
+    "olmo2": MODEL_ARCH.OLMO2,
+    "olmo3": MODEL_ARCH.OLMO2,
+    "exaone4": MODEL_ARCH.EXAONE4,
     "bitnet": MODEL_ARCH.BITNET,
+    "lfm2": MODEL_ARCH.LFM2,
+    "lfm2_moe": MODEL_ARCH.LFM2MOE,
+    "ministral3": MODEL_ARCH.MISTRAL3,
+    "mixtral": MODEL_ARCH.LLAMA,
+    "granite": MODEL_ARCH.GRANITE,
+    "granitemoe": MODEL_ARCH.GRANITE_MOE,
+    "smollm3": MODEL_ARCH.SMOLLM3,
 }
 
 
@@ -106,6 +121,10 @@ def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
             continue
         if model_type.startswith("gemma4"):
             hf_name = hf_name if hf_name.endswith(".weight") else f"{hf_name}.weight"
+        elif model_type == "lfm2_moe":
+            hf_name = hf_name.replace("expert_bias", "expert_bias.bias")
+            for leaf, stored_leaf in LFM2_EXPERTS.items():
+                hf_name = f"model.{name.replace(leaf, stored_leaf)}" if leaf in name else hf_name
         elif "mlp.experts." in name:  # the package's table has them apart, as the converter writes them
             hf_name = f"model.{name}"
         if name.endswith("sinks"):

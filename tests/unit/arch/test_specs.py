@@ -6,6 +6,7 @@ import pytest
 from dev_models import (
     BITNET,
     EVERY,
+    EXAONE4,
     GEMMA,
     GEMMA2,
     GEMMA3,
@@ -16,6 +17,8 @@ from dev_models import (
     GPT_OSS,
     LLAMA,
     MISTRAL,
+    OLMO2,
+    OLMO3,
     PHI3,
     QWEN2,
     QWEN3,
@@ -235,6 +238,48 @@ def test_glm_4_9b() -> None:
         block = BlockSpec(4096, norm, attention, MLPSpec(13_696, "silu"), sandwich=is_sandwich)
         context = raw["max_position_embeddings"]
         assert spec_of(raw) == ModelSpec(4096, 151_552, (block,) * 40, norm, context=context)
+
+
+def test_olmo_2_1b_has_norms_behind_its_sublayers() -> None:
+    norm = NormSpec("rms", 1e-6, scale_in_float32=True)
+    attention = AttentionSpec(16, 16, 128, 128**-0.5, qk_norm=norm, rope=RopeSpec(5e5), qk_norm_over_heads=True)
+    block = BlockSpec(2048, norm, attention, MLPSpec(8192, "silu"), sandwich=True, pre_norm=False)
+    assert spec_of(OLMO2) == ModelSpec(2048, 100_352, (block,) * 16, norm, context=4096)
+
+
+def test_olmo_3_7b_scales_the_rotation_of_full_layers_alone() -> None:
+    norm = NormSpec("rms", 1e-6, scale_in_float32=True)
+    yarn = YarnScaling(8.0, 8192, 1.2079441541679836, rounds_ramp=True)
+    sliding = AttentionSpec(
+        32, 32, 128, 128**-0.5, window=4096, qk_norm=norm, rope=RopeSpec(5e5), qk_norm_over_heads=True
+    )
+    full = replace(sliding, window=None, rope=RopeSpec(5e5, yarn))
+    spec = spec_of(OLMO3)
+    four = [
+        BlockSpec(4096, norm, one, MLPSpec(11_008, "silu"), sandwich=True, pre_norm=False)
+        for one in (sliding, sliding, sliding, full)
+    ]
+    assert spec.blocks == (*four,) * 8
+    assert spec.context == 65_536
+
+
+def test_exaone_4_rotates_sliding_layers_alone_if_any_slides() -> None:
+    norm, rope = NormSpec("rms", 1e-5), RopeSpec(1e6, Llama3Scaling(16.0, 1.0, 4.0, 8192))
+    sliding = AttentionSpec(40, 8, 128, 128**-0.5, window=4096, qk_norm=norm, rope=rope)
+    kinds = (*(sliding,) * 3, replace(sliding, window=None, rope=None))
+    blocks = tuple(BlockSpec(5120, norm, one, MLPSpec(27_392, "silu"), sandwich=True, pre_norm=False) for one in kinds)
+    assert spec_of(EXAONE4).blocks == blocks * 16
+    (without,) = set(spec_of(EXAONE4, sliding_window=None, sliding_window_pattern=None).blocks)
+    assert without.attention == replace(sliding, window=None)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [(4, "SSSFSSSF"), (3, "SSFSSFSS"), ("LLG", "SSFSSFSF"), ("LLLG", "SSSFSSSF"), ("G", "FFFFFFFF")],
+)
+def test_layers_of_exaone_follow_a_number_or_letters(pattern: int | str, expected: str) -> None:
+    blocks = spec_of(EXAONE4, sliding_window_pattern=pattern, num_hidden_layers=8).blocks
+    assert "".join("S" if block.attention.window else "F" for block in blocks) == expected
 
 
 def test_listed_layer_types_come_before_the_interval() -> None:

@@ -9,7 +9,7 @@ from graphcore.arch.config_from_gguf import config_from_gguf
 from graphcore.arch.config_from_json import load_model_config
 from graphcore.errors import UnsupportedError
 
-NAMES = ["qwen2_moe", "mixtral", "qwen2moe", "gemma3n", "llama4", "gpt_neox", "lama"]
+NAMES = ["qwen2_moe", "jamba", "qwen2moe", "gemma3n", "llama4", "gpt_neox", "lama"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from tiny_graph import DIM, FULL, NORM, SLIDING
 
 from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
-from graphcore.nn.rope_spec import LinearScaling, RopeSpec
-from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, MoESpec, NormSpec
+from graphcore.nn.rope_spec import LinearScaling, PositionScale, RopeSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, ConvSpec, DeltaSpec, MLPSpec, MoESpec, NormSpec
 from graphcore.routing import ScoredRouting
 
 LAYER_NORM = NormSpec("layer", 1e-5)
@@ -65,6 +65,14 @@ ARCHITECTURES: Mapping[str, BlockSpec] = {
     ),
     "qwen3_5_delta": replace(PLAIN, norm=NORM, attention=replace(DELTA, tiled=True)),
     "bitnet": feeding(attending(sub_norm=PLAIN.norm), sub_norm=PLAIN.norm, activation="relu2"),
+    "lfm2_conv": replace(PLAIN, attention=ConvSpec(DIM, width=3)),
+    "ministral3": attending(position_scale=PositionScale(0.4, 3)),
+    "granite": replace(feeding(attending(scale=0.3, output_bias=True), bias=True), residual_factor=0.4),
+    "granite_moe": replace(
+        attending(scale=0.3),
+        mlp=MoESpec(experts=6, top_k=3, hidden=24, shares=ScoredRouting("softmax", eps=0.0, factor=0.4)),
+        residual_factor=0.4,
+    ),
 }
 
 ATTENDING = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -115,6 +123,8 @@ SCORED: Mapping[str, BlockSpec] = {  # experts with scores of their own
 BLOCKS: Mapping[str, BlockSpec] = {
     "plain": PLAIN,
     "sandwich": FULL,
+    "sandwich_multiplied": replace(FULL, residual_factor=0.4),
+    "scaled_queries_without_rope": attending(rope=None, qk_norm=PLAIN.norm, position_scale=PositionScale(0.4, 3)),
     "sliding": SLIDING,
     "window_of_one": attending(window=1),
     "window_of_8": attending(window=8),
@@ -134,10 +144,19 @@ BLOCKS: Mapping[str, BlockSpec] = {
     "one_expert": replace(EXPERTS, mlp=MoESpec(experts=3, top_k=1, hidden=20)),
     "experts_of_gelu_with_biases": replace(EXPERTS, mlp=MoESpec(4, 2, 20, Gating("gelu"), bias=True, router_bias=True)),
     **SCORED,
+    "post_norm": replace(FULL, pre_norm=False),
+    "post_norm_over_heads": replace(attending(FULL, qk_norm_over_heads=True), pre_norm=False),
+    "norm_over_heads": attending(qk_norm=PLAIN.norm, qk_norm_over_heads=True, qkv_bias=True),
+    "post_norm_of_experts": replace(PLAIN, sandwich=True, pre_norm=False, mlp=MoESpec(experts=6, top_k=2, hidden=20)),
     "shares_over_all_experts": replace(EXPERTS, mlp=MoESpec(experts=21, top_k=4, hidden=20, shares="all")),
     "gated_attention": attending(output_gate=True, qk_norm=PLAIN.norm, qkv_bias=True),
     "shared_expert": ARCHITECTURES["qwen3_next"],
     **ORDERED,
+    "ordered_convolution": replace(
+        ARCHITECTURES["lfm2_conv"], ordered_inputs=("conv.in_proj", "conv.out_proj", "mlp.down_proj")
+    ),
+    "convolution_with_biases": replace(PLAIN, attention=ConvSpec(DIM, width=4, bias=True)),
+    "convolution_of_other_width": replace(PLAIN, attention=ConvSpec(DIM + 5, width=1)),
     "delta_rule": ARCHITECTURES["qwen3_next_delta"],
     "delta_rule_of_tiled_heads": ARCHITECTURES["qwen3_5_delta"],
     "delta_rule_of_odd_heads": replace(PLAIN, attention=DeltaSpec(3, 3, 5, 7, width=3, eps=0.1)),

@@ -8,7 +8,7 @@ import torch
 
 from graphcore.kvcache.buffers import LayerCache, allocate_cache, tokens_together
 from graphcore.kvcache.sizes import CacheSizes, buffer_shapes, cache_nbytes, page_size, touched_pages
-from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MixerSpec, MLPSpec, ModelSpec, NormSpec
 
 NORM = NormSpec("rms", 1e-6)
 FULL = AttentionSpec(heads=4, kv_heads=2, head_dim=8, scale=1.0)
@@ -16,7 +16,7 @@ DELTA = DeltaSpec(key_heads=2, value_heads=6, key_dim=4, value_dim=5, width=4, e
 SLIDING = AttentionSpec(heads=4, kv_heads=1, head_dim=16, scale=1.0, window=10)
 
 
-def model(*attentions: AttentionSpec | DeltaSpec) -> ModelSpec:
+def model(*attentions: MixerSpec) -> ModelSpec:
     blocks = tuple(BlockSpec(32, NORM, attention, MLPSpec(64, "silu")) for attention in attentions)
     return ModelSpec(32, 100, blocks, NORM, context=1000)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from graphcore.kvcache.buffers import DeltaCache, LayerCache, allocate_cache
+from graphcore.kvcache.buffers import LayerCache, RecurrentCache, allocate_cache
 from graphcore.kvcache.page_allocator import PageAllocator
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, NormSpec
@@ -36,7 +36,7 @@ def write(pages: PageAllocator, caches: tuple[LayerCache, ...], row: int, end: i
             for tensor in (tensor for cache in table.caches for tensor in (cache.k, cache.v)):
                 tensor[page] = torch.randint(0, 100, tensor[page].shape, generator=generator).to(tensor.dtype)
     for cache in caches:
-        if isinstance(cache, DeltaCache):
+        if isinstance(cache, RecurrentCache):
             for tensor in cache.tensors:
                 tensor[row] = torch.randn(tensor[row].shape, generator=generator) + end
 
@@ -51,7 +51,7 @@ def seen(pages: PageAllocator, caches: tuple[LayerCache, ...], row: int, tokens:
                 assert page == table.rows[row][number]
                 found += [cache.k[page].clone(), cache.v[page].clone()]
     for cache in caches:
-        if isinstance(cache, DeltaCache):
+        if isinstance(cache, RecurrentCache):
             found += [tensor[row].clone() for tensor in cache.tensors]
     return found
 
@@ -120,7 +120,7 @@ def test_a_row_writes_only_pages_that_it_has_alone(name: str) -> None:
         for cache in table.caches:
             cache.k[table.rows[1][1]] += 1
     for cache in caches:
-        if isinstance(cache, DeltaCache):
+        if isinstance(cache, RecurrentCache):
             cache.recurrent[1] += 1
     assert equal(seen(pages, caches, 0, 6), before)
     assert not equal(seen(pages, caches, 1, 6), before)

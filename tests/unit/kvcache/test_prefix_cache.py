@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from graphcore.kvcache.buffers import DeltaCache, KVCache, allocate_cache
+from graphcore.kvcache.buffers import KVCache, RecurrentCache, allocate_cache
 from graphcore.kvcache.chunks import Chunks
 from graphcore.kvcache.page_allocator import PageAllocator
 from graphcore.kvcache.prefix_cache import PrefixCache
@@ -53,7 +53,7 @@ class Caches:
                     cache.k[page, :, at % PAGE] = cache.v[page, :, at % PAGE] = value + at
             self.pages.free_before_window(row, at + 1)
         for cache in self.caches:
-            if isinstance(cache, DeltaCache):
+            if isinstance(cache, RecurrentCache):
                 cache.recurrent[row] = value + end
         return True
 
@@ -68,7 +68,7 @@ class Caches:
                 places = [(table.rows[row][at // PAGE], at % PAGE) for at in range(first, tokens)]
                 found.append([cache.k[page, 0, place].item() for page, place in places])
                 assert found[-1] == [cache.v[page, 0, place].item() for page, place in places]
-            elif isinstance(cache, DeltaCache):
+            elif isinstance(cache, RecurrentCache):
                 found.append([cache.recurrent[row].item()])
         return found
 

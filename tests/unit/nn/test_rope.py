@@ -7,8 +7,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
-from graphcore.nn.rope import rope_frequencies, rope_table, rotate
+from graphcore.nn.rope import rope_frequencies, rope_table, rotate, scale_queries
 from graphcore.nn.rope_spec import DivisorScaling, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 
 LLAMA3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -178,3 +179,12 @@ def test_a_part_of_a_head_rotates_as_a_head_of_that_size_and_the_rest_stays() ->
     first, second = x[0, 2, 0, :2].double(), x[0, 2, 0, 2:4].double()
     expected = torch.cat((first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()))
     assert torch.allclose(turned[0, 2, 0, :4].double(), expected, atol=1e-6)
+
+
+def test_queries_are_scaled_by_transformers_factor_of_their_position() -> None:
+    starts, query = torch.tensor([0, 9_990, 123_456]), torch.randn(3, 40, 2, 8)
+    positions = starts[:, None] + torch.arange(40)
+    expected = query * get_llama_4_attn_scale(positions, 0.1, 5000)[:, 0, :, :, None].reshape(3, 40, 1, 1)
+    torch.testing.assert_close(scale_queries(query, starts, 0.1, 5000), expected, rtol=3e-7, atol=0.0)
+    assert torch.equal(scale_queries(query, starts, 0.1, 5000)[0], query[0])  # the first 5000 positions
+    assert scale_queries(query.bfloat16(), starts, 0.1, 5000).dtype is torch.bfloat16

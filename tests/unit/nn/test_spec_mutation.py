@@ -25,12 +25,25 @@ from graphcore.nn.rope_spec import (
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
+    PositionScale,
     ProportionalScaling,
     RopeSpec,
+    Scaling,
     YarnScaling,
 )
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MLPSpec, ModelSpec, MoESpec, NormSpec, PerLayerSpec
+from graphcore.nn.spec import (
+    AttentionSpec,
+    BlockSpec,
+    ConvSpec,
+    DeltaSpec,
+    MLPSpec,
+    ModelSpec,
+    MoESpec,
+    NormSpec,
+    PerLayerSpec,
+)
 from graphcore.routing import ScoredRouting
 
 CPU = torch.device("cpu")
@@ -47,7 +60,9 @@ SIGMOID = ScoredRouting("sigmoid")
 DELTA = DeltaSpec(key_heads=2, value_heads=4, key_dim=8, value_dim=6, width=3, eps=1e-3)
 PROPORTIONAL = ProportionalScaling(0.5)
 FEATURES = PerLayerSpec(6, 2, 20, NORM)
+LONG = LongScaling((1.0, 1.5, 2.0, 4.0), (2.0, 3.0, 5.0, 9.0), original_context=TOKENS - 1, attention_factor=1.2)
 DIVISORS = DivisorScaling((1.0, 1.5, 2.0, 4.0))
+GROWING = PositionScale(0.5, 4)
 
 Change = Callable[[ModelSpec], ModelSpec]
 
@@ -68,8 +83,13 @@ def rope(**fields: object) -> Change:
     return blocks(of)
 
 
-def scaling(spec: LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | ProportionalScaling) -> ModelSpec:
+def scaling(spec: Scaling) -> ModelSpec:
     return rope(scaling=spec)(MODEL)
+
+
+def scaled(**fields: object) -> ModelSpec:
+    """Return the model with scaled queries; `fields` are of PositionScale."""
+    return attention(position_scale=replace(GROWING, **fields))(MODEL)
 
 
 def mlp(**fields: object) -> Change:
@@ -95,6 +115,10 @@ def delta(**fields: object) -> ModelSpec:
     return block(attention=replace(DELTA, **fields))(MODEL)
 
 
+def convolution(**fields: object) -> ModelSpec:
+    return block(attention=replace(ConvSpec(channels=32, width=3), **fields))(MODEL)
+
+
 def block(**fields: object) -> Change:
     return blocks(lambda one: replace(one, **fields))
 
@@ -116,8 +140,18 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "YarnScaling.beta_fast": (scaling(YARN), scaling(replace(YARN, beta_fast=3.0))),
     "YarnScaling.beta_slow": (scaling(YARN), scaling(replace(YARN, beta_slow=0.25))),
     "YarnScaling.rounds_ramp": (scaling(YARN), scaling(replace(YARN, rounds_ramp=True))),
+    "LongScaling.short": (
+        scaling(replace(LONG, original_context=TOKENS)),
+        scaling(replace(LONG, original_context=TOKENS, short=(1.0, 1.5, 2.0, 5.0))),
+    ),
+    "LongScaling.long": (scaling(LONG), scaling(replace(LONG, long=(2.0, 3.0, 5.0, 8.0)))),
+    "LongScaling.original_context": (scaling(LONG), scaling(replace(LONG, original_context=TOKENS))),
+    "LongScaling.attention_factor": (scaling(LONG), scaling(replace(LONG, attention_factor=1.0))),
     "ProportionalScaling.share": (scaling(PROPORTIONAL), scaling(ProportionalScaling(0.75))),
     "ProportionalScaling.factor": (scaling(PROPORTIONAL), scaling(ProportionalScaling(0.5, 2.0))),
+    "PositionScale.beta": (scaled(), scaled(beta=0.4)),
+    "PositionScale.period": (scaled(), scaled(period=5)),
+    "AttentionSpec.position_scale": (MODEL, scaled()),
     "RopeSpec.theta": (MODEL, rope(theta=200.0)(MODEL)),
     "RopeSpec.scaling": (MODEL, scaling(LinearScaling(2.0))),
     "RopeSpec.width": (MODEL, rope(width=4)(MODEL)),
@@ -136,6 +170,8 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "AttentionSpec.v_norm_eps": (MODEL, attention(v_norm_eps=1e-3)(MODEL)),
     "AttentionSpec.values_are_keys": (MODEL, attention(values_are_keys=True)(MODEL)),
     "AttentionSpec.shares_cache": (MODEL, sharing(shares_cache=True)),
+    "AttentionSpec.qk_norm_over_heads": (MODEL, attention(qk_norm_over_heads=True)(MODEL)),
+    "BlockSpec.pre_norm": (block(sandwich=True)(MODEL), block(sandwich=True, pre_norm=False)(MODEL)),
     "PerLayerSpec.width": (featured(), featured(width=4)),
     "PerLayerSpec.layers": (featured(), featured(layers=3)),
     "PerLayerSpec.norm": (featured(), featured(norm=replace(NORM, eps=1e-2))),
@@ -143,7 +179,9 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "BlockSpec.per_layer_activation": (featured(), block(per_layer_activation="gelu")(featured())),
     "BlockSpec.has_output_factor": (MODEL, block(has_output_factor=True)(MODEL)),
     "BlockSpec.low_rank": (MODEL, block(low_rank=(("mlp.up_proj", 2),))(MODEL)),
+    "BlockSpec.residual_factor": (MODEL, block(residual_factor=0.5)(MODEL)),
     "ModelSpec.logit_cap": (MODEL, replace(MODEL, logit_cap=2.0)),
+    "ModelSpec.logit_factor": (MODEL, replace(MODEL, logit_factor=0.5)),
     "ModelSpec.per_layer": (featured(), MODEL),
     "MoESpec.expert_scales": (mixture(), mixture(expert_scales=True)),
     "MoESpec.parallel_mlp": (mixture(), mixture(parallel_mlp=MLPSpec(24, "silu"))),
@@ -154,6 +192,9 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "DeltaSpec.width": (delta(), delta(width=4)),
     "DeltaSpec.eps": (delta(), delta(eps=1e-2)),
     "DeltaSpec.tiled": (delta(), delta(tiled=True)),
+    "ConvSpec.channels": (convolution(), convolution(channels=40)),
+    "ConvSpec.width": (convolution(), convolution(width=4)),
+    "ConvSpec.bias": (convolution(), convolution(bias=True)),
     "MoESpec.experts": (mixture(), mixture(experts=6)),
     "MoESpec.top_k": (mixture(), mixture(top_k=3)),
     "MoESpec.hidden": (mixture(), mixture(hidden=16)),

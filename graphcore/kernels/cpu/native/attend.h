@@ -283,6 +283,11 @@ inline void attend_some(int heads, const float* q, const Visible& keys, const Vi
 // Returns the rope of a row's token, or null.
 inline const float* rope_of(const Attend& a, int row) { return a.rope ? a.rope + a.starts[row] * (a.head_dim - a.unrotated) : nullptr; }
 
+// Returns the factor of scores of a query at this position.
+inline float scale_at(const Attend& a, int64_t position) {
+    return a.period ? a.scale * (1.0f + a.beta * std::log(float(1 + position / a.period))) : a.scale;
+}
+
 // Computes the cache entries of the key and value of a row's token. work: [head_dim].
 inline void make_entry(const Attend& a, int row, int kv_head, float* work, const Entries& keys, const Entries& values, int slot) {
     const int head_dim = a.head_dim;
@@ -302,6 +307,7 @@ inline void attend_heads(const Attend& a, const Rows& rows, int nth, int first, 
     const int group = a.heads / a.kv_heads, kv_head = first / group, head_dim = a.head_dim;
     const int64_t position = a.starts[row];
     const float* rope = rope_of(a, row);
+    const float scale = scale_at(a, position);
     const Places places{a.table + a.sequences[row] * a.num_pages, a.num_pages, a.page, a.kv_heads};
     const int64_t reach = a.window && a.window < places.slots() ? a.window : places.slots();
     const int64_t begin = std::max<int64_t>(0, position + 1 - reach), end = position + 1;  // positions that are attended
@@ -320,7 +326,7 @@ inline void attend_heads(const Attend& a, const Rows& rows, int nth, int first, 
             normalise(a.q_norm, a.q.at(row) + size_t(first + h) * head_dim, head_dim, head);
             if (rope) rotate(head, rope, head_dim - a.unrotated);
             if (is_mixed(a.k_format)) mix_head(head, head_dim);
-            for (int e = 0; e < head_dim; e++) head[e] *= a.scale;
+            for (int e = 0; e < head_dim; e++) head[e] *= scale;
         }
         const float* sinks = a.sinks ? a.sinks + first : nullptr;
         attend_some(together, q, keys, values, sinks, a.cap, work, scores, a.out.at(row) + size_t(first) * head_dim);

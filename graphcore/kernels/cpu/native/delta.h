@@ -10,13 +10,11 @@
 // More tokens at a time would save few reads, and cost more products between tokens.
 #pragma once
 
-#include "chunk.h"
+#include "convolution.h"
 
 namespace graphcore {
 
 constexpr int SLAB = 64;            // tokens that are convolved before the rule processes them
-constexpr int CHANNEL_BLOCK = 64;   // channels of a unit of the convolution
-constexpr int MOST_TAPS = 8;        // largest width of a convolution
 constexpr int TOGETHER = LANES;     // tokens that the rule processes together
 
 #if defined(__AVX512F__)
@@ -29,7 +27,6 @@ inline int delta_channels(const Delta& a) { return 2 * a.key_heads * a.key_dim +
 inline size_t token_row(const Delta& a, int sequence, int token) { return size_t(sequence) * a.tokens + token; }
 inline size_t cache_of(const Delta& a, int sequence) { return a.caches ? size_t(a.caches[sequence]) : size_t(sequence); }
 inline int slab_tokens(const Delta& a) { return std::min(a.tokens, SLAB); }
-inline int channel_blocks(const Delta& a) { return (delta_channels(a) + CHANNEL_BLOCK - 1) / CHANNEL_BLOCK; }
 
 // Returns the floats of scratch that the rule needs: keys, queries, outputs and changes of the tokens, transposed keys, and
 // products between tokens.
@@ -39,65 +36,21 @@ inline size_t delta_floats(int key_dim, int value_dim) {
 
 // ---- The convolution
 
-// The last inputs of a block of channels, by tap: the oldest first.
-using Window = float[MOST_TAPS][CHANNEL_BLOCK];
-
-// Reads the inputs before token `first` of a slab, from the state if they are from before the chunk.
-inline void read_window(const Delta& a, int sequence, int first, int channel, int count, Window window) {
-    const int channels = delta_channels(a), kept = a.width - 1;
-    const size_t nbytes = format_nbytes(a.format), state_nbytes = format_nbytes(a.state_format);
-    for (int tap = 0; tap < kept; tap++) {
-        const int token = first - kept + tap;
-        if (token >= 0) {
-            widen_row(a.mixed + (token_row(a, sequence, token) * a.strides[0] + channel) * nbytes, count, a.format, window[tap]);
-        } else if (a.starts[sequence] == 0) {
-            std::fill(window[tap], window[tap] + count, 0.0f);
-        } else {
-            for (int c = 0; c < count; c++) {
-                const size_t at = (cache_of(a, sequence) * channels + channel + c) * kept + size_t(kept + token);
-                widen_row(a.convolution + at * state_nbytes, 1, a.state_format, window[tap] + c);
-            }
-        }
-    }
-}
-
-inline void write_window(const Delta& a, int sequence, int channel, int count, const Window window, int oldest) {
-    const int kept = a.width - 1;
-    const size_t nbytes = format_nbytes(a.state_format);
-    for (int tap = 0; tap < kept; tap++)
-        for (int c = 0; c < count; c++) {
-            const size_t at = (cache_of(a, sequence) * delta_channels(a) + channel + c) * kept + tap;
-            narrow_row(&window[(oldest + tap) % a.width][c], 1, a.state_format, a.convolution + at * nbytes);
-        }
-}
-
 // Convolves a block of channels of one sequence over a slab of tokens, and writes the state after the last real token.
 inline void convolve_block(const Delta& a, int unit, int slab) {
-    const int sequence = unit / channel_blocks(a), channel = unit % channel_blocks(a) * CHANNEL_BLOCK;
-    const int channels = delta_channels(a), count = std::min(CHANNEL_BLOCK, channels - channel);
-    const int first = slab * SLAB, real = int(a.counts[sequence]), end = std::min(first + SLAB, real);
-    if (first >= end) return;
-    Window taps{}, window{};
-    for (int tap = 0; tap < a.width; tap++)
-        for (int c = 0; c < count; c++) taps[tap][c] = a.conv_weight[size_t(channel + c) * a.width + tap];
-    float bias[CHANNEL_BLOCK] = {}, row[CHANNEL_BLOCK];
-    if (a.conv_bias) std::memcpy(bias, a.conv_bias + channel, size_t(count) * 4);
-    read_window(a, sequence, first, channel, count, window);
-    int newest = a.width - 1;
-    for (int token = first; token < end; token++, newest = (newest + 1) % a.width) {
+    const int channels = delta_channels(a), blocks = channel_blocks(channels), sequence = unit / blocks;
+    const int first = slab * SLAB, end = std::min(first + SLAB, int(a.counts[sequence]));
+    const auto read = [&](int token, int channel, int count, float* to) {
         const size_t from = token_row(a, sequence, token) * a.strides[0] + channel;
-        widen_row(a.mixed + from * format_nbytes(a.format), count, a.format, window[newest]);
-        const float* inputs[MOST_TAPS];
-        for (int tap = 0; tap < a.width; tap++) inputs[tap] = window[(newest + 1 + tap) % a.width];
-        for (int c = 0; c < CHANNEL_BLOCK; c += PART_LANES) {
-            FloatPart total = load<FloatPart>(bias + c);
-            for (int tap = 0; tap < a.width; tap++) total += load<FloatPart>(taps[tap] + c) * load<FloatPart>(inputs[tap] + c);
-            store(row + c, activate_part(Activation::SILU, total));
-        }
+        widen_row(a.mixed + from * format_nbytes(a.format), count, a.format, to);
+    };
+    const auto put = [&](int token, int channel, int count, float* sums) {
+        for (int c = 0; c < CHANNEL_BLOCK; c += PART_LANES) store(sums + c, activate_part(Activation::SILU, load<FloatPart>(sums + c)));
         const size_t to = (size_t(sequence) * slab_tokens(a) + token - first) * channels + channel;
-        std::memcpy(a.joined + to, row, size_t(count) * 4);
-    }
-    if (end == real) write_window(a, sequence, channel, count, window, (newest + 1) % a.width);
+        std::memcpy(a.joined + to, sums, size_t(count) * 4);
+    };
+    const Taps taps = {a.conv_weight, a.conv_bias, a.convolution, a.starts, a.counts, a.caches, channels, a.width, a.state_format};
+    convolve_channels(taps, sequence, unit % blocks * CHANNEL_BLOCK, first, end, read, put);
 }
 
 // ---- The rule
@@ -296,7 +249,7 @@ inline void run_head(const Delta& a, int unit, int slab, float* scratch) {
         std::memset(a.out + ((size_t(sequence) * a.tokens + token) * a.heads + head) * nbytes, 0, nbytes);
 }
 
-inline int convolve_units(const Delta& a) { return a.sequences * channel_blocks(a); }
+inline int convolve_units(const Delta& a) { return a.sequences * channel_blocks(delta_channels(a)); }
 inline int rule_units(const Delta& a) { return a.sequences * a.heads; }
 
 inline void run_convolve(const Delta& a, int slab, Range units) {

@@ -248,6 +248,13 @@ void graphcore_delta_heads(int threads, const Delta* delta) {
     carry_out(threads, job);
 }
 
+// Runs many tokens through a gated short convolution.
+void graphcore_gated_convolution(int threads, const GatedConvolution* a) {
+    on_threads(threads, gated_units(*a), [&](Range units) {
+        for (int unit = units.begin; unit < units.end; unit++) run_gated_convolution(*a, unit);
+    });
+}
+
 // Returns the bytes of scratch that sampling needs for each thread.
 size_t graphcore_draw_nbytes(int vocab) { return draw_nbytes(vocab); }
 

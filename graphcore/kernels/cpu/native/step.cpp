@@ -88,7 +88,9 @@ void run_project(const Project& a, const Rows& rows, Range mine, Scratch& scratc
         const Range groups{std::max(mine.begin - before, 0), std::min(mine.end - before, here)};
         before += here;
         for_products(a, rows, i, groups, scratch, a.outs[i], [&](f32x16 y, int height, float* out) {
-            store_some(a.store == Store::ADD ? y + load_some(out, height) : activate(a.activation, y), height, out);
+            if (a.store != Store::ADD) y = activate(a.activation, y);
+            if (a.factor) y *= splat<f32x16>(a.factor);
+            store_some(a.store == Store::ADD ? y + load_some(out, height) : y, height, out);
         });
         if (a.store != Store::GATED) continue;
         for_products(a, rows, 1, groups, scratch, a.outs[0], [&](f32x16 y, int height, float* out) {
@@ -386,9 +388,10 @@ Deal deal_of(const Instruction& instruction, const Rows& rows, int threads) {
         case Kind::EXPERTS_UP: return Deal::even(num_groups(((const ExpertsUp*)a)->gate.rows) * *((const ExpertsUp*)a)->sharing.count, threads);
         case Kind::EXPERTS_DOWN: return Deal::even(num_groups(((const ExpertsDown*)a)->down.rows), threads);
         case Kind::ELEMENTWISE: return of_rows(units_of(*(const Elementwise*)a));
-        case Kind::CONVOLVE: return of_sequences(channel_blocks(*(const Delta*)a));
+        case Kind::CONVOLVE: return of_sequences(channel_blocks(delta_channels(*(const Delta*)a)));
         case Kind::DELTA_RULE: return of_sequences(((const Delta*)a)->heads);
         case Kind::REORDER: return of_rows(units_of(*(const Reorder*)a));
+        case Kind::GATED_CONVOLUTION: return of_sequences(channel_blocks(((const GatedConvolution*)a)->channels));
     }
     return {};
 }
@@ -424,7 +427,7 @@ void run_units(const Instruction& instruction, const Rows& rows, Range units, Sc
         }
         case Kind::CONVOLVE: {
             const auto& delta = *(const Delta*)a;
-            const int blocks = channel_blocks(delta);
+            const int blocks = channel_blocks(delta_channels(delta));
             return by_sequence(rows, units, blocks, [&](int row, int block) { convolve_block(delta, row * blocks + block, 0); });
         }
         case Kind::DELTA_RULE: {
@@ -434,6 +437,11 @@ void run_units(const Instruction& instruction, const Rows& rows, Range units, Sc
         case Kind::REORDER: {
             const auto& reorder = *(const Reorder*)a;
             return by_row(rows, units, units_of(reorder), [&](int row, int unit) { run_reorder(reorder, row, unit); });
+        }
+        case Kind::GATED_CONVOLUTION: {
+            const auto& gated = *(const GatedConvolution*)a;
+            const int blocks = channel_blocks(gated.channels);
+            return by_sequence(rows, units, blocks, [&](int row, int block) { run_gated_convolution(gated, row * blocks + block); });
         }
     }
 }

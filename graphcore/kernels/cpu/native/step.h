@@ -19,7 +19,7 @@ namespace graphcore {
 enum class NormKind : int32_t { NONE = 0, RMS = 1, LAYER = 2 };
 enum class Activation : int32_t { NONE = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, SIGMOID = 6, CLAMPED_SWIGLU = 7 };
 enum class Store : int32_t { PUT = 0, ADD = 1, GATED = 2 };
-enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9, CONVOLVE = 10, DELTA_RULE = 11, REORDER = 12 };
+enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9, CONVOLVE = 10, DELTA_RULE = 11, REORDER = 12, GATED_CONVOLUTION = 13 };
 enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2, SCALE = 3 };
 
 constexpr int MOST_ROWS = 16;    // largest number of a program's rows
@@ -81,6 +81,7 @@ struct Project {
     PerRow<float> outs[4];
     Store store;            // PUT: out = f(y);  ADD: out += y;  GATED: out[0] = f(y0) * y1
     Activation activation;  // f
+    float factor;           // factor of f(y) or y for PUT and ADD; 0: none
 };
 
 // Attention of one token of each row: normalises and rotates queries and the new key, writes the new key and value to the
@@ -98,8 +99,10 @@ struct Attend {
     PerRow<float> out;                  // [heads, head_dim]
     int32_t heads, kv_heads, head_dim, page, num_pages, window, k_format, v_format;
     int32_t unrotated;  // last features of a head that are not rotated
+    int32_t period;     // positions whose queries have the same factor; 0: queries have none
     float scale;
-    float cap;  // scores become cap * tanh(score / cap); 0: no cap
+    float cap;   // scores become cap * tanh(score / cap); 0: no cap
+    float beta;  // queries at position p are multiplied by 1 + beta * log(1 + p / period)
 };
 
 // x += norm(y), for each of `parts` parts of x and y.
@@ -220,6 +223,19 @@ struct Delta {
     int32_t sequences, tokens, width, key_heads, heads, key_dim, value_dim, format, state_format;
     int32_t tiled;                              // 1: value head h belongs to key head h mod key_heads
     float eps;
+};
+
+// A gated short convolution between its projections, out = c * convolution(b * x), for any number of tokens (convolution.h).
+// The state is updated in place; a sequence that starts at 0 begins with a state of zeros.
+struct GatedConvolution {
+    const uint8_t* mixed;                  // [sequences, tokens, 3 channels] of format: b, c and x of each token
+    const float *conv_weight, *conv_bias;  // [channels, width], and [channels] or null
+    uint8_t* convolution;                  // [caches, channels, width - 1] of state_format, the last inputs b * x
+    const int64_t *starts, *counts;        // [sequences]: position of the first token, number of real tokens
+    uint8_t* out;                          // [sequences, tokens, channels] of format
+    const int64_t* caches;                 // [sequences]: index of the sequence's state, or null if they are in order
+    int64_t stride;                        // elements of mixed between two tokens
+    int32_t sequences, tokens, channels, width, format, state_format;
 };
 
 // out[i] = x[order[i]].

@@ -143,9 +143,9 @@ def attend_splits(
     query, key, value, k_cache, v_cache, table, starts, counts, sinks, rope, q_weight, k_weight, out, parts, states,
     arrivals, q_batch, q_head, new_k_batch, new_k_head, new_v_batch, new_v_head, eps,
     k_page, k_head, k_place, v_page, v_head, v_place, table_row, num_pages, window, scale, cap,
-    batch, kv_heads, few, most,
-    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+    batch, kv_heads, few, most, beta, period,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     MERGED_SPLITS: tl.constexpr, ALONE: tl.constexpr, ALL_ROWS: tl.constexpr, PRECISION: tl.constexpr,
     DEPENDENT: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr, ROTATED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -165,6 +165,9 @@ def attend_splits(
     share, used = of_row(shares, row, ALL_ROWS), of_row(used_by, row, ALL_ROWS)
     at = program - tl.max(tl.where(ends <= program, ends, 0), 0)
     kv_head = at // used
+    if SCALED:  # a factor of the query is one of its scores
+        periods = 1 + (first + visible - 1) // period
+        scale = scale * (1.0 + beta * tl.log(periods.to(tl.float32)))
     _attend_split(
         query, key, value, k_cache, v_cache, table, sinks, rope, q_weight, k_weight, out, parts, states, arrivals,
         q_batch, q_head, new_k_batch, new_k_head, new_v_batch, new_v_head, eps,
@@ -227,6 +230,8 @@ def launch_attend_token(
     arrivals: Tensor | None = None,
     rope: Tensor | None = None,
     norms: HeadNorms = NO_NORMS,
+    beta: float = 0.0,
+    period: int = 0,
     *,
     tile: int = 0,
     alone: int = ALONE_TILES,
@@ -246,6 +251,7 @@ def launch_attend_token(
         rope: [B, 1, 2, A/2] float32, contiguous, as in nn/rope.py's `rotate`, for queries and keys; or None. A is the
             number of features of a head that rotate.
         norms: norms of queries and keys.
+        beta, period: arguments of nn/rope.py's `scale_queries`; a period of 0 for queries that have no such factor.
         tile: keys of a tile, 0 for the size that suits the head dim.
         alone: largest number of tiles that a single split computes, so that nothing has to be merged.
 
@@ -285,9 +291,9 @@ def launch_attend_token(
         parts, states, arrivals if most > 1 else None, query.stride(0), query.stride(2),
         *(one.stride(axis) for one in new for axis in (0, 2)), norms.eps,
         *strides_of(k_cache), *strides_of(v_cache), *table_sizes(table), window, scale, cap,
-        batch, kv_heads, few, most, WINDOWED=window > 0, CAPPED=cap != 0, GROUP=group, HEADS=heads_width,
-        ROWS=rows, ALL_ROWS=triton.next_power_of_2(batch), HEAD_DIM=head_dim, WIDTH=width, TILE=tile,
-        PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
+        batch, kv_heads, few, most, beta, period, WINDOWED=window > 0, CAPPED=cap != 0, SCALED=period > 0,
+        GROUP=group, HEADS=heads_width, ROWS=rows, ALL_ROWS=triton.next_power_of_2(batch), HEAD_DIM=head_dim,
+        WIDTH=width, TILE=tile, PAGE=page, MERGED_SPLITS=max(1, MERGED // (heads_width * width)),
         ALONE=alone, PRECISION=precision_of(query.dtype), num_warps=warps, num_stages=stages, enable_fp_fusion=True,
         maxnreg=REGISTERS // (limits.SPLIT_PROGRAMS * 32 * warps), K_KIND=kinds[0], V_KIND=kinds[1],
         ROTATED=0 if rope is None else 2 * rope.shape[-1], WIDE=norms.scale_in_float32, **pdl_options(),

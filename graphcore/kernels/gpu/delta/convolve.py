@@ -50,7 +50,7 @@ def _convolve(
     if bias is not None:
         total += tl.load(bias + channel, mask=is_there, other=0.0)[None, :]
     for tap in tl.static_range(WIDTH):
-        x = _inputs(rows, olds, token - (WIDTH - 1) + tap, start, count, is_there, channels, WIDTH)
+        x = convolution_inputs(rows, None, olds, token - (WIDTH - 1) + tap, start, count, is_there, channels, WIDTH)
         total += x * tl.load(weight + channel * WIDTH + tap, mask=is_there, other=0.0)[None, :]
     y = tl.where((token < count)[:, None], total / (1 + tl.exp(-total)), 0.0)
     if not is_value:
@@ -69,27 +69,30 @@ def _convolve(
         tl.store(betas + gates, tl.where(is_real, strength, 0.0), mask=is_token)
     if part == 0:
         slot = tl.arange(0, TAPS)
-        kept = _inputs(rows, olds, count - (WIDTH - 1) + slot, start, count, is_there, channels, WIDTH)
+        kept = convolution_inputs(rows, None, olds, count - (WIDTH - 1) + slot, start, count, is_there, channels, WIDTH)
         tl.debug_barrier()  # every thread has read the state
         is_kept = (slot < tl.where(count > 0, WIDTH - 1, 0))[:, None] & is_there[None, :]
         tl.store(olds[None, :] + slot[:, None], kept.to(state.dtype.element_ty), mask=is_kept)
 
 
 @triton.jit
-def _inputs(rows, olds, token, start, count, is_there, channels, WIDTH: tl.constexpr):
+def convolution_inputs(rows, factors, olds, token, start, count, is_there, stride, WIDTH: tl.constexpr):
     """Return the inputs of some tokens, [tokens, BLOCK] float32; those before 0 are the state's, or 0.
 
     Args:
-        rows, olds: [BLOCK] pointers to the channels of token 0, and to the channels' states.
+        rows, factors: [BLOCK] pointers to the channels of token 0, and to what they are multiplied with or None.
+        olds: [BLOCK] pointers to the channels' states.
         token: [tokens] indices, at least 1 - WIDTH; other tokens are 0.
+        stride: elements between two tokens.
     """
     is_new = (token >= 0) & (token < count)
     is_old = token < tl.where(start > 0, 0, -WIDTH)
-    new = tl.load(
-        rows[None, :] + token[:, None].to(tl.int64) * channels, mask=is_new[:, None] & is_there[None, :], other=0.0
-    )
+    at, is_read = token[:, None].to(tl.int64) * stride, is_new[:, None] & is_there[None, :]
+    new = tl.load(rows[None, :] + at, mask=is_read, other=0.0).to(tl.float32)
+    if factors is not None:
+        new *= tl.load(factors[None, :] + at, mask=is_read, other=0.0).to(tl.float32)
     old = tl.load(olds[None, :] + (token + WIDTH - 1)[:, None], mask=is_old[:, None] & is_there[None, :], other=0.0)
-    return new.to(tl.float32) + old.to(tl.float32)
+    return new + old.to(tl.float32)
 
 
 def launch_convolve(parts: DeltaParts) -> tuple[Tensor, Tensor, Tensor]:

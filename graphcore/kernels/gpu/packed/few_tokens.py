@@ -54,7 +54,7 @@ def _scaled(
 def _packed_product(
     x, x_scale, weight, weight1, weight2, bias, bias1, bias2, scale, scale1, scale2, out,
     norm_weight, norm_rows, squares, tokens, columns: tl.constexpr, rows, rows1, rows2, x_stride, out_stride, eps,
-    DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr,
+    DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr, FACTOR: tl.constexpr,
     L: tl.constexpr, DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
     IS_EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -88,7 +88,9 @@ def _packed_product(
     )  # fmt: skip
     let_next_begin(DEPENDENT)
     values = activated(values, ACTIVATION)
-    store_products(out, values, first, start, tokens, rows, out_stride, ADDS, N, R, norm_weight, norm_rows, squares)
+    store_products(
+        out, values, first, start, tokens, rows, out_stride, ADDS, N, R, norm_weight, norm_rows, squares, FACTOR
+    )
 
 
 @triton.jit
@@ -131,6 +133,7 @@ def launch_packed_product(
     adds: bool,
     eps: float = 0.0,
     next_norm: FusedNorm | None = None,
+    factor: float = 1.0,
 ) -> None:
     """Store or add the products of up to MOST_MATRICES matrices of one format; other arguments as in `product`.
 
@@ -142,6 +145,7 @@ def launch_packed_product(
         out: [N, sum of rows], the last dimension contiguous; all of it is written.
         eps: the norm's epsilon, if x_scale has squares (mean_squares.py).
         next_norm: buffers that a sum is also written to, for the next norm.
+        factor: factor of the products, biases included.
     """
     absent = [None] * (MOST_MATRICES - len(matrices))
     weights, biases, scales, _, rows = ([*column, *absent] for column in zip(*matrices, strict=True))
@@ -163,6 +167,7 @@ def launch_packed_product(
         DIVIDES=divides,
         ACTIVATION=activation,
         ADDS=adds,
+        FACTOR=factor,
         **constants_of(matrices[0].format, tile, x.shape[1]),
     )
 

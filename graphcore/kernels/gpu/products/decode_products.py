@@ -38,6 +38,7 @@ def launch_product(
     divides: bool = False,
     activation: str = "",
     eps: float = 0.0,
+    factor: float = 1.0,
 ) -> Tensor:
     """Return the products with all matrices, side by side.
 
@@ -49,12 +50,13 @@ def launch_product(
         divides: True if the matrices' scales divide.
         activation: kernel_name of the result's activation (graphcore/activations.py); empty for none.
         eps: epsilon of that norm.
+        factor: factor of the result.
 
     Returns:
         [N, sum of the matrices' rows] dtype.
     """
     out = _empty_product(x, matrices, dtype)
-    _launch(x, x_scale, matrices, divides, activation, out, False, eps)
+    _launch(x, x_scale, matrices, divides, activation, out, False, eps, factor=factor)
     return out
 
 
@@ -70,14 +72,15 @@ def launch_add_product(
     divides: bool = False,
     eps: float = 0.0,
     next_norm: FusedNorm | None = None,
+    factor: float = 1.0,
 ) -> None:
-    """Add x @ matrix.T (+ bias) to `stream` [N, O] float32; other arguments as in `product`.
+    """Add factor * x @ matrix.T (+ factor * bias) to `stream` [N, O] float32; other arguments as in `product`.
 
     Args:
         next_norm: buffers that the sum is also written to, for the next norm; their squares must be zero.
     """
     assert stream.dtype is torch.float32, f"the residual stream is float32, not {stream.dtype}"
-    _launch(x, x_scale, [matrix], divides, "", stream, True, eps, next_norm)
+    _launch(x, x_scale, [matrix], divides, "", stream, True, eps, next_norm, factor)
 
 
 def launch_gated(
@@ -115,6 +118,7 @@ def _launch(
     adds: bool,
     eps: float,
     next_norm: FusedNorm | None = None,
+    factor: float = 1.0,
 ) -> None:
     assert len(x) <= limits.MOST_TOKENS, f"{len(x)} tokens, these kernels are for up to {limits.MOST_TOKENS}"
     assert x.is_contiguous(), "kernels take x row by row"
@@ -122,7 +126,7 @@ def _launch(
     for run in launches(matrices):
         end = begin + sum(matrix.rows for matrix in run)
         launch = launch_dense_product if run[0].format == DENSE else launch_packed_product
-        launch(x, x_scale, run, divides, activation, out[:, begin:end], adds, eps, next_norm)
+        launch(x, x_scale, run, divides, activation, out[:, begin:end], adds, eps, next_norm, factor)
         begin = end
 
 

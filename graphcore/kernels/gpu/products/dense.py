@@ -140,7 +140,7 @@ def _values(
 def _dense_product(
     x, x_scale, weight, weight1, weight2, bias, bias1, bias2, scale, scale1, scale2, out,
     norm_weight, norm_rows, squares, tokens, columns, rows, rows1, rows2, out_stride, eps,
-    DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr,
+    DIVIDES: tl.constexpr, ACTIVATION: tl.constexpr, ADDS: tl.constexpr, FACTOR: tl.constexpr,
     DOTS: tl.constexpr, N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -172,7 +172,7 @@ def _dense_product(
     )
     let_next_begin(DEPENDENT)
     values = activated(values, ACTIVATION)
-    store_products(out, values, 0, start, tokens, rows, out_stride, ADDS, N, R, norm_weight, norm_rows, squares)
+    store_products(out, values, 0, start, tokens, rows, out_stride, ADDS, N, R, norm_weight, norm_rows, squares, FACTOR)
 
 
 @triton.jit
@@ -204,6 +204,7 @@ def launch_dense_product(
     adds: bool,
     eps: float = 0.0,
     next_norm: FusedNorm | None = None,
+    factor: float = 1.0,
 ) -> None:
     """Store or add the products of up to MOST_MATRICES matrices; all or none have biases, all or none have scales."""
     x, matrices = in_pairs(x, matrices)
@@ -225,6 +226,7 @@ def launch_dense_product(
         DIVIDES=divides,
         ACTIVATION=activation,
         ADDS=adds,
+        FACTOR=factor,
         **tile,
     )
 

@@ -9,7 +9,7 @@ from graphcore.arch.registry import ARCHITECTURES, NESTED_TYPES
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 
 
-@pytest.mark.parametrize("model_type", ["mamba", "gpt_os", "lama", "mistral3"])
+@pytest.mark.parametrize("model_type", ["mamba", "gpt_os", "lama", "mistral4"])
 def test_unsupported_model_type_lists_the_supported_ones(model_type):
     names = {*ARCHITECTURES, *NESTED_TYPES}
     assert {"gemma3", "gemma3_text", "gpt2", "llama"} <= names
@@ -19,8 +19,8 @@ def test_unsupported_model_type_lists_the_supported_ones(model_type):
 
 
 def test_multimodal_config_of_another_family_is_refused_though_its_text_part_is_known():
-    with pytest.raises(UnsupportedError, match="mistral3"):
-        parse({"model_type": "mistral3", "text_config": MISTRAL})
+    with pytest.raises(UnsupportedError, match="llava"):
+        parse({"model_type": "llava", "text_config": MISTRAL})
     with pytest.raises(UnsupportedError, match="qwen3"):
         parse({"model_type": "gemma3", "text_config": QWEN3})
 

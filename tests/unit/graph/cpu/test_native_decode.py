@@ -378,11 +378,12 @@ def ternary_sized(tiny_model: Callable[[str], TinyModel]) -> Path:
 RECORDED = {
     BlockSpec: {
         "dim", "norm", "attention", "mlp", "sandwich", "int8_activations", "per_layer", "per_layer_activation",
-        "has_output_factor", "ordered_inputs", "low_rank",
+        "has_output_factor", "ordered_inputs", "low_rank", "pre_norm", "residual_factor",
     },
     AttentionSpec: {
         "heads", "kv_heads", "head_dim", "scale", "window", "qk_norm", "rope", "qkv_bias", "output_bias", "sinks",
-        "sub_norm", "cap", "output_gate", "v_norm_eps", "values_are_keys", "shares_cache",
+        "sub_norm", "cap", "output_gate", "v_norm_eps", "values_are_keys", "shares_cache", "qk_norm_over_heads",
+        "position_scale",
     },
     DeltaSpec: {"key_heads", "value_heads", "key_dim", "value_dim", "width", "eps", "tiled"},
     MLPSpec: {"hidden", "activation", "gated", "bias", "sub_norm"},
@@ -393,6 +394,7 @@ RECORDED = {
     NormSpec: {"kind", "eps", "scale_in_float32"},
     ModelSpec: {
         "dim", "vocab", "blocks", "norm", "context", "embedding_scale", "positions", "tied", "logit_cap", "per_layer",
+        "logit_factor",
     },
 }  # fmt: skip
 

@@ -19,14 +19,14 @@ from graphcore.graph.gpu.kernel_obstacles import block_obstacle, device_obstacle
 from graphcore.graph.step import HeadStep, RoutedBlock
 from graphcore.kernels.ops.kv_formats import FLOAT8, KVType, pool_dtype, vector_shape
 from graphcore.kernels.stored_packing import StoredPacking
-from graphcore.kvcache.buffers import DeltaCache, KVCache, LayerCache
+from graphcore.kvcache.buffers import KVCache, LayerCache, RecurrentCache
 from graphcore.kvcache.sizes import buffer_shapes
 from graphcore.nn.block import Block
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
-from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, NormSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, NormSpec, RecurrentSpec
 
 SPECS: Mapping[str, BlockSpec] = {
     **ARCHITECTURES,
@@ -57,9 +57,9 @@ def inputs_of(spec: BlockSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor | Non
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, 1, spec.dim, generator=generator)
     attention = spec.attention
-    if isinstance(attention, DeltaSpec):
+    if isinstance(attention, RecurrentSpec):
         states = [torch.randn(3, *shape, generator=generator) for shape in buffer_shapes(attention, 16)]
-        return x, None, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), DeltaCache(*states)
+        return x, None, Span(torch.tensor(STARTS), torch.tensor(COUNTS)), RecurrentCache(*states)
     rope = None
     if attention.rope is not None:
         rope = rope_table(attention.rope, attention.head_dim, 16)[list(STARTS)][:, None].contiguous()
@@ -163,6 +163,15 @@ def test_the_head_gives_the_logits(norm: NormSpec, dtype: torch.dtype) -> None:
     expected = head.lm_head.weight.double() @ head.norm(x, dtype).double()[..., None]
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2  # a norm's last place times a row of 32
     torch.testing.assert_close(run_head(head, x).double(), expected[..., 0], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+def test_the_head_multiplies_its_logits_before_it_caps_them(cap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = filled_decoder(replace(model_of(PLAIN), logit_factor=0.3, logit_cap=cap)).head
+    x = torch.randn(3, DIM, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(run_head(head, x), head(x), rtol=0, atol=1e-5)
+    found = kernels_of(partial(run_head, head, x), monkeypatch)
+    assert found == ["residual_norm", "dense_product", *(["elementwise"] if cap else [])]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -21,6 +21,7 @@ TESTS = Path(__file__).parents[3]
 DEPENDENT = {
     *("_choose", "_dense_gated", "_dense_product", "_down", "_gate_up", "_norm_to_codes", "_packed_gated"),
     *("_packed_product", "_residual_norm", "_route", "attend_splits", "_convolve", "_one_token"),
+    "_gated_convolution",
     *("_resolve", "_fill"),
 }
 # scores of a router; the state of slots; a head
@@ -31,7 +32,7 @@ WHOLE = {
     90: (),
     80: (
         *("Llama-3.1-8B", "Gemma 2 9B, whole", "Gemma 3, 8 tokens, q", "q4_k", "mxfp4"),
-        *("router", "slots", "BitNet", "delta"),
+        *("router", "slots", "BitNet", "delta", "convolution"),
     ),
 }
 SOME = {

@@ -1,17 +1,35 @@
 """Text that is no call becomes content, without an exception and without a lost character, in linear time."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tool_texts import SOURCES, STREAMED, format_named, parsed, pieces, rendered, turn
 
-from graphcore.serving.tool_formats.families import GEMMA4, GPT_OSS, HERMES, LLAMA3, QWEN_XML
+from graphcore.serving.tool_formats.families import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    GEMMA4,
+    GLM4,
+    GLM45,
+    GPT_OSS,
+    GRANITE3,
+    HERMES,
+    LFM2,
+    LLAMA3,
+    MISTRAL_LIST,
+    MISTRAL_NAMED,
+    OLMO3,
+    QWEN_XML,
+    tool_format_of,
+)
 from graphcore.serving.tool_formats.tool_format import ToolFormat
 
 CALL = '{"name": "search_2", "arguments": {"city": "x"}}'
 XML = "<function=search_2>\n<parameter=city>\nx\n</parameter>\n"
+V3_CALL = "<\uff5ctool\u2581call\u2581begin\uff5c>"
 BROKEN = [
     (HERMES, "Tags like <tool_call> open one."),
     (HERMES, "<tool_call>"),
@@ -41,6 +59,36 @@ BROKEN = [
     (GEMMA4, '<|tool_call>call:search_2{city:<|"|>x<|"|>]<tool_call|>'),
     (GEMMA4, '<|tool_call>call:search_2{count:<|"|>x'),
     (GEMMA4, "<|tool_call>call:search_2" + "{a:" * 150),
+    (MISTRAL_LIST, "[TOOL_CALLS] [] "),
+    (MISTRAL_LIST, '[TOOL_CALLS] [{"name": "nobody", "arguments": {}}]'),
+    (MISTRAL_LIST, "[TOOL_CALLS]search_2[ARGS]{}"),
+    (MISTRAL_NAMED, "[TOOL_CALLS]nobody[ARGS]{}"),
+    (MISTRAL_NAMED, "[TOOL_CALLS]search_2[CALL_ID]abc[ARGS]{}"),
+    (MISTRAL_NAMED, "[TOOL_CALLS]search_2[ARGS][1]"),
+    (MISTRAL_NAMED, f"[TOOL_CALLS]{'s' * 150}[ARGS]{{}}"),
+    (LFM2, "<|tool_call_start|>[nobody()]<|tool_call_end|>"),
+    (LFM2, "<|tool_call_start|>[search_2(city='x'), nobody()]<|tool_call_end|>"),
+    (LFM2, "<|tool_call_start|>[search_2('x')]<|tool_call_end|>"),
+    (LFM2, "<|tool_call_start|>[search_2(count=1 + 1)]<|tool_call_end|>"),
+    (LFM2, "<|tool_call_start|>[search_2(count=0x1F)]<|tool_call_end|>"),
+    (LFM2, "<|tool_call_start|>[search_2(city=Bern)]<|tool_call_end|>"),
+    (LFM2, "<|tool_call_start|>[search_2(limits={1: 2})]<|tool_call_end|>"),
+    (LFM2, "<|tool_call_start|>[search_2(share=inf)]<|tool_call_end|>"),
+    (LFM2, f"<|tool_call_start|>[search_2(items={'[' * 150}{']' * 150})]<|tool_call_end|>"),
+    (LFM2, "<|tool_call_start|>[search_2(city='x"),
+    (LFM2, "<|tool_call_start|>[]<|tool_call_end|>"),
+    (OLMO3, "<function_calls>search_2(city='x'</function_calls>"),
+    (GLM4, "nobody\n{}"),
+    (GLM4, "search_2 {}"),
+    (GLM4, "search_2\n[1]"),
+    (GLM4, "search_2"),
+    (GLM45, "<tool_call>nobody\n</tool_call>"),
+    (GLM45, "<tool_call>search_2\n<arg_key>city</arg_key>\nx</arg_value>\n</tool_call>"),
+    (GLM45, "<tool_call>search_2\n<arg_key>city</arg_key>\n<arg_value>x</arg_value>\nor so</tool_call>"),
+    (GLM45, "<tool_call>search_2 or so\n</tool_call>"),
+    (GRANITE3, '<|tool_call|>[{"name": "nobody", "arguments": {}}]'),
+    (DEEPSEEK_V31, f"{V3_CALL}nobody<\uff5ctool\u2581sep\uff5c>{{}}"),
+    (DEEPSEEK_V3, f"{V3_CALL}function<\uff5ctool\u2581sep\uff5c>search_2\n{{}}"),
     (GPT_OSS, "<|channel|>commentary to=python<|message|>print(1)"),
     (GPT_OSS, "<|channel|>commentary to=functions.nobody<|message|>{}"),
     (GPT_OSS, "<|channel|>commentary to=functions.search_2 <|constrain|>json<|message|>[]"),
@@ -77,6 +125,7 @@ LONG = [
         '<|"|>',
         "<|tool_call>call:search_2{[[",
     ),
+    *("</function_calls>", "</arg_value>", "[TOOL_CALLS]", "'", "')", "', city='", "search_2\n{", "search_2("),
 ]
 OPENED = {
     "qwen3": ["", '<tool_call>{"name": "search_2", "arguments": {"city": "'],
@@ -84,13 +133,19 @@ OPENED = {
     "gemma4": ["", '<|tool_call>call:search_2{city:<|"|>', "<|tool_call>call:search_2{items:["],
     "llama3": ["", '{"parameters": {"city": '],
     "gpt_oss": ["", "<|channel|>commentary to=functions.search_2<|message|>{"],
+    "mistral_list": ["", '[TOOL_CALLS] [{"name": "search_2", "arguments": {"city": "'],
+    "mistral_named": ["", "[TOOL_CALLS]", "[TOOL_CALLS]search_2[ARGS]{"],
+    "lfm2": ["", "<|tool_call_start|>[search_2(city='", "<|tool_call_start|>[search_2(items=["],
+    "olmo3": ["", "<function_calls>search_2(city='"],
+    "glm4": ["", "search_2\n", "search_2\n{"],
+    "glm45": ["", "<tool_call>search_2\n<arg_key>city</arg_key>\n<arg_value>", "<tool_call>search_2\n<arg_key>"],
 }
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 10_000])
 @pytest.mark.parametrize(("known", "text"), BROKEN, ids=lambda found: getattr(found, "name", found))
 def test_a_broken_call_is_content(known: ToolFormat, text: str, size: int) -> None:
-    for before in ["", "Look:\n\n"] if known is not LLAMA3 and known is not GPT_OSS else [""]:
+    for before in ["", "Look:\n\n"] if known not in (LLAMA3, GPT_OSS, GLM4) else [""]:
         found = parsed(known, pieces(before + text, size))
         assert found.calls == []
         assert found.content == before + text
@@ -162,7 +217,9 @@ def test_an_answer_may_be_cut_off_anywhere(name: str) -> None:
         found = parsed(format_named(name), pieces(text[:end], 1), prompt)
         whole = parsed(format_named(name), [text[:end]], prompt)
         assert (found.calls, found.content) == (whole.calls, whole.content)
-        if name not in STREAMED and not found.calls:
+        if (
+            name not in (*STREAMED, "glm45") and not found.calls
+        ):  # the template of GLM 4.5 writes that it has no thoughts
             assert found.content.rstrip() == text[:end].rstrip()
 
 
@@ -183,6 +240,7 @@ def test_any_text_is_parsed_alike_however_it_is_cut(name: str, data: st.DataObje
         "call:search_2{",
         "\n",
     ]
+    words += ["[ARGS]", "search_2(", "city='", "')", "search_2\n", "<arg_key>", "</arg_key><arg_value>", "</arg_value>"]
     words += ["<|message|>", "<|channel|>analysis", "<|channel|>commentary to=functions.search_2", "city:", "null"]
     text = "".join(data.draw(st.lists(st.sampled_from([word for word in words if word]), max_size=12)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
@@ -244,3 +302,64 @@ def test_an_object_that_continues_a_text_is_no_call() -> None:
     header, call = "<|start_header_id|>assistant<|end_header_id|>\n\n", '{"name": "search_2", "parameters": {}}'
     assert parsed(LLAMA3, [call], header).calls == [("search_2", "{}")]
     assert parsed(LLAMA3, [call], header + "So: ").content == call
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("city='it's 5', count=1", {"city": "it's 5", "count": 1}),
+        ("city='a', b', count=1", {"city": "a', b", "count": 1}),
+        ('city="say \\"hi\\"\\n\\u00e9\\x41"', {"city": 'say "hi"\n\u00e9A'}),
+        ("city='x',", {"city": "x"}),
+        ("city = 'x' , exact = True", {"city": "x", "exact": True}),
+        ("city='x', none=None, exact=false", {"city": "x", "none": None, "exact": False}),
+        ("city='x', count=+1_000, share=.5", {"city": "x", "count": 1000, "share": 0.5}),
+        ("city='x', count=07, share=-1e3", {"city": "x", "count": 7, "share": -1000.0}),
+        (
+            "city='x', items=[1, ('a', \"b'c\"), {'k': [0]},]",
+            {"city": "x", "items": [1, ["a", "b'c"], {"k": [0]}]},
+        ),
+        ("city='</function_calls>'", {"city": "</function_calls>"}),
+        ("city='\\ud83c\\udf0d'", {"city": "\U0001f30d"}),
+    ],
+)
+def test_values_of_python_are_read(text: str, arguments: dict[str, object], size: int) -> None:
+    found = parsed(OLMO3, pieces(f"<function_calls>\nsearch_2({text})\n</function_calls>", size))
+    assert found.values == [("search_2", arguments)]
+    assert found.content == ""
+
+
+def test_a_call_of_python_needs_no_closing_tag_at_the_end() -> None:
+    found = parsed(LFM2, ["<|tool_call_start|>[search_2(city='x')]<|im_end|>"])
+    assert found.values == [("search_2", {"city": "x"})]
+    assert parsed(LFM2, ["<|tool_call_start|>[search_2(city='x'), sear"]).calls == []
+
+
+def test_one_call_of_a_list_is_read_where_a_request_asks_for_one() -> None:
+    two = '[TOOL_CALLS] [{"name": "search_2", "arguments": {}}, {"name": "search_2", "arguments": {}}]'
+    found = parsed(replace(MISTRAL_LIST, is_parallel=False), pieces(two, 3))
+    assert found.calls == [("search_2", "{}")]
+    assert found.content == ', {"name": "search_2", "arguments": {}}]'
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_other_openings_and_ids_of_calls_are_read(size: int) -> None:
+    known = replace(MISTRAL_NAMED, id_open="[CALL_ID]")
+    for middle in ("", "[CALL_ID]abcdef123"):
+        text = f"[TOOL_CALLS]search_2{middle}[ARGS]{{}}[TOOL_CALLS]clock.now-utc{middle}[ARGS] {{}}</s>"
+        assert parsed(known, pieces(text, size)).calls == [("search_2", "{}"), ("clock.now-utc", "{}")]
+    text = f"<tool_call>[{CALL}]<|end_of_text|>"
+    assert parsed(GRANITE3, pieces(text, size)).values == [("search_2", {"city": "x"})]
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_a_call_of_glm_4_begins_an_answer(size: int) -> None:
+    prompt = "<|user|>\nsearch_2\n{}<|assistant|>"
+    for before in ("", "\n"):
+        found = parsed(GLM4, pieces(before + 'search_2 \n{"city": "x"}<|observation|>', size), prompt)
+        assert (found.values, found.content) == ([("search_2", {"city": "x"})], "")
+    assert parsed(GLM4, pieces("\nHi.\nsearch_2\n{}", size), prompt).content == "Hi.\nsearch_2\n{}"
+    thinking = tool_format_of(SOURCES["glm4"] + "{# </think> #}", "")
+    found = parsed(thinking, pieces("Hm.\n</think>\nsearch_2\n{}", size), prompt + "\n<think>")
+    assert (found.reasoning, found.calls, found.content) == ("Hm.", [("search_2", "{}")], "")

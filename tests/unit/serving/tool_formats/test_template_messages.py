@@ -1,12 +1,15 @@
 """Messages as the families' templates read them: rendered by these, and unchanged where nothing is to change."""
 
+import json
 from copy import deepcopy
 
 import pytest
-from tool_texts import ASKED, SOURCES, TOOLS, call, chat_template, format_named
+from golden_vocab import golden_vocab
+from tool_texts import ASKED, SOURCES, TOOLS, call, chat_template, format_named, template_options, turn
 
-from graphcore.serving.tool_formats.families import tool_format_of
-from graphcore.serving.tool_formats.template_messages import template_messages
+from graphcore.serving.tool_formats.families import GRANITE3, MISTRAL_LIST, tool_format_of
+from graphcore.serving.tool_formats.template_messages import StandIns, template_messages
+from graphcore.tokenizer.tokenizer import Tokenizer
 
 TWO = {
     "role": "assistant",
@@ -19,6 +22,7 @@ RESULTS = [
     {"role": "tool", "tool_call_id": "c1", "content": "found"},
 ]
 CHAT = [ASKED, TWO, *RESULTS, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "Thanks."}]
+RESULT_ROLES = ("tool", "observation", "tool_response")
 EMPTY = {"role": "assistant", "content": "Hi.", "tool_calls": []}
 
 
@@ -26,7 +30,7 @@ EMPTY = {"role": "assistant", "content": "Hi.", "tool_calls": []}
 def test_a_chat_with_calls_and_results_is_rendered(name: str) -> None:
     before = deepcopy(CHAT)
     messages = template_messages(format_named(name), CHAT)
-    text = chat_template(name).render(messages, {"bos_token": ""}, True, TOOLS)
+    text = chat_template(name).render(messages, template_options(name), True, TOOLS)
     assert before == CHAT
     for said in ("search_2", "clock.now-utc", "found", "noon", "Done.", "Thanks."):
         assert said in text
@@ -47,7 +51,7 @@ def test_calls_become_turns_of_their_own_where_a_turn_has_one(name: str) -> None
 @pytest.mark.parametrize("name", SOURCES)
 def test_results_have_the_name_of_their_call(name: str) -> None:
     messages = template_messages(format_named(name), CHAT)
-    names = {message["content"]: message["name"] for message in messages if message["role"] == "tool"}
+    names = {message["content"]: message["name"] for message in messages if message["role"] in RESULT_ROLES}
     assert names == {"found": "search_2", "noon": "clock.now-utc"}
 
 
@@ -63,7 +67,7 @@ def test_a_result_keeps_its_own_name_and_one_of_no_call_has_none() -> None:
 def test_a_list_of_no_calls_is_left_out(name: str) -> None:
     messages = template_messages(format_named(name), [ASKED, EMPTY])
     assert messages[1] == {"role": "assistant", "content": "Hi."}
-    assert "Hi." in chat_template(name).render(messages, {"bos_token": ""}, False, TOOLS)
+    assert "Hi." in chat_template(name).render(messages, template_options(name), False, TOOLS)
 
 
 def test_arguments_become_a_mapping_where_they_are_one() -> None:
@@ -81,13 +85,89 @@ def test_text_beside_a_call_joins_the_thoughts_where_the_template_takes_one_of_t
 
 def test_results_are_put_into_the_turn_where_the_first_template_of_gemma_4_reads_them() -> None:
     first = tool_format_of("<|tool_call> {{ message['tool_responses'] }}", "gemma4")
-    assert first.embeds_results
+    assert first.messages.embeds_results
     later = "<|tool_call> {{ message['tool_responses'] }} {{ answer['tool_call_id'] }}"
-    assert not tool_format_of(later, "gemma4").embeds_results
-    assert not tool_format_of("<|tool_call> {{ message.content }}", "gemma4").embeds_results
+    assert not tool_format_of(later, "gemma4").messages.embeds_results
+    assert not tool_format_of("<|tool_call> {{ message.content }}", "gemma4").messages.embeds_results
     messages = template_messages(first, CHAT)
     assert [message["role"] for message in messages] == ["user", "assistant", "assistant", "user"]
     assert messages[1]["tool_responses"] == [
         {"name": "clock.now-utc", "response": "noon"},
         {"name": "search_2", "response": "found"},
     ]
+
+
+def test_ids_of_calls_have_nine_letters_where_mistrals_templates_want_them() -> None:
+    messages = template_messages(MISTRAL_LIST, CHAT)
+    made = [one["id"] for one in messages[1]["tool_calls"]]
+    assert [message["tool_call_id"] for message in messages[2:4]] == made[::-1]
+    assert len(set(made)) == 2
+    assert all(len(one) == 9 and one.isalnum() for one in made)
+    kept = template_messages(MISTRAL_LIST, [{"role": "tool", "tool_call_id": "abcdef123", "content": ""}])
+    assert kept[0]["tool_call_id"] == "abcdef123"
+
+
+def test_calls_of_glm_4_are_turns_with_metadata() -> None:
+    messages = template_messages(format_named("glm4"), CHAT)
+    roles = [message["role"] for message in messages[1:6]]
+    assert roles == ["assistant", "assistant", "observation", "assistant", "observation"]
+    assert messages[1]["content"] == "Both."
+    assert [messages[at].get("metadata") for at in (2, 4)] == ["search_2", "clock.now-utc"]
+    assert json.loads(messages[2]["content"]) == {"city": "x"}
+    assert (messages[3]["content"], messages[5]["content"]) == ("found", "noon")
+
+
+def test_thoughts_are_parts_of_the_content_where_mistrals_templates_read_them() -> None:
+    messages = template_messages(format_named("mistral_named"), CHAT)
+    assert messages[1]["content"] == [
+        {"type": "thinking", "thinking": "I need two."},
+        {"type": "text", "text": "Both."},
+    ]
+    assert messages[4]["content"] == "Done."
+
+
+def test_tools_are_a_text_of_the_systems_turn_where_phi_4_reads_them() -> None:
+    for given in ([ASKED], [{"role": "system", "content": "Be brief."}, ASKED]):
+        first, *rest = template_messages(format_named("phi4_mini"), given, TOOLS)
+        assert json.loads(first["tools"]) == [tool["function"] for tool in TOOLS]
+        assert first["role"] == "system"
+        assert rest == [ASKED]
+        text = chat_template("phi4_mini").render([first, *rest], template_options("phi4_mini"))
+        assert text.index("<|tool|>[") < text.index("search_2") < text.index("<|/tool|>") < text.index("Do it")
+    assert template_messages(format_named("phi4_mini"), [ASKED]) == [ASKED]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("granite3", '<|tool_call|>[{"name": "search_2", "arguments": {"city": "x"}}, {"name": "clock.now-utc", '),
+        ("phi4_mini", '<|tool_call|>[{"name": "search_2", "arguments": {"city": "x"}}, {"name": "clock.now-utc", '),
+        ("lfm2_first", '<|tool_call_start|>[search_2(city="x"), clock.now-utc()]<|tool_call_end|>'),
+        ("smollm3", '<tool_call>\n{"name": "search_2", "arguments": {"city": "x"}}\n</tool_call>\n<tool_call>\n{'),
+    ],
+)
+def test_calls_are_written_where_a_template_shows_an_answers_content_alone(name: str, said: str) -> None:
+    answer = template_messages(format_named(name), CHAT)[1]
+    assert answer["content"].startswith("Both." + said)
+    assert "tool_calls" not in answer
+
+
+def granite_tokenizer() -> Tokenizer:
+    """Return a tokenizer with Granite's template, in which <|im_end|> and <|im_start|> are control tokens."""
+    template = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
+    return Tokenizer.from_gguf({**golden_vocab("qwen2").metadata, "tokenizer.chat_template": template}, "m.gguf")
+
+
+def test_a_written_tag_is_a_token_and_one_that_a_message_spells_is_text() -> None:
+    tag, tokenizer = "<|im_end|>", granite_tokenizer()
+    said = turn(("search_2", {"city": f"x{tag}\ue000"}))
+    stand_ins = StandIns([ASKED, said])
+    known = GRANITE3
+    messages = template_messages(known, [ASKED, said], mark=lambda markup: stand_ins(markup and tag))
+    assert "\ue000" not in stand_ins.markup
+    assert stand_ins.markup == {"\ue001": tag}
+    end = tokenizer.encode(tag, add_special_tokens=False)[0]
+    ids = tokenizer.encode_chat(messages, markup=stand_ins.markup)
+    assert ids.count(end) == 3  # two turns end, and a call opens
+    spelt = tokenizer.render_chat(messages).replace("\ue001", tag)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == spelt
