@@ -1,17 +1,42 @@
 """The GGUF files whose layers llama.cpp has recorded (tests/golden/llamacpp/layers.npz), and the tokens that ran."""
 
+from math import log
 from pathlib import Path
 
+import llama_files
 import qwen_moe_files
 import torch
 from chat_folder import TINY
 from low_bit_files import FILES, SHAPES, low_bit_file
-from tiny_models import BUILDERS, MINISTRAL_ROPE, randomise
+from tiny_models import BUILDERS, LONGROPE, MINISTRAL_ROPE, randomise
 
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
 from graphcore.export.pack import Packer
 
+GEMMA2_CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 3.0}
+# Settings and keys of small random models, whose files the tests write as the converter does.
+WRITTEN = {
+    "phi3": (
+        {
+            "num_key_value_heads": 4,
+            "original_max_position_embeddings": 8,
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
+        },
+        {
+            "attention__sliding_window": 0,
+            "rope__scaling__original_context_length": 8,
+            "rope__scaling__attn_factor": (1 + log(64) / log(8)) ** 0.5,
+        },
+    ),
+    "starcoder2": ({}, {}),
+    "stablelm": ({"use_qkv_bias": True}, {"use_parallel_residual": False}),
+    "gemma": ({"tie_word_embeddings": True}, {}),
+    "gemma2": (
+        {"tie_word_embeddings": True, "query_pre_attn_scalar": 16, "sliding_window": 4, **GEMMA2_CAPS},
+        {"attention__sliding_window": 4, **GEMMA2_CAPS},
+    ),
+}
 # Models of tests/tiny_models.py that task=pack writes, with changes that suit llama.cpp and the few tokens.
 PLAIN = ("glm4_moe", "glm4_moe_air", "glm4", "glm", "lfm2", "lfm2_moe", "olmo2", "olmo3", "exaone4_full")
 PACKED = {
@@ -22,7 +47,7 @@ PACKED = {
     "granite_moe": {},
     "smollm3": {"no_rope_layer_interval": 4},
 }
-NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe", *FILES, *PACKED)
+NAMES = ("llama3", "qwen3", "gemma3", "gpt2", "gptoss", "qwen3_moe", *FILES, *PACKED, *WRITTEN)
 TOKEN_IDS = [11, 42, 7, 93, 3, 60, 28, 75, 19, 5]
 SMOLLM2_IDS = [504, 3575, 282, 4649, 314, 260, 2010, 29, 1]
 
@@ -32,6 +57,9 @@ def layered_file(name: str, folder: Path) -> Path:
     if name in FILES:  # Llama's projections have their rows in another order in a file
         family = "llama" if name == "iq2_xxs" else "qwen2"
         return low_bit_file(folder / f"{name}.gguf", FILES[name], SHAPES[0], len(name), family)[1]
+    if name in WRITTEN:
+        changes, keys = WRITTEN[name]
+        return llama_files.write_gguf(folder / f"{name}.gguf", llama_files.build(name, **changes), name, **keys)
     if name in PACKED:
         return packed_file(name, folder)
     if name != "qwen3_moe":

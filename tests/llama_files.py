@@ -11,7 +11,18 @@ from tiny_models import NO_TOKENS, SIZES, randomise
 from torch import nn
 
 GQA = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
-CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3"}
+CLASSES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "phi3": "Phi3",
+    "starcoder2": "Starcoder2",
+    "stablelm": "StableLm",
+    "gemma": "Gemma",
+    "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
+}
 
 
 def build(name: str, seed: int = 0, **changes: object) -> nn.Module:
@@ -49,9 +60,9 @@ def write_gguf(
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        **_epsilon(config),
         "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
-        "rope.dimension_count": config.head_dim,
+        "rope.dimension_count": int(config.head_dim * rope.get("partial_rotary_factor", 1.0)),
         "vocab_size": config.vocab_size,
         **{key.replace("__", "."): value for key, value in keys.items()},
     }
@@ -59,8 +70,13 @@ def write_gguf(
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         kinds[type(value)](f"{architecture}.{key}", value)
     writer.add_tokenizer_model("none")
+    for name in ("long", "short"):
+        if f"{name}_factor" in rope:
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:  # the converter leaves it out
+            continue
         before, _, part = name.rpartition(".")
         gguf_name, matrix = f"{table.get_name(before)}.{part}", (stored or {}).get(name)
         if matrix is None:
@@ -75,11 +91,19 @@ def write_gguf(
     return path
 
 
+def _epsilon(config: object) -> dict[str, float]:
+    """Return the key of the norms' epsilon: that of LayerNorm in StarCoder 2 and StableLM."""
+    names = {"starcoder2": "norm_epsilon", "stablelm": "layer_norm_eps"}
+    if config.model_type in names:
+        return {"attention.layer_norm_epsilon": getattr(config, names[config.model_type])}
+    return {"attention.layer_norm_rms_epsilon": float(config.rms_norm_eps)}
+
+
 def _as_stored(name: str, tensor: torch.Tensor, config: object, architecture: str) -> np.ndarray:
     """Return the values as the converter stores them: Llama's q and k in interleaved order, Gemma's norms as 1 + w."""
     if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-    if architecture == "gemma3" and name.endswith("norm.weight"):
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
         tensor = tensor + 1.0
     return np.ascontiguousarray(tensor.numpy())

@@ -41,6 +41,32 @@ GEMMA_TEXT = {
     "rope_parameters": GEMMA_ROPE,
     **NO_TOKENS,
 }
+GEMMA2 = {
+    **SIZES,
+    **GQA,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 40,
+    "num_hidden_layers": 5,
+    "sliding_window": WINDOW,
+    "attn_logit_softcapping": 1.5,
+    "final_logit_softcapping": 3.0,
+    **NO_TOKENS,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * pair for pair in range(6)],
+    "long_factor": [2.0 + 0.7 * pair for pair in range(6)],
+}
+PHI3 = {  # three quarters of a head rotate; no context is above the original one, so that short_factor counts
+    **SIZES,
+    **GQA,
+    "num_hidden_layers": 3,
+    "original_max_position_embeddings": 512,
+    "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75, "factor": 4.0},
+    "tie_word_embeddings": True,
+    **NO_TOKENS,
+}
 GPT_OSS = {
     **SIZES,
     **GQA,
@@ -362,6 +388,55 @@ def _qwen3() -> nn.Module:
     )
 
 
+def phi3(**changes: object) -> nn.Module:
+    """Return a Phi 3 model; `changes` are of PHI3."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    return Phi3ForCausalLM(Phi3Config(**{**PHI3, **changes}))
+
+
+def _phi3_sliding() -> nn.Module:
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    return phi3(sliding_window=WINDOW, num_key_value_heads=4, rope_parameters=rope, tie_word_embeddings=False)
+
+
+def starcoder2(**changes: object) -> nn.Module:
+    """Return a StarCoder 2 model; `changes` are of its sizes."""
+    from transformers import Starcoder2Config, Starcoder2ForCausalLM
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3, "sliding_window": WINDOW}
+    return Starcoder2ForCausalLM(Starcoder2Config(**{**SIZES, **heads, **NO_TOKENS, **changes}))
+
+
+def stablelm(**changes: object) -> nn.Module:
+    """Return a StableLM model; `changes` are of its sizes."""
+    from transformers import StableLmConfig, StableLmForCausalLM
+
+    sizes = {**SIZES, **GQA, "num_hidden_layers": 3, "use_qkv_bias": True}
+    return StableLmForCausalLM(StableLmConfig(**{**sizes, **NO_TOKENS, **changes}))
+
+
+def gemma(**changes: object) -> nn.Module:
+    """Return a Gemma 1 model with one kv head; `changes` are of its sizes."""
+    from transformers import GemmaConfig, GemmaForCausalLM
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 24, "num_hidden_layers": 3}
+    return GemmaForCausalLM(GemmaConfig(**{**SIZES, **heads, "hidden_act": "gelu", **NO_TOKENS, **changes}))
+
+
+def gemma2(**changes: object) -> nn.Module:
+    """Return a Gemma 2 model; `changes` are of GEMMA2."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    return Gemma2ForCausalLM(Gemma2Config(**{**GEMMA2, **changes}))
+
+
+def _gemma2_uncapped() -> nn.Module:
+    types = ["full_attention", "sliding_attention", "sliding_attention"]
+    changes = {"layer_types": types, "num_hidden_layers": 3, "attention_bias": True, "tie_word_embeddings": False}
+    return gemma2(attn_logit_softcapping=None, final_logit_softcapping=None, **changes)
+
+
 def _gemma3() -> nn.Module:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
@@ -576,6 +651,19 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "qwen2": _qwen2,  # qkv bias, untied
     "qwen2_sliding": _qwen2_sliding,  # full layers first, then sliding ones
     "qwen3": _qwen3,  # q and k norms, tied
+    "phi3": phi3,  # fused projections, heads that rotate in part, longrope
+    "phi3_sliding": _phi3_sliding,  # every layer slides, no GQA, untied
+    "starcoder2": starcoder2,  # LayerNorm and rotation, biases everywhere, an MLP without a gate, a window
+    "starcoder2_plain": lambda: starcoder2(  # no biases, full attention, one kv head, untied
+        use_bias=False, sliding_window=None, num_key_value_heads=1, tie_word_embeddings=False
+    ),
+    "stablelm": stablelm,  # LayerNorm, heads that rotate in part, biases of q, k and v
+    "stablelm_plain": lambda: stablelm(  # no biases, another share, tied
+        use_qkv_bias=False, partial_rotary_factor=0.5, tie_word_embeddings=True, num_key_value_heads=4
+    ),
+    "gemma": gemma,  # scaled embeddings, norms of 1 + w, one kv head, "gelu" that stands for its tanh form
+    "gemma2": gemma2,  # capped scores and logits, every other layer slides, sandwich norms
+    "gemma2_uncapped": _gemma2_uncapped,  # no caps, biases, untied, layer types that are listed
     "gemma3": _gemma3,  # sliding and full layers, linear rope scaling on the full ones
     "gemma3_nested": _gemma3_nested,  # the same inside a multimodal model
     "gemma4": gemma4,  # features of layers, shared keys and values, two head widths, a wide MLP in sharing layers
@@ -616,8 +704,13 @@ ARCHITECTURES = (  # one of each
     "mistral",
     "qwen2",
     "qwen3",
+    "gemma",
+    "gemma2",
     "gemma3",
     "gpt2",
+    "phi3",
+    "starcoder2",
+    "stablelm",
     "gpt_oss",
     "qwen3_moe",
     "qwen3_next",

@@ -11,26 +11,35 @@ from graphcore.checkpoint.ternary_checkpoint import TernaryCheckpoint
 from graphcore.errors import CheckpointError
 from graphcore.quant.registry import has_tensor_scale
 
-ROPE_FREQS = "rope_freqs.weight"  # name of GGUF's tensor of divisors of the rotary frequencies
+# Names of GGUF's tensors of divisors of the rotary frequencies: of all contexts, and longrope's of short and long ones.
+ROPE_FREQS = "rope_freqs.weight"
+ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+ROPE_TENSORS = (ROPE_FREQS, ROPE_SHORT, ROPE_LONG)
 
 
 def read_config(checkpoint: Checkpoint) -> ModelConfig:
     """Read the config that is stored with the checkpoint: GGUF metadata, or config.json in its folder."""
     if isinstance(checkpoint, GGUFCheckpoint):
-        freqs = _rope_freqs(checkpoint) if ROPE_FREQS in checkpoint.tensors else None
+        freqs, short, long = (_rope_divisors(checkpoint, name) for name in ROPE_TENSORS)
         shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
         has_ternary = any(has_tensor_scale(info.encoding) for info in checkpoint.tensors.values())
-        return config_from_gguf(checkpoint.metadata, shapes, freqs, checkpoint.source, has_ternary)
+        if (short is None) != (long is None):
+            lacking = ROPE_SHORT if short is None else ROPE_LONG
+            raise CheckpointError(f"{checkpoint.source}: lacks tensor '{lacking}'; fetch the file again")
+        factors = None if short is None or long is None else (short, long)
+        return config_from_gguf(checkpoint.metadata, shapes, freqs, checkpoint.source, has_ternary, factors)
     assert isinstance(checkpoint, SafetensorsCheckpoint), f"{type(checkpoint).__name__} has no config of its own"
     return load_model_config(checkpoint.folder)
 
 
-def _rope_freqs(checkpoint: GGUFCheckpoint) -> list[float]:
-    info = checkpoint.tensors[ROPE_FREQS]
-    freqs = checkpoint.read(ROPE_FREQS)
+def _rope_divisors(checkpoint: GGUFCheckpoint, name: str) -> list[float] | None:
+    """Return the values of a tensor of divisors; None if the file does not have it."""
+    if name not in checkpoint.tensors:
+        return None
+    info, freqs = checkpoint.tensors[name], checkpoint.read(name)
     if len(info.shape) != 1 or not freqs.is_floating_point():
         raise CheckpointError(
-            f"{checkpoint.source}: tensor '{ROPE_FREQS}' is {info.encoding} of shape {list(info.shape)}, where a "
+            f"{checkpoint.source}: tensor '{name}' is {info.encoding} of shape {list(info.shape)}, where a "
             "vector of f32 is expected; fetch the file again"
         )
     return [float(value) for value in freqs.float()]

@@ -39,15 +39,18 @@ def config_from_gguf(
     rope_freqs: Sequence[float] | None,
     source: str,
     has_ternary: bool = False,
+    rope_factors: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> ModelConfig:
     """Return the typed configuration of a GGUF file.
 
     Args:
         metadata: values of the file's metadata by key, arrays as sequences; not changed.
         tensor_shapes: shape of each tensor by name, in torch order (rows first).
-        rope_freqs: [head_dim / 2] values of rope_freqs.weight; None if the file does not have it.
+        rope_freqs: values of rope_freqs.weight, one for each pair that rotates; None if the file does not have it.
         source: name of the file, for messages.
         has_ternary: True if the file holds i2_s tensors, which always belong to models with int8 activations.
+        rope_factors: values of rope_factors_short.weight and rope_factors_long.weight, one for each pair that rotates;
+            None if the file does not have them.
 
     Raises:
         CheckpointError: a key is missing, of the wrong type, out of range, or contradicts another or a shape.
@@ -73,7 +76,7 @@ def config_from_gguf(
         vocab_size=vocab_size,
         max_position_embeddings=keys.required_size("context_length"),
         attention=attention,
-        rope=_rope(keys, attention.head_dim, rope_freqs) if keys.defaults.has_rope else None,
+        rope=_rope(keys, attention.head_dim, rope_freqs, rope_factors) if keys.defaults.has_rope else None,
         norm_eps=eps,
         hidden_act=keys.defaults.hidden_act,
         mlp_bias=keys.defaults.bias_rule == "everywhere" or "blk.0.ffn_gate.bias" in tensor_shapes,
@@ -121,7 +124,7 @@ def _width_key(keys: GGUFKeys) -> str:
 
 
 def _eps_key(keys: GGUFKeys) -> str:
-    return "attention.layer_norm_rms_epsilon" if keys.defaults.has_rope else "attention.layer_norm_epsilon"
+    return "attention.layer_norm_epsilon" if keys.defaults.has_layer_norm else "attention.layer_norm_rms_epsilon"
 
 
 def _vocab_size(keys: GGUFKeys, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -154,7 +157,9 @@ def _attention(
     """Read heads and windows from the keys, and biases from the tensors' names."""
     heads, has_rope = keys.required_size("attention.head_count"), keys.defaults.has_rope
     kv_heads = keys.size("attention.head_count_kv") or heads
-    stated = (keys.size("attention.key_length") or keys.size("rope.dimension_count")) if has_rope else None
+    stated = keys.size("attention.key_length") if has_rope else None
+    if has_rope and keys.defaults.partial_rotary_factor is None:
+        stated = stated or keys.size("rope.dimension_count")
     head_dim = read_head_dim(stated, hidden_size, (heads, kv_heads), has_rope, keys.fields.source)
     _check_heads(keys, heads, head_dim, shapes)
     has_output_bias = keys.defaults.bias_rule == "everywhere" or "blk.0.attn_output.bias" in shapes
@@ -195,14 +200,24 @@ def _check_heads(keys: GGUFKeys, heads: int, head_dim: int, shapes: Mapping[str,
         )
 
 
-def _rope(keys: GGUFKeys, head_dim: int, rope_freqs: Sequence[float] | None) -> RopeParameters:
+def _rope(
+    keys: GGUFKeys,
+    head_dim: int,
+    rope_freqs: Sequence[float] | None,
+    rope_factors: tuple[Sequence[float], Sequence[float]] | None,
+) -> RopeParameters:
     local = keys.fields.positive(keys.name("rope.freq_base_swa")) or keys.defaults.rope_local_base_freq
+    width, source = _rotated_width(keys, head_dim), keys.fields.source
+    pairs = (width or head_dim) // 2
+    short, long = rope_factors or (None, None)
     return RopeParameters(
         theta=keys.fields.positive(keys.name("rope.freq_base")) or keys.defaults.rope_theta,
-        scaling=_rope_scaling(keys),
+        scaling=_rope_scaling(keys, rope_factors is not None),
         local_theta=local if keys.defaults.rope_local_base_freq else None,
-        freq_divisors=None if rope_freqs is None else _divisors(rope_freqs, head_dim, keys.fields.source),
-        width=_rotated_width(keys, head_dim),
+        freq_divisors=None if rope_freqs is None else _divisors("rope_freqs", rope_freqs, pairs, source),
+        width=width,
+        short_factors=None if short is None else _divisors("rope_factors_short", short, pairs, source),
+        long_factors=None if long is None else _divisors("rope_factors_long", long, pairs, source),
     )
 
 
@@ -216,10 +231,15 @@ def _rotated_width(keys: GGUFKeys, head_dim: int) -> int | None:
     return None if width == head_dim else width
 
 
-def _rope_scaling(keys: GGUFKeys) -> RopeScaling | None:
-    """Return linear or YaRN scaling, or None. A factor without a type is linear; a factor of 0 or 1 is none."""
+def _rope_scaling(keys: GGUFKeys, has_factors: bool) -> RopeScaling | None:
+    """Return longrope if the file has its divisors, else linear or YaRN scaling, or None.
+
+    A factor without a type is linear; a factor of 0 or 1 is none.
+    """
     rope_type = keys.fields.text(keys.name("rope.scaling.type")) or "linear"
-    if rope_type not in ("none", "linear", "yarn"):
+    if has_factors and rope_type != "yarn":
+        return _longrope(keys)
+    if has_factors or rope_type not in ("none", "linear", "yarn"):
         raise UnsupportedError(
             f"{keys.fields.source}: {keys.name('rope.scaling.type')} {quoted(rope_type)} is not supported; "
             "known: none, linear, yarn"
@@ -231,6 +251,20 @@ def _rope_scaling(keys: GGUFKeys) -> RopeScaling | None:
     if rope_type == "none" or factor == 1.0:
         return None
     return _scaling(keys, rope_type, factor)
+
+
+def _longrope(keys: GGUFKeys) -> RopeScaling:
+    """Return longrope's scaling; the context before scaling is the whole one where it is not stated, as in llama.cpp.
+
+    Raises:
+        UnsupportedError: frequencies are also divided by a factor.
+    """
+    factor = keys.name("rope.scaling.factor")
+    if keys.fields.number(factor) not in (None, 0.0, 1.0):
+        raise UnsupportedError(f"{keys.fields.source}: {factor} beside rope_factors_long is not supported; remove it")
+    original = keys.size("rope.scaling.original_context_length") or keys.required_size("context_length")
+    attention_factor = keys.fields.number(keys.name("rope.scaling.attn_factor")) or 1.0
+    return {"rope_type": "longrope", ORIGINAL: original, "attention_factor": attention_factor}
 
 
 def _scaling(keys: GGUFKeys, rope_type: str, factor: float) -> RopeScaling | None:
@@ -250,15 +284,15 @@ def _scaling(keys: GGUFKeys, rope_type: str, factor: float) -> RopeScaling | Non
     return read_scaling(stated, keys.defaults, keys.required_size("context_length"))
 
 
-def _divisors(rope_freqs: Sequence[float], head_dim: int, source: str) -> tuple[float, ...]:
-    divisors = tuple(float(divisor) for divisor in rope_freqs)
-    if len(divisors) != head_dim // 2:
+def _divisors(name: str, values: Sequence[float], pairs: int, source: str) -> tuple[float, ...]:
+    divisors = tuple(float(divisor) for divisor in values)
+    if len(divisors) != pairs:
         raise CheckpointError(
-            f"{source}: rope_freqs.weight has {len(divisors)} values, heads of {head_dim} need "
-            f"{head_dim // 2}; fetch the file again"
+            f"{source}: {name}.weight has {len(divisors)} values, heads that rotate {2 * pairs} features need {pairs}; "
+            "fetch the file again"
         )
     if not all(math.isfinite(divisor) and divisor > 0 for divisor in divisors):
-        raise CheckpointError(f"{source}: rope_freqs.weight has values that are not above zero; fetch the file again")
+        raise CheckpointError(f"{source}: {name}.weight has values that are not above zero; fetch the file again")
     return divisors
 
 

@@ -100,7 +100,7 @@ def parse_model_config(
     tie, dtype = fields.flag("tie_word_embeddings"), fields.text("dtype", "torch_dtype")
     attention = _attention(fields, defaults, hidden_size, num_layers, source)
     rope = read_rope(fields, defaults, attention.head_dim, longest) if defaults.has_rope else None
-    eps = fields.positive("rms_norm_eps" if defaults.has_rope else "layer_norm_epsilon")
+    eps = fields.positive("layer_norm_epsilon" if defaults.has_layer_norm else "rms_norm_eps")
     config = ModelConfig(
         model_type=defaults.model_type,
         hidden_size=hidden_size,

@@ -11,6 +11,7 @@ from graphcore.nn.rope_spec import (
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     ProportionalScaling,
     RopeSpec,
     YarnScaling,
@@ -40,6 +41,25 @@ GGUF_LEAVES: Mapping[str, str] = MappingProxyType(
         "mlp.experts.down_proj": "ffn_down_exps",
     }
 )
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # decoder modules that files may fuse
+
+
+FUSED_MLP = ("mlp.gate_proj", "mlp.up_proj")  # the same for the MLP
+
+
+def rows_of_gate_and_up(module: str, config: ModelConfig) -> PickRows:
+    """Return the fold that picks gate or up out of the rows of a tensor [2F, D] that has both, gate first."""
+    begin = FUSED_MLP.index(module) * config.intermediate_size
+    return PickRows(begin, begin + config.intermediate_size)
+
+
+def rows_of_qkv(module: str, config: ModelConfig) -> PickRows:
+    """Return the fold that picks q, k or v out of the rows of a tensor that has all three, in this order."""
+    queries = config.attention.num_attention_heads * config.attention.head_dim
+    keys = config.attention.num_key_value_heads * config.attention.head_dim
+    begin = (0, queries, queries + keys)[QKV.index(module)]
+    return PickRows(begin, begin + (queries if module == QKV[0] else keys))
+
 
 # The decoder's names of the experts' weights that files may fuse into one tensor, gate before up.
 GATE_AND_UP = ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight")
@@ -80,6 +100,8 @@ def rope_of(rope: RopeParameters) -> RopeSpec:
         return RopeSpec(rope.theta, ProportionalScaling(share, factor))
     if scaling["rope_type"] == "yarn":
         return RopeSpec(rope.theta, _yarn_of(scaling), rope.width)
+    if scaling["rope_type"] == "longrope":
+        return RopeSpec(rope.theta, _longrope_of(rope, scaling), rope.width)
     assert scaling["rope_type"] == "llama3", f"the config reader let rope_type {scaling['rope_type']!r} through"
     bands = Llama3Scaling(
         factor=float(scaling["factor"]),
@@ -99,6 +121,13 @@ def _yarn_of(scaling: RopeScaling) -> YarnScaling:
         beta_slow=float(scaling["beta_slow"]),
         rounds_ramp=bool(scaling["truncate"]),
     )
+
+
+def _longrope_of(rope: RopeParameters, scaling: RopeScaling) -> LongScaling:
+    assert rope.short_factors is not None, "the config readers give longrope both lists"
+    assert rope.long_factors is not None, "the config readers give longrope both lists"
+    original, factor = int(scaling[ORIGINAL]), float(scaling["attention_factor"])
+    return LongScaling(rope.short_factors, rope.long_factors, original, factor)
 
 
 def longest_context(config: ModelConfig) -> int:
@@ -127,7 +156,7 @@ def layer_types(config: ModelConfig) -> tuple[str, ...]:
 
 
 def attention_of(
-    config: ModelConfig, layer_type: str, qk_norm: NormSpec | None = None, has_sinks: bool = False
+    config: ModelConfig, layer_type: str, qk_norm: NormSpec | None = None, has_sinks: bool = False, cap: float = 0.0
 ) -> AttentionSpec:
     """Return the attention spec of a layer type; sliding layers have a window and, in Gemma, their own rotary base."""
     attention, rope = config.attention, config.rope
@@ -145,26 +174,38 @@ def attention_of(
         qkv_bias=attention.qkv_bias,
         output_bias=attention.output_bias,
         sinks=has_sinks,
+        cap=cap,
     )
 
 
-def rotary_spec(config: ModelConfig, norm: NormSpec, has_qk_norm: bool, is_gemma: bool = False) -> ModelSpec:
+def rotary_spec(
+    config: ModelConfig,
+    norm: NormSpec,
+    has_qk_norm: bool,
+    sandwich: bool = False,
+    embedding_scale: float = 1.0,
+    cap: float = 0.0,
+    gated: bool = True,
+) -> ModelSpec:
     """Return the spec of a rotary model.
 
     Args:
         config: config of the model.
         norm: spec of all norms of the model, including those of q and k.
         has_qk_norm: True if q and k are normalised per head.
-        is_gemma: True for sandwich norms and scaled embeddings.
+        sandwich: True if each sublayer's output is also normalised (Gemma 2 and 3).
+        embedding_scale: factor of token embeddings.
+        cap: bound of attention scores (Gemma 2); 0 for none.
+        gated: False for an MLP without a gate (StarCoder 2).
     """
-    mlp = MLPSpec(config.intermediate_size, config.hidden_act, bias=config.mlp_bias)
+    mlp = MLPSpec(config.intermediate_size, config.hidden_act, gated, config.mlp_bias)
     blocks = tuple(
         BlockSpec(
             dim=config.hidden_size,
             norm=norm,
-            attention=attention_of(config, layer_type, norm if has_qk_norm else None),
+            attention=attention_of(config, layer_type, norm if has_qk_norm else None, cap=cap),
             mlp=mlp,
-            sandwich=is_gemma,
+            sandwich=sandwich,
             int8_activations=config.ternary,
         )
         for layer_type in layer_types(config)
@@ -175,7 +216,7 @@ def rotary_spec(config: ModelConfig, norm: NormSpec, has_qk_norm: bool, is_gemma
         blocks=blocks,
         norm=norm,
         context=longest_context(config),
-        embedding_scale=config.hidden_size**0.5 if is_gemma else 1.0,
+        embedding_scale=embedding_scale,
         tied=config.tie_word_embeddings,
     )
 

@@ -15,7 +15,9 @@ from graphcore.device import DTYPES, cpu_name
 from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.ops.kv_formats import FLOAT8
-from graphcore.kvcache.fingerprint import CONTEXT, PAGE, SOURCE, WEIGHTS
+from graphcore.kvcache.fingerprint import CONTEXT, LONGROPE, PAGE, SOURCE, WEIGHTS
+from graphcore.nn.rope_spec import LongScaling
+from graphcore.nn.spec import ModelSpec
 from graphcore.progress import Progress
 from graphcore.weights.adapted_checkpoint import AdaptedCheckpoint
 
@@ -50,7 +52,15 @@ def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Prog
         "torch": torch.__version__,
         SOURCE: " with adapter ".join([settings.model.checkpoint, *settings.model.adapters]),
         CONTEXT: str(runtime.context_length),
+        **_longrope_facts(runner.builder.decoder.spec, runtime.context_length),
     }
+
+
+def _longrope_facts(spec: ModelSpec, context: int) -> dict[str, str]:
+    """Return which of LongRoPE's lists a context of that many tokens takes; empty for a model without them."""
+    scalings = [rope.scaling for rope, _ in spec.ropes]
+    originals = [one.original_context for one in scalings if isinstance(one, LongScaling)]
+    return {LONGROPE: "long_factor" if context > originals[0] else "short_factor"} if originals else {}
 
 
 def weights_hash(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progress) -> str:

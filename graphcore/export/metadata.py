@@ -14,6 +14,7 @@ import gguf
 import torch
 
 from graphcore.arch.architecture import Architecture
+from graphcore.arch.checkpoint_config import ROPE_FREQS, ROPE_LONG, ROPE_SHORT
 from graphcore.arch.config.gguf_keys import as_float32
 from graphcore.arch.config.model_config import ModelConfig, RopeParameters
 from graphcore.arch.config.rope_parameters import ORIGINAL, YARN_BETA_FAST, YARN_BETA_SLOW
@@ -25,7 +26,7 @@ from graphcore.engine.loading.open_model import Model
 from graphcore.errors import UnsupportedError
 from graphcore.export.gguf_file import Field, FieldValue, typed_field
 from graphcore.nn.rope import rope_frequencies
-from graphcore.nn.rope_spec import DivisorScaling, Llama3Scaling, ProportionalScaling, RopeSpec
+from graphcore.nn.rope_spec import DivisorScaling, Llama3Scaling, LongScaling, ProportionalScaling, RopeSpec
 from graphcore.nn.spec import ModelSpec
 from graphcore.quant.format_choice import STORED
 from graphcore.quant.registry import ENCODINGS
@@ -123,6 +124,7 @@ def _packed_name(architecture: Architecture) -> str:
 
 def _model_values(architecture: Architecture, config: ModelConfig) -> Values:
     """Return the values of the architecture's own keys, which are given without its prefix."""
+    has_layer_norm = architecture.defaults.has_layer_norm
     return {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -130,11 +132,8 @@ def _model_values(architecture: Architecture, config: ModelConfig) -> Values:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.attention.num_attention_heads,
         "vocab_size": config.vocab_size,
-        **(
-            {"attention.layer_norm_epsilon": config.norm_eps}
-            if config.rope is None
-            else _rotary_values(config, config.rope)
-        ),
+        "attention.layer_norm_epsilon" if has_layer_norm else "attention.layer_norm_rms_epsilon": config.norm_eps,
+        **({} if config.rope is None else _rotary_values(config, config.rope)),
         **architecture.gguf_fields(config),
     }
 
@@ -145,8 +144,7 @@ def _rotary_values(config: ModelConfig, rope: RopeParameters) -> Values:
         "attention.head_count_kv": config.attention.num_key_value_heads,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": config.norm_eps,
-        "rope.dimension_count": head_dim,
+        "rope.dimension_count": rope.width or head_dim,
         "rope.freq_base": rope.theta,
     }
     if rope.scaling is not None and rope.scaling["rope_type"] in ("linear", "yarn"):
@@ -160,23 +158,27 @@ def _rotary_values(config: ModelConfig, rope: RopeParameters) -> Values:
     return found
 
 
-def rope_divisors(spec: ModelSpec) -> tuple[float, ...] | None:
-    """Return the values of `rope_freqs.weight`, [head_dim / 2]; None without scaling, or if GGUF has a key for it.
+def rope_divisors(spec: ModelSpec) -> dict[str, tuple[float, ...]]:
+    """Return the divisors of rotary frequencies by the names of GGUF's tensors, one for each pair that rotates.
 
-    llama.cpp has no key for Llama 3's scaling and for Gemma 4's; its files hold a divisor of each frequency.
+    llama.cpp has no key for Llama 3's scaling and for Gemma 4's; its files hold a divisor of each frequency, and for
+    longrope two. There are none without scaling, or if GGUF has a key for it.
     """
     found: dict[RopeSpec, int] = {one.rope: one.head_dim for one in spec.attentions if one.rope is not None}
     for rope, head_dim in found.items():
         match rope.scaling:
             case DivisorScaling(divisors):
-                return divisors
+                return {ROPE_FREQS: divisors}
+            case LongScaling(short, long):
+                return {ROPE_LONG: tuple(map(as_float32, long)), ROPE_SHORT: tuple(map(as_float32, short))}
             case Llama3Scaling():
                 plain = rope_frequencies(replace(rope, scaling=None), head_dim).double()
-                return tuple((plain / rope_frequencies(rope, head_dim)).to(torch.float32).tolist())
+                return {ROPE_FREQS: tuple((plain / rope_frequencies(rope, head_dim)).to(torch.float32).tolist())}
             case ProportionalScaling(share, factor):
                 pairs, turning = head_dim // 2, int(share * head_dim // 2)
-                return tuple(map(as_float32, (factor,) * turning + (UNTURNED,) * (pairs - turning)))
-    return None
+                divisors = (factor,) * turning + (UNTURNED,) * (pairs - turning)
+                return {ROPE_FREQS: tuple(map(as_float32, divisors))}
+    return {}
 
 
 def _check_says_the_same(
@@ -196,9 +198,11 @@ def _check_says_the_same(
     Raises:
         UnsupportedError: this model differs from what readers assume, and GGUF has no key for the difference.
     """
-    divisors = rope_divisors(architecture.spec(config))
+    found = rope_divisors(architecture.spec(config))
+    divisors = found.get(ROPE_FREQS)
+    factors = (found[ROPE_SHORT], found[ROPE_LONG]) if ROPE_LONG in found else None
     stored = {key: as_float32(value) if isinstance(value, float) else value for key, value in metadata.items()}
-    read = architecture.spec(config_from_gguf(stored, shapes, divisors, source))
+    read = architecture.spec(config_from_gguf(stored, shapes, divisors, source, rope_factors=factors))
     wanted = architecture.spec(
         architecture.as_gguf(_as_stored(config, divisors, is_tied="output.weight" not in shapes))
     )
@@ -233,7 +237,10 @@ def _stored_rope(rope: RopeParameters, divisors: tuple[float, ...] | None) -> Ro
     changed = replace(rope, theta=as_float32(rope.theta), local_theta=local)
     if divisors is not None:
         return replace(changed, scaling=None, freq_divisors=divisors)
-    if rope.scaling is not None:
-        factor = as_float32(float(rope.scaling["factor"]))
-        return replace(changed, scaling={**rope.scaling, "factor": factor})
-    return changed
+    if rope.scaling is None:
+        return changed
+    key = "attention_factor" if rope.short_factors is not None else "factor"
+    scaling = {**rope.scaling, key: as_float32(float(rope.scaling[key]))}
+    lists = (None if one is None else tuple(map(as_float32, one)) for one in (rope.short_factors, rope.long_factors))
+    short, long = lists
+    return replace(changed, scaling=scaling, short_factors=short, long_factors=long)

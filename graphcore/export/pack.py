@@ -13,7 +13,7 @@ from shutil import disk_usage
 import torch
 
 from graphcore.arch.architecture import TensorSource
-from graphcore.arch.checkpoint_config import ROPE_FREQS
+from graphcore.arch.checkpoint_config import ROPE_TENSORS
 from graphcore.arch.registry import architecture_of
 from graphcore.arch.weight_map import weight_shapes
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
@@ -131,7 +131,7 @@ class Packer:
     def entries(self) -> tuple[TensorEntry, ...]:
         """The file's tensors: the divisors of rope frequencies first, if there are any, then all in order of use."""
         divisors = rope_divisors(self.model.spec)
-        freqs = [] if divisors is None else [TensorEntry(ROPE_FREQS, (len(divisors),), "f32")]
+        freqs = [TensorEntry(name, (len(values),), "f32") for name, values in divisors.items()]
         return (*freqs, *(self._entry(name, members) for name, members in self._members.items()))
 
     def _entry(self, name: str, members: tuple[Member, ...]) -> TensorEntry:
@@ -222,8 +222,9 @@ class Packer:
 
     def _packed(self, entry: TensorEntry) -> tuple[torch.Tensor, float]:
         """Return a tensor's bytes, [nbytes] uint8, and its relative error."""
-        if entry.name == ROPE_FREQS:
-            divisors = torch.tensor(rope_divisors(self.model.spec), dtype=torch.float32, device="cpu")
+        if entry.name in ROPE_TENSORS:
+            values = rope_divisors(self.model.spec)[entry.name]
+            divisors = torch.tensor(values, dtype=torch.float32, device="cpu")
             return divisors.view(torch.uint8), 0.0
         checkpoint = self.model.checkpoint
         is_merged = self._changes(entry)
@@ -288,7 +289,7 @@ class Packer:
         return max(map(self._packing_nbytes, self.entries))
 
     def _packing_nbytes(self, entry: TensorEntry) -> int:
-        if entry.name == ROPE_FREQS:
+        if entry.name in ROPE_TENSORS:
             return entry.nbytes
         if self._plain_rows(entry) is not None:
             return entry.nbytes + packing_nbytes(entry.num_elements)

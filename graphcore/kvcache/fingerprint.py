@@ -6,10 +6,12 @@ Settings that change no bit of a prompt are left out: streaming, decode graphs, 
 from collections.abc import Mapping
 
 WEIGHTS, SOURCE, PAGE, CONTEXT = "weights", "model.checkpoint", "page", "context_length"
+LONGROPE = "longrope"  # which of LongRoPE's lists of divisors keys are rotated with, which follows from the context
 ABOUT = frozenset({SOURCE, CONTEXT})  # of no effect on bits; messages name them
 SETTINGS = frozenset({"dtype", "kv_dtype", "quant", "quant.activations", "prefill_chunk", "graph"})
 ADVICE = {
     WEIGHTS: "save the prompt again with this model",
+    LONGROPE: "set a context_length that has it, or save it again",
     "device": "save it again on this one",
     "kernels": "save it again with these",
     "torch": "save it again with this one",

@@ -19,14 +19,19 @@ from graphcore.nn.rope_spec import (
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     ProportionalScaling,
     RopeSpec,
     YarnScaling,
 )
 
 
-def rope_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """Return the angle of each pair per position: [R/2] float32, radians."""
+def rope_frequencies(spec: RopeSpec, head_dim: int, context: int = 1) -> Tensor:
+    """Return the angle of each pair per position: [R/2] float32, radians.
+
+    Args:
+        context: number of positions of a table, by which LongRoPE chooses one of its lists of divisors.
+    """
     width = spec.width or head_dim
     exponents = torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width
     plain = 1.0 / spec.theta**exponents
@@ -43,6 +48,9 @@ def rope_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
             return (
                 plain / factor * (torch.arange(len(plain), dtype=torch.int64, device="cpu") < int(share * width // 2))
             )
+        case LongScaling(short, long, original_context):
+            chosen = torch.tensor(long if context > original_context else short, dtype=torch.float32, device="cpu")
+            return 1.0 / (chosen * spec.theta**exponents)  # rounded as in transformers
         case YarnScaling():
             return _yarn_frequencies(plain, spec.theta, spec.scaling)
 
@@ -80,10 +88,10 @@ def _yarn_frequencies(plain: Tensor, theta: float, scaling: YarnScaling) -> Tens
 def rope_table(spec: RopeSpec, head_dim: int, positions: int) -> Tensor:
     """Return cosines and sines of positions 0 .. P-1: [P, 2, R/2] float32 (index 0 cos, 1 sin)."""
     angles = torch.arange(positions, dtype=torch.float32, device="cpu")[:, None] * rope_frequencies(
-        spec, head_dim
+        spec, head_dim, positions
     )  # [P, R/2]
     table = torch.stack((angles.cos(), angles.sin()), dim=1)
-    return table * spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else table
+    return table * spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling | LongScaling) else table
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:

@@ -51,6 +51,24 @@ class YarnScaling:
 
 
 @dataclass(frozen=True)
+class LongScaling:
+    """Each frequency divided by its own number, of one list in short contexts and of another in long ones (LongRoPE).
+
+    Source: Ding et al. 2024 (LongRoPE); transformers, modeling_rope_utils, `_compute_longrope_parameters`.
+
+    Attributes:
+        short, long: divisors of the frequencies, one for each pair: for contexts of up to `original_context` tokens,
+            and for longer ones.
+        attention_factor: factor of cosines and sines, the same for both.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+    attention_factor: float
+
+
+@dataclass(frozen=True)
 class ProportionalScaling:
     """The first pairs rotate with frequencies divided by `factor`, the others do not rotate (Gemma 4).
 
@@ -63,6 +81,9 @@ class ProportionalScaling:
 
     share: float
     factor: float = 1.0
+
+
+Scaling = LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | LongScaling | ProportionalScaling
 
 
 @dataclass(frozen=True)
@@ -88,5 +109,5 @@ class RopeSpec:
     """
 
     theta: float
-    scaling: LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | ProportionalScaling | None = None
+    scaling: Scaling | None = None
     width: int | None = None

@@ -9,13 +9,13 @@ import re
 from collections.abc import Collection, Sequence
 
 from graphcore.arch.architecture import Architecture
-from graphcore.arch.checkpoint_config import ROPE_FREQS
+from graphcore.arch.checkpoint_config import ROPE_TENSORS
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
 from graphcore.errors import CheckpointError
 from graphcore.quant.format_choice import HEAD
 
-GGUF_IGNORED = (ROPE_FREQS,)  # read with the config, not as a weight
+GGUF_IGNORED = ROPE_TENSORS  # read with the config, not as a weight
 PREDICTION = "multi-token prediction"  # name of the part that layers behind the last one are
 SHOWN = 4  # number of tensor names in one message
 

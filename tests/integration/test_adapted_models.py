@@ -34,7 +34,7 @@ Tiny = Callable[[str], TinyModel]
 CLOSE = 5e-5  # float32, logits of order one
 RUN = Path(__file__).parents[2] / "run.py"
 IDS = torch.randint(0, 96, (2, 24), generator=torch.Generator().manual_seed(3))
-DENSE = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "qwen3_5", "lfm2", "gemma4", "gemma4_dense")
+DENSE = ("llama3", "mistral", "qwen2", "qwen3", "gemma3", "gpt2", "phi3", "qwen3_5", "lfm2", "gemma4", "gemma4_dense")
 CONFIGS = {
     "plain": {"r": 4, "lora_alpha": 6},
     "stabilised": {"r": 8, "lora_alpha": 3, "use_rslora": True},

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chat_folder import TINY
-from layered_files import NAMES, SMOLLM2_IDS, TOKEN_IDS, layered_file
+from layered_files import NAMES, SMOLLM2_IDS, TOKEN_IDS, WRITTEN, layered_file
 from torch import Tensor
 
 from graphcore import Engine
@@ -17,8 +16,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "llamacpp" / "layers.npz"
 # Largest error over the largest value. llama.cpp looks GELU up in a table of half precision, and its gate of gpt-oss
 # multiplies in another order; elsewhere only the order of sums differs, which counts more in iq1's residual stream of
 # up to 580,000.
-TOLERANCE = {"gemma3": 2e-3, "gpt2": 2e-3, "gptoss": 2e-4, "iq1": 1e-5}
-COSINE = {"gemma3": 1 - 1e-6, "gpt2": 1 - 1e-6, "gptoss": 1 - 1e-8, "iq1": 1 - 1e-10}
+GELU = ("gemma", "gemma2", "gemma3", "gpt2", "starcoder2")
+TOLERANCE = {**dict.fromkeys(GELU, 2e-3), "gptoss": 2e-4, "iq1": 1e-5}
+COSINE = {**dict.fromkeys(GELU, 1 - 1e-6), "gptoss": 1 - 1e-8, "iq1": 1 - 1e-10}
 
 
 def recorded(name: str) -> Outputs:
@@ -46,10 +46,10 @@ def test_each_layer_is_llama_cpps(name: str, tmp_path: Path) -> None:
         assert errors.lowest_cosine > COSINE.get(name, 1 - 1e-11)
 
 
-@pytest.mark.parametrize("name", ["llama3", "gemma3"])
+@pytest.mark.parametrize("name", ["llama3", "gemma3", *WRITTEN])
 def test_llama_cpp_still_answers_what_was_recorded(name: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (pip install -e '.[peers]')")
-    found, expected = run_llama_cpp(TINY / f"{name}.gguf", TOKEN_IDS, threads=1), recorded(name)
+    found, expected = run_llama_cpp(layered_file(name, tmp_path), TOKEN_IDS, threads=1), recorded(name)
     for one, right in zip((*found.layers, found.logits), (*expected.layers, expected.logits), strict=True):
         assert (one - right).abs().max() < 2e-6 * right.abs().max()
 

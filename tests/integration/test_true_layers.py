@@ -1,4 +1,4 @@
-"""One layer of each kind at the true shapes of Qwen 3.5, Gemma 4 and others: transformers' logits and hidden states.
+"""One layer of each kind at the true shapes of published models: transformers' logits and hidden states.
 
     pytest -m slow -s tests/integration/test_true_layers.py
 
@@ -53,6 +53,71 @@ SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
             "intermediate_size": 17408,
             "num_attention_heads": 24,
             "linear_num_value_heads": 48,
+        },
+    ),
+    "Phi-4-mini": (
+        "phi3",
+        {
+            "num_hidden_layers": 1,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 8,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": 48 * [1.0],
+                "long_factor": [1.0 + pair / 2 for pair in range(48)],
+            },
+        },
+    ),
+    "StarCoder2-3B": (
+        "starcoder2",
+        {
+            "num_hidden_layers": 1,
+            "sliding_window": WINDOW,
+            "hidden_size": 3072,
+            "intermediate_size": 12288,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 2,
+        },
+    ),
+    "StableLM-2-1.6B": (
+        "stablelm",
+        {
+            "num_hidden_layers": 1,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+        },
+    ),
+    "Gemma-2B": (
+        "gemma",
+        {
+            "num_hidden_layers": 1,
+            "hidden_size": 2048,
+            "intermediate_size": 16384,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+        },
+    ),
+    "Gemma-2-9B": (
+        "gemma2",
+        {
+            "num_hidden_layers": 2,
+            "sliding_window": WINDOW,
+            "hidden_size": 3584,
+            "intermediate_size": 14336,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
         },
     ),
     "Gemma-4-E2B": (  # the last two share keys and values, and have MLPs of twice the width

@@ -34,12 +34,16 @@ class ClassDefaults:
         bias_rule: rule for the biases of projections: none; the flags attention_bias and mlp_bias; the flag
             attention_bias alone; that flag for q, k and v only ("qkv_flag"); always on q, k and v; or always
             everywhere.
-        norm_eps: epsilon of the type's norm: RMSNorm, or LayerNorm for types without rope.
+        norm_eps: epsilon of the type's norm, RMSNorm or LayerNorm.
         has_rope: True if positions are rotary; else they are learned, and the head width is hidden_size / heads.
+        has_layer_norm: True if the type's norm is LayerNorm.
         sliding_window_pattern: default distance between full-attention layers, for "pattern".
         full_attention_interval: default distance between layers that attend, for "delta".
         delta: default sizes of layers with a delta rule; None for model types without them.
         partial_rotary_factor: default share of a head's features that rotate; None for model types that rotate all.
+        original_context: default of original_max_position_embeddings, for types that read it beside the rotary
+            settings alone; None for types that read it among them, too.
+        rope_types: names of rope types that older files of this type have, with today's.
         attention_bias: default of the flag attention_bias.
         rope_scaling: default scaling; None for none.
         yarn_truncate: default of YaRN's truncate, which rounds the ramp to whole pairs.
@@ -70,6 +74,7 @@ class ClassDefaults:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     has_rope: bool = True
+    has_layer_norm: bool = False
     rope_theta: float = 10_000.0
     rope_local_base_freq: float | None = None
     sliding_window: int | None = None
@@ -79,6 +84,8 @@ class ClassDefaults:
     full_attention_interval: int = 4
     delta: DeltaConfig | None = None
     partial_rotary_factor: float | None = None
+    original_context: int | None = None
+    rope_types: Mapping[str, str] = field(default_factory=dict)
     attention_bias: bool = False
     rope_scaling: Mapping[str, str | float] | None = None
     yarn_truncate: bool = True

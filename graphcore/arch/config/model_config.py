@@ -75,13 +75,15 @@ class RopeParameters:
 
     Attributes:
         theta: base of the frequencies; only of full-attention layers if there is a local_theta.
-        scaling: None, or {"rope_type": "linear" | "dynamic" | "llama3" | "yarn" | "proportional", ...} with exactly
-            the keys of that type in `SCALING_KEYS` (rope_parameters.py); for yarn also beta_fast, beta_slow,
-            attention_factor and truncate, for proportional partial_rotary_factor and factor, and for linear
-            original_max_position_embeddings if the file has it.
+        scaling: None, or {"rope_type": "linear" | "dynamic" | "llama3" | "yarn" | "longrope" | "proportional", ...}
+            with exactly the keys of that type in `SCALING_KEYS` (rope_parameters.py); for yarn also beta_fast,
+            beta_slow, attention_factor and truncate, for longrope attention_factor, for proportional
+            partial_rotary_factor and factor, and for linear original_max_position_embeddings if the file has it.
         local_theta: base for sliding layers, which is never scaled (Gemma 3); None if all layers share one base.
         freq_divisors: [head_dim / 2] divisors of the frequencies, instead of a scaling (GGUF's rope_freqs).
         width: number of features of a head that rotate, from the first on; None for all.
+        short_factors, long_factors: divisors of the frequencies in short and in long contexts, one for each pair that
+            rotates; None for rope types other than longrope.
     """
 
     theta: float
@@ -89,6 +91,8 @@ class RopeParameters:
     local_theta: float | None = None
     freq_divisors: tuple[float, ...] | None = None
     width: int | None = None
+    short_factors: tuple[float, ...] | None = None
+    long_factors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,9 @@ class HuggingFaceNames:
     torch_dtype = OtherName(lambda config: config.dtype)
     rope_theta = OtherName(lambda config: config.rope.theta if config.rope else None)
     rope_parameters = OtherName(lambda config: _rope_settings(config.rope) if config.rope else None)
-    rope_scaling = OtherName(lambda config: dict(config.rope.scaling) if config.rope and config.rope.scaling else None)
+    rope_scaling = OtherName(
+        lambda config: _scaling_settings(config.rope) if config.rope and config.rope.scaling else None
+    )
     rope_local_base_freq = OtherName(lambda config: config.rope.local_theta if config.rope else None)
     num_experts = OtherName(lambda config: config.experts.num_local_experts if config.experts else None)
     num_local_experts = OtherName(lambda config: config.experts.num_local_experts if config.experts else None)
@@ -56,13 +58,20 @@ class HuggingFaceNames:
 
 def _rope_settings(rope: "RopeParameters") -> dict[str, object]:
     """Return the rotary settings in the form of transformers' config classes."""
-    full: dict[str, object] = {**(rope.scaling or {"rope_type": "default"}), "rope_theta": rope.theta}
+    full: dict[str, object] = {**_scaling_settings(rope), "rope_theta": rope.theta}
     if rope.local_theta is None:
         return full
     return {
         "full_attention": full,
         "sliding_attention": {"rope_type": "default", "rope_theta": rope.local_theta},
     }
+
+
+def _scaling_settings(rope: "RopeParameters") -> dict[str, object]:
+    """Return the settings of the scaling, with longrope's lists."""
+    lists = {"short_factor": rope.short_factors, "long_factor": rope.long_factors}
+    found = {name: list(factors) for name, factors in lists.items() if factors is not None}
+    return {**(rope.scaling or {"rope_type": "default"}), **found}
 
 
 def _one_or_all(ids: tuple[int, ...]) -> int | list[int] | None:

@@ -10,6 +10,7 @@ modeling_rope_utils.py (`convert_rope_params_to_dict`), and its override in Gemm
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from graphcore.arch.config.class_defaults import LAYER_TYPES, ClassDefaults
 from graphcore.arch.config.model_config import RopeParameters, RopeScaling
@@ -25,6 +26,7 @@ SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
     "yarn": ("factor", ORIGINAL),
+    "longrope": (ORIGINAL,),
     "proportional": (),
 }
 
@@ -45,17 +47,18 @@ def read_rope(fields: Fields, defaults: ClassDefaults, head_dim: int, context: i
     width = _read_width(fields, full, defaults, head_dim)
     theta = full.positive("rope_theta") or fields.positive("rope_theta") or defaults.rope_theta
     scaling = read_scaling(full, defaults, context)
+    parameters = _with_factors(RopeParameters(theta, scaling, width=width), full, head_dim)
     if defaults.rope_local_base_freq is None:
         _refuse_layer_types(fields, defaults)
-        return RopeParameters(theta, scaling, width=width)
-    local = _of_layers(fields, "sliding_attention")
+        return parameters
+    local = _of_layers(fields, defaults, "sliding_attention")
     if read_scaling(local, defaults, context) is not None:
         raise UnsupportedError(
             f"{local.source}: sliding layers have a rope_type other than 'default', which no reader of "
             f"{defaults.model_type} knows; correct the file or use a checkpoint without it"
         )
     local_theta = local.positive("rope_theta") or fields.positive("rope_local_base_freq")
-    return RopeParameters(theta, scaling, local_theta or defaults.rope_local_base_freq)
+    return replace(parameters, local_theta=local_theta or defaults.rope_local_base_freq)
 
 
 def full_attention_rope(fields: Fields, defaults: ClassDefaults) -> Fields:
@@ -64,7 +67,7 @@ def full_attention_rope(fields: Fields, defaults: ClassDefaults) -> Fields:
     Raises:
         CheckpointError: a part of the settings is no object.
     """
-    full = _of_layers(fields, "full_attention")
+    full = _of_layers(fields, defaults, "full_attention")
     return full if _names_a_type(full) else _completed(full, defaults)
 
 
@@ -103,7 +106,8 @@ def read_scaling(rope: Fields, defaults: ClassDefaults, context: int) -> RopeSca
         CheckpointError: a key that the rope type needs is missing, or of the wrong type or sign.
         UnsupportedError: the rope type is unknown, or only part of the head is rotated.
     """
-    rope_type = rope.text("rope_type", "type") or "default"
+    stated = rope.text("rope_type", "type") or "default"
+    rope_type = defaults.rope_types.get(stated, stated)
     if rope_type not in SCALING_KEYS:
         raise UnsupportedError(
             f"{rope.source}: rope_type {quoted(rope_type)} is not supported; known: {', '.join(sorted(SCALING_KEYS))}"
@@ -124,6 +128,8 @@ def read_scaling(rope: Fields, defaults: ClassDefaults, context: int) -> RopeSca
     _check_bands(rope, scaling)
     if rope_type == "yarn":
         return _with_yarn(scaling, rope, defaults)
+    if rope_type == "longrope":
+        return _with_longrope(scaling, rope, context)
     return scaling if len(scaling) > 1 else None
 
 
@@ -182,6 +188,42 @@ def _with_yarn(scaling: RopeScaling, rope: Fields, defaults: ClassDefaults) -> R
     return {**scaling, **added}
 
 
+def _with_longrope(scaling: RopeScaling, rope: Fields, context: int) -> RopeScaling:
+    """Add the stated attention factor, or the one that follows from the extension of the context."""
+    original, given = float(scaling[ORIGINAL]), rope.positive("attention_factor")
+    factor = rope.positive("factor") or context / original
+    if given is None and factor > 1 and original < 2:
+        raise rope.wrong(ORIGINAL, scaling[ORIGINAL], "at least 2")
+    inferred = math.sqrt(1 + math.log(factor) / math.log(original)) if given is None and factor > 1 else 1.0
+    return {**scaling, "attention_factor": given or inferred}
+
+
+def _with_factors(parameters: RopeParameters, rope: Fields, head_dim: int) -> RopeParameters:
+    """Return the parameters with longrope's two lists of divisors; unchanged for other rope types."""
+    if parameters.scaling is None or parameters.scaling["rope_type"] != "longrope":
+        return parameters
+    pairs = (parameters.width or head_dim) // 2
+    short, long = (rope.divisors(name, pairs) for name in ("short_factor", "long_factor"))
+    return replace(parameters, short_factors=short, long_factors=long)
+
+
+def note_on_longrope(rope: RopeParameters | None, context: int) -> tuple[str, ...]:
+    """Return a line about a context of `context` tokens in which short sequences rotate otherwise than in transformers.
+
+    It is empty unless there is a longrope scaling whose original context is shorter.
+    """
+    if rope is None or rope.scaling is None or rope.scaling["rope_type"] != "longrope":
+        return ()
+    original = int(rope.scaling[ORIGINAL])
+    if context <= original:
+        return ()
+    return (
+        f"context_length={context} is above {original}: all sequences rotate with longrope's long_factor, as in "
+        f"llama.cpp; transformers takes short_factor for those of up to {original} tokens, as does "
+        f"context_length={original}",
+    )
+
+
 def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
     """Return YaRN's factor of cosines and sines. Source: Peng et al. 2023, equation 22."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -199,7 +241,7 @@ def _check_bands(rope: Fields, scaling: RopeScaling) -> None:
         raise rope.wrong("high_freq_factor", scaling["high_freq_factor"], "above low_freq_factor")
 
 
-def _of_layers(fields: Fields, layer_type: str) -> Fields:
+def _of_layers(fields: Fields, defaults: ClassDefaults, layer_type: str) -> Fields:
     """Return the settings of one layer type: its own object, or the flat one for full attention; old keys win."""
     merged: dict[str, object] = {}
     found = [name for name in ("rope_parameters", "rope_scaling") if fields.raw.get(name) is not None]
@@ -208,7 +250,8 @@ def _of_layers(fields: Fields, layer_type: str) -> Fields:
         if _is_per_layer_type(rope):
             merged.update(rope.section(layer_type).raw)
         elif layer_type == "full_attention":
-            outside = {ORIGINAL: fields.raw[ORIGINAL]} if fields.raw.get(ORIGINAL) is not None else {}
+            beside = fields.raw.get(ORIGINAL) if fields.raw.get(ORIGINAL) is not None else defaults.original_context
+            outside = {} if beside is None else {ORIGINAL: beside}
             merged.update({**rope.raw, **outside})  # transformers prefers the one beside the rotary settings
     return Fields(merged, f"{fields.source}: {' and '.join(found) or 'rope_parameters'}")
 

@@ -140,6 +140,23 @@ class Fields:
             raise self.wrong(name, value, "a list of strings")
         return tuple(value)
 
+    def divisors(self, name: str, count: int) -> tuple[float, ...]:
+        """Return a list of numbers above zero as a tuple.
+
+        Args:
+            count: number of values that the list must have.
+
+        Raises:
+            CheckpointError: the value is anything else, or absent.
+        """
+        value, wanted = self.raw.get(name), f"a list of {count} numbers above zero"
+        if not isinstance(value, list | tuple) or len(value) != count:
+            raise self.wrong(name, value, wanted)
+        numbers = [Fields({name: one}, self.source).positive(name) for one in value]
+        if None in numbers:
+            raise self.wrong(name, value, wanted)
+        return tuple(number for number in numbers if number is not None)
+
     def indices(self, name: str) -> tuple[int, ...]:
         """Return a list of indices as a tuple; empty if the setting is absent or null.
 

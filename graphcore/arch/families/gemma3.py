@@ -1,48 +1,32 @@
 """Gemma 3 text models, 270M to 27B: sandwich norms, five sliding layers for each full one, two rotary tables."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from graphcore.arch.architecture import Architecture, Shapes, TensorSource, gguf_name
+from graphcore.arch.architecture import Shapes
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.gguf_keys import GGUFKeys
 from graphcore.arch.config.model_config import ModelConfig
-from graphcore.arch.folds import AddOne
-from graphcore.arch.rotary import GGUF_LEAVES, rotary_spec
+from graphcore.arch.families.gemma import SANDWICH_LEAVES, Gemma, gemma_norm, with_query_scalar
+from graphcore.arch.rotary import rotary_spec
 from graphcore.checkpoint.gguf_reader import MetadataScalar
-from graphcore.nn.spec import ModelSpec, NormSpec
+from graphcore.nn.spec import ModelSpec
 
-LEAVES = {
-    **GGUF_LEAVES,
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
 LAYERS_OF_27B = 62  # the 27B is the only one whose query scalar is hidden / heads, not head_dim
 
 
-class Gemma3(Architecture):
-    """The architecture of Gemma 3: norms hold 1 + w and multiply in float32; embeddings are scaled by sqrt(dim)."""
+class Gemma3(Gemma):
+    """The architecture of Gemma 3: Gemma's norms and embeddings, sandwich norms, and norms of q and k."""
+
+    leaves = SANDWICH_LEAVES
 
     def spec(self, config: ModelConfig) -> ModelSpec:
         """Return the spec: a rotary model with sandwich norms, and norms of q and k."""
-        norm = NormSpec("rms", config.norm_eps, scale_in_float32=True)
-        return rotary_spec(config, norm, has_qk_norm=True, is_gemma=True)
-
-    def hf_source(self, name: str, config: ModelConfig) -> TensorSource:
-        """Return the stored tensor of the same name; norms are stored as w, and the decoder needs 1 + w."""
-        return TensorSource(name, (AddOne(),) if name.endswith("norm.weight") else ())
-
-    def gguf_source(self, name: str, config: ModelConfig) -> TensorSource:
-        """Return the tensor under llama.cpp's name; its converter has already added 1 to norms."""
-        return TensorSource(gguf_name(name, LEAVES))
+        scale = config.hidden_size**0.5
+        return rotary_spec(config, gemma_norm(config), has_qk_norm=True, sandwich=True, embedding_scale=scale)
 
     def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
         """Return the config with the query scalar, which GGUF does not store."""
-        is_27b = config.num_hidden_layers == LAYERS_OF_27B
-        attention = config.attention
-        scalar = config.hidden_size / attention.num_attention_heads if is_27b else attention.head_dim
-        return replace(config, attention=replace(attention, query_pre_attn_scalar=float(scalar)))
+        return with_query_scalar(config, LAYERS_OF_27B)
 
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar]:
         """Return the keys of the window, and the rotary base of sliding layers."""

@@ -22,14 +22,11 @@ from graphcore.arch.architecture import Architecture, Shapes, TensorSource, gguf
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.gguf_keys import GGUFKeys
 from graphcore.arch.config.model_config import ModelConfig
-from graphcore.arch.folds import Fold, PickRows, SplitPairs
-from graphcore.arch.rotary import GGUF_LEAVES, rotary_spec
-from graphcore.checkpoint.gguf_reader import MetadataScalar
+from graphcore.arch.folds import Fold, SplitPairs
+from graphcore.arch.rotary import FUSED_MLP, GGUF_LEAVES, QKV, rotary_spec, rows_of_gate_and_up, rows_of_qkv
 from graphcore.errors import UnsupportedError
 from graphcore.nn.spec import ModelSpec, NormSpec
 
-GATE_AND_UP = ("mlp.gate_proj", "mlp.up_proj")
-QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 SANDWICH_LEAVES = {
     "post_attention_layernorm": "post_self_attn_layernorm",
     "pre_feedforward_layernorm": "post_attention_layernorm",
@@ -67,8 +64,8 @@ class Glm(Architecture):
         """Return the stored tensor: gate and up are halves of one, and q and k are in the order of pairs."""
         index, leaf = split_layer(name)
         module, _, parameter = leaf.rpartition(".")
-        if module in GATE_AND_UP:
-            return TensorSource(f"layers.{index}.mlp.gate_up_proj.{parameter}", (_half(module, config),))
+        if module in FUSED_MLP:
+            return TensorSource(f"layers.{index}.mlp.gate_up_proj.{parameter}", (rows_of_gate_and_up(module, config),))
         if self.is_sandwich and module in SANDWICH_LEAVES:
             return TensorSource(f"layers.{index}.{SANDWICH_LEAVES[module]}.{parameter}")
         return TensorSource(name, _split_pairs(module, config))
@@ -77,7 +74,7 @@ class Glm(Architecture):
         """Return the tensor under llama.cpp's name, whose rows are in the order of safetensors."""
         module = split_layer(name)[1].rpartition(".")[0]
         leaves = {**LEAVES, **(GGUF_SANDWICH_LEAVES if self.is_sandwich else {})}
-        folds = (_half(module, config),) if module in GATE_AND_UP else _split_pairs(module, config)
+        folds = (rows_of_gate_and_up(module, config),) if module in FUSED_MLP else _split_pairs(module, config)
         return TensorSource(gguf_name(name, leaves), folds)
 
     def gguf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
@@ -85,7 +82,7 @@ class Glm(Architecture):
         alone, module = self.gguf_source(name, config), split_layer(name)[1].rpartition(".")[0]
         if module not in QKV:
             return (alone,)
-        folds = (_rows_of_qkv(module, config), *alone.folds)
+        folds = (rows_of_qkv(module, config), *alone.folds)
         return alone, TensorSource(gguf_name(name, {module: "attn_qkv"}), folds)
 
     def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
@@ -102,32 +99,12 @@ class Glm(Architecture):
         has_bias = config.attention.qkv_bias or "blk.0.attn_qkv.bias" in shapes
         return replace(config, attention=replace(config.attention, qkv_bias=has_bias))
 
-    def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar]:
-        """Return the key of the number of features that rotate."""
-        assert config.rope is not None, "every GLM rotates"
-        return {"rope.dimension_count": config.rope.width or config.attention.head_dim}
-
-
-def _half(module: str, config: ModelConfig) -> PickRows:
-    """Return the fold that picks gate or up out of the fused tensor."""
-    begin = GATE_AND_UP.index(module) * config.intermediate_size
-    return PickRows(begin, begin + config.intermediate_size)
-
 
 def _split_pairs(module: str, config: ModelConfig) -> tuple[Fold, ...]:
     """Return the fold from adjacent rotary pairs to halves, of the rows of q and k; none for other modules."""
     heads = {QKV[0]: config.attention.num_attention_heads, QKV[1]: config.attention.num_key_value_heads}
     assert config.rope is not None, "every GLM rotates"
     return (SplitPairs(heads[module], config.rope.width),) if module in heads else ()
-
-
-def _rows_of_qkv(module: str, config: ModelConfig) -> PickRows:
-    """Return the fold that picks q, k or v out of attn_qkv."""
-    attention = config.attention
-    counts = (attention.num_attention_heads, attention.num_key_value_heads, attention.num_key_value_heads)
-    part = QKV.index(module)
-    begin = sum(counts[:part]) * attention.head_dim
-    return PickRows(begin, begin + counts[part] * attention.head_dim)
 
 
 GLM4 = Glm(

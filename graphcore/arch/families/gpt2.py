@@ -191,6 +191,7 @@ GPT_2 = GPT2(
         bos_token_id=50_256,
         eos_token_ids=(50_256,),
         has_rope=False,
+        has_layer_norm=True,
         own_names={
             "hidden_size": ("n_embd",),
             "intermediate_size": ("n_inner",),

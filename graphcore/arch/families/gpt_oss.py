@@ -16,7 +16,7 @@ from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.gguf_keys import WINDOW, GGUFKeys
 from graphcore.arch.config.model_config import ExpertsConfig, ModelConfig
 from graphcore.arch.folds import Fold, PickRows, Transpose
-from graphcore.arch.rotary import GGUF_LEAVES, attention_of, layer_types, longest_context
+from graphcore.arch.rotary import GGUF_LEAVES, QKV, attention_of, layer_types, longest_context, rows_of_qkv
 from graphcore.checkpoint.gguf_reader import MetadataScalar
 from graphcore.nn.spec import BlockSpec, ModelSpec, MoESpec, NormSpec
 
@@ -24,7 +24,6 @@ LEAVES = {**GGUF_LEAVES, "post_attention_layernorm": "post_attention_norm"}
 SINKS = "self_attn.sinks"
 EXPERTS = "mlp.experts."
 FUSED_PARTS = ("mlp.experts.gate_proj", "mlp.experts.up_proj")
-QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 class GptOss(Architecture):
@@ -72,7 +71,7 @@ class GptOss(Architecture):
         alone = self.gguf_source(name, config)
         module = split_layer(name)[1].rpartition(".")[0]
         if module in QKV:
-            rows = _rows_of_qkv(module, config)
+            rows = rows_of_qkv(module, config)
             return alone, TensorSource(gguf_name(name, {module: "attn_qkv"}), (rows,))
         if module in FUSED_PARTS:
             begin = FUSED_PARTS.index(module) * config.intermediate_size
@@ -132,14 +131,6 @@ def _interleaved(leaf: str, config: ModelConfig) -> tuple[Fold, ...]:
     if module not in FUSED_PARTS:
         return ()
     return (PickRows(FUSED_PARTS.index(module), 2 * config.intermediate_size, step=2, axis=_axis_of_rows(leaf)),)
-
-
-def _rows_of_qkv(module: str, config: ModelConfig) -> PickRows:
-    """Return the fold that picks q, k or v out of attn_qkv."""
-    queries = config.attention.num_attention_heads * config.attention.head_dim
-    keys = config.attention.num_key_value_heads * config.attention.head_dim
-    begin = (0, queries, queries + keys)[QKV.index(module)]
-    return PickRows(begin, begin + (queries if module == QKV[0] else keys))
 
 
 GPT_OSS = GptOss(

@@ -187,9 +187,8 @@ class QwenDelta(QwenMoe):
         return replace(config, delta=replace(delta, is_tiled=is_tiled))
 
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar | tuple[int, ...]]:
-        """Return the keys of the delta rule, of the rotation and of the experts."""
-        delta, rope = _delta_of(config), config.rope
-        assert rope is not None, "every Qwen rotates"
+        """Return the keys of the delta rule, of M-RoPE and of the experts."""
+        delta = _delta_of(config)
         kinds = layer_types(config)
         attends = kinds.index("full_attention") + 1 if "full_attention" in kinds else len(kinds) + 1
         found: dict[str, MetadataScalar | tuple[int, ...]] = {
@@ -199,7 +198,6 @@ class QwenDelta(QwenMoe):
             "ssm.time_step_rank": delta.linear_num_value_heads,
             "ssm.inner_size": delta.linear_num_value_heads * delta.linear_value_head_dim,
             "full_attention_interval": attends,
-            "rope.dimension_count": rope.width or config.attention.head_dim,
         }
         if self.is_tiled_in_gguf:
             found["rope.dimension_sections"] = ROPE_SECTIONS

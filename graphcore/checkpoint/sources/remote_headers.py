@@ -27,7 +27,8 @@ CONFIGS = (
     *("config.json", "generation_config.json", "model.safetensors.index.json"),
     *("quantize_config.json", "quant_config.json", "hf_quant_config.json"),
 )
-READ_WITH_CONFIG = ("rope_freqs.weight",)  # tensors that belong to the config of a GGUF file
+# Tensors that belong to the config of a GGUF file.
+READ_WITH_CONFIG = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 LONGEST_DESCRIPTION = 4096  # bytes; bitsandbytes writes about 200
 DESCRIPTIONS = ".quant_state.bitsandbytes__"  # in the names of tensors with the shapes of bitsandbytes' weights
 

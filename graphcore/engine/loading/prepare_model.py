@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from graphcore.arch.config.rope_parameters import advice_on_context
+from graphcore.arch.config.rope_parameters import advice_on_context, note_on_longrope
 from graphcore.arch.registry import architecture_of
 from graphcore.arch.weight_map import weight_shapes
 from graphcore.checkpoint.quantized.layout import ORDER_ADVICE
@@ -70,7 +70,7 @@ def prepare_model(
     context_length = choose_context_length(settings, model.spec.context, advice_on_context(model.config.rope))
     kv_dtype = choose_kv_types(settings.kv_dtype, model, target.dtype, target.device)
     packing = packing_policy_of(settings, target)
-    uses_pdl, notes = False, [*model.config.notes]
+    uses_pdl, notes = False, [*model.config.notes, *note_on_longrope(model.config.rope, context_length)]
     if target.is_here:
         uses_pdl, pdl_note = choose_pdl(settings.dependent_launches, graph, target.device)
         chosen = graph_note, *note_on_kv_types(kv_dtype, model), *notes_on_building(settings, target, prefill)

@@ -10,6 +10,7 @@ import pytest
 
 from graphcore.arch.config_from_gguf import config_from_gguf
 from graphcore.arch.config_from_json import ModelConfig, load_model_config
+from graphcore.arch.families.gemma import SoftCaps
 from graphcore.arch.registry import GGUF_ARCHITECTURES
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 
@@ -60,6 +61,39 @@ GPT2 = {
     "gpt2.attention.head_count": 12,
     "gpt2.attention.layer_norm_epsilon": 9.999999747378752e-06,
     "gpt2.vocab_size": 50257,
+}
+
+# A Gemma 2 9B of the first converters: no window, no caps.
+GEMMA2 = {
+    "general.architecture": "gemma2",
+    "gemma2.context_length": 8192,
+    "gemma2.embedding_length": 3584,
+    "gemma2.block_count": 42,
+    "gemma2.feed_forward_length": 14336,
+    "gemma2.attention.head_count": 16,
+    "gemma2.attention.head_count_kv": 8,
+    "gemma2.attention.layer_norm_rms_epsilon": 9.999999974752427e-07,
+    "gemma2.attention.key_length": 256,
+    "gemma2.attention.value_length": 256,
+    "gemma2.vocab_size": 256000,
+}
+
+# A Phi 4 mini as the converter writes it: no head dim, and the width that rotates.
+PHI4_MINI = {
+    "general.architecture": "phi3",
+    "phi3.context_length": 131072,
+    "phi3.rope.scaling.original_context_length": 4096,
+    "phi3.embedding_length": 3072,
+    "phi3.feed_forward_length": 8192,
+    "phi3.block_count": 32,
+    "phi3.attention.head_count": 24,
+    "phi3.attention.head_count_kv": 8,
+    "phi3.attention.layer_norm_rms_epsilon": 9.999999747378752e-06,
+    "phi3.rope.dimension_count": 96,
+    "phi3.rope.freq_base": 10000.0,
+    "phi3.rope.scaling.attn_factor": 1.1902381,
+    "phi3.attention.sliding_window": 262144,
+    "phi3.vocab_size": 200064,
 }
 
 # What microsoft/bitnet-b1.58-2B-4T-gguf says: no key_length, no tokenizer.ggml.pre.
@@ -239,7 +273,7 @@ def test_missing_kv_heads_are_as_many_as_query_heads():
     assert parse(SMOLLM2, attention__head_count_kv=None).attention.num_key_value_heads == 9
 
 
-@pytest.mark.parametrize("architecture", ["gptoss", "bitnet-b2", "gemma", "qwen2moe"])
+@pytest.mark.parametrize("architecture", ["gptoss", "bitnet-b2", "gemma-1", "qwen2moe"])
 def test_unknown_architecture_lists_the_known_ones(architecture):
     assert {"bitnet", "bitnet-25", "gpt-oss", "llama"} <= GGUF_ARCHITECTURES.keys()
     known = ", ".join(sorted(GGUF_ARCHITECTURES))
@@ -301,6 +335,71 @@ def test_wrong_values_are_refused_by_name(key, value):
     assert "\n" not in str(caught.value)
 
 
+def test_a_gemma2_file_has_llama_cpps_window_and_caps_unless_it_states_them():
+    old = parse(GEMMA2)
+    assert (old.sliding_window, old.layer_types[:3]) == (
+        4096,
+        ["sliding_attention", "full_attention", "sliding_attention"],
+    )
+    assert (old.own, old.query_pre_attn_scalar, old.hidden_act) == (SoftCaps(50.0, 30.0), 256.0, "gelu_pytorch_tanh")
+    assert parse(GEMMA2, attention__sliding_window_pattern=3).layer_types[1:3] == [
+        "sliding_attention",
+        "full_attention",
+    ]
+    stated = parse(GEMMA2, attention__sliding_window=512, attn_logit_softcapping=0.0, final_logit_softcapping=7.0)
+    assert (stated.sliding_window, stated.own) == (512, SoftCaps(0.0, 7.0))
+    with pytest.raises(CheckpointError, match=r"'gemma2\.attn_logit_softcapping' must be 0 or above, found -1"):
+        parse(GEMMA2, attn_logit_softcapping=-1.0)
+
+
+def test_the_query_scalar_of_gemma2_27b_is_hidden_over_heads():
+    sizes = {"attention__key_length": 128, "attention__value_length": 128, "attention__head_count": 32}
+    assert parse(GEMMA2, block_count=46, embedding_length=4608, **sizes).query_pre_attn_scalar == 144.0
+
+
+def phi4_mini(short: int = 48, long: int = 48, **changes: object) -> ModelConfig:
+    keys = {f"phi3.{key.replace('__', '.')}": value for key, value in changes.items()}
+    return config_from_gguf({**PHI4_MINI, **keys}, {}, None, "model.gguf", rope_factors=([1.0] * short, [2.0] * long))
+
+
+def test_a_phi3_file_has_heads_that_rotate_in_part_and_longrope():
+    config = phi4_mini()
+    assert (config.head_dim, config.rope.width, config.sliding_window) == (128, 96, 262_144)
+    assert config.rope.scaling == {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 4096,
+        "attention_factor": 1.1902381,
+    }
+    assert (config.rope.short_factors, config.rope.long_factors) == ((1.0,) * 48, (2.0,) * 48)
+    assert parse(PHI4_MINI, rope__scaling__attn_factor=None).rope.scaling is None
+    assert phi4_mini(rope__scaling__attn_factor=0.0).rope.scaling["attention_factor"] == 1.0
+
+
+def test_longrope_that_is_not_whole_is_refused_by_name():
+    with pytest.raises(UnsupportedError, match=r"attn_factor is 1\.1902381, but the file has no rope_factors_long"):
+        parse(PHI4_MINI)
+    with pytest.raises(CheckpointError, match=r"rope_factors_short\.weight has 64 values, .* 96 features need 48"):
+        phi4_mini(short=64)
+    with pytest.raises(UnsupportedError, match=r"rope\.scaling\.factor beside rope_factors_long is not supported"):
+        phi4_mini(rope__scaling__factor=8.0)
+    with pytest.raises(UnsupportedError, match=r"rope\.scaling\.type 'yarn' is not supported"):
+        phi4_mini(rope__scaling__type="yarn")
+
+
+def test_a_stablelm_file_is_told_from_a_12b_by_its_tensors():
+    """llama.cpp's rule (stablelm.cpp); converters state a parallel residual for older sequential models, too."""
+    keys = {key.replace("phi3", "stablelm"): value for key, value in PHI4_MINI.items() if "scaling" not in key}
+    keys |= {"general.architecture": "stablelm", "stablelm.attention.layer_norm_epsilon": 1e-5}
+    keys["stablelm.use_parallel_residual"] = True
+    norms = {"blk.0.attn_norm.weight": (3072,), "blk.0.ffn_norm.weight": (3072,), "blk.0.attn_q.bias": (3072,)}
+    config = parse(keys, {**norms, "token_embd.weight": (200064, 3072)})
+    assert (config.rope.width, config.attention.qkv_bias, config.attention.output_bias) == (96, True, False)
+    with pytest.raises(UnsupportedError, match=r"has no blk\.0\.ffn_norm\.weight"):
+        parse(keys, {"blk.0.attn_norm.weight": (3072,)})
+    with pytest.raises(UnsupportedError, match=r"has blk\.0\.attn_q_norm\.weight"):
+        parse(keys, {**norms, "blk.0.attn_q_norm.weight": (24, 128)})
+
+
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(CheckpointError, match="num_attention_heads 9 is not a multiple of num_key_value_heads 4"):
         parse(SMOLLM2, attention__head_count_kv=4)
@@ -318,7 +417,9 @@ def test_wrong_rope_freqs_are_refused(freqs):
     assert parse(SMOLLM2, freqs=[1.0] * 32).rope.freq_divisors == (1.0,) * 32
 
 
-@pytest.mark.parametrize("metadata", [SMOLLM2, GEMMA3, GPT2, BITNET], ids=["llama", "gemma3", "gpt2", "bitnet"])
+@pytest.mark.parametrize(
+    "metadata", [SMOLLM2, GEMMA2, GEMMA3, GPT2, BITNET], ids=["llama", "gemma2", "gemma3", "gpt2", "bitnet"]
+)
 @pytest.mark.parametrize("value", [True, -1, 0, 2**64 - 1, 1.5, "x", [], [0], [-1, 2], float("inf")], ids=repr)
 def test_no_value_of_any_key_ends_in_anything_but_a_config_or_a_clear_error(metadata, value):
     for key in metadata:

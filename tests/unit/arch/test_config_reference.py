@@ -14,6 +14,7 @@ from graphcore.arch.config_from_json import ModelConfig, load_model_config, pars
 from graphcore.arch.registry import ARCHITECTURES
 
 STATED = {"glm4_moe": {"head_dim": 128}}  # by itself the class rounds 4096 / 96 heads down, and rotates 21 features
+WITHOUT_TYPES = ("mistral", "phi3", "starcoder2")  # their classes have no layer_types, and every layer slides
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 
 
@@ -90,8 +91,8 @@ def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -
     for name in ("num_key_value_heads", "head_dim", "intermediate_size", "query_pre_attn_scalar", "sliding_window"):
         if name in theirs and theirs[name] is not None:
             assert flat[name] == theirs[name], name
-    epsilons = (theirs.get(name) for name in ("rms_norm_eps", "layer_norm_epsilon", "norm_eps"))
-    assert ours.norm_eps == next(eps for eps in epsilons if eps is not None)
+    names = ("rms_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layer_norm_eps", "norm_eps")
+    assert ours.norm_eps == next(theirs[name] for name in names if theirs.get(name) is not None)
     activation = theirs.get("hidden_activation") or theirs.get("hidden_act") or theirs.get("activation_function")
     assert ours.hidden_act == (activation or "silu")  # LFM2's classes have no setting
     rope = theirs.get("rope_parameters") or {}
@@ -101,7 +102,7 @@ def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -
         assert ours.rope.theta == rope.get("full_attention", rope).get("rope_theta", 10_000.0)
         assert ours.rope.local_theta == rope.get("sliding_attention", {}).get("rope_theta")
     expected_layers = theirs.get("layer_types") or ours.num_hidden_layers * ["full_attention"]
-    if theirs["model_type"] != "mistral":  # whose class has no layer_types: every layer slides
+    if theirs["model_type"] not in WITHOUT_TYPES:
         assert list(ours.attention.layer_types or ours.num_hidden_layers * ["full_attention"]) == expected_layers
     if "tie" not in skip:
         assert ours.tie_word_embeddings == theirs["tie_word_embeddings"]

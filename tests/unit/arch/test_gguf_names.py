@@ -4,6 +4,8 @@ import pytest
 from dev_models import (
     BITNET,
     EVERY,
+    GEMMA,
+    GEMMA2,
     GEMMA3,
     GLM,
     GLM4,
@@ -11,6 +13,7 @@ from dev_models import (
     GPT_OSS,
     LLAMA,
     MISTRAL,
+    PHI3,
     QWEN2,
     QWEN3,
     QWEN3_5,
@@ -46,6 +49,8 @@ DELTA_NAMES = {
 }
 # Vectors of Gemma 4's router, which the converter names without the package's table.
 APART = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
+# Types without lm_head in the package's table; llama.cpp reads it of some under the usual name.
+WITHOUT_HEAD = ("bitnet", "gemma", "gemma2", "lfm2_moe")
 # Experts of LFM2, which the converter merges under the names of their projections.
 LFM2_EXPERTS = {
     f"mlp.experts.{leaf}": f"feed_forward.experts.{stored}"
@@ -56,6 +61,11 @@ ARCHS = {
     "mistral": MODEL_ARCH.LLAMA,
     "qwen2": MODEL_ARCH.QWEN2,
     "qwen3": MODEL_ARCH.QWEN3,
+    "phi3": MODEL_ARCH.PHI3,
+    "starcoder2": MODEL_ARCH.STARCODER2,
+    "stablelm": MODEL_ARCH.STABLELM,
+    "gemma": MODEL_ARCH.GEMMA,
+    "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
     "gemma4_text": MODEL_ARCH.GEMMA4,
     "gemma4_unified_text": MODEL_ARCH.GEMMA4,
@@ -126,8 +136,8 @@ def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
         module, _, parameter = hf_name.rpartition(".")
         for current, old in OLD_BITNET.items():
             module = module.replace(current, old)
-        if model_type in ("bitnet", "lfm2_moe") and name == "lm_head.weight":
-            continue  # not in the package's table; llama.cpp reads it under the usual name
+        if model_type in WITHOUT_HEAD and name == "lm_head.weight":
+            continue
         assert f"{table.get_name(module)}.{parameter}".removesuffix(".") == source.name
 
 
@@ -155,15 +165,18 @@ def test_rows_of_q_and_k_of_glm_are_put_back_in_order_where_they_rotate(raw: dic
     assert folds(raw, layout, "layers.0.mlp.up_proj.weight") == (PickRows(13_696, 27_392),)
 
 
-@pytest.mark.parametrize("raw", [QWEN2, QWEN3, QWEN3_MOE, GEMMA3, BITNET], ids=lambda raw: raw["model_type"])
+@pytest.mark.parametrize(
+    "raw", [QWEN2, QWEN3, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, BITNET], ids=lambda raw: raw["model_type"]
+)
 def test_other_rotary_files_are_read_as_they_are(raw: dict) -> None:
     assert not any(source.folds for source in sources(raw, "gguf").values())
 
 
-def test_gemma_s_safetensors_norms_get_their_one_and_nothing_else_does() -> None:
-    folded = {name for name, source in sources(GEMMA3, "hf").items() if source.folds == (AddOne(),)}
-    assert folded == {name for name in sources(GEMMA3, "hf") if "norm" in name}
-    assert len(folded) == 2 * 6 + 1
+@pytest.mark.parametrize(("raw", "norms"), [(GEMMA, 2), (GEMMA2, 4), (GEMMA3, 6)], ids=["gemma", "gemma2", "gemma3"])
+def test_gemma_s_safetensors_norms_get_their_one_and_nothing_else_does(raw: dict, norms: int) -> None:
+    folded = {name for name, source in sources(raw, "hf").items() if source.folds == (AddOne(),)}
+    assert folded == {name for name in sources(raw, "hf") if "norm" in name}
+    assert len(folded) == 2 * norms + 1
 
 
 @pytest.mark.parametrize(
@@ -171,6 +184,22 @@ def test_gemma_s_safetensors_norms_get_their_one_and_nothing_else_does() -> None
 )
 def test_rotary_safetensors_are_read_as_they_are(raw: dict) -> None:
     assert all(source == TensorSource(name) for name, source in sources(raw, "hf").items())
+
+
+def test_phi3_s_fused_projections_are_cut_in_both_layouts() -> None:
+    rows = {
+        "self_attn.q_proj": ("self_attn.qkv_proj", "attn_qkv", 0, 3072),
+        "self_attn.k_proj": ("self_attn.qkv_proj", "attn_qkv", 3072, 4096),
+        "self_attn.v_proj": ("self_attn.qkv_proj", "attn_qkv", 4096, 5120),
+        "mlp.gate_proj": ("mlp.gate_up_proj", "ffn_up", 0, 8192),
+        "mlp.up_proj": ("mlp.gate_up_proj", "ffn_up", 8192, 16_384),
+    }
+    for module, (stored, gguf_leaf, begin, end) in rows.items():
+        name, fold = f"layers.1.{module}.weight", (PickRows(begin, end),)
+        assert candidates("hf", name, PHI3) == {f"layers.1.{stored}.weight": fold}
+        assert candidates("gguf", name, PHI3)[f"blk.1.{gguf_leaf}.weight"] == fold
+    alone = candidates("gguf", "layers.0.self_attn.k_proj.weight", PHI3)
+    assert alone["blk.0.attn_k.weight"] == ()
 
 
 def test_gpt2_s_fused_projection_is_cut_in_three() -> None:

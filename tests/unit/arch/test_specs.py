@@ -7,6 +7,8 @@ from dev_models import (
     BITNET,
     EVERY,
     EXAONE4,
+    GEMMA,
+    GEMMA2,
     GEMMA3,
     GLM,
     GLM4,
@@ -19,12 +21,15 @@ from dev_models import (
     MISTRAL,
     OLMO2,
     OLMO3,
+    PHI3,
     QWEN2,
     QWEN3,
     QWEN3_5,
     QWEN3_5_MOE,
     QWEN3_MOE,
     QWEN3_NEXT,
+    STABLELM,
+    STARCODER2,
     config_of,
 )
 
@@ -96,6 +101,69 @@ def test_gemma_3_1b() -> None:
     assert spec.embedding_scale == 1152**0.5
     assert spec.tied
     assert spec.ropes == ((RopeSpec(10_000.0), 256), (RopeSpec(1_000_000.0), 256))
+
+
+def test_starcoder2_3b() -> None:
+    norm, rope = NormSpec("layer", 1e-5), RopeSpec(999_999.4420358813)
+    attention = AttentionSpec(24, 2, 128, 128**-0.5, window=4096, rope=rope, qkv_bias=True, output_bias=True)
+    block = BlockSpec(3072, norm, attention, MLPSpec(12_288, "gelu_pytorch_tanh", gated=False, bias=True))
+    assert spec_of(STARCODER2) == ModelSpec(3072, 49_152, (block,) * 30, norm, context=16_384, tied=True)
+    bare = spec_of(STARCODER2, use_bias=False, sliding_window=None).blocks[0]
+    assert bare.attention == replace(attention, window=None, qkv_bias=False, output_bias=False)
+    assert bare.mlp == MLPSpec(12_288, "gelu_pytorch_tanh", gated=False)
+
+
+def test_stablelm_2_1_6b() -> None:
+    norm = NormSpec("layer", 1e-5)
+    attention = AttentionSpec(32, 32, 64, 0.125, rope=RopeSpec(10_000.0, width=16), qkv_bias=True)
+    block = BlockSpec(2048, norm, attention, MLPSpec(5632, "silu"))
+    assert spec_of(STABLELM) == ModelSpec(2048, 100_352, (block,) * 24, norm, context=4096)
+    assert spec_of({name: value for name, value in STABLELM.items() if "rotary" not in name}) == spec_of(STABLELM)
+
+
+@pytest.mark.parametrize("setting", ["qk_layernorm", "use_parallel_residual"])
+def test_what_stablelm_2_12b_computes_is_refused_by_name(setting: str) -> None:
+    assert spec_of(STABLELM, **{setting: False}) == spec_of(STABLELM)
+    with pytest.raises(UnsupportedError, match=f"'{setting}' is True"):
+        spec_of(STABLELM, **{setting: True})
+
+
+def test_phi_4_mini() -> None:
+    norm = NormSpec("rms", 1e-5)
+    lists = tuple([1.0] * 48), tuple(1.0 + pair for pair in range(48))
+    long = LongScaling(*lists, original_context=4096, attention_factor=pytest.approx(1.1902381))
+    attention = AttentionSpec(24, 8, 128, 128**-0.5, window=262_144, rope=RopeSpec(10_000.0, long, width=96))
+    block = BlockSpec(3072, norm, attention, MLPSpec(8192, "silu"))
+    assert spec_of(PHI3) == ModelSpec(3072, 200_064, (block,) * 32, norm, context=131_072, tied=True)
+
+
+def test_gemma_2b() -> None:
+    norm = NormSpec("rms", 1e-6, scale_in_float32=True)
+    attention = AttentionSpec(8, 1, 256, 1 / 16, rope=RopeSpec(10_000.0))
+    block = BlockSpec(2048, norm, attention, MLPSpec(16_384, "gelu_pytorch_tanh"))
+    scale = 2048**0.5
+    assert spec_of(GEMMA) == ModelSpec(2048, 256_000, (block,) * 18, norm, 8192, embedding_scale=scale, tied=True)
+    assert spec_of(GEMMA, hidden_act="silu").blocks[0].mlp == MLPSpec(16_384, "silu")
+
+
+def test_gemma_2_27b() -> None:
+    norm = NormSpec("rms", 1e-6, scale_in_float32=True)
+    full = AttentionSpec(32, 16, 128, 1 / 12, rope=RopeSpec(10_000.0), cap=50.0)
+    sliding, full = (
+        BlockSpec(4608, norm, one, MLPSpec(36_864, "gelu_pytorch_tanh"), sandwich=True)
+        for one in (replace(full, window=4096), full)
+    )
+    spec = ModelSpec(4608, 256_000, (sliding, full) * 23, norm, 8192, embedding_scale=4608**0.5, tied=True)
+    assert spec_of(GEMMA2) == replace(spec, logit_cap=30.0)
+
+
+def test_soft_caps_of_gemma_2_may_be_null_or_absent() -> None:
+    uncapped = spec_of(GEMMA2, attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (uncapped.logit_cap, uncapped.attentions[0].cap) == (0.0, 0.0)
+    raw = {name: value for name, value in GEMMA2.items() if not name.endswith("softcapping")}
+    assert spec_of(raw) == spec_of(GEMMA2)
+    with pytest.raises(CheckpointError, match="'attn_logit_softcapping' must be above zero, found 0"):
+        spec_of(GEMMA2, attn_logit_softcapping=0.0)
 
 
 def test_gpt_oss_20b() -> None:

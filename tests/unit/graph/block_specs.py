@@ -39,6 +39,7 @@ ARCHITECTURES: Mapping[str, BlockSpec] = {
     "mistral": attending(window=16),
     "qwen2": attending(qkv_bias=True),
     "qwen3": attending(qk_norm=PLAIN.norm),
+    "gemma2": attending(FULL, qk_norm=None, window=8, cap=1.5),
     "gemma3": FULL,
     "gemma3_sliding": SLIDING,
     "gpt2": replace(
@@ -46,6 +47,12 @@ ARCHITECTURES: Mapping[str, BlockSpec] = {
         norm=LAYER_NORM,
         mlp=MLPSpec(48, "gelu_new", gated=False, bias=True),
     ),
+    "starcoder2": replace(
+        attending(window=8, qkv_bias=True, output_bias=True),
+        norm=LAYER_NORM,
+        mlp=MLPSpec(48, "gelu_pytorch_tanh", gated=False, bias=True),
+    ),
+    "stablelm": replace(attending(rope=RopeSpec(1e4, width=2), qkv_bias=True), norm=LAYER_NORM),
     "gpt_oss": attending(EXPERTS, window=4, qkv_bias=True, output_bias=True, sinks=True),
     "qwen3_moe": replace(attending(qk_norm=PLAIN.norm), mlp=MoESpec(experts=6, top_k=3, hidden=24)),
     "qwen3_next": replace(

@@ -25,9 +25,11 @@ from graphcore.nn.rope_spec import (
     DivisorScaling,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     PositionScale,
     ProportionalScaling,
     RopeSpec,
+    Scaling,
     YarnScaling,
 )
 from graphcore.nn.span import Span
@@ -58,6 +60,7 @@ SIGMOID = ScoredRouting("sigmoid")
 DELTA = DeltaSpec(key_heads=2, value_heads=4, key_dim=8, value_dim=6, width=3, eps=1e-3)
 PROPORTIONAL = ProportionalScaling(0.5)
 FEATURES = PerLayerSpec(6, 2, 20, NORM)
+LONG = LongScaling((1.0, 1.5, 2.0, 4.0), (2.0, 3.0, 5.0, 9.0), original_context=TOKENS - 1, attention_factor=1.2)
 DIVISORS = DivisorScaling((1.0, 1.5, 2.0, 4.0))
 GROWING = PositionScale(0.5, 4)
 
@@ -80,7 +83,7 @@ def rope(**fields: object) -> Change:
     return blocks(of)
 
 
-def scaling(spec: LinearScaling | Llama3Scaling | DivisorScaling | YarnScaling | ProportionalScaling) -> ModelSpec:
+def scaling(spec: Scaling) -> ModelSpec:
     return rope(scaling=spec)(MODEL)
 
 
@@ -137,6 +140,13 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "YarnScaling.beta_fast": (scaling(YARN), scaling(replace(YARN, beta_fast=3.0))),
     "YarnScaling.beta_slow": (scaling(YARN), scaling(replace(YARN, beta_slow=0.25))),
     "YarnScaling.rounds_ramp": (scaling(YARN), scaling(replace(YARN, rounds_ramp=True))),
+    "LongScaling.short": (
+        scaling(replace(LONG, original_context=TOKENS)),
+        scaling(replace(LONG, original_context=TOKENS, short=(1.0, 1.5, 2.0, 5.0))),
+    ),
+    "LongScaling.long": (scaling(LONG), scaling(replace(LONG, long=(2.0, 3.0, 5.0, 8.0)))),
+    "LongScaling.original_context": (scaling(LONG), scaling(replace(LONG, original_context=TOKENS))),
+    "LongScaling.attention_factor": (scaling(LONG), scaling(replace(LONG, attention_factor=1.0))),
     "ProportionalScaling.share": (scaling(PROPORTIONAL), scaling(ProportionalScaling(0.75))),
     "ProportionalScaling.factor": (scaling(PROPORTIONAL), scaling(ProportionalScaling(0.5, 2.0))),
     "PositionScale.beta": (scaled(), scaled(beta=0.4)),

@@ -5,20 +5,22 @@ import math
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from graphcore.arch.config.model_config import RopeParameters
-from graphcore.arch.config.rope_parameters import read_rope
+from graphcore.arch.config.rope_parameters import note_on_longrope, read_rope
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.arch.families.gemma3 import GEMMA3
 from graphcore.arch.families.gpt_oss import GPT_OSS
 from graphcore.arch.families.llama import LLAMA
+from graphcore.arch.families.phi3 import PHI3
 from graphcore.arch.families.qwen import QWEN3
 from graphcore.arch.rotary import rope_of
 from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.nn.rope import rope_frequencies
-from graphcore.nn.rope_spec import YarnScaling
+from graphcore.nn.rope_spec import LongScaling, YarnScaling
 
 LLAMA3 = {
     "factor": 8.0,
@@ -99,11 +101,11 @@ def test_default_rope_has_no_scaling(rope):
     assert read({"rope_scaling": rope}) == RopeParameters(1e4)
 
 
-@pytest.mark.parametrize("rope_type", ["longrope", "su", "mrope", "x" * 300])
+@pytest.mark.parametrize("rope_type", ["su", "mrope", "x" * 300])
 def test_other_rope_types_are_refused_with_the_known_ones(rope_type):
     with pytest.raises(
         UnsupportedError,
-        match=r"rope_scaling: rope_type .*; known: default, dynamic, linear, llama3, proportional, yarn",
+        match=r"rope_scaling: rope_type .*; known: default, dynamic, linear, llama3, longrope, proportional, yarn",
     ) as caught:
         read({"rope_scaling": {"type": rope_type, "factor": 2.0}})
     assert len(str(caught.value)) < 300
@@ -248,3 +250,66 @@ def test_frequencies_are_those_of_transformers_where_the_file_says_less_than_all
     # float32 powers, and other orders of the same operations: a few units in the last place.
     torch.testing.assert_close(rope_frequencies(spec, 64).float(), theirs, rtol=1e-6, atol=0.0)
     assert scale == pytest.approx(their_scale, abs=1e-12)
+
+
+SHORT, LONG = [1.0 + pair / 9 for pair in range(32)], [2.0 + pair for pair in range(32)]
+LISTS = {"short_factor": SHORT, "long_factor": LONG}
+LONGROPES = [
+    {"rope_scaling": {"type": "longrope", **LISTS}},
+    {"rope_scaling": {"type": "su", **LISTS}, "original_max_position_embeddings": 2048},
+    {"rope_scaling": {"rope_type": "yarn", **LISTS}, "original_max_position_embeddings": 8192},
+    {"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 64, **LISTS}},  # not read there
+    {"rope_parameters": {"rope_type": "longrope", "rope_theta": 5e5, "factor": 3.0, **LISTS}},
+    {"rope_parameters": {"rope_type": "longrope", "attention_factor": 1.25, **LISTS}},
+    {"rope_scaling": {"type": "longrope", **LISTS}, "max_position_embeddings": 4096},
+]
+
+
+@pytest.mark.parametrize("raw", LONGROPES, ids=str)
+def test_longrope_of_phi3_has_the_frequencies_and_the_factor_of_transformers(raw):
+    raw = {"max_position_embeddings": 131_072, **raw}
+    today = copy.deepcopy(raw)
+    if raw.get("rope_scaling", {}).get("type") == "su":  # the class renames it after it has looked for its keys
+        today["rope_scaling"]["type"] = "longrope"
+    theirs = Phi3Config(hidden_size=256, num_attention_heads=4, **today)
+    table = Phi3RotaryEmbedding(theirs)
+    context = raw["max_position_embeddings"]
+    spec = rope_of(read_rope(Fields(raw, "config.json"), PHI3.defaults, 64, context))
+    assert isinstance(spec.scaling, LongScaling)
+    original = theirs.rope_parameters["original_max_position_embeddings"]
+    assert spec.scaling.original_context == original
+    for tokens in (1, original, original + 1):
+        cos, _ = table(torch.zeros(1), torch.tensor([[tokens - 1]]))
+        ours = rope_frequencies(spec, 64, tokens) * (tokens - 1)
+        assert torch.equal(ours.cos() * spec.scaling.attention_factor, cos[0, 0, :32])
+
+
+def test_longrope_of_other_types_needs_its_lists_and_reads_its_own_original_context():
+    rope = read({"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 4096, **LISTS}})
+    assert rope.scaling == {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 4096,
+        "attention_factor": math.sqrt(1 + math.log(32) / math.log(4096)),
+    }
+    assert (rope.short_factors, rope.long_factors) == (tuple(SHORT), tuple(LONG))
+    wrong = [{"short_factor": SHORT}, {**LISTS, "long_factor": LONG[1:]}, {**LISTS, "short_factor": [0.0] * 32}]
+    for lists in wrong:
+        with pytest.raises(CheckpointError, match=r"'(long|short)_factor' must be"):
+            read({"rope_scaling": {"rope_type": "longrope", **lists}})
+    with pytest.raises(CheckpointError, match="'original_max_position_embeddings' must be at least 2, found 1"):
+        read({"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 1, **LISTS}})
+
+
+def test_a_note_says_where_short_sequences_rotate_otherwise_than_in_transformers():
+    rope = read({"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 4096, **LISTS}})
+    assert note_on_longrope(rope, 4096) == note_on_longrope(None, 8192) == note_on_longrope(read({}), 8192) == ()
+    (note,) = note_on_longrope(rope, 4097)
+    assert note.startswith("context_length=4097 is above 4096: all sequences rotate with longrope's long_factor")
+
+
+def test_a_sliding_longrope_of_gemma3_is_refused_and_a_full_one_keeps_its_lists():
+    full = {"rope_type": "longrope", "rope_theta": 1e6, "original_max_position_embeddings": 8192, **LISTS}
+    rope = read({"rope_parameters": {"full_attention": full, "sliding_attention": {"rope_theta": 1e4}}}, GEMMA3)
+    assert (rope.local_theta, rope.long_factors) == (1e4, tuple(LONG))
+    with pytest.raises(UnsupportedError, match="sliding layers have a rope_type other than 'default'"):
+        read({"rope_parameters": {"full_attention": {}, "sliding_attention": full}}, GEMMA3)
