@@ -9,7 +9,7 @@ from pathlib import Path
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parent / "golden" / "tokenizer"
-NAMES = ("gpt-2", "gpt-4o", "llama-bpe", "qwen2", "smollm", "starcoder", "llama-spm", "gemma3", "gemma4")
+NAMES = ("gpt-2", "gpt-4o", "llama-bpe", "qwen2", "smollm", "starcoder", "llama-spm", "phi-3", "gemma3", "gemma4")
 
 
 @dataclass(frozen=True)

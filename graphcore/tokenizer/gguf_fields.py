@@ -51,7 +51,8 @@ def gguf_fields(parts: TokenizerParts, vocab_size: int, architecture: str) -> Fi
     Args:
         parts: parts of a Hugging Face folder's tokenizer.
         vocab_size: rows of the model's embedding: ids beyond them are left out, rows without a token are padding.
-        architecture: GGUF's name of the model's architecture; llama.cpp has a kind of tokenizer for "gemma4".
+        architecture: GGUF's name of the model's architecture; llama.cpp has a kind of tokenizer for "gemma4", and the
+            control tokens of "phi3" take the white space behind them.
 
     Raises:
         TokenizerError: GGUF cannot describe this tokenizer.
@@ -79,11 +80,10 @@ def gguf_fields(parts: TokenizerParts, vocab_size: int, architecture: str) -> Fi
     if kind == BYTE_LEVEL:
         candidates = [found | {"tokenizer.ggml.pre": splitter.names[0]} for splitter in _likeliest_first(spec)]
     for candidate in candidates:
-        if _first_difference(parts, candidate) is None:
+        if _first_difference(parts, candidate, architecture) is None:
             return candidate
-    raise TokenizerError(
-        f"{parts.source}: GGUF has no name for how this tokenizer cuts text: {_first_difference(parts, candidates[0])}"
-    )
+    difference = _first_difference(parts, candidates[0], architecture)
+    raise TokenizerError(f"{parts.source}: GGUF has no name for how this tokenizer cuts text: {difference}")
 
 
 def _texts(values: FieldValue) -> list[str]:
@@ -186,11 +186,10 @@ def _patterns(step: Mapping[str, Any] | None) -> Iterator[str]:
             yield GPT2_PATTERN
 
 
-def _first_difference(parts: TokenizerParts, found: Mapping[str, FieldValue]) -> str | None:
+def _first_difference(parts: TokenizerParts, found: Mapping[str, FieldValue], architecture: str) -> str | None:
     """Return a line about the first probe that a reader of these fields encodes differently, or None."""
-    read = read_gguf(
-        {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}, parts.source, None
-    )
+    metadata = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+    read = read_gguf({"general.architecture": architecture, **metadata}, parts.source, None)
     specials = [token.content for token in parts.backend.get_added_tokens_decoder().values()][:SPECIAL_PROBES]
     num_tokens = len(_texts(found["tokenizer.ggml.tokens"]))
     for text in (*PROBES, " ".join(("Hi", *specials, "there")), "".join(("Hi", *specials, "there"))):

@@ -25,6 +25,8 @@ from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
 _BUILD = 2  # raise this when the same vocabulary should give a different tokenizer
 
+_STRIPS_NOTHING = ("<unk>", "<s>", "<|endoftext|>")
+
 _log = logging.getLogger(__name__)
 
 
@@ -106,10 +108,16 @@ def _build(vocab: GGUFVocab) -> tokenizers.Tokenizer:
     special = [text for text, kind in spelt if kind in kinds]
     added = [text for text, kind in spelt if kind == TokenType.USER_DEFINED and kind not in kinds]
     # Each has an id in the vocabulary already: adding any other would give it an id beyond the model's embedding.
-    backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in special])
-    backend.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in added])
+    for texts, is_special in ((special, True), (added, False)):
+        backend.add_tokens([_added_token(text, is_special, vocab.strips_behind_tokens) for text in texts])
     assert backend.get_vocab_size() == num_pieces, f"{vocab.source}: special tokens got ids of their own"
     return backend
+
+
+def _added_token(text: str, is_special: bool, strips: bool) -> tokenizers.AddedToken:
+    """Return a token; those of Phi 3 take the white space behind them, but for the ones that every vocabulary has."""
+    rstrip = strips and text not in _STRIPS_NOTHING
+    return tokenizers.AddedToken(text, normalized=False, special=is_special, rstrip=rstrip)
 
 
 def _eos_ids(metadata: Mapping[str, object], vocab: GGUFVocab) -> tuple[int, ...]:

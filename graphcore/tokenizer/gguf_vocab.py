@@ -57,6 +57,7 @@ class GGUFVocab:
         bos_id, eos_id, unk_id: special ids; None if the vocabulary has none.
         add_bos, add_eos: True if `encode` adds the token; None if the file does not say.
         add_space_prefix: True if a space is put before text (SentencePiece only).
+        strips_behind_tokens: True if control tokens take the white space behind them, as those of Phi 3 do.
         notes: lines for the user about what was ignored or assumed.
     """
 
@@ -74,6 +75,7 @@ class GGUFVocab:
     add_bos: bool | None
     add_eos: bool | None
     add_space_prefix: bool
+    strips_behind_tokens: bool = False
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -84,7 +86,8 @@ class GGUFVocab:
     def digest(self) -> str:
         """Return a sha256 over everything that the rebuilt tokenizer depends on (not the source)."""
         settings = (self.model, self.pre, self.bos_id, self.eos_id, self.unk_id, self.add_bos, self.add_eos)
-        sha = hashlib.sha256(repr((*settings, self.add_space_prefix, len(self.tokens))).encode())
+        on_spaces = (self.add_space_prefix, self.strips_behind_tokens)
+        sha = hashlib.sha256(repr((*settings, *on_spaces, len(self.tokens))).encode())
         for texts in (self.tokens, self.merges):
             sha.update("\0".join(texts).encode("utf-8", "surrogatepass") + b"\0\0")
         sha.update(np.asarray(self.types, dtype=np.int32).tobytes())
@@ -132,8 +135,18 @@ def read_vocab(metadata: Mapping[str, object], source: str) -> GGUFVocab:
         add_bos=reader.optional("add_bos_token", bool),
         add_eos=reader.optional("add_eos_token", bool),
         add_space_prefix=spm and reader.optional("add_space_prefix", bool) is not False,
+        strips_behind_tokens=spm and _is_phi3(metadata),
         notes=tuple(reader.notes),
     )
+
+
+def _is_phi3(metadata: Mapping[str, object]) -> bool:
+    """Return whether a file with SentencePiece's tokens is of Phi 3: by its architecture or, as in llama.cpp, its name.
+
+    GGUF has no key for the white space that tokens take; in the published tokenizer.json they have `rstrip`.
+    """
+    name = str(metadata.get("general.name", "")).lower()
+    return metadata.get("general.architecture") == "phi3" or "phi-3" in name or "phi3" in name
 
 
 def _types(reader: "_Reader", tokens: Sequence[str], eos_id: int | None) -> tuple[int, ...]:

@@ -21,10 +21,12 @@ from graphcore.errors import TokenizerError, UnreadTokenizerError, quoted
 from graphcore.tokenizer.chat_template import has_tags, named_templates
 from graphcore.tokenizer.hf_added_tokens import add_special_tokens
 from graphcore.tokenizer.tokenizer_json import read_tokenizer_json
-from graphcore.tokenizer.tokenizer_parts import TokenizerParts
+from graphcore.tokenizer.tokenizer_parts import TokenizerParts, bos_eos_processor
 
 _SPACE = "\u2581"
 _OTHER_FORMS = ("tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json", "spiece.model")
+_TEKKEN = "tekken.json"
+_TEKKEN_NAMES = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _OPTIONAL_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json")
 
 
@@ -102,7 +104,15 @@ def _converted(folder: Path) -> tuple[tokenizers.Tokenizer, Mapping[str, str]]:
             f"{folder}: {type(tokenizer).__name__} has no tokenizer.json form, which text needs; run on token ids "
             "(prompt_ids)"
         )
+    if (folder / _TEKKEN).is_file() and not tokenizer.special_tokens_map:
+        return _with_bos(tokenizer.backend_tokenizer), _TEKKEN_NAMES
     return tokenizer.backend_tokenizer, tokenizer.special_tokens_map
+
+
+def _with_bos(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Return a tokenizer of tekken.json that puts BOS before a text, as mistral-common does."""
+    backend.post_processor = bos_eos_processor(backend.token_to_id(_TEKKEN_NAMES["bos_token"]), None)
+    return backend
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -15,7 +15,9 @@ from graphcore.tokenizer.hf_folder import read_folder
 from graphcore.tokenizer.tokenizer import Tokenizer
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 
-LISTED = tuple(name for name in NAMES if name not in ("llama-spm", "gemma3"))  # vocabularies with a list of merges
+LISTED = tuple(
+    name for name in NAMES if name not in ("llama-spm", "phi-3", "gemma3")
+)  # vocabularies with a list of merges
 
 
 def as_folder(name: str, folder: Path) -> TokenizerParts:
@@ -28,8 +30,9 @@ def as_folder(name: str, folder: Path) -> TokenizerParts:
 
 
 def fields_of(name: str, folder: Path, rows: int | None = None) -> dict[str, object]:
-    parts = as_folder(name, folder)
-    found = gguf_fields(parts, rows or len(golden_vocab(name).metadata["tokenizer.ggml.tokens"]), name)
+    parts, architecture = as_folder(name, folder), name.replace("-", "")
+    found = gguf_fields(parts, rows or len(golden_vocab(name).metadata["tokenizer.ggml.tokens"]), architecture)
+    found["general.architecture"] = architecture
     return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
 
 

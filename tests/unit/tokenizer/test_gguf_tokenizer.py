@@ -9,7 +9,7 @@ from graphcore.tokenizer.gguf_bpe import LLAMA3_VOCAB, find_splitter
 from graphcore.tokenizer.gguf_tokenizer import has_vocab
 from graphcore.tokenizer.tokenizer import Tokenizer
 
-ADDS_BOS = {"llama-bpe", "llama-spm", "gemma3", "gemma4"}
+ADDS_BOS = {"llama-bpe", "llama-spm", "phi-3", "gemma3", "gemma4"}
 
 
 def changed(name: str, **keys: object) -> dict[str, object]:

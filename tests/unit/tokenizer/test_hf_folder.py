@@ -1,5 +1,6 @@
 """A Hugging Face folder gives the tokenizer that transformers reads from it."""
 
+import base64
 import copy
 import json
 from pathlib import Path
@@ -381,3 +382,21 @@ def test_a_special_token_that_is_no_unicode_is_refused(folder: Path) -> None:
     write(folder, "tokenizer_config.json", {"bos_token": "\ud800"})
     with pytest.raises(TokenizerError, match=r"the special token '\\ud800' is not valid Unicode"):
         Tokenizer.from_folder(folder)
+
+
+def test_mistrals_own_form_is_converted_with_its_bos_and_end(tmp_path: Path) -> None:
+    """A token's id is its rank behind the special tokens, as in mistral-common."""
+    pieces = [bytes([byte]) for byte in range(256)] + [b"he", b"ll", b"hell", b"hello", b" w"]
+    vocab = [{"rank": at, "token_bytes": base64.b64encode(piece).decode()} for at, piece in enumerate(pieces)]
+    special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+    listed = [{"rank": at, "token_str": text, "is_control": True} for at, text in enumerate(special)]
+    counts = {"num_vocab_tokens": 261, "default_vocab_size": 266, "default_num_special_tokens": 5, "version": "v11"}
+    pattern = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
+    tekken = {"config": {"pattern": pattern, **counts}, "vocab": vocab, "special_tokens": listed}
+    (tmp_path / "tekken.json").write_text(json.dumps(tekken))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode("[INST]hello w[/INST]") == [1, 3, 264, 265, 4]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, (2,))
+    assert tokenizer.decode([264, 265]) == "hello w"
+    assert not tokenizer.has_chat_template
