@@ -35,8 +35,8 @@ from dev_models import (
 
 from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.registry import ARCHITECTURES, GGUF_ARCHITECTURES, architecture_of
-from graphcore.errors import UnsupportedError
-from graphcore.nn.rope_spec import DivisorScaling, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from graphcore.errors import CheckpointError, UnsupportedError
+from graphcore.nn.rope_spec import DivisorScaling, LinearScaling, Llama3Scaling, LongScaling, RopeSpec, YarnScaling
 from graphcore.nn.spec import AttentionSpec, BlockSpec, ConvSpec, DeltaSpec, MLPSpec, ModelSpec, MoESpec, NormSpec
 from graphcore.routing import ScoredRouting
 
