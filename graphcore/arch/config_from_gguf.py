@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 
 from graphcore.arch.architecture import Architecture
-from graphcore.arch.config.gguf_keys import NO_WINDOW, WINDOW, GGUFKeys
+from graphcore.arch.config.gguf_keys import NO_WINDOW, WINDOW, YARN_ATTENTION, GGUFKeys
 from graphcore.arch.config.layer_types import (
     MOST_LAYERS,
     layer_types_of_pattern,
@@ -268,7 +268,11 @@ def _longrope(keys: GGUFKeys) -> RopeScaling:
 
 
 def _scaling(keys: GGUFKeys, rope_type: str, factor: float) -> RopeScaling | None:
-    """Return a scaling, read as from a config.json; YaRN's `truncate` is not stored, so the default counts."""
+    """Return a scaling, read as from a config.json; YaRN's `truncate` is not stored, so the default counts.
+
+    llama.cpp's converter stores YaRN's attention factor where config.json has one. llama.cpp itself infers it from the
+    factor, which gives the same number for published models.
+    """
     names = {
         "original_context_length": ORIGINAL,
         "yarn_beta_fast": "beta_fast",
@@ -279,6 +283,8 @@ def _scaling(keys: GGUFKeys, rope_type: str, factor: float) -> RopeScaling | Non
     multiplier = keys.fields.number(keys.name("rope.scaling.yarn_log_multiplier"))
     if multiplier:
         found |= {"mscale": 1.0, "mscale_all_dim": multiplier}
+    elif rope_type == "yarn" and keys.fields.number(keys.name(YARN_ATTENTION)) not in (None, 0.0, 1.0):
+        found |= {"attention_factor": keys.fields.raw[keys.name(YARN_ATTENTION)]}
     where = f"{keys.fields.source}: {keys.name('rope.scaling')}"
     stated = Fields({"rope_type": rope_type, "factor": factor, **found}, where)
     return read_scaling(stated, keys.defaults, keys.required_size("context_length"))

@@ -12,6 +12,7 @@ from graphcore.errors import CheckpointError, UnsupportedError
 WINDOW = "attention.sliding_window"  # key of the window of sliding layers, in tokens
 WINDOW_PATTERN = "attention.sliding_window_pattern"  # key of the layers that slide, or of the distance of the others
 KV_HEADS = "attention.head_count_kv"  # key of the number of kv heads; 0 in a layer without attention
+YARN_ATTENTION = "rope.scaling.yarn_attn_factor"  # key of YaRN's factor of cosines and sines; 0 and 1 are unset
 NO_WINDOW = (None, 0, -1, 2**32 - 1)  # values of WINDOW for no window; the last is -1 as an unsigned number
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from graphcore.activations import ACTIVATIONS
 from graphcore.arch.config.class_defaults import ClassDefaults
-from graphcore.arch.config.gguf_keys import GGUFKeys
+from graphcore.arch.config.gguf_keys import YARN_ATTENTION, GGUFKeys
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.errors import UnsupportedError, quoted
 
@@ -55,7 +55,7 @@ NEUTRAL_GGUF_VALUES: Mapping[str, tuple[object, ...]] = {
     "nextn_predict_layers": (0,),
     "residual_scale": (0, 1),
     "rope.scaling.attn_factor": (0, 1),
-    "rope.scaling.yarn_attn_factor": (0, 1),
+    YARN_ATTENTION: (0, 1),
     "rope.scaling.yarn_ext_factor": (-1, 1),  # llama.cpp: negative means that the rope type decides
     "rope.scaling.yarn_log_multiplier": (0,),
 }
@@ -109,6 +109,7 @@ def refuse_unknown_gguf_mathematics(keys: GGUFKeys) -> None:
         *(OF_GGUF_ROUTING if experts is not None and experts.routing is not None else ()),
         *(["expert_shared_count", "expert_shared_feed_forward_length"] if has_shared else []),
         *(["nextn_predict_layers"] if defaults.delta is not None else []),
+        *([YARN_ATTENTION] if keys.fields.raw.get(keys.name("rope.scaling.type")) == "yarn" else []),
     }
     for key, neutral in {**NEUTRAL_GGUF_VALUES, **defaults.own_neutral_gguf}.items():
         value = keys.fields.raw.get(keys.name(key))

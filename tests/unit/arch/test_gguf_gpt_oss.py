@@ -98,12 +98,19 @@ def test_yarn_without_its_context_scales_from_the_context_length_and_without_its
         ("expert_weights_scale", 2.5),
         ("rope.scaling.yarn_ext_factor", 0.5),
         ("rope.scaling.yarn_log_multiplier", 0.1),
-        ("rope.scaling.yarn_attn_factor", 1.2),
     ],
 )
 def test_other_mixtures_and_other_yarns_are_refused_by_name(key, value):
     with pytest.raises(UnsupportedError, match=key.replace(".", r"\.")):
         parse(**{key.replace(".", "__"): value})
+
+
+def test_a_stated_attention_factor_of_yarn_counts():
+    """llama.cpp's converter writes that of OLMo 3's config.json."""
+    assert parse(rope__scaling__yarn_attn_factor=1.2).rope.scaling["attention_factor"] == 1.2
+    assert parse(rope__scaling__yarn_attn_factor=1.0) == parse(rope__scaling__yarn_attn_factor=0.0) == parse()
+    with pytest.raises(UnsupportedError, match=r"yarn_attn_factor is 1\.2"):
+        parse(rope__scaling__yarn_attn_factor=1.2, rope__scaling__type="linear")
 
 
 def test_more_experts_a_token_than_there_are_is_refused():
