@@ -67,6 +67,7 @@ def choices_of(tiny: TinyModel) -> list[torch.Tensor]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "topk", topk)
+        patch.setattr(torch.Tensor, "topk", topk)
         tiny.reference(input_ids=tiny.ids, use_cache=False)
     return found
 
