@@ -40,8 +40,9 @@ def test_a_setting_that_cannot_have_its_effect_is_refused(folder: Path, keys: li
         Engine.load(folder, device="cpu", overrides=[FALLBACK, *keys])
 
 
-def test_an_unknown_model_type_is_refused_with_the_option_that_runs_it(folder: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"'phi3' is not supported.*with model\.fallback=transformers"):
+def test_an_unknown_model_type_is_refused_with_the_option_that_runs_it(tmp_path: Path) -> None:
+    folder = save_fallback("gpt_neox", tmp_path).folder
+    with pytest.raises(UnsupportedError, match=r"'gpt_neox' is not supported.*with model\.fallback=transformers"):
         Engine.load(folder, device="cpu")
 
 
