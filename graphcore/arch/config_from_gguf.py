@@ -254,7 +254,7 @@ def _rope_scaling(keys: GGUFKeys, has_factors: bool) -> RopeScaling | None:
 
 
 def _longrope(keys: GGUFKeys) -> RopeScaling:
-    """Return longrope's scaling; the context before scaling is the whole one where it is not stated, as in llama.cpp.
+    """Return the LongRoPE scaling; the original context is context_length by default, as in llama.cpp.
 
     Raises:
         UnsupportedError: frequencies are also divided by a factor.

@@ -115,7 +115,12 @@ def _build(vocab: GGUFVocab) -> tokenizers.Tokenizer:
 
 
 def _added_token(text: str, is_special: bool, strips: bool) -> tokenizers.AddedToken:
-    """Return a token; those of Phi 3 take the white space behind them, but for the ones that every vocabulary has."""
+    """Return an added token.
+
+    Args:
+        strips: True if control tokens strip the white space on their right (rstrip), as Phi 3's do, all except
+            `_STRIPS_NOTHING`.
+    """
     rstrip = strips and text not in _STRIPS_NOTHING
     return tokenizers.AddedToken(text, normalized=False, special=is_special, rstrip=rstrip)
 

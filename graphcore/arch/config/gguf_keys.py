@@ -17,7 +17,7 @@ NO_WINDOW = (None, 0, -1, 2**32 - 1)  # values of WINDOW for no window; the last
 
 
 def as_float32(value: float) -> float:
-    """Return a number as a GGUF file stores it, rounded to float32."""
+    """Return a number rounded to float32, as GGUF metadata stores it."""
     return float(np.float32(value))
 
 

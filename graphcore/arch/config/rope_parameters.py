@@ -208,9 +208,9 @@ def _with_factors(parameters: RopeParameters, rope: Fields, head_dim: int) -> Ro
 
 
 def note_on_longrope(rope: RopeParameters | None, context: int) -> tuple[str, ...]:
-    """Return a line about a context of `context` tokens in which short sequences rotate otherwise than in transformers.
+    """Return a note if short sequences get other LongRoPE factors than in transformers; else nothing.
 
-    It is empty unless there is a longrope scaling whose original context is shorter.
+    They do if the engine's context length, `context`, is above LongRoPE's original context.
     """
     if rope is None or rope.scaling is None or rope.scaling["rope_type"] != "longrope":
         return ()

@@ -71,7 +71,7 @@ class Granite(Llama):
         )
 
     def complete_json(self, config: ModelConfig, fields: Fields) -> ModelConfig:
-        """Return the config with Granite's factors, each 1 by default."""
+        """Return the config with Granite's multipliers; a missing one is 1."""
         return replace(config, own=GraniteSettings(*(fields.positive(name) or 1.0 for name in MULTIPLIERS)))
 
     def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:

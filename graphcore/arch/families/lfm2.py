@@ -124,7 +124,7 @@ class Lfm2(Architecture):
         )
 
     def hf_source(self, name: str, config: ModelConfig) -> TensorSource:
-        """Return the stored tensor under LFM2's own name; convolutions have an axis of size 1 more."""
+        """Return the source under LFM2's tensor names; convolution weights are stored as [C, 1, L]."""
         index, leaf = split_layer(name)
         module, _, parameter = leaf.rpartition(".")
         stored = f"{HF_LEAVES.get(module, module)}.{parameter}"

@@ -86,7 +86,7 @@ class Ministral(Llama):
         return found
 
     def as_gguf(self, config: ModelConfig) -> ModelConfig:
-        """Return the config with the scale's beta rounded to float32."""
+        """Return the config with llama_4_scaling_beta rounded to float32."""
         scale = _own(config).scale
         return config if scale is None else replace(config, own=_settings(as_float32(scale.beta), scale.period))
 

@@ -69,7 +69,7 @@ def experts_of_width(config: ModelConfig) -> MoESpec:
 
 
 def expert_fields(config: ModelConfig) -> Mapping[str, MetadataScalar]:
-    """Return the keys of the experts in a GGUF file, whose width is that of the MLP."""
+    """Return the GGUF metadata of the experts; their hidden width is feed_forward_length."""
     assert config.experts is not None, "the config readers give every mixture its experts"
     return {"expert_count": config.experts.num_local_experts, "expert_used_count": config.experts.num_experts_per_tok}
 

@@ -11,7 +11,7 @@ _MOST_NAME = 100  # characters
 
 
 class NamedCallReader(StreamingCallReader):
-    """Reads a call by name, whose arguments are written as they come. An id that the model gives the call is dropped.
+    """Parses a call that is a name, then its arguments, which are streamed as they arrive. The call's id is dropped.
 
     Args:
         tools: names of the tools.
