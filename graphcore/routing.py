@@ -19,11 +19,12 @@ class ScoredRouting(NamedTuple):
     Attributes:
         function: function from the router's products to scores: "softmax" over all experts, or each one's "sigmoid".
         groups: number of equal groups that consecutive experts form.
-        used_groups: number of groups that a token may choose from: those whose two best experts, selection bias
-            included, have the largest sums.
+        used_groups: number of groups that a token may choose from: those whose best experts, selection bias included,
+            have the largest sums.
         normalises: True if the shares of a token's experts are divided by their sum.
         eps: number added to that sum.
         factor: factor of the shares, after they are normalised.
+        ranked_by: number of a group's best experts in that sum: two, or one (DeepSeek V2).
     """
 
     function: str
@@ -32,3 +33,4 @@ class ScoredRouting(NamedTuple):
     normalises: bool = True
     eps: float = 1e-20
     factor: float = 1.0
+    ranked_by: int = 2

@@ -38,7 +38,8 @@ WRITTEN = {
     ),
 }
 # Models of tests/tiny_models.py that task=pack writes, with changes that suit llama.cpp and the few tokens.
-PLAIN = ("glm4_moe", "glm4_moe_air", "glm4", "glm", "lfm2", "lfm2_moe", "olmo2", "olmo3", "exaone4_full")
+LATENT = ("deepseek_v3", "glm4_moe_lite")
+PLAIN = ("glm4_moe", "glm4_moe_air", "glm4", "glm", "lfm2", "lfm2_moe", "olmo2", "olmo3", "exaone4_full", *LATENT)
 PACKED = {
     **{name: {} for name in PLAIN},
     "ministral3": {"rope_parameters": {**MINISTRAL_ROPE, "original_max_position_embeddings": 4}},
@@ -70,7 +71,7 @@ def layered_file(name: str, folder: Path) -> Path:
 def packed_file(name: str, folder: Path) -> Path:
     """Write a random model's GGUF file as task=pack does, in float32, and return its path."""
     torch.manual_seed(0)
-    model = BUILDERS[name](**PACKED[name])
+    model = BUILDERS[name](**PACKED.get(name, {}))
     randomise(model, 0)
     model.save_pretrained(folder / name)
     settings = compose_settings([f"model.checkpoint={folder / name}"])

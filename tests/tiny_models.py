@@ -257,6 +257,62 @@ OLMO3 = {
 }
 EXAONE4 = {**OLMO3, "sliding_window_pattern": 4, "head_dim": 24, "rope_parameters": LLAMA3_ROPE}
 EXAONE4_FULL = {**EXAONE4, "head_dim": 16, "sliding_window": None, "layer_types": 5 * ["full_attention"]}
+LATENT = {  # widths that a quantised cache can keep: 32 of 96 features rotate
+    **SIZES,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "tie_word_embeddings": False,
+    **NO_TOKENS,
+}
+LATENT_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 256,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
+DEEPSEEK_V2 = {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 1}
+DEEPSEEK_V2_GROUPS = {
+    **LATENT,
+    "topk_method": "group_limited_greedy",
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.0,
+    "attention_bias": True,
+    "rope_parameters": LATENT_YARN,
+}
+DEEPSEEK_V3 = {
+    **LATENT,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "rope_parameters": LATENT_YARN,
+}
+DEEPSEEK_V3_ODD = {  # widths of no vector, halves instead of pairs, YaRN's factors of cosines and of scores apart
+    **DEEPSEEK_V3,
+    "hidden_size": 60,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "kv_lora_rank": 20,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 36,
+    "rope_interleave": False,
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+    "rope_parameters": {**LATENT_YARN, "mscale_all_dim": 1.3, "beta_fast": 4.0},
+}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -582,16 +638,20 @@ def lfm2_moe(**changes: object) -> nn.Module:
 
 
 @torch.no_grad()
-def glm4_moe(**changes: object) -> nn.Module:
-    """Return a GLM 4.5 model; `changes` are of GLM4_MOE."""
-    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
-
-    model = Glm4MoeForCausalLM(Glm4MoeConfig(**{**GLM4_MOE, **changes}))
+def with_selection_biases(model: nn.Module) -> nn.Module:
+    """Return the mixture with random selection biases, which transformers sets to zero."""
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.uniform_(-0.4, 0.4)
     model.set_experts_implementation("eager")  # transformers' grouped product takes no odd sizes
     return model
+
+
+def glm4_moe(**changes: object) -> nn.Module:
+    """Return a GLM 4.5 model; `changes` are of GLM4_MOE."""
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    return with_selection_biases(Glm4MoeForCausalLM(Glm4MoeConfig(**{**GLM4_MOE, **changes})))
 
 
 def _glm4_moe_air() -> nn.Module:
@@ -635,6 +695,35 @@ def exaone4(**changes: object) -> nn.Module:
 
 def _exaone4_full() -> nn.Module:
     return exaone4(**EXAONE4_FULL)
+
+
+def deepseek_v2(**changes: object) -> nn.Module:
+    """Return a DeepSeek V2 model; `changes` are of DEEPSEEK_V2."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    return with_selection_biases(DeepseekV2ForCausalLM(DeepseekV2Config(**{**DEEPSEEK_V2, **changes})))
+
+
+def _deepseek_v2_groups() -> nn.Module:
+    return deepseek_v2(**DEEPSEEK_V2_GROUPS)
+
+
+def deepseek_v3(**changes: object) -> nn.Module:
+    """Return a DeepSeek V3 model; `changes` are of DEEPSEEK_V3."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    return with_selection_biases(DeepseekV3ForCausalLM(DeepseekV3Config(**{**DEEPSEEK_V3, **changes})))
+
+
+def _deepseek_v3_odd() -> nn.Module:
+    return deepseek_v3(**DEEPSEEK_V3_ODD)
+
+
+def glm4_moe_lite(**changes: object) -> nn.Module:
+    """Return a GLM 4.7 Flash model; `changes` are of LATENT."""
+    from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM
+
+    return with_selection_biases(Glm4MoeLiteForCausalLM(Glm4MoeLiteConfig(**{**LATENT, **changes})))
 
 
 def _bitnet(**changes: object) -> nn.Module:
@@ -687,6 +776,11 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "olmo3": olmo3,  # the same, three of four layers slide, YaRN on the full ones
     "exaone4": exaone4,  # norms behind the sublayers, full layers do not rotate, sliding ones as Llama 3
     "exaone4_full": _exaone4_full,  # without a window, where full layers rotate
+    "deepseek_v2": deepseek_v2,  # latent attention, experts by a softmax, queries of one projection
+    "deepseek_v2_groups": _deepseek_v2_groups,  # groups ranked by their best expert, compressed queries, biases, YaRN
+    "deepseek_v3": deepseek_v3,  # latent attention, experts by sigmoids within groups, YaRN
+    "deepseek_v3_odd": _deepseek_v3_odd,  # the same with odd widths, rotated halves, biases, tied
+    "glm4_moe_lite": glm4_moe_lite,  # latent attention, GLM's experts
     "bitnet": _bitnet,  # its block with plain weights; ternary ones are in ternary_models.py
     "ministral3": ministral3,  # YaRN without a factor of cosines, queries scaled by position, untied
     "ministral3_sliding": _ministral3_sliding,  # the scale without YaRN, a window, one key head, tied
@@ -724,6 +818,9 @@ ARCHITECTURES = (  # one of each
     "olmo2",
     "olmo3",
     "exaone4",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
     "bitnet",
     "lfm2",
     "lfm2_moe",
@@ -738,9 +835,10 @@ ARCHITECTURES = (  # one of each
 AT_BOTH_WIDTHS = ("gemma3", "gpt_oss")
 
 
+LATENT_ATTENTION = ("deepseek_v2", "deepseek_v2_groups", "deepseek_v3", "deepseek_v3_odd", "glm4_moe_lite")
 MIXTURES = (
     *("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "gemma4_moe", "glm4_moe", "glm4_moe_air", "lfm2_moe"),
-    *("mixtral", "granite_moe"),
+    *("mixtral", "granite_moe", *LATENT_ATTENTION),
 )
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 RECURRENT = (*DELTA_RULES, "lfm2", "lfm2_moe")  # layers with a state and layers that attend

@@ -183,13 +183,13 @@ def _check_heads(keys: GGUFKeys, heads: int, head_dim: int, shapes: Mapping[str,
     """
     source, is_partial = keys.fields.source, keys.defaults.partial_rotary_factor is not None
     for key in ("attention.value_length",) if is_partial else ("rope.dimension_count", "attention.value_length"):
-        width = keys.size(key)
+        width = None if key in keys.defaults.computed_gguf else keys.size(key)
         if width is not None and width != head_dim:
             raise UnsupportedError(
                 f"{source}: {keys.name(key)} is {width}, the head dim is {head_dim}; only equal ones are supported"
             )
-    if "attention.key_length" in keys.defaults.sizes_by_layer:
-        return  # heads of the first layer may have another width; the family checks all
+    if "attention.key_length" in (*keys.defaults.sizes_by_layer, *keys.defaults.computed_gguf):
+        return  # heads of the first layer may have another width, or keys another than queries; the family checks all
     query = shapes.get("blk.0.attn_q.weight")
     # Without a rotation (GPT-2) there is no such tensor, and the family's own check refuses it by its name.
     if keys.defaults.has_rope and not is_partial and query is not None and query[0] != heads * head_dim:

@@ -299,9 +299,11 @@ def _experts(fields: Fields, defaults: ClassDefaults, num_layers: int, source: s
 
 
 def _routing(fields: Fields, usual: ScoredRouting, normalises: bool) -> ScoredRouting:
+    """Return the rule of experts with scores of their own; a softmax (DeepSeek V2) has groups only by topk_method."""
+    has_groups = usual.function == "sigmoid" or fields.text("topk_method") == "group_limited_greedy"
     return usual._replace(
-        groups=fields.size("n_group") or usual.groups,
-        used_groups=fields.size("topk_group") or usual.used_groups,
+        groups=(fields.size("n_group") if has_groups else None) or usual.groups,
+        used_groups=(fields.size("topk_group") if has_groups else None) or usual.used_groups,
         normalises=normalises,
         factor=fields.positive("routed_scaling_factor") or usual.factor,
     )

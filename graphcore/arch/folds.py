@@ -87,6 +87,19 @@ class PickParts(Fold):
 
 
 @dataclass(frozen=True)
+class AsHeads(Fold):
+    """The change of rows of consecutive heads to a matrix for each head: [H * R, C] to [H, R, C]."""
+
+    works_packed = True
+
+    heads: int
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the matrices, as a view if the rows are one run."""
+        return tensor.reshape(self.heads, tensor.shape[0] // self.heads, *tensor.shape[1:])
+
+
+@dataclass(frozen=True)
 class GroupHeads(Fold):
     """The inverse of llama.cpp's order of value heads: from tiled to grouped by key head.
 

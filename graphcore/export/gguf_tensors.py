@@ -62,8 +62,8 @@ def unfolded(members: Sequence[Member], weight_of: Callable[[str], Tensor], tens
     Raises:
         UnsupportedError: a fold cannot be undone.
     """
-    if len(members) > 1 and all(isinstance(one, PickParts) for member in members for one in member.folds):
-        return _regrouped(members, weight_of)
+    if len(members) > 1 and all(isinstance(fold, PickParts) for member in members for fold in member.folds[:1]):
+        return _regrouped(members, weight_of, tensor_name)
     parts = []
     for member in members:
         part = weight_of(member.name)
@@ -73,14 +73,17 @@ def unfolded(members: Sequence[Member], weight_of: Callable[[str], Tensor], tens
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=members[0].axis)
 
 
-def _regrouped(members: Sequence[Member], weight_of: Callable[[str], Tensor]) -> Tensor:
+def _regrouped(members: Sequence[Member], weight_of: Callable[[str], Tensor], tensor_name: str) -> Tensor:
     """Return the GGUF tensor whose groups of rows each consist of parts of several members."""
     pieces: dict[int, Tensor] = {}  # [groups, rows of the part, ...] by the part's first row
     for member in members:
-        (fold,) = member.folds
+        fold, *after = member.folds
         assert isinstance(fold, PickParts), "checked by the caller"
+        weight = weight_of(member.name)
+        for other in reversed(after):
+            weight = _undo(other, weight, tensor_name)
         sizes = [fold.groups * (end - begin) for begin, end in fold.parts]
-        for (begin, _), rows in zip(fold.parts, weight_of(member.name).split(sizes), strict=True):  # type: ignore[no-untyped-call]
+        for (begin, _), rows in zip(fold.parts, weight.split(sizes), strict=True):  # type: ignore[no-untyped-call]
             pieces[begin] = rows.reshape(fold.groups, -1, *rows.shape[1:])
     return torch.cat([pieces[begin] for begin in sorted(pieces)], dim=1).flatten(0, 1)
 

@@ -74,7 +74,9 @@ class Backend:
             key, value: [B, T, K, E] compute dtype; None if another layer has appended its own in this pass.
             how: settings of the attention; the backend itself sets its library.
         """
-        return attend(query, key, value, *cache, *span, how.window, how.scale, how.sinks, how.library, how.cap)
+        return attend(  # fields one by one, for mypy
+            *(query, key, value, *cache, *span), how.window, how.scale, how.sinks, how.library, how.cap, how.values_from
+        )
 
     def delta_heads(self, parts: DeltaParts) -> Tensor:
         """Run the heads of a delta rule, as the op `delta_heads` does; the backend itself sets the library.

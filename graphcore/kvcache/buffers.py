@@ -6,6 +6,7 @@ channels and W width of the convolution.
     attention    KVCache      keys and values          [P, K, G, E] each, in the cache dtype, or [P, K, G, C, Z] codes
                                                        (kernels/ops/kv_formats.py)
                               table                    [B, N] int32, pages of each sequence
+                 latent attention has one row for a position, in the keys' pool; its values' pool is empty (E is 0)
     delta rule   RecurrentCache   recurrent state      [B, H, Ek, Ev] float32
                               last inputs              [B, C, W - 1] float32, of the convolution
     convolution  the same     an empty recurrent state [B, 0], and the last inputs
@@ -60,7 +61,7 @@ class KVCache(LayerCache):
     """The keys and values of an attention layer.
 
     Attributes:
-        k, v: [P, K, G, E] cache dtype or [P, K, G, C, Z] codes, pools of pages.
+        k, v: [P, K, G, E] cache dtype or [P, K, G, C, Z] codes, pools of pages; v is empty for latent attention.
         table: [B, N] int32, pages of each sequence.
     """
 

@@ -58,6 +58,8 @@ def buffer_shapes(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes of a layer's two buffers for one sequence, keys and values as [N, K, G, E].
 
+    With latent attention values are part of the keys' rows, and their buffer is empty (E is 0).
+
     Args:
         passed: most tokens of a sequence in one pass.
         page: positions of a page; 0 for `page_size` of the context.
@@ -71,7 +73,7 @@ def buffer_shapes(
     if spec.window:
         pages = min(pages, touched_pages(spec.window - 1 + passed, page))
     keys = (pages, spec.kv_heads, page, spec.head_dim)
-    return keys, keys
+    return keys, (*keys[:-1], 0) if spec.latent is not None else keys
 
 
 def own_buffers(spec: ModelSpec, sizes: CacheSizes) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from graphcore.kernels.backend import Backend, TorchBackend
 from graphcore.nn.attention import Attention
 from graphcore.nn.delta_net import DeltaNet
-from graphcore.nn.linear import Linear
+from graphcore.nn.latent_attention import LatentAttention
+from graphcore.nn.linear import Linear, StackedLinear
 from graphcore.nn.mlp import MLP, ActivationModule, scaled
 from graphcore.nn.moe import (
-    ExpertLinear,
     MoE,
     ParallelMLP,
     choose_experts,
@@ -81,6 +81,8 @@ class Block(nn.Module):
             self.linear_attn = DeltaNet(spec.attention, spec.dim, dtype)
         elif isinstance(spec.attention, ConvSpec):
             self.conv = ShortConv(spec.attention, spec.dim, dtype)
+        elif spec.attention.latent is not None:
+            self.self_attn: Attention | LatentAttention = LatentAttention(spec.attention, spec.dim, dtype)
         else:
             self.self_attn = Attention(spec.attention, spec.dim, dtype, int8_order)
         if isinstance(spec.mlp, MoESpec):
@@ -251,5 +253,5 @@ def packed_formats(block: nn.Module) -> dict[str, str]:
     return {
         name: module.packing.format
         for name, module in block.named_modules()
-        if isinstance(module, Linear | ExpertLinear) and module.packing is not None
+        if isinstance(module, Linear | StackedLinear) and module.packing is not None
     }

@@ -14,6 +14,7 @@ from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.nn.attention import Attention
 from graphcore.nn.block import RESIDUAL_DTYPE, Block
 from graphcore.nn.delta_net import DeltaNet
+from graphcore.nn.latent_attention import LatentAttention
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import MLP, capped
 from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm, build_norm
@@ -215,7 +216,8 @@ class Decoder(nn.Module):
             assert isinstance(block, Block), f"{type(block).__name__} is no block"
             is_reference = block.dtype is torch.float32 and block.spec.int8_activations is not None
             for module in block.modules():
-                if isinstance(module, Block | Attention | DeltaNet | ShortConv | Linear | MLP | RMSNorm | UnitNorm):
+                kinds = Block | Attention | LatentAttention | DeltaNet | ShortConv | Linear | MLP | RMSNorm | UnitNorm
+                if isinstance(module, kinds):
                     module.backend = TorchBackend() if is_reference else backend
 
     def rope_tables(self, positions: int, device: torch.device) -> tuple[Tensor, ...]:

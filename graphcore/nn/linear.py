@@ -188,6 +188,29 @@ class Linear(nn.Module):
         return product if scale is None else product * scale
 
 
+class StackedLinear(nn.Module):
+    """Several matrices of one shape: weight [X, O, I] and bias [X, O] or None, with I input and O output features.
+
+    A packed weight is [X, nbytes] uint8, and `packing` is the packing of one matrix.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    packing: Packing | None
+
+    def __init__(self, count: int, inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.packing = None
+        self.rounding = "float"
+        self.register_buffer("weight", torch.empty(count, outputs, inputs, dtype=dtype))
+        self.register_buffer("bias", torch.empty(count, outputs, dtype=dtype) if bias else None)
+
+    def pack(self, packing: Packing, rounding: str) -> None:
+        """Replace the weights by empty packed ones, whose bytes are written later; `rounding` as in `Linear.pack`."""
+        self.packing, self.rounding = packing, rounding
+        self.weight = torch.empty(len(self.weight), packing.nbytes, dtype=torch.uint8, device="meta")
+
+
 def joint_projections(linears: Sequence[Linear], x: Tensor | Int8Rows) -> list[Tensor] | None:
     """Run several projections of x as one fused C++ kernel call; None if these weights have no such kernel.
 

@@ -16,8 +16,7 @@ from graphcore.kernels.gpu.matrix import DENSE
 from graphcore.kernels.ops.expert_slots import ExpertSlots, cached_experts
 from graphcore.kernels.ops.experts import Places, experts
 from graphcore.kernels.ops.packed_experts import packed_experts
-from graphcore.kernels.packing import Packing
-from graphcore.nn.linear import Linear
+from graphcore.nn.linear import Linear, StackedLinear
 from graphcore.nn.mlp import MLP
 from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
@@ -25,31 +24,16 @@ from graphcore.nn.spec import MLPSpec, MoESpec, NormSpec, Shares
 from graphcore.routing import ScoredRouting
 
 
-class ExpertLinear(nn.Module):
-    """One projection of every expert: weight [X, O, I] and bias [X, O] or None, with I input and O output features.
-
-    A packed weight is [X, nbytes] uint8, and `packing` is the packing of one expert.
+class ExpertLinear(StackedLinear):
+    """One projection of every expert.
 
     Attributes:
         experts: number of experts; `weight` has another number of matrices if it is a set of slots.
     """
 
-    weight: Tensor
-    bias: Tensor | None
-    packing: Packing | None
-
     def __init__(self, experts: int, inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
-        super().__init__()
+        super().__init__(experts, inputs, outputs, bias, dtype)
         self.experts = experts
-        self.packing = None
-        self.rounding = "float"
-        self.register_buffer("weight", torch.empty(experts, outputs, inputs, dtype=dtype))
-        self.register_buffer("bias", torch.empty(experts, outputs, dtype=dtype) if bias else None)
-
-    def pack(self, packing: Packing, rounding: str) -> None:
-        """Replace the weights by empty packed ones, whose bytes are written later; `rounding` as in `Linear.pack`."""
-        self.packing, self.rounding = packing, rounding
-        self.weight = torch.empty(len(self.weight), packing.nbytes, dtype=torch.uint8, device="meta")
 
 
 class Experts(nn.Module):
@@ -201,7 +185,7 @@ def _choose_by_own_scores(
     scores = wide.sigmoid() if routing.function == "sigmoid" else wide.softmax(dim=-1)
     ranked = scores if bias is None else scores + bias
     if routing.groups > 1:
-        ranked = _within_best_groups(ranked, routing.groups, routing.used_groups)
+        ranked = _within_best_groups(ranked, routing)
     chosen = ranked.topk(top_k, dim=-1).indices
     shares = scores.gather(-1, chosen)
     if routing.normalises:
@@ -209,11 +193,11 @@ def _choose_by_own_scores(
     return chosen, (shares * routing.factor).to(products.dtype)
 
 
-def _within_best_groups(ranked: Tensor, groups: int, used_groups: int) -> Tensor:
-    """Return scores [..., X] that are -inf outside the groups whose two best scores have the largest sums."""
-    grouped = ranked.unflatten(-1, (groups, -1))  # type: ignore[no-untyped-call]  # [..., G, X / G]
-    sums = grouped.topk(2, dim=-1).values.sum(dim=-1)  # [..., G]
-    used = torch.zeros_like(sums, dtype=torch.bool).scatter(-1, sums.topk(used_groups, dim=-1).indices, True)
+def _within_best_groups(ranked: Tensor, routing: ScoredRouting) -> Tensor:
+    """Return scores [..., X] that are -inf outside the groups whose best scores have the largest sums."""
+    grouped = ranked.unflatten(-1, (routing.groups, -1))  # type: ignore[no-untyped-call]  # [..., G, X / G]
+    sums = grouped.topk(routing.ranked_by, dim=-1).values.sum(dim=-1)  # [..., G]
+    used = torch.zeros_like(sums, dtype=torch.bool).scatter(-1, sums.topk(routing.used_groups, dim=-1).indices, True)
     kept: Tensor = grouped.masked_fill(~used[..., None], -torch.inf).flatten(-2)
     return kept
 

@@ -63,6 +63,33 @@ transformers'.
 """
 
 
+@dataclass(frozen=True)
+class LatentSpec:
+    """The widths of multi-head latent attention (MLA), computed with absorbed projections.
+
+    A position has one row for all heads: a rotated key of R features, then C latent features, the normalised
+    compressed keys and values. A head's query is compared with the whole row, and its output is a sum of latent
+    features, which the head's own matrix turns into values.
+
+    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1; transformers, modeling_deepseek_v3, `DeepseekV3Attention`.
+
+    Attributes:
+        rank: number C of latent features.
+        rotated: number R of rotated features of a query, and of the key that all heads share.
+        nope: number of a head's query features without rotation.
+        value_dim: width of a head's values.
+        query_rank: features of the compressed queries, which have a norm of their own; 0 for a single projection.
+        eps: epsilon of the norms of compressed queries and of latent features.
+    """
+
+    rank: int
+    rotated: int
+    nope: int
+    value_dim: int
+    query_rank: int
+    eps: float
+
+
 @dataclass(frozen=True, repr=False)
 class AttentionSpec(ShortText):
     """Grouped-query attention.
@@ -83,6 +110,8 @@ class AttentionSpec(ShortText):
         shares_cache: True if the layer has no keys and values of its own, and attends those of an earlier layer
             (`ModelSpec.cache_layers`) instead (cross-layer KV sharing).
         qk_norm_over_heads: True if `qk_norm` normalises q, and k, over all heads at once instead of per head (OLMo 2).
+        latent: widths of latent attention; then kv_heads is 1, head_dim the width of a position's row, and qkv_bias
+            that of the projections to compressed queries, keys and values. None for other attention.
         position_scale: factor of the rotated queries that grows with their position (Ministral 3); None for none.
     """
 
@@ -103,7 +132,18 @@ class AttentionSpec(ShortText):
     values_are_keys: bool = False
     shares_cache: bool = False
     qk_norm_over_heads: bool = field(default=False, metadata=SHOWN_IF_SET)
+    latent: LatentSpec | None = field(default=None, metadata=SHOWN_IF_SET)
     position_scale: PositionScale | None = field(default=None, metadata=SHOWN_IF_SET)
+
+    @property
+    def values_from(self) -> int:
+        """First feature of a position's row that belongs to the value; 0 if values have rows of their own."""
+        return 0 if self.latent is None else self.latent.rotated
+
+    @property
+    def value_dim(self) -> int:
+        """Width of the value of a position, and so of a head's output."""
+        return self.head_dim - self.values_from
 
 
 @dataclass(frozen=True)

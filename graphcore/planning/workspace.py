@@ -59,6 +59,9 @@ def _block_nbytes(block: BlockSpec, itemsize: int) -> int:
     else:
         heads = attention.heads + 2 * attention.kv_heads
         attended = 3 * heads * attention.head_dim * itemsize + attention.heads * attention.head_dim * 4
+        if attention.latent is not None:  # queries without rotation, in two forms, and the heads' values
+            widths = 2 * attention.latent.nope + attention.latent.value_dim
+            attended += (attention.heads * widths + attention.latent.query_rank) * 2 * itemsize
     mlp = block.mlp
     fed = mlp.hidden * (3 * itemsize + 4)
     if isinstance(mlp, MoESpec) and mlp.parallel_mlp is not None:

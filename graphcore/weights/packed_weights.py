@@ -12,7 +12,8 @@ from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.packing import Packing
 from graphcore.nn.decoder import Decoder, Table
-from graphcore.nn.linear import Linear
+from graphcore.nn.latent_attention import HeadLinear
+from graphcore.nn.linear import Linear, StackedLinear
 from graphcore.nn.moe import ExpertLinear, Experts
 from graphcore.quant import FORMATS
 from graphcore.quant.format_choice import STORED, choose_format
@@ -61,6 +62,8 @@ class WeightPacker:
                         self._pack_table(module, name)
                     case Linear():
                         self._pack_linear(module, name)
+                    case HeadLinear():
+                        self._pack_heads(module, name)
                     case Experts():
                         self._pack_experts(module, name.removesuffix("weight"))
         if is_tied(self.sources) and decoder.embed_tokens.packing is not None:
@@ -98,6 +101,11 @@ class WeightPacker:
                 linear.hold_scale()
         linear.pack(packing, rounding)
 
+    def _pack_heads(self, heads: HeadLinear, name: str) -> None:
+        packing = self._packing(name, tuple(heads.weight.shape))
+        if packing is not None:
+            heads.pack(packing, self.policy.rounding)
+
     def _pack_experts(self, experts: Experts, prefix: str) -> None:
         """Set the packing of a layer's experts: of all projections, or of none."""
         parts = [(name, part) for name, part in experts.named_children() if isinstance(part, ExpertLinear)]
@@ -132,7 +140,7 @@ def packing_of(module: nn.Module, name: str) -> Packing | None:
     """Return the packing of a module's buffer `name`, such as "mlp.up_proj.weight"; None if it is dense."""
     owner, _, leaf = name.rpartition(".")
     holder = module.get_submodule(owner)
-    return holder.packing if leaf == "weight" and isinstance(holder, Linear | Table | ExpertLinear) else None
+    return holder.packing if leaf == "weight" and isinstance(holder, Linear | Table | StackedLinear) else None
 
 
 def formats_of(decoder: Decoder) -> Iterator[tuple[str, str, int]]:

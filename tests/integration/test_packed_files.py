@@ -70,13 +70,14 @@ def test_a_hugging_face_model_becomes_the_file_that_llama_cpps_converter_makes(n
 
 GEMMA4 = ("gemma4", "gemma4_dense", "gemma4_moe")
 OTHERS = ("glm4_moe", "glm4", "glm", "olmo2", "olmo3", "exaone4", "exaone4_full", "lfm2", "lfm2_moe")
+LATENT = ("deepseek_v2", "deepseek_v3")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *("llama3", "llama_biased", "mistral", "qwen2", "qwen3", "qwen3_moe", *DELTA_RULES, *GEMMA4, *OTHERS, "gpt2"),
-        *("ministral3", "ministral3_sliding", "mistral3_nested", "ministral3_nested", "mixtral"),
+        *("llama3", "llama_biased", "mistral", "qwen2", "qwen3", "qwen3_moe", *DELTA_RULES, *GEMMA4, *OTHERS),
+        *("ministral3", "ministral3_sliding", "mistral3_nested", "ministral3_nested", "mixtral", *LATENT, "gpt2"),
         *("granite", "granite_biased", "granite_moe"),
     ],
 )

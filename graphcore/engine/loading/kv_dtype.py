@@ -37,7 +37,19 @@ def choose_kv_types(setting: str, model: Model, dtype: torch.dtype, device: torc
                 f"kv_dtype={setting}: {coded[0]} keeps heads in blocks of {BLOCK}, and heads of layer {index} have "
                 f"{attention.head_dim} features; use kv_dtype=auto, bf16 or fp16"
             )
+        is_mixed = bool(coded) or "fp8" in names
+        if is_mixed and isinstance(attention, AttentionSpec) and attention.values_from % mixed_together(attention):
+            raise ConfigError(
+                f"kv_dtype={setting}: quantised rows are mixed in blocks of {mixed_together(attention)} features, and "
+                f"the latent values of layer {index} begin at feature {attention.values_from}; use kv_dtype=auto, bf16 "
+                "or fp16"
+            )
     return KVTypes(*(named[name] for name in names))
+
+
+def mixed_together(attention: AttentionSpec) -> int:
+    """Return the number of neighbouring features of a head that a Hadamard matrix mixes (kernels/ops/kv_formats.py)."""
+    return attention.head_dim & -attention.head_dim
 
 
 def _check_float8(setting: str, device: torch.device) -> None:

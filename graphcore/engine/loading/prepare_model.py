@@ -35,8 +35,7 @@ from graphcore.graph.gpu.kernel_obstacles import device_obstacle
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.linear import Linear
-from graphcore.nn.moe import ExpertLinear
+from graphcore.nn.linear import Linear, StackedLinear
 from graphcore.progress import Progress, ignore_progress
 from graphcore.quant.format_choice import STORED
 from graphcore.weights.adapted_checkpoint import AdaptedCheckpoint, with_adapters
@@ -147,7 +146,7 @@ def notes_on_decode(decoder: Decoder, batch_size: int) -> Sequence[str]:
 
 def note_on_unpacking(decoder: Decoder) -> str:
     """Return a note about packed weights that no kernel multiplies: unpacked at load or for each use."""
-    is_packed = any(isinstance(one, Linear | ExpertLinear) and one.packing is not None for one in decoder.modules())
+    is_packed = any(isinstance(one, Linear | StackedLinear) and one.packing is not None for one in decoder.modules())
     if is_packed:
         return "packed weights are unpacked for each use, which is slow; install g++ and start again"
     return "packed weights are unpacked once, at load, and take the memory of dense ones"
@@ -159,7 +158,7 @@ def rounds_activations(decoder: Decoder) -> bool:
         (isinstance(module.packing, KernelPacking) and module.rounding in ("block", "token"))
         or (isinstance(module.packing, DevicePacking) and module.rounding == "token")
         for module in decoder.modules()
-        if isinstance(module, Linear | ExpertLinear)
+        if isinstance(module, Linear | StackedLinear)
     )
 
 

@@ -26,10 +26,12 @@ from graphcore.graph.state import StepState
 from graphcore.kernels.cpu import instructions
 from graphcore.kernels.cpu import program as native
 from graphcore.kernels.cpu.attention import cache_number
+from graphcore.kernels.cpu.library import ROUNDINGS
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.gated_convolution import ConvParts, gated_convolution
 from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
 from graphcore.kernels.ops.kv_formats import head_dim_of
+from graphcore.nn.latent_attention import HeadLinear
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped, scaled
 from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, without_padding
@@ -208,6 +210,17 @@ class ModuleRecorder:
         self.program.add(instructions.Elementwise(number, kind, *arrays, out.shape[-1], factor))
         return out
 
+    def project_heads(self, _node: Call, prefix: Tensor | None, x: Tensor, name: str) -> Tensor:
+        """Append products of heads with matrices of their own, each after its part of the prefix."""
+        program, module = self.program, self._module(name, HeadLinear)
+        heads, matrix = len(module.weight), program.matrix(module.weight[0], module.packing)  # the others follow
+        prefix_dim = 0 if prefix is None else prefix.shape[-1] // heads
+        out = program.block_buffer(heads * (prefix_dim + matrix.rows))
+        rows, rounding = (program.per_row(one) for one in (x, prefix)), ROUNDINGS[module.rounding]
+        program.needs(rows=program.rows, columns=matrix.columns)
+        program.add(instructions.ProjectHeads(*rows, rounding, matrix, program.per_row(out), heads, prefix_dim))
+        return out
+
     def attend_heads(
         self,
         _node: Call,
@@ -222,28 +235,28 @@ class ModuleRecorder:
         k_cache: Tensor,
         v_cache: Tensor,
         table: Tensor,
-        _starts: object,
-        _counts: object,
-        *how: Any,
+        *rest: Any,
     ) -> Tensor:
-        """Append norms of heads, rotation, scale of queries, cache write (if there are keys) and softmax attention.
+        """Append norms, rotation, scale of queries, cache write (if there are keys) and attention.
 
         Args:
-            how: fields of `AttentionParameters`.
+            rest: starts, counts, and the fields of `AttentionParameters`.
         """
-        program, scoring = self.program, AttentionParameters(*how)
+        program, scoring = self.program, AttentionParameters(*rest[2:])
         (kv_heads, page), width = k_cache.shape[1:3], head_dim_of(k_cache)
-        out = program.block_buffer(q.shape[-1])
+        heads, values_from = q.shape[-1] // width, scoring.values_from
+        out = program.block_buffer(heads * (width - values_from))
         arguments = instructions.Attend()
         arguments.q, arguments.k, arguments.v, arguments.out = (program.per_row(part) for part in (q, k, v, out))
         arguments.q_norm, arguments.k_norm, arguments.v_norm = map(self._norm, (q_norm, k_norm, v_norm))
         arguments.rope, arguments.sinks = program.address(rope), program.address(scoring.sinks)
         arguments.starts = program.address(self.state.span.starts, torch.int64)
         arguments.sequences = program.address(program.sequences, torch.int64)
-        arguments.k_cache = program.address(k_cache, k_cache.dtype)
-        arguments.v_cache = program.address(v_cache, v_cache.dtype)
+        v_cache = k_cache if values_from else v_cache
+        arguments.k_cache, arguments.v_cache = (program.address(one, one.dtype) for one in (k_cache, v_cache))
         arguments.table = program.address(table, torch.int32)
-        arguments.heads, arguments.kv_heads, arguments.head_dim = q.shape[-1] // width, kv_heads, width
+        arguments.heads, arguments.kv_heads = heads, kv_heads
+        arguments.head_dim, arguments.values_from = width, values_from
         arguments.unrotated = 0 if rope is None else width - 2 * rope.shape[-1]
         arguments.page, arguments.num_pages = page, table.shape[1]
         arguments.k_format, arguments.v_format = cache_number(k_cache), cache_number(v_cache)
@@ -316,6 +329,7 @@ ENTRIES: Mapping[object, Callable[..., Any]] = {
     operations.add_project: ModuleRecorder.add_project,
     operations.add_normed: ModuleRecorder.add_normed,
     operations.attend_heads: ModuleRecorder.attend_heads,
+    operations.project_heads: ModuleRecorder.project_heads,
     operations.add_experts: ModuleRecorder.add_experts,
     operations.sum_experts: ModuleRecorder.sum_experts,
     RMSNorm: ModuleRecorder.normed,

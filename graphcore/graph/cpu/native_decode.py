@@ -30,8 +30,7 @@ from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kvcache.buffers import LayerCache
 from graphcore.nn.decoder import Decoder, Embedding, Head
 from graphcore.nn.delta_net import DeltaNet
-from graphcore.nn.linear import Linear
-from graphcore.nn.moe import ExpertLinear
+from graphcore.nn.linear import Linear, StackedLinear
 from graphcore.nn.short_conv import ShortConv
 from graphcore.nn.spec import BlockSpec
 
@@ -87,7 +86,7 @@ def native_obstacle(decoder: Decoder) -> str | None:
         taps = module.conv1d.weight.shape[1] if isinstance(module, DeltaNet | ShortConv) else 0
         if taps > instructions.MOST_TAPS:
             return f"a convolution over {taps} tokens has no native instruction, only up to {instructions.MOST_TAPS}"
-        if not isinstance(module, Linear | ExpertLinear | Embedding):
+        if not isinstance(module, Linear | StackedLinear | Embedding):
             continue
         if module.packing is not None and not isinstance(module.packing, KernelPacking):
             return f"no kernel multiplies {module.packing.format}, the format of {name}"

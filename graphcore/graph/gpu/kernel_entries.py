@@ -31,6 +31,7 @@ from graphcore.graph.lowering import operations
 from graphcore.graph.lowering.operations import Call, NormCall
 from graphcore.graph.lowering.tracing import M, Traced
 from graphcore.kernels.gpu.attention.decode import NO_NORMS, HeadNorms, attend_token
+from graphcore.kernels.gpu.attention.latent import attend_latent_token, project_heads
 from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_elements, scale_rows
 from graphcore.kernels.gpu.experts.fetch import take_slots
 from graphcore.kernels.gpu.experts.launch import add_expert_answers
@@ -38,14 +39,17 @@ from graphcore.kernels.gpu.experts.router import choose_decode_experts, route_de
 from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.gpu.norm import add_rms_normed, prepare_norm
 from graphcore.kernels.gpu.products.decode_products import add_product, gated_product, product
+from graphcore.kernels.ops.attend import attend
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.gated_convolution import gated_convolution
 from graphcore.kernels.ops.gated_delta import delta_heads
-from graphcore.kernels.ops.kv_formats import head_dim_of
+from graphcore.kernels.ops.kv_formats import head_dim_of, is_mixed
+from graphcore.nn.latent_attention import HeadLinear
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import Experts
 from graphcore.nn.norm import RMSNorm
+from graphcore.nn.rope import rotate
 from graphcore.nn.span import Span
 from graphcore.nn.spec import Shares
 from graphcore.routing import ScoredRouting
@@ -211,6 +215,10 @@ class DeviceRun:
         Args:
             how: fields of `AttentionParameters`.
         """
+        scoring = AttentionParameters(*how)
+        if scoring.values_from:
+            assert isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor), "they are not joined"  # noqa: PT018
+            return _attend_latent(q, k, v, rope, (k_cache, v_cache, table), (starts, counts), scoring)
         apart = [one for one in (q, k, v) if not isinstance(one, Joined)]
         rows = q.rows if isinstance(q, Joined) else torch.cat(apart, dim=-1)
         kv_heads, head_dim = k_cache.shape[1], head_dim_of(k_cache)
@@ -221,8 +229,13 @@ class DeviceRun:
             first, second = (self._module(norm.name, RMSNorm) for norm in (q_norm, k_norm))
             norms = HeadNorms(first.weight, second.weight, first.eps, first.scale_in_float32)
         place = (k_cache, v_cache, table, starts, counts)
-        how_run, (beta, period) = (AttentionParameters(*how), self.arrivals, rope, norms), q_scale or (0.0, 0)
+        how_run, (beta, period) = (scoring, self.arrivals, rope, norms), q_scale or (0.0, 0)
         return attend_token(query, key, value, *place, *how_run, beta, period).view(len(rows), -1)
+
+    def project_heads(self, prefix: Tensor | None, x: Tensor, name: str) -> Tensor:
+        """Return products of heads with matrices of their own, each after its part of the prefix."""
+        given = None if prefix is None else prefix.contiguous()
+        return project_heads(x.contiguous(), self._module(name, HeadLinear).weight, given)
 
     def delta_heads(self, mixed: Tensor, z: Tensor, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
         """Return the concatenated outputs of a delta rule's heads. Args: rest: fields of `DeltaParts` after `b`."""
@@ -312,6 +325,26 @@ def _dtype(linear: Linear, wide: bool) -> torch.dtype:
 def _routing(shares: Shares | ScoredRouting) -> tuple[bool, ScoredRouting | None]:
     """Return whether a softmax is over all scores, and the rule of scores that are no softmax of the chosen."""
     return (False, shares) if isinstance(shares, ScoredRouting) else (shares == "all", None)
+
+
+def _attend_latent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rope: Tensor | None,
+    caches: tuple[Tensor, Tensor, Tensor],
+    span: tuple[Tensor, Tensor],
+    scoring: AttentionParameters,
+) -> Tensor:
+    """Rotate queries and key, write a token's row, and attend: [B, H C]. A quantised row takes the op of prompts."""
+    assert rope is not None, "latent attention rotates"
+    pool, _, table = caches
+    query = q.view(len(q), -1, head_dim_of(pool))
+    if not is_mixed(pool):
+        place = pool, table, *span, rope
+        return attend_latent_token(query, k.contiguous(), v.contiguous(), *place, scoring.scale).flatten(1)
+    turned = rotate(query[:, None], rope), rotate(k[:, None, None], rope), v[:, None, None]
+    return attend(*turned, *caches, *span, 0, scoring.scale, values_from=scoring.values_from).flatten(1)
 
 
 def _divides(linear: Linear) -> bool:

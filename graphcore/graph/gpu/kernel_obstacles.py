@@ -24,6 +24,7 @@ from graphcore.kernels.ops.gated_convolution import gated_convolution
 from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.nn.attention import Attention
 from graphcore.nn.decoder import Decoder, Head
+from graphcore.nn.latent_attention import HeadLinear
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped
 from graphcore.nn.moe import ExpertLinear, choose_experts, scaled_by_gate, without_padding
@@ -66,6 +67,13 @@ def _attention_obstacle(node: Call, modules: Mapping[str, nn.Module]) -> str | N
     return None
 
 
+def _heads_obstacle(node: Call, modules: Mapping[str, nn.Module]) -> str | None:
+    """Return why a call of `project_heads` is unsupported, or None."""
+    heads = modules[node.args[2]]
+    assert isinstance(heads, HeadLinear), f"{node.args[2]} is a {type(heads).__name__}"
+    return None if heads.packing is None else f"packed matrices of heads ({heads.packing.format}) have no decode kernel"
+
+
 def _choice_obstacle(node: Call, _modules: Mapping[str, nn.Module]) -> str | None:
     """Return why a call of `route` or `choose_experts` is unsupported, or None."""
     return None if node.args[-2] is None else "shares of experts that are scaled have no decode kernel"
@@ -79,6 +87,7 @@ OPERATIONS: Mapping[object, KernelEntry] = {
     operations.add_normed: KernelEntry("add_normed", _sum_obstacle),
     operations.add_normed_and_norm: KernelEntry("add_normed_and_norm"),
     operations.attend_heads: KernelEntry("attend_heads", _attention_obstacle),
+    operations.project_heads: KernelEntry("project_heads", _heads_obstacle),
     operations.route: KernelEntry("route", _choice_obstacle),
     operations.add_experts: KernelEntry("add_experts"),
     operations.add_scaled: KernelEntry("add_scaled"),

@@ -101,6 +101,11 @@ def parts(x: Call, how: str, sizes: int | list[int]) -> NoReturn:
     raise NotImplementedError
 
 
+def project_heads(prefix: Call | None, x: Call, linear: str) -> NoReturn:
+    """Stand for joined_heads(prefix, linear(x), heads) of a `HeadLinear`, or for linear(x) if there is no prefix."""
+    raise NotImplementedError
+
+
 def attend_heads(
     q: Call,
     k: Call | None,
@@ -114,7 +119,9 @@ def attend_heads(
 ) -> NoReturn:
     """Stand for attend(rotate(q_norm(q)), rotate(k_norm(k)), v_norm(v), *rest), which writes the cache.
 
-    The rotated queries are scaled by `scale_queries` if there is a `q_scale`, its arguments beta and period.
+    The rotated queries are scaled by `scale_queries` if there is a `q_scale`, its arguments beta and period. In latent
+    attention, v_norm may have weights, and k is narrower than q.
+
     Without k and v it stands for attend(rotate(q_norm(q)), None, None, *rest), which reads keys already in the cache.
     """
     raise NotImplementedError

@@ -5,7 +5,7 @@ target in their order.
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -20,6 +20,7 @@ from graphcore.graph.lowering.operations import (
     gated,
     norm_call,
     project,
+    project_heads,
     route,
     sum_experts,
 )
@@ -27,12 +28,14 @@ from graphcore.graph.lowering.residual_adds import RESIDUAL_ADDS
 from graphcore.graph.lowering.tracing import Traced, is_call, is_cast, is_effect, is_read_once, uncast
 from graphcore.kernels.ops.attend import attend
 from graphcore.kernels.ops.gated_delta import delta_heads
+from graphcore.nn.latent_attention import HeadLinear, joined_heads
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import choose_experts
-from graphcore.nn.norm import UnitNorm
+from graphcore.nn.norm import RMSNorm, UnitNorm
 from graphcore.nn.rope import rotate, scale_queries
 
+MOST_JOINED = 4  # projections of one `project` (kernels/cpu/instructions.py)
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -102,6 +105,41 @@ def _norm_of_heads(traced: Traced, node: Call) -> NormCall | None:
     return norm_call(node) if traced.is_norm(node) and node.meta["is_heads"] else None
 
 
+def head_products(traced: Traced) -> None:
+    """Turn products of heads with matrices of their own into `project_heads`, joined with what precedes each head."""
+    for node in traced.nodes(joined_heads):
+        prefix, product, _ = node.args
+        if traced.leaf(product, HeadLinear) and is_read_once(product):
+            traced.replace(node, project_heads, prefix, *product.args, product.target)
+    for node in traced.nodes():
+        if traced.leaf(node, HeadLinear):
+            traced.replace(node, project_heads, None, *node.args, node.target)
+
+
+def latent_values(traced: Traced) -> None:
+    """Fuse the norm of latent features into the attention that writes them to the cache."""
+    for node in _latent_attentions(traced):
+        value = node.args[2]
+        if traced.leaf(value, RMSNorm) and is_read_once(value) and node.args[6] is None:
+            node.args = (*node.args[:2], value.args[0], *node.args[3:6], norm_call(value), *node.args[7:])
+            traced.graph.eliminate_dead_code(is_impure_node=is_effect)
+
+
+def latent_projections(traced: Traced) -> None:
+    """Turn the projections of latent attention that share an input into one `project`."""
+    for node in _latent_attentions(traced):
+        queries, key = node.args[:2]
+        for one in (key, *(queries.args[:1] if is_call(queries, project_heads) else ())):
+            if traced.leaf(one, Linear):
+                alike = [other for other in traced.nodes() if traced.leaf(other, Linear) and other.args == one.args]
+                _join(traced, alike)
+
+
+def _latent_attentions(traced: Traced) -> list[Call]:
+    """Return the attentions whose last argument, the first feature of values in the keys' rows, is not 0."""
+    return [node for node in traced.nodes(attend_heads) if node.args[-1]]
+
+
 def queries_keys_values(traced: Traced) -> None:
     """Turn the q, k and v projections of one attention, if they share their input, into one `project`."""
     _join_products(traced, attend_heads, 3)
@@ -126,16 +164,22 @@ def _join_products(traced: Traced, reader: Callable[..., object], count: int, th
     for node in traced.nodes(reader):
         is_past = [through_norms and traced.is_norm(one) and is_read_once(one) for one in node.args[:count]]
         products = [one.args[0] if past else one for one, past in zip(node.args[:count], is_past, strict=True)]
-        if None in products or not traced.can_join(*products):
-            continue
-        first = min(products, key=traced.order().__getitem__)
-        with traced.graph.inserting_before(first):
-            names = tuple(one.target for one in products)
-            joined = traced.graph.call_function(project, (first.args[0], None, names, None, False))
-            parts = [traced.graph.call_function(operator.getitem, (joined, index)) for index in range(count)]
-        for product, part in zip(products, parts, strict=True):
-            product.replace_all_uses_with(part)
-            traced.graph.erase_node(product)
+        if None not in products:
+            _join(traced, products)
+
+
+def _join(traced: Traced, products: Sequence[Call]) -> None:
+    """Turn up to four linears, if they share their input, into one `project`."""
+    if not 2 <= len(products) <= MOST_JOINED or not traced.can_join(*products):
+        return
+    first = min(products, key=traced.order().__getitem__)
+    with traced.graph.inserting_before(first):
+        names = tuple(one.target for one in products)
+        joined = traced.graph.call_function(project, (first.args[0], None, names, None, False))
+        parts = [traced.graph.call_function(operator.getitem, (joined, index)) for index in range(len(products))]
+    for product, part in zip(products, parts, strict=True):
+        product.replace_all_uses_with(part)
+        traced.graph.erase_node(product)
 
 
 def products(traced: Traced) -> None:

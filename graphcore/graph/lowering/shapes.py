@@ -17,6 +17,7 @@ from graphcore.kernels.ops.attend import attend
 from graphcore.kernels.ops.gated_convolution import gated_convolution
 from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.kernels.ops.int8_rows import quantize_rows
+from graphcore.nn.latent_attention import HeadLinear, joined_heads
 from graphcore.nn.linear import Linear
 from graphcore.nn.mlp import ActivationModule, capped, scaled
 from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, weighted_sum, without_padding
@@ -28,15 +29,16 @@ CASTS = ("float", "to")
 PARTS = ("split", "chunk")
 INPUT = "x"
 FEATURES, FEATURES_GATE = "per_layer", "per_layer.gate"  # an input, and the Linear whose output has its shape
-LIKE_FIRST = (rotate, scale_queries, attend, capped, scaled, without_padding)  # output shaped as the first argument
+LIKE_FIRST = (rotate, scale_queries, capped, scaled, without_padding)  # output shaped as the first argument
 LIKE_SECOND = (delta_heads, scaled_by_gate)  # output shaped as the second argument
 # Functions of nn/ and kernels/; each is one operation.
-FUNCTIONS = (*LIKE_FIRST, *LIKE_SECOND, gated_convolution, choose_experts, weighted_sum)
+FUNCTIONS = (*LIKE_FIRST, *LIKE_SECOND, attend, joined_heads, gated_convolution, choose_experts, weighted_sum)
 READ_BY: Mapping[object, tuple[object, ...]] = {  # operations that may read values with the shape of heads
     "unflatten": (RMSNorm, LayerNorm, UnitNorm, rotate, scale_queries, attend),
     RMSNorm: (rotate, scale_queries, attend),
     LayerNorm: (rotate, scale_queries, attend),
     UnitNorm: (attend,),
+    joined_heads: (rotate, attend),
     rotate: (scale_queries, attend),
     scale_queries: (attend,),
     attend: ("flatten",),
@@ -87,6 +89,10 @@ def _shape_of(node: Node, modules: Mapping[str, nn.Module], shapes: Mapping[Node
             return first
         case "call_function" if node.target in LIKE_SECOND:
             return given[1] if first else None
+        case "call_function" if node.target is attend:  # whose last argument is the first feature of values
+            return (*first[:-1], first[-1] - node.args[-1]) if first else None
+        case "call_function" if node.target is joined_heads:
+            return _shape_of_joined(given, node.args[2])
         case "call_function" if node.target is gated_convolution:
             return (first[0] // 3,) if first else None
         case "call_function" if node.target is weighted_sum:
@@ -104,7 +110,7 @@ def _shape_after(module: nn.Module, given: Sequence[Shape]) -> Shape:
     """Return the shape of a building block's output."""
     first = given[0] if given else None
     match module:
-        case Linear():
+        case Linear() | HeadLinear():
             return (module.outputs,) if first == (module.inputs,) else None
         case RMSNorm() | LayerNorm():
             is_computed = len(given) > 1  # the dtype comes from another tensor
@@ -114,6 +120,13 @@ def _shape_after(module: nn.Module, given: Sequence[Shape]) -> Shape:
         case ActivationModule() | UnitNorm():
             return first
     return None
+
+
+def _shape_of_joined(parts: Sequence[Shape], heads: int) -> Shape:
+    """Return the shape of heads of two parts, each given as a vector."""
+    if not all(isinstance(part, tuple) and len(part) == 1 for part in parts):
+        return None
+    return heads, sum(part[0] // heads for part in parts)
 
 
 def _shape_of_view(node: Node, shape: Shape) -> Shape:

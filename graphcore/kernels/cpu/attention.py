@@ -7,6 +7,7 @@ The lengths of the sequences are read on the host, so that the cost depends on t
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,9 +47,11 @@ def sliced_attend(
     The arguments after `counts` are the fields of `AttentionParameters`.
     """
     lengths = counts.tolist()
-    new = torch.empty_like if all(count == query.shape[1] for count in lengths) else torch.zeros_like
-    out = new(query, memory_format=torch.contiguous_format)
     scoring = AttentionParameters(*how, **named)
+    new = query.new_empty if all(count == query.shape[1] for count in lengths) else query.new_zeros
+    out = new((*query.shape[:-1], query.shape[-1] - scoring.values_from))
+    if scoring.values_from and key is not None and value is not None:
+        key, value, v_cache = torch.cat((key, value), dim=-1), None, k_cache  # one row for each position
     for row, (start, count) in enumerate(zip(starts.tolist(), lengths, strict=True)):
         if not count:
             continue
@@ -79,19 +82,27 @@ def _attend_token(
     The H / K query heads of a kv head are the rows of one matrix, so that keys and values need not be repeated.
     """
     k_cache, v_cache, pages = place
-    if key is not None and value is not None:
+    if key is not None:
         _write(entries(key, k_cache), k_cache, pages, start)
+    if value is not None:
         _write(entries(value, v_cache), v_cache, pages, start)
     slots = len(pages) * k_cache.shape[2]
     first = start + 1 - min(start + 1, slots, scoring.window or slots)
     kv_heads, head_dim = k_cache.shape[1], query.shape[2]
     rows = query.reshape(1, kv_heads, -1, head_dim)  # [1, H, E] -> [1, K, H/K, E]
-    keys, values = (_read(cache, pages, first, start + 1, query.dtype)[None] for cache in (k_cache, v_cache))
+    keys, values = _both(lambda cache: _read(cache, pages, first, start + 1, query.dtype)[None], place, scoring)
     if scoring.sinks is None and not scoring.cap:
-        return scaled_dot_product_attention(rows, keys, values, scale=scoring.scale).reshape(query.shape)
+        out = scaled_dot_product_attention(rows, keys, values, scale=scoring.scale)
+        return out.reshape(*query.shape[:2], -1)
     scores = scoring.scores(rows[0] @ keys[0].transpose(1, 2))  # [K, H/K, L]
     weights = scoring.weights(scores).to(values.dtype)
-    return (weights @ values[0]).reshape(query.shape)
+    return (weights @ values[0]).reshape(*query.shape[:2], -1)
+
+
+def _both(read: Callable[[Tensor], Tensor], place: Place, scoring: AttentionParameters) -> tuple[Tensor, Tensor]:
+    """Return the keys and the values [..., E] that `read` returns for a pool; values may be part of the keys."""
+    keys = read(place[0])
+    return keys, keys[..., scoring.values_from :] if scoring.values_from else read(place[1])
 
 
 def _read(cache: Tensor, pages: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tensor:
@@ -120,11 +131,14 @@ def _attend_chunk(
     k_cache, v_cache, pages = place
     slots, count, dtype = len(pages) * k_cache.shape[2], query.shape[0], query.dtype
     first = max(0, start - scoring.window + 1) if scoring.window else 0
-    if key is None or value is None:
-        keys, values = (_read(cache, pages, first, start + count, dtype) for cache in (k_cache, v_cache))
+    if key is None:
+        keys, values = _both(lambda cache: _read(cache, pages, first, start + count, dtype), place, scoring)
         return _attend_blocks(query, keys, values, start - first, scoring)
-    seen = []
+    seen: list[Tensor] = []
     for cache, new in ((k_cache, key), (v_cache, value)):
+        if new is None:  # values are part of the keys
+            seen.append(seen[0][..., scoring.values_from :])
+            continue
         kept, last = entries(new, cache), min(count, slots)
         own = own_heads(new, kept, cache).transpose(0, 1)
         seen.append(torch.cat((_read(cache, pages, first, start, dtype), own), dim=1))  # [K, L, E]
@@ -140,15 +154,15 @@ def _attend_blocks(query: Tensor, keys: Tensor, values: Tensor, offset: int, sco
 
     Args:
         query: [T, H, E].
-        keys, values: [K, L, E]; the key of query t is at index offset + t.
+        keys, values: [K, L, E]; the key of query t is at index offset + t. Values may have another width.
 
     Returns:
-        [T, H, E].
+        [T, H, E], of the values' width.
     """
     kv_heads, live, head_dim = keys.shape
     tokens, window = query.shape[0], scoring.window
     rows = query.reshape(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [K, H/K, T, E]
-    out = torch.empty_like(query)
+    out = query.new_empty((*query.shape[:2], values.shape[2]))
     positions = torch.arange(live, dtype=torch.int64, device="cpu")
     for begin in range(0, tokens, QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, tokens)
@@ -160,7 +174,7 @@ def _attend_blocks(query: Tensor, keys: Tensor, values: Tensor, offset: int, sco
         scores = scoring.scores(scores).masked_fill_(hidden, float("-inf"))  # [K, H/K, block, L]
         weights = scoring.weights(scores).to(values.dtype)
         product = torch.bmm(weights.reshape(kv_heads, -1, distance.shape[1]), values[:, seen])
-        out[begin:end] = product.view(kv_heads, -1, end - begin, head_dim).permute(2, 0, 1, 3).flatten(1, 2)
+        out[begin:end] = product.view(kv_heads, -1, end - begin, values.shape[2]).permute(2, 0, 1, 3).flatten(1, 2)
     return out
 
 
@@ -189,6 +203,7 @@ class Chunk(ctypes.Structure):
         ("v_format", INT),
         ("scale", ctypes.c_float),
         ("cap", ctypes.c_float),
+        ("values_from", INT),
     )
 
 
@@ -208,9 +223,10 @@ def attend_natively(
     """Attend a chunk of one sequence with the C++ kernels, and write it to the cache.
 
     Args:
-        parts: query [T, H, E], key and value [T, K, E]; key and value are None if the chunk is already in the cache.
+        parts: query [T, H, E], key and value [T, K, E]; key and value are None if the chunk is already in the cache,
+            and value is None, too, if it is part of the key.
         place: pools and pages, all contiguous; pages int32.
-        out: [T, H, E], contiguous; written.
+        out: [T, H, E], of the values' width, contiguous; written.
         start: number of tokens in the cache.
         scoring: fields of `AttentionParameters`, with a library.
     """
@@ -227,5 +243,5 @@ def attend_natively(
     chunk = Chunk(*pointers, sinks, start, tokens, heads, k_cache.shape[1], head_dim)
     chunk.page, chunk.num_pages, chunk.window = k_cache.shape[2], len(pages), scoring.window
     chunk.format, chunk.k_format, chunk.v_format = DTYPE_NUMBERS[query.dtype], *map(cache_number, (k_cache, v_cache))
-    chunk.scale, chunk.cap = scoring.scale, scoring.cap
+    chunk.scale, chunk.cap, chunk.values_from = scoring.scale, scoring.cap, scoring.values_from
     open_library(scoring.library).graphcore_attend_chunk(torch.get_num_threads(), ctypes.byref(chunk))

@@ -92,6 +92,7 @@ class Attend(ctypes.Structure):
         ("k_format", INT),
         ("v_format", INT),
         ("unrotated", INT),
+        ("values_from", INT),
         ("period", INT),
         ("scale", FLOAT),
         ("cap", FLOAT),
@@ -146,6 +147,7 @@ class Route(ctypes.Structure):
         ("normalises", INT),
         ("eps", FLOAT),
         ("factor", FLOAT),
+        ("ranked_by", INT),
     )
 
 
@@ -286,6 +288,21 @@ class GatedConvolution(ctypes.Structure):
         ("width", INT),
         ("format", INT),
         ("state_format", INT),
+    )
+
+
+class ProjectHeads(ctypes.Structure):
+    """out[h] = [prefix[h] | matrix_h @ x[h]] for each head, whose matrix is its own."""
+
+    KIND = 14
+    _fields_ = (
+        ("x", PerRow),
+        ("prefix", PerRow),
+        ("rounding", INT),
+        ("matrix", Matrix),
+        ("out", PerRow),
+        ("heads", INT),
+        ("prefix_dim", INT),
     )
 
 

@@ -22,8 +22,8 @@ from graphcore.kernels.custom_ops import register_custom_op, register_implementa
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 from graphcore.kernels.ops.kv_formats import entries, heads_of, kept_at, like_heads_of, own_heads, put_entries
 
-Caches = tuple[Tensor, Tensor]
-"""Pools of keys and of values."""
+Caches = Sequence[Tensor]
+"""Pools of keys and of values, or the only pool of latent attention."""
 
 
 def attend(
@@ -40,6 +40,7 @@ def attend(
     sinks: Tensor | None = None,
     library: str = "",
     cap: float = 0.0,
+    values_from: int = 0,
 ) -> Tensor:
     """Append keys and values to the cache, and attend them and all earlier keys.
 
@@ -58,12 +59,15 @@ def attend(
         sinks: [H] float32, attention sinks: an extra score of each head in the softmax, without a value; not scaled.
         library: file of the C++ kernels, for the CPU; empty if there is none.
         cap: bound of the scores, s = cap * tanh(scale * q . k / cap), before the mask; sinks are exempt. 0 for none.
+        values_from: 0, or the number F of a key's features in latent attention, where a position has one row: the key
+            [B, T, K, F], then the value [B, T, K, E - F]. The row is compared with the query and lies in k_cache;
+            v_cache is empty.
 
     Returns:
-        [B, T, H, E] compute dtype.
+        [B, T, H, E - F] compute dtype.
     """
     op = torch.ops.graphcore.attend.default
-    spans = (starts, counts, window, scale, sinks, library, cap)
+    spans = (starts, counts, window, scale, sinks, library, cap, values_from)
     return op(query, key, value, k_cache, v_cache, table, *spans)  # type: ignore[no-any-return]
 
 
@@ -83,31 +87,51 @@ def masked_attend(
 
     The arguments after `counts` are the fields of `AttentionParameters`.
     """
-    scoring, caches = AttentionParameters(*how, **named), (k_cache, v_cache)
-    old_keys, old_values = (
-        heads_of(kept_at(cache, table), query.dtype).transpose(1, 2).flatten(2, 3) for cache in caches
-    )  # [B, K, S, E]
-    if key is None or value is None:
-        kept = kept_of_pass(query.shape[1], caches, table, starts, counts)
-        key, value = (heads_of(one, query.dtype) for one in kept)
-    else:
-        kept = [entries(new, cache) for new, cache in zip((key, value), caches, strict=True)]
-        key, value = (own_heads(new, one, cache) for new, one, cache in zip((key, value), kept, caches, strict=True))
-    mask, is_empty = _visible(query.shape[1], old_keys.shape[2], starts, counts, scoring.window)
-    keys = torch.cat((old_keys.masked_fill(is_empty, 0), key.transpose(1, 2)), dim=2)  # [B, K, L, E]
-    values = torch.cat((old_values.masked_fill(is_empty, 0), value.transpose(1, 2)), dim=2)
+    scoring = AttentionParameters(*how, **named)
+    first = scoring.values_from
+    caches: Caches = (k_cache,) if first else (k_cache, v_cache)
+    if first:
+        key, value = joined_rows(key, value), None
+    kept, new = _own_rows(query, [one for one in (key, value) if one is not None], caches, table, starts, counts)
+    slots = table.shape[1] * k_cache.shape[2]
+    mask, is_empty = _visible(query.shape[1], slots, starts, counts, scoring.window)
+    rows = [_all_rows(cache, table, own, is_empty) for cache, own in zip(caches, new, strict=True)]
+    keys, values = rows[0], rows[-1][..., first:]
     bias = mask[:, None]
     if scoring.sinks is not None:
         keys, values, bias = _with_sinks(keys, values, mask, scoring.sinks)
-    group = query.shape[2] // key.shape[2]
-    rows = like_heads_of(k_cache, query).transpose(1, 2)
+    group = query.shape[2] // keys.shape[1]
+    queries = like_heads_of(k_cache, query).transpose(1, 2)
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     if scoring.cap:
-        out = _attend_capped(rows, keys, values, bias, scoring)
+        out = _attend_capped(queries, keys, values, bias, scoring)
     else:
-        out = scaled_dot_product_attention(rows, keys, values, attn_mask=bias, scale=scoring.scale)
+        out = scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scoring.scale)
     _write_masked(kept, caches, table, starts, counts)
-    return like_heads_of(v_cache, out.transpose(1, 2)).contiguous()
+    return like_heads_of(caches[-1], out.transpose(1, 2)).contiguous()
+
+
+def _all_rows(cache: Tensor, table: Tensor, own: Tensor, is_empty: Tensor) -> Tensor:
+    """Return the rows of all slots, zeros in empty ones, and the pass's own [B, T, K, E]: [B, K, S + T, E]."""
+    old = heads_of(kept_at(cache, table), own.dtype).transpose(1, 2).flatten(2, 3)
+    return torch.cat((old.masked_fill(is_empty, 0), own.transpose(1, 2)), dim=2)
+
+
+def _own_rows(
+    query: Tensor, given: list[Tensor], caches: Caches, table: Tensor, starts: Tensor, counts: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what a pass's tokens have in the caches, and what is attended of it; `given` as for `attend`, or []."""
+    if not given:
+        kept = kept_of_pass(query.shape[1], caches, table, starts, counts)
+        return kept, [heads_of(one, query.dtype) for one in kept]
+    kept = [entries(one, cache) for one, cache in zip(given, caches, strict=True)]
+    return kept, [own_heads(one, found, cache) for one, found, cache in zip(given, kept, caches, strict=True)]
+
+
+def joined_rows(key: Tensor | None, value: Tensor | None) -> Tensor:
+    """Return the rows [B, T, K, E] of latent attention, keys followed by values."""
+    assert key is not None and value is not None, "each layer of latent attention has rows of its own"  # noqa: PT018
+    return torch.cat((key, value), dim=-1)
 
 
 def kept_of_pass(tokens: int, caches: Caches, table: Tensor, starts: Tensor, counts: Tensor) -> list[Tensor]:
@@ -196,7 +220,7 @@ def _write_masked(kept: Sequence[Tensor], caches: Caches, table: Tensor, starts:
 register_custom_op(
     "attend",
     masked_attend,
-    lambda query: torch.empty_like(query, memory_format=torch.contiguous_format),
+    lambda query, values_from: query.new_empty((*query.shape[:-1], query.shape[-1] - values_from)),
     schema=schema_of(attend, ["k_cache", "v_cache"]),
 )
 register_implementation("attend", "CPU", sliced_attend)

@@ -18,6 +18,8 @@ class AttentionParameters(NamedTuple):
         sinks: [H] float32, attention sinks: an extra score of each head in the softmax, without a value; not scaled.
         library: file of the C++ kernels, for the CPU; empty for plain torch. A `NativeBackend` sets it.
         cap: bound of the scores, s = cap * tanh(scale * q . k / cap), before the mask; 0 for none.
+        values_from: index of the feature at which the value begins in a row of the keys' pool; 0 if values have a pool
+            of their own.
     """
 
     window: int
@@ -25,6 +27,7 @@ class AttentionParameters(NamedTuple):
     sinks: Tensor | None = None
     library: str = ""
     cap: float = 0.0
+    values_from: int = 0
 
     def scores(self, products: Tensor) -> Tensor:
         """Return the scaled and capped scores of products q . k, float32; float32 products are overwritten."""

@@ -15,7 +15,8 @@ A block has the bits of the weight format of the same name (quant/formats/), rou
 A few outliers in a head would cost the other numbers their precision. So heads are first multiplied with a Hadamard
 matrix, H[i][j] = (-1)^popcount(i & j) / sqrt(n), in blocks of n, the largest power of two that divides the head dim. H
 is its own inverse: q' = H q and k' = H k have the same scores as q and k, and H is applied again to the attention
-output, the weighted sum of H v.
+output, the weighted sum of H v. Values of latent attention are the last features of the keys' rows; they begin at a
+multiple of n (engine/loading/kv_dtype.py), so that whole blocks are mixed back.
 """
 
 from typing import NamedTuple
@@ -89,9 +90,14 @@ def is_mixed(pool: Tensor) -> bool:
     return pool.dtype in (torch.uint8, FLOAT8)
 
 
-def mixed(heads: Tensor) -> Tensor:
-    """Return heads [..., E] multiplied with the Hadamard matrix, float32; the matrix is its own inverse."""
-    size = heads.shape[-1] & -heads.shape[-1]
+def mixed(heads: Tensor, head_dim: int = 0) -> Tensor:
+    """Return heads [..., E] multiplied with the Hadamard matrix, float32; the matrix is its own inverse.
+
+    Args:
+        head_dim: head dim that the size of the matrix follows from; 0 for E.
+    """
+    width = head_dim or heads.shape[-1]
+    size = width & -width
     found, step = heads.float().contiguous(), 1
     while step < size:
         first, second = found.view(*heads.shape[:-1], -1, 2, step).unbind(-2)
@@ -102,7 +108,7 @@ def mixed(heads: Tensor) -> Tensor:
 
 def like_heads_of(pool: Tensor, heads: Tensor) -> Tensor:
     """Return heads multiplied with the Hadamard matrix, in their own dtype, if the pool's heads are; else unchanged."""
-    return mixed(heads).to(heads.dtype) if is_mixed(pool) else heads
+    return mixed(heads, head_dim_of(pool)).to(heads.dtype) if is_mixed(pool) else heads
 
 
 def entries(heads: Tensor, pool: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ KINDS = {
     instructions.DeltaRule: "delta_rule",
     instructions.Reorder: "reorder",
     instructions.GatedConvolution: "gated_convolution",
+    instructions.ProjectHeads: "heads",
 }
 
 
@@ -55,6 +56,9 @@ def instruction_name(arguments: ctypes.Structure, logits: int) -> OperationName:
             shape = f"{arguments.heads} heads, {arguments.kv_heads} kv, {arguments.head_dim}{window}"
             kept = dict.fromkeys(FORMAT_NAMES[number] for number in (arguments.k_format, arguments.v_format))
             return OperationName(kind, shape, ",".join(kept))
+        case instructions.ProjectHeads():
+            shape, name = _described([arguments.matrix])
+            return OperationName(kind, f"{arguments.heads} of ({shape})", name)
         case instructions.ExpertsUp():
             shape, name = _described([arguments.gate, arguments.up])
             return OperationName(kind, f"{arguments.used} of ({shape})", name)
@@ -95,6 +99,8 @@ def weight_nbytes(arguments: ctypes.Structure, program: native.NativeProgram) ->
         case instructions.Embed():
             tables = [matrix for matrix in (arguments.table, arguments.positions) if matrix.bytes]
             return sum(nbytes(matrix) // matrix.rows for matrix in tables)
+        case instructions.ProjectHeads():
+            return int(arguments.heads) * nbytes(arguments.matrix)
         case instructions.ExpertsUp():
             return int(arguments.used) * (nbytes(arguments.gate) + nbytes(arguments.up))
         case instructions.ExpertsDown():

@@ -10,7 +10,7 @@ from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.nn.decoder import Decoder, Embedding, Table
-from graphcore.nn.linear import Linear
+from graphcore.nn.linear import Linear, StackedLinear
 from graphcore.nn.moe import ExpertLinear, MoE
 from graphcore.weights.matching import HEAD
 from graphcore.weights.packed_weights import formats_of
@@ -99,8 +99,8 @@ def _roundings(decoder: Decoder, is_prefill: bool = False) -> Iterator[str]:
     for module in decoder.modules():
         if isinstance(module, Linear) and module.int8_order is not None:
             yield "token"
-        elif isinstance(module, Linear | ExpertLinear):
+        elif isinstance(module, Linear | StackedLinear):
             packing = module.packing
-            unpacks = is_prefill and isinstance(module, Linear)  # experts have kernels for any number of tokens
+            unpacks = is_prefill and not isinstance(module, ExpertLinear)  # experts' kernels take all tokens
             is_packed = isinstance(packing, KernelPacking) and not (unpacks and packing.unpacks(module.rounding))
             yield module.rounding if is_packed else "float"

@@ -14,6 +14,7 @@ from graphcore.arch.config_from_json import ModelConfig, load_model_config, pars
 from graphcore.arch.registry import ARCHITECTURES
 
 STATED = {"glm4_moe": {"head_dim": 128}}  # by itself the class rounds 4096 / 96 heads down, and rotates 21 features
+STATED |= {"deepseek_v2": {"num_experts_per_tok": 6}}  # None by itself
 WITHOUT_TYPES = ("mistral", "phi3", "starcoder2")  # their classes have no layer_types, and every layer slides
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 
@@ -113,8 +114,12 @@ def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -
         own = {"num_local_experts": theirs["n_routed_experts"], "shared_expert_intermediate_size": shared}
         theirs = {**theirs, **own}
         names = ("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
-        assert ours.experts.routing == ("sigmoid", *(theirs[name] for name in names[:3]), 1e-20, theirs[names[3]])
-        assert ours.experts.mlp_only_layers == tuple(range(theirs["first_k_dense_replace"]))
+        first, *then = (theirs[name] or 1 for name in names[:2])
+        scores = ("softmax", 1) if theirs["model_type"] == "deepseek_v2" else ("sigmoid", 2)
+        chosen = (first, *then, theirs[names[2]], 1e-20, theirs[names[3]])
+        assert ours.experts.routing == (scores[0], *chosen, scores[1])
+        kinds = theirs.get("mlp_layer_types") or ["dense"] * theirs["first_k_dense_replace"]
+        assert ours.experts.mlp_only_layers == tuple(range(kinds.count("dense")))
     widths = ("moe_intermediate_size", "shared_expert_intermediate_size")
     for name in ("num_local_experts", "num_experts_per_tok", "swiglu_limit", "swiglu_alpha", *widths):
         their_name = "top_k_experts" if name == "num_experts_per_tok" and "top_k_experts" in theirs else name
@@ -124,7 +129,11 @@ def assert_agrees(ours: ModelConfig, theirs: dict, skip: tuple[str, ...] = ()) -
         assert vars(ours.delta or object).get(name) == theirs.get(name), name
     if "norm_topk_prob" in theirs:
         assert ours.experts.norm_topk_prob == theirs["norm_topk_prob"]
-    if theirs["model_type"].startswith("glm"):
+    if "kv_lora_rank" in theirs:
+        widths = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")
+        assert [vars(ours.own)[name] for name in widths] == [theirs[name] or 0 for name in widths]
+        assert ours.num_predicting_layers == theirs.get("num_nextn_predict_layers", 0)
+    if theirs["model_type"] == "glm4_moe":
         assert ours.attention.qkv_bias == theirs["attention_bias"]
         assert not ours.attention.output_bias
         assert ours.rope.width == int(ours.attention.head_dim * rope["partial_rotary_factor"])

@@ -7,7 +7,7 @@ from tiny_graph import DIM, FULL, NORM, SLIDING
 
 from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating
 from graphcore.nn.rope_spec import LinearScaling, PositionScale, RopeSpec
-from graphcore.nn.spec import AttentionSpec, BlockSpec, ConvSpec, DeltaSpec, MLPSpec, MoESpec, NormSpec
+from graphcore.nn.spec import AttentionSpec, BlockSpec, ConvSpec, DeltaSpec, LatentSpec, MLPSpec, MoESpec, NormSpec
 from graphcore.routing import ScoredRouting
 
 LAYER_NORM = NormSpec("layer", 1e-5)
@@ -24,6 +24,11 @@ WIDE_PLAIN_EXPERTS = replace(WIDE, mlp=MoESpec(experts=4, top_k=2, hidden=256))
 
 
 DELTA = DeltaSpec(key_heads=2, value_heads=6, key_dim=8, value_dim=16, width=4, eps=1e-6)
+
+
+def latent_attention(heads: int, latent: LatentSpec) -> AttentionSpec:
+    row, rope = latent.rotated + latent.rank, RopeSpec(1e4, width=latent.rotated)
+    return AttentionSpec(heads, 1, row, (latent.nope + latent.rotated) ** -0.5, rope=rope, latent=latent)
 
 
 def attending(block: BlockSpec = PLAIN, **changes: object) -> BlockSpec:
@@ -120,6 +125,18 @@ SCORED: Mapping[str, BlockSpec] = {  # experts with scores of their own
         PLAIN, mlp=MoESpec(experts=6, top_k=2, hidden=20, shares=ScoredRouting("softmax", eps=0.25))
     ),
 }
+LATENT: Mapping[str, BlockSpec] = {  # one row of the cache for keys and values of all heads
+    "latent_attention": replace(PLAIN, attention=latent_attention(4, LatentSpec(32, 16, 12, 20, 0, 1e-6))),
+    "latent_with_compressed_queries": replace(
+        PLAIN, attention=latent_attention(6, LatentSpec(24, 8, 10, 14, query_rank=36, eps=1e-5))
+    ),
+    "latent_with_biases": replace(
+        PLAIN,
+        attention=replace(
+            latent_attention(1, LatentSpec(20, 6, 10, 36, query_rank=24, eps=1e-6)), qkv_bias=True, output_bias=True
+        ),
+    ),
+}
 BLOCKS: Mapping[str, BlockSpec] = {
     "plain": PLAIN,
     "sandwich": FULL,
@@ -144,6 +161,7 @@ BLOCKS: Mapping[str, BlockSpec] = {
     "one_expert": replace(EXPERTS, mlp=MoESpec(experts=3, top_k=1, hidden=20)),
     "experts_of_gelu_with_biases": replace(EXPERTS, mlp=MoESpec(4, 2, 20, Gating("gelu"), bias=True, router_bias=True)),
     **SCORED,
+    **LATENT,
     "post_norm": replace(FULL, pre_norm=False),
     "post_norm_over_heads": replace(attending(FULL, qk_norm_over_heads=True), pre_norm=False),
     "norm_over_heads": attending(qk_norm=PLAIN.norm, qk_norm_over_heads=True, qkv_bias=True),

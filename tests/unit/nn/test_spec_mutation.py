@@ -38,6 +38,7 @@ from graphcore.nn.spec import (
     BlockSpec,
     ConvSpec,
     DeltaSpec,
+    LatentSpec,
     MLPSpec,
     ModelSpec,
     MoESpec,
@@ -58,6 +59,7 @@ SWIGLU = Gating(CLAMPED_SWIGLU, 0.5, 1.702)
 MOE = MoESpec(4, 2, 24, SWIGLU)
 SIGMOID = ScoredRouting("sigmoid")
 DELTA = DeltaSpec(key_heads=2, value_heads=4, key_dim=8, value_dim=6, width=3, eps=1e-3)
+LATENT = LatentSpec(rank=12, rotated=4, nope=6, value_dim=10, query_rank=14, eps=1e-3)
 PROPORTIONAL = ProportionalScaling(0.5)
 FEATURES = PerLayerSpec(6, 2, 20, NORM)
 LONG = LongScaling((1.0, 1.5, 2.0, 4.0), (2.0, 3.0, 5.0, 9.0), original_context=TOKENS - 1, attention_factor=1.2)
@@ -113,6 +115,13 @@ def sharing(**fields: object) -> ModelSpec:
 
 def delta(**fields: object) -> ModelSpec:
     return block(attention=replace(DELTA, **fields))(MODEL)
+
+
+def latent(**fields: object) -> ModelSpec:
+    """Return the model with latent attention; `fields` are of LatentSpec."""
+    own = replace(LATENT, **fields)
+    row, rotation = own.rank + own.rotated, RopeSpec(100.0, width=own.rotated)
+    return block(attention=AttentionSpec(4, 1, row, 0.3, rope=rotation, latent=own))(MODEL)
 
 
 def convolution(**fields: object) -> ModelSpec:
@@ -172,6 +181,13 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
     "AttentionSpec.shares_cache": (MODEL, sharing(shares_cache=True)),
     "AttentionSpec.qk_norm_over_heads": (MODEL, attention(qk_norm_over_heads=True)(MODEL)),
     "BlockSpec.pre_norm": (block(sandwich=True)(MODEL), block(sandwich=True, pre_norm=False)(MODEL)),
+    "AttentionSpec.latent": (MODEL, latent()),
+    "LatentSpec.rank": (latent(), latent(rank=14)),
+    "LatentSpec.rotated": (latent(), latent(rotated=6)),
+    "LatentSpec.nope": (latent(), latent(nope=8)),
+    "LatentSpec.value_dim": (latent(), latent(value_dim=8)),
+    "LatentSpec.query_rank": (latent(), latent(query_rank=0)),
+    "LatentSpec.eps": (latent(), latent(eps=1e-1)),
     "PerLayerSpec.width": (featured(), featured(width=4)),
     "PerLayerSpec.layers": (featured(), featured(layers=3)),
     "PerLayerSpec.norm": (featured(), featured(norm=replace(NORM, eps=1e-2))),

@@ -69,17 +69,18 @@ void score_keys(const float* q, const Run& run, float* scores, size_t score_stri
     }
 }
 
-// Computes out[h] += sum over i of weights[h][i] * value i of a run, for features e .. e + WIDTH * PART_LANES - 1.
+// Computes out[h] += sum over i of weights[h][i] * value i of a run, for features e .. e + WIDTH * PART_LANES - 1 of the entries,
+// whose values begin at feature `from`.
 template <class Reader, int HEADS, int WIDTH>
-inline void add_features(const float* weights, size_t weight_stride, const Reader& values, const Run& run, int e, float* out) {
+inline void add_features(const float* weights, size_t weight_stride, const Reader& values, const Run& run, int from, int e, float* out) {
     constexpr int UNIT = Reader::UNIT < WIDTH ? Reader::UNIT : WIDTH;
-    const int head_dim = run.entries.head_dim;
+    const int width = run.entries.head_dim - from;
     const size_t nbytes = run.nbytes();
     FloatPart totals[HEADS][WIDTH];
     for (int h = 0; h < HEADS; h++)
-        for (int v = 0; v < WIDTH; v++) totals[h][v] = load<FloatPart>(out + h * head_dim + e + v * PART_LANES);
+        for (int v = 0; v < WIDTH; v++) totals[h][v] = load<FloatPart>(out + h * width + e - from + v * PART_LANES);
     for (int i = 0; i < run.count; i++) {
-        if (e == 0) fetch_ahead(run.next, i, nbytes);
+        if (e == from) fetch_ahead(run.next, i, nbytes);
         for (int v = 0; v < WIDTH; v += UNIT) {
             FloatPart parts[UNIT];
             values.template widen<UNIT>(run.first + i, e + v * PART_LANES, parts);
@@ -88,19 +89,19 @@ inline void add_features(const float* weights, size_t weight_stride, const Reade
         }
     }
     for (int h = 0; h < HEADS; h++)
-        for (int v = 0; v < WIDTH; v++) store(out + h * head_dim + e + v * PART_LANES, totals[h][v]);
+        for (int v = 0; v < WIDTH; v++) store(out + h * width + e - from + v * PART_LANES, totals[h][v]);
 }
 
 // Does the same as add_features with quantised values. Their scales are multiplied with the weights, one vector of keys at a
 // time, and not with every number.
 template <class Reader, int HEADS, int WIDTH>
-inline void add_levels(const float* weights, size_t weight_stride, const Reader& values, const Run& run, int e, float* out) {
+inline void add_levels(const float* weights, size_t weight_stride, const Reader& values, const Run& run, int from, int e, float* out) {
     constexpr int UNIT = Reader::UNIT < WIDTH ? Reader::UNIT : WIDTH, BLOCKS = WIDTH / UNIT;
-    const int head_dim = run.entries.head_dim;
+    const int width = run.entries.head_dim - from;
     const size_t nbytes = run.nbytes();
     FloatPart totals[HEADS][WIDTH];
     for (int h = 0; h < HEADS; h++)
-        for (int v = 0; v < WIDTH; v++) totals[h][v] = load<FloatPart>(out + h * head_dim + e + v * PART_LANES);
+        for (int v = 0; v < WIDTH; v++) totals[h][v] = load<FloatPart>(out + h * width + e - from + v * PART_LANES);
     for (int first = 0; first < run.count; first += PART_LANES) {
         const int here = std::min(PART_LANES, run.count - first);
         float scaled[BLOCKS][HEADS][PART_LANES];
@@ -109,7 +110,7 @@ inline void add_levels(const float* weights, size_t weight_stride, const Reader&
             for (int h = 0; h < HEADS; h++) store(scaled[b][h], load<FloatPart>(weights + h * weight_stride + first) * scales);
         }
         for (int i = 0; i < here; i++) {
-            if (e == 0) fetch_ahead(run.next, first + i, nbytes);
+            if (e == from) fetch_ahead(run.next, first + i, nbytes);
             for (int b = 0; b < BLOCKS; b++) {
                 FloatPart parts[UNIT];
                 values.template levels<UNIT>(run.first + first + i, e + b * UNIT * PART_LANES, parts);
@@ -119,28 +120,28 @@ inline void add_levels(const float* weights, size_t weight_stride, const Reader&
         }
     }
     for (int h = 0; h < HEADS; h++)
-        for (int v = 0; v < WIDTH; v++) store(out + h * head_dim + e + v * PART_LANES, totals[h][v]);
+        for (int v = 0; v < WIDTH; v++) store(out + h * width + e - from + v * PART_LANES, totals[h][v]);
 }
 
-// Computes out[h] += sum over i of weights[h][i] * value i for the values of a run.
+// Computes out[h] += sum over i of weights[h][i] * value i for the values of a run, which begin at feature `from` of an entry.
 template <class Reader, int HEADS>
-void add_values(const float* weights, size_t weight_stride, const Run& run, float* out) {
+void add_values(const float* weights, size_t weight_stride, const Run& run, int from, float* out) {
     constexpr int WIDTH = PARTS > 1 && HEADS > 3 ? 2 : 4;  // vectors of each head that stay in registers
     const Reader values(run.entries);
     const int head_dim = run.entries.head_dim;
-    int e = 0;
+    int e = from;
     if constexpr (!Reader::HAS_REST) {
         for (; e + WIDTH * PART_LANES <= head_dim; e += WIDTH * PART_LANES)
-            add_levels<Reader, HEADS, WIDTH>(weights, weight_stride, values, run, e, out);
-        for (; e < head_dim; e += LANES) add_levels<Reader, HEADS, PARTS>(weights, weight_stride, values, run, e, out);  // the last block
+            add_levels<Reader, HEADS, WIDTH>(weights, weight_stride, values, run, from, e, out);
+        for (; e < head_dim; e += LANES) add_levels<Reader, HEADS, PARTS>(weights, weight_stride, values, run, from, e, out);  // the last block
         return;
     }
     for (; e + WIDTH * PART_LANES <= head_dim; e += WIDTH * PART_LANES)
-        add_features<Reader, HEADS, WIDTH>(weights, weight_stride, values, run, e, out);
+        add_features<Reader, HEADS, WIDTH>(weights, weight_stride, values, run, from, e, out);
     for (int i = 0; i < run.count; i++)
         for (int rest = e; rest < head_dim; rest++)
             for (int h = 0; h < HEADS; h++)
-                out[h * head_dim + rest] += weights[h * weight_stride + i] * values.one(run.first + i, rest);
+                out[h * (head_dim - from) + rest - from] += weights[h * weight_stride + i] * values.one(run.first + i, rest);
 }
 
 // Replaces each score by cap * tanh(score / cap), to within cap * 2^-22.
@@ -233,10 +234,11 @@ inline size_t attend_floats(int head_dim, int keys, int rows) {
     return size_t(2 * rows + 2 * MOST_HEADS) * head_dim + size_t(MOST_HEADS) * (keys + LANES);
 }
 
-// Computes out[h] = softmax(capped(q[h] . keys)) values for HEADS rows of q. work: [HEADS, head_dim].
+// Computes out[h] = softmax(capped(q[h] . keys)) values for HEADS rows of q. values_from: first feature of a value in its
+// entry. work: [HEADS, head_dim].
 template <int HEADS>
-void attend_rows(const float* q, const Visible& keys, const Visible& values, const float* sinks, float cap, float* work, float* scores, float* out) {
-    const int count = keys.count(), head_dim = keys.head_dim;
+void attend_rows(const float* q, const Visible& keys, const Visible& values, int values_from, const float* sinks, float cap, float* work, float* scores, float* out) {
+    const int count = keys.count(), head_dim = keys.head_dim, value_dim = head_dim - values_from;
     const size_t stride = size_t(count) + LANES;
     int at = 0;
     with_reader(keys.format, [&](auto* type) {
@@ -259,24 +261,24 @@ void attend_rows(const float* q, const Visible& keys, const Visible& values, con
         if (cap) cap_scores(scores + h * stride, count, cap);
         softmax(scores + h * stride, count, sinks ? sinks + h : nullptr);
     }
-    std::memset(out, 0, size_t(HEADS) * head_dim * 4);
+    std::memset(out, 0, size_t(HEADS) * value_dim * 4);
     at = 0;
     with_reader(values.format, [&](auto* type) {
         values.for_each_run([&](const Run& run) {
-            add_values<std::remove_pointer_t<decltype(type)>, HEADS>(scores + at, stride, run, out);
+            add_values<std::remove_pointer_t<decltype(type)>, HEADS>(scores + at, stride, run, values_from, out);
             at += run.count;
         });
     });
     if (is_mixed(values.format))
-        for (int h = 0; h < HEADS; h++) mix_head(out + h * head_dim, head_dim);
+        for (int h = 0; h < HEADS; h++) mix_head(out + h * value_dim, value_dim, mix_size(head_dim));
 }
 
-inline void attend_some(int heads, const float* q, const Visible& keys, const Visible& values, const float* sinks, float cap, float* work, float* scores, float* out) {
+inline void attend_some(int heads, const float* q, const Visible& keys, const Visible& values, int values_from, const float* sinks, float cap, float* work, float* scores, float* out) {
     switch (heads) {
-        case 1: return attend_rows<1>(q, keys, values, sinks, cap, work, scores, out);
-        case 2: return attend_rows<2>(q, keys, values, sinks, cap, work, scores, out);
-        case 3: return attend_rows<3>(q, keys, values, sinks, cap, work, scores, out);
-        default: return attend_rows<MOST_HEADS>(q, keys, values, sinks, cap, work, scores, out);
+        case 1: return attend_rows<1>(q, keys, values, values_from, sinks, cap, work, scores, out);
+        case 2: return attend_rows<2>(q, keys, values, values_from, sinks, cap, work, scores, out);
+        case 3: return attend_rows<3>(q, keys, values, values_from, sinks, cap, work, scores, out);
+        default: return attend_rows<MOST_HEADS>(q, keys, values, values_from, sinks, cap, work, scores, out);
     }
 }
 
@@ -288,15 +290,15 @@ inline float scale_at(const Attend& a, int64_t position) {
     return a.period ? a.scale * (1.0f + a.beta * std::log(float(1 + position / a.period))) : a.scale;
 }
 
-// Computes the cache entries of the key and value of a row's token. work: [head_dim].
+// Computes the cache entries of the key and value of a row's token, or their common one. work: [head_dim].
 inline void make_entry(const Attend& a, int row, int kv_head, float* work, const Entries& keys, const Entries& values, int slot) {
-    const int head_dim = a.head_dim;
+    const int head_dim = a.head_dim, key_dim = a.values_from ? a.values_from : head_dim, value_dim = head_dim - a.values_from;
     const float* rope = rope_of(a, row);
-    normalise(a.k_norm, a.k.at(row) + size_t(kv_head) * head_dim, head_dim, work);
+    normalise(a.k_norm, a.k.at(row) + size_t(kv_head) * key_dim, key_dim, work);
     if (rope) rotate(work, rope, head_dim - a.unrotated);
-    keys.put(slot, work);
-    normalise(a.v_norm, a.v.at(row) + size_t(kv_head) * head_dim, head_dim, work);
-    values.put(slot, work);
+    if (!a.values_from) keys.put(slot, work);
+    normalise(a.v_norm, a.v.at(row) + size_t(kv_head) * value_dim, value_dim, work + a.values_from);
+    (a.values_from ? keys : values).put(slot, work);
 }
 
 // Computes attention for query heads first .. last - 1 of the nth row's token, which share a kv head. Every thread itself
@@ -314,7 +316,7 @@ inline void attend_heads(const Attend& a, const Rows& rows, int nth, int first, 
     const int made = a.k ? int(std::min<int64_t>(rows.earlier[nth] + 1, end - begin)) : 0;  // the last of them, not read from the cache
     float *q = scratch + size_t(2 * made) * head_dim, *work = q + MOST_HEADS * head_dim, *scores = work + MOST_HEADS * head_dim;
     const Entries new_keys{(uint8_t*)scratch, a.k_format, head_dim, made};
-    const Entries new_values{(uint8_t*)(scratch + size_t(made) * head_dim), a.v_format, head_dim, made};
+    const Entries new_values = a.values_from ? new_keys : Entries{(uint8_t*)(scratch + size_t(made) * head_dim), a.v_format, head_dim, made};
     for (int i = 0; i < made; i++) make_entry(a, rows.index[nth + 1 - made + i], kv_head, q, new_keys, new_values, i);
     const Visible keys{a.k_cache, places, a.k_format, kv_head, head_dim, begin, end - made, new_keys};
     const Visible values{a.v_cache, places, a.v_format, kv_head, head_dim, begin, end - made, new_values};
@@ -329,10 +331,11 @@ inline void attend_heads(const Attend& a, const Rows& rows, int nth, int first, 
             for (int e = 0; e < head_dim; e++) head[e] *= scale;
         }
         const float* sinks = a.sinks ? a.sinks + first : nullptr;
-        attend_some(together, q, keys, values, sinks, a.cap, work, scores, a.out.at(row) + size_t(first) * head_dim);
+        attend_some(together, q, keys, values, a.values_from, sinks, a.cap, work, scores, a.out.at(row) + size_t(first) * (head_dim - a.values_from));
     }
     if (!writes) return;
     places.of(a.k_cache, a.k_format, head_dim, position, kv_head).copy(places.slot(position), new_keys, made - 1);
+    if (a.values_from) return;
     places.of(a.v_cache, a.v_format, head_dim, position, kv_head).copy(places.slot(position), new_values, made - 1);
 }
 

@@ -21,7 +21,7 @@ namespace graphcore {
 struct Chunk {
     // [tokens, heads, head_dim], and twice [tokens, kv_heads, head_dim], of format. If key is null, the tokens are in the pages.
     const uint8_t *query, *key, *value;
-    uint8_t* out;                        // [tokens, heads, head_dim] of format
+    uint8_t* out;                        // [tokens, heads, value_dim] of format
     uint8_t *k_cache, *v_cache;          // [pages, kv_heads, page entries] of k_format and of v_format
     const int32_t* pages;                // [num_pages], pages of the sequence
     const float* sinks;                  // [heads], or null
@@ -29,7 +29,9 @@ struct Chunk {
     int32_t tokens, heads, kv_heads, head_dim, page, num_pages, window, format, k_format, v_format;
     float scale;
     float cap;  // scores become cap * tanh(score / cap); 0: no cap
+    int32_t values_from;  // 0, or the first feature of the value in a key: then value and v_cache are not read
 
+    int value_dim() const { return head_dim - values_from; }
     Places places() const { return {pages, num_pages, page, kv_heads}; }
 };
 
@@ -66,10 +68,10 @@ struct Seen {
     int count;       // number of keys, the chunk's own included
     size_t stride;   // count, rounded up to PAIR_KEYS: floats of one row of scores
     float *keys;     // [kv_heads, stride / LANES, head_dim, LANES]; in pairs [kv_heads, stride / LANES, head_dim / 2, LANES] uint32
-    float *values;   // [kv_heads, count, head_dim]; in pairs [kv_heads, stride / 2, head_dim] uint32
+    float *values;   // [kv_heads, count, value_dim]; in pairs [kv_heads, stride / 2, value_dim] uint32
 
     explicit Seen(const Chunk& a) {
-        in_pairs = has_bf16_pairs() && a.format == BF16 && a.k_format == BF16 && a.v_format == BF16 && a.head_dim % BLOCK_COLUMNS == 0;
+        in_pairs = has_bf16_pairs() && a.format == BF16 && a.k_format == BF16 && a.v_format == BF16 && a.head_dim % BLOCK_COLUMNS == 0 && a.value_dim() % BLOCK_COLUMNS == 0;
         first = oldest(a) / (in_pairs ? LANES : 1) * (in_pairs ? LANES : 1);
         count = int(a.start + a.tokens - first);
         stride = size_t(count + PAIR_KEYS - 1) / PAIR_KEYS * PAIR_KEYS;
@@ -82,7 +84,7 @@ struct Seen {
     // Returns sixteen keys, which begin at a multiple of sixteen.
     float* keys_at(int kv_head, int head_dim, int key) const { return keys + (size_t(kv_head) * stride + key) * head_dim; }
     uint32_t* key_pairs_at(int kv_head, int head_dim, int key) const { return (uint32_t*)keys + (size_t(kv_head) * stride + key) * head_dim / 2; }
-    uint32_t* value_pairs_at(int kv_head, int head_dim, int key) const { return (uint32_t*)values + (size_t(kv_head) * stride + key) * head_dim / 2; }
+    uint32_t* value_pairs_at(int kv_head, int value_dim, int key) const { return (uint32_t*)values + (size_t(kv_head) * stride + key) * value_dim / 2; }
 
     void place(const Chunk& a, void* memory) {
         keys = (float*)((uintptr_t(memory) + 63) / 64 * 64);
@@ -103,10 +105,10 @@ inline void arrange_entries(const Chunk& a, const Seen& seen, int kv_head, int i
     };
     for (int i = 0; i < LANES; i++) {
         keys[i] = find(a.k_cache, a.key, seen.first + index + i);
-        values[i] = find(a.v_cache, a.value, seen.first + index + i);
+        values[i] = a.values_from ? keys[i] + a.values_from * 2 : find(a.v_cache, a.value, seen.first + index + i);
     }
     arrange_keys(keys, a.head_dim, seen.key_pairs_at(kv_head, a.head_dim, index));
-    arrange_values(values, a.head_dim, seen.value_pairs_at(kv_head, a.head_dim, index));
+    arrange_values(values, a.value_dim(), seen.value_pairs_at(kv_head, a.value_dim(), index));
 }
 
 // Widens one key and value, from the pages, or a new one after rounding it to the cache's format. row: [2 * head_dim] scratch.
@@ -125,7 +127,9 @@ inline void widen_entry(const Chunk& a, const Seen& seen, int kv_head, int index
     fetch(a.k_cache, a.k_format, a.key, row);
     float* keys = seen.keys_at(kv_head, head_dim, index / LANES * LANES) + index % LANES;
     for (int e = 0; e < head_dim; e++) keys[e * LANES] = row[e];
-    fetch(a.v_cache, a.v_format, a.value, seen.values + (size_t(kv_head) * seen.count + index) * head_dim);
+    float* values = seen.values + (size_t(kv_head) * seen.count + index) * a.value_dim();
+    if (a.values_from) std::memcpy(values, row + a.values_from, size_t(a.value_dim()) * 4);
+    else fetch(a.v_cache, a.v_format, a.value, values);
 }
 
 // Computes the scores of SCORE_ROWS rows with sixteen keys.
@@ -172,7 +176,7 @@ struct RowTile {
     int group = a.heads / a.kv_heads, num_rows = a.tokens * group;
 
     int row_of(int r) const { return std::min(first_row + r, num_rows - 1); }
-    size_t place_of(int r) const { return (size_t(row_of(r) / group) * a.heads + kv_head * group + row_of(r) % group) * a.head_dim; }
+    size_t head_of(int r) const { return size_t(row_of(r) / group) * a.heads + kv_head * group + row_of(r) % group; }  // among those of all tokens
 
     // Row r sees keys begin_of(r) .. end_of(r) - 1. Index 0 is the chunk's oldest key.
     int end_of(int r) const { return int(a.start + row_of(r) / group + 1 - seen.first); }
@@ -184,7 +188,7 @@ struct RowTile {
     void score(float* q, float* scores) const {
         for (int r = 0; r < ROW_TILE; r++) {
             float* row = q + r * a.head_dim;
-            widen_row(a.query + place_of(r) * format_nbytes(a.format), a.head_dim, a.format, row);
+            widen_row(a.query + head_of(r) * a.head_dim * format_nbytes(a.format), a.head_dim, a.format, row);
             if (is_mixed(a.k_format)) mix_head(row, a.head_dim);
             for (int e = 0; e < a.head_dim; e++) row[e] *= a.scale;
         }
@@ -196,7 +200,7 @@ struct RowTile {
     // q: [ROW_TILE, head_dim] of bf16.
     void score_in_pairs(uint8_t* q, float* scores) const {
         const size_t nbytes = size_t(a.head_dim) * 2;
-        for (int r = 0; r < ROW_TILE; r++) std::memcpy(q + r * nbytes, a.query + place_of(r) * 2, nbytes);
+        for (int r = 0; r < ROW_TILE; r++) std::memcpy(q + r * nbytes, a.query + head_of(r) * nbytes, nbytes);
         for (int key = begin(); key < end(); key += PAIR_KEYS)
             for (int r = 0; r < ROW_TILE; r += PAIR_ROWS)
                 score_pairs(q + r * nbytes, a.head_dim, seen.key_pairs_at(kv_head, a.head_dim, key), a.scale, seen.stride, scores + r * seen.stride + key);
@@ -214,15 +218,15 @@ struct RowTile {
 
     // Computes the sums of values of VALUE_ROWS rows. weights: of the first row, as `weigh` leaves them.
     void add_values(const float* weights, float* out) const {
-        const int head_dim = a.head_dim;
+        const int value_dim = a.value_dim();
         for (int key = begin(), last; key < end(); key = last) {
             last = std::min(key + VALUE_KEYS, end());
             for (int r = 0; r < ROW_TILE; r += VALUE_ROWS) {
                 const float* row = weights + r * seen.stride;
                 if (seen.in_pairs)
-                    add_weighted_pairs((const uint8_t*)row, seen.stride * 4, seen.value_pairs_at(kv_head, head_dim, 0), head_dim, key / 2, last / 2, out + r * head_dim);
+                    add_weighted_pairs((const uint8_t*)row, seen.stride * 4, seen.value_pairs_at(kv_head, value_dim, 0), value_dim, key / 2, last / 2, out + r * value_dim);
                 else
-                    add_weighted(row, seen.stride, seen.values + size_t(kv_head) * seen.count * head_dim, head_dim, key, std::min(last, end_of(ROW_TILE - 1)), out + r * head_dim);
+                    add_weighted(row, seen.stride, seen.values + size_t(kv_head) * seen.count * value_dim, value_dim, key, std::min(last, end_of(ROW_TILE - 1)), out + r * value_dim);
             }
         }
     }
@@ -234,11 +238,12 @@ inline void attend_tile(const Chunk& a, const Seen& seen, int kv_head, int tile,
     float *q = scratch, *out = q + ROW_TILE * a.head_dim, *scores = out + ROW_TILE * a.head_dim;
     seen.in_pairs ? rows.score_in_pairs((uint8_t*)q, scores) : rows.score(q, scores);
     for (int r = 0; r < ROW_TILE; r++) rows.weigh(scores + r * seen.stride, r);
-    std::fill(out, out + ROW_TILE * a.head_dim, 0.0f);
+    std::fill(out, out + ROW_TILE * a.value_dim(), 0.0f);
     rows.add_values(scores, out);
     for (int r = 0; r < ROW_TILE && rows.first_row + r < rows.num_rows; r++) {
-        if (is_mixed(a.v_format)) mix_head(out + r * a.head_dim, a.head_dim);
-        narrow_row(out + r * a.head_dim, a.head_dim, a.format, a.out + rows.place_of(r) * format_nbytes(a.format));
+        float* row = out + r * a.value_dim();
+        if (is_mixed(a.v_format)) mix_head(row, a.value_dim(), mix_size(a.head_dim));
+        narrow_row(row, a.value_dim(), a.format, a.out + rows.head_of(r) * a.value_dim() * format_nbytes(a.format));
     }
 }
 
@@ -284,7 +289,7 @@ class ChunkJob final : public Job {
             places.of(cache, format, a_.head_dim, a_.start + token, kv_head).put(places.slot(a_.start + token), row);
         };
         write(a_.k_cache, a_.k_format, a_.key);
-        write(a_.v_cache, a_.v_format, a_.value);
+        if (!a_.values_from) write(a_.v_cache, a_.v_format, a_.value);
     }
 
     const Chunk& a_;

@@ -56,30 +56,29 @@ void narrow_head(const float* from, int count, T* to) {
 
 }  // namespace
 
-void mix_head(float* x, int head_dim) {
-    const int size = head_dim & -head_dim;
+void mix_head(float* x, int count, int size) {
     const float scale = float(1.0 / std::sqrt(double(size)));
     int step = 1;
     if (size >= PART_LANES) {
-        for (int e = 0; e < head_dim; e += PART_LANES) {
+        for (int e = 0; e < count; e += PART_LANES) {
             FloatPart part = mix_lanes<4>(mix_lanes<2>(mix_lanes<1>(load<FloatPart>(x + e))));
             if constexpr (PART_LANES > 8) part = mix_lanes<8>(part);
             store(x + e, part);
         }
         for (step = PART_LANES; step < size; step *= 2)
-            for (int e = 0; e < head_dim; e += 2 * step)
+            for (int e = 0; e < count; e += 2 * step)
                 for (int i = e; i < e + step; i += PART_LANES) {
                     const FloatPart first = load<FloatPart>(x + i), second = load<FloatPart>(x + i + step);
                     store(x + i, first + second), store(x + i + step, first - second);
                 }
     }
     for (; step < size; step *= 2)
-        for (int e = 0; e < head_dim; e++)
+        for (int e = 0; e < count; e++)
             if (!(e & step)) {
                 const float first = x[e], second = x[e + step];
                 x[e] = first + second, x[e + step] = first - second;
             }
-    for (int e = 0; e < head_dim; e++) x[e] *= scale;
+    for (int e = 0; e < count; e++) x[e] *= scale;
 }
 
 void Entries::put(int slot, float* head) const {

@@ -32,8 +32,12 @@ constexpr PlaneSizes plane_sizes(int format) {
 inline int num_units(int format, int head_dim) { return is_mixed(format) ? head_dim / CACHE_BLOCK : head_dim; }
 inline size_t entry_nbytes(int format, int head_dim) { return size_t(plane_sizes(format).total()) * num_units(format, head_dim); }
 
-// Multiplies a head with the Hadamard matrix, which is its own inverse.
-void mix_head(float* x, int head_dim);
+// Returns the size of the Hadamard matrix for heads of a width.
+inline int mix_size(int head_dim) { return head_dim & -head_dim; }
+
+// Multiplies each `size` of a head's numbers with the Hadamard matrix, which is its own inverse.
+void mix_head(float* x, int count, int size);
+inline void mix_head(float* x, int head_dim) { mix_head(x, head_dim, mix_size(head_dim)); }
 
 // The entries of one kv head in one page, or others in the same layout.
 struct Entries {

@@ -152,7 +152,7 @@ void keep_best_groups(const Route& a, float* ranked, float* sums) {
             second = std::max(second, std::min(best, scores[i]));
             best = std::max(best, scores[i]);
         }
-        sums[group] = best + second;
+        sums[group] = a.ranked_by > 1 ? best + second : best;
     }
     for (int unused = a.groups - a.used_groups; unused > 0; unused--) {
         int worst = 0;
@@ -355,6 +355,32 @@ void run_reorder(const Reorder& a, int row, int unit) {
     for (int i = unit * ELEMENTS; i < end; i++) out[i] = x[a.order[i]];
 }
 
+int units_of(const ProjectHeads& a) { return a.heads * num_groups(a.matrix.rows); }
+
+// Units are numbered head by head. The rows' inputs of a head are rounded once for all of its units here.
+void run_project_heads(const ProjectHeads& a, const Rows& rows, Range mine, Scratch& scratch) {
+    const int groups = num_groups(a.matrix.rows), columns = a.matrix.columns, width = a.prefix_dim + a.matrix.rows;
+    const Norm none{NormKind::NONE, 0, nullptr, nullptr};
+    f32x16 results[MOST_ROWS];
+    for (int unit = mine.begin, next; unit < mine.end; unit = next) {
+        const int head = unit / groups;
+        next = std::min(mine.end, (head + 1) * groups);
+        const Matrix matrix = matrix_at(a.matrix, head);
+        for (int i = 0; i < rows.count; i++) {
+            const int row = rows.index[i];
+            take_in(a.x.at(row) + size_t(head) * columns, none, columns, i, scratch);
+            if (unit % groups == 0 && a.prefix_dim)
+                std::memcpy(a.out.at(row) + size_t(head) * width, a.prefix.at(row) + size_t(head) * a.prefix_dim, size_t(a.prefix_dim) * 4);
+        }
+        for (int group = unit % groups; group < unit % groups + next - unit; group++) {
+            const int height = std::min(GROUP_ROWS, matrix.rows - group * GROUP_ROWS);
+            products(matrix, group, nullptr, height, scratch, IN_ORDER, rows.count, results);
+            for (int i = 0; i < rows.count; i++)
+                store_some(results[i], height, a.out.at(rows.index[i]) + size_t(head) * width + a.prefix_dim + group * GROUP_ROWS);
+        }
+    }
+}
+
 // Calls function(row, part) for each unit, where every row has `parts` units.
 template <class Function>
 void by_row(const Rows& rows, Range units, int parts, const Function& function) {
@@ -392,6 +418,7 @@ Deal deal_of(const Instruction& instruction, const Rows& rows, int threads) {
         case Kind::DELTA_RULE: return of_sequences(((const Delta*)a)->heads);
         case Kind::REORDER: return of_rows(units_of(*(const Reorder*)a));
         case Kind::GATED_CONVOLUTION: return of_sequences(channel_blocks(((const GatedConvolution*)a)->channels));
+        case Kind::PROJECT_HEADS: return Deal::even(units_of(*(const ProjectHeads*)a), threads);
     }
     return {};
 }
@@ -402,6 +429,7 @@ void enter_instruction(const Instruction& instruction, const Rows& rows, Scratch
         case Kind::PROJECT: return enter_project(*(const Project*)a, rows, scratch);
         case Kind::EXPERTS_UP: return enter_experts_up(*(const ExpertsUp*)a, rows, scratch);
         case Kind::EXPERTS_DOWN: return enter_experts_down(*(const ExpertsDown*)a, rows, scratch);
+        case Kind::PROJECT_HEADS: return prepare(scratch, ((const ProjectHeads*)a)->rounding, rows.count, ((const ProjectHeads*)a)->matrix.columns);
         default: return;
     }
 }
@@ -443,6 +471,7 @@ void run_units(const Instruction& instruction, const Rows& rows, Range units, Sc
             const int blocks = channel_blocks(gated.channels);
             return by_sequence(rows, units, blocks, [&](int row, int block) { run_gated_convolution(gated, row * blocks + block); });
         }
+        case Kind::PROJECT_HEADS: return run_project_heads(*(const ProjectHeads*)a, rows, units, scratch);
     }
 }
 

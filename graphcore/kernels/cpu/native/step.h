@@ -19,7 +19,7 @@ namespace graphcore {
 enum class NormKind : int32_t { NONE = 0, RMS = 1, LAYER = 2 };
 enum class Activation : int32_t { NONE = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, SIGMOID = 6, CLAMPED_SWIGLU = 7 };
 enum class Store : int32_t { PUT = 0, ADD = 1, GATED = 2 };
-enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9, CONVOLVE = 10, DELTA_RULE = 11, REORDER = 12, GATED_CONVOLUTION = 13 };
+enum class Kind : int32_t { EMBED = 0, PROJECT = 1, ATTEND = 2, ADD_NORM = 3, CHOOSE = 4, ADVANCE = 5, ROUTE = 6, EXPERTS_UP = 7, EXPERTS_DOWN = 8, ELEMENTWISE = 9, CONVOLVE = 10, DELTA_RULE = 11, REORDER = 12, GATED_CONVOLUTION = 13, PROJECT_HEADS = 14 };
 enum class Elements : int32_t { GATE = 0, ADD = 1, CAP = 2, SCALE = 3 };
 
 constexpr int MOST_ROWS = 16;    // largest number of a program's rows
@@ -99,6 +99,9 @@ struct Attend {
     PerRow<float> out;                  // [heads, head_dim]
     int32_t heads, kv_heads, head_dim, page, num_pages, window, k_format, v_format;
     int32_t unrotated;  // last features of a head that are not rotated
+    // 0, or the first feature of the value in an entry of k_cache, which v_cache then points to, too: latent attention. k has
+    // the features before it, v those from it on, and `out` has [heads, head_dim - values_from].
+    int32_t values_from;
     int32_t period;     // positions whose queries have the same factor; 0: queries have none
     float scale;
     float cap;   // scores become cap * tanh(score / cap); 0: no cap
@@ -156,9 +159,10 @@ struct Route {
     Scores function;      // function from logits to scores; the following fields are used only with one
     const float* bias;    // [experts], or null
     int32_t groups;       // number of equal groups of consecutive experts
-    int32_t used_groups;  // number of groups to choose from: those whose two best experts have the largest sums
+    int32_t used_groups;  // number of groups to choose from: those whose best experts have the largest sums
     int32_t normalises;   // 1: weights are divided by their sum plus `eps`
     float eps, factor;    // factor of the weights
+    int32_t ranked_by;    // number of a group's best experts in its sum: 1 or 2
 };
 
 // hidden[k] = f(gate_e norm(x) + b) * (up_e norm(x) + b), or the clamped SwiGLU of the two products, for each chosen expert
@@ -244,6 +248,17 @@ struct Reorder {
     const int32_t* order;  // [size], each below the length of x
     PerRow<float> out;
     int32_t size;
+};
+
+// out[h] = [prefix[h] | matrix_h @ x[h]] for each head: the heads of x, whose features are one after another, have matrices of
+// their own.
+struct ProjectHeads {
+    PerRow<const float> x;       // [heads, columns of the matrix]
+    PerRow<const float> prefix;  // [heads, prefix_dim]; null if prefix_dim is 0
+    Rounding rounding;
+    Matrix matrix;               // of the first head; those of others follow, each padded to whole groups of rows
+    PerRow<float> out;           // [heads, prefix_dim + rows of the matrix]
+    int32_t heads, prefix_dim;
 };
 
 struct Instruction {

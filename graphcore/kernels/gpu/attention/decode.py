@@ -258,7 +258,7 @@ def launch_attend_token(
     Returns:
         [B, 1, H, E] compute dtype, contiguous.
     """
-    window, scale, sinks, _, cap = scoring
+    window, scale, sinks, _, cap, _ = scoring
     batch, tokens, heads, head_dim = query.shape
     kv_heads, page = k_cache.shape[1:3]
     slots = table.shape[1] * page

@@ -241,7 +241,7 @@ def launch_attend_chunk(
     Args:
         is_kept: True for keys and values that were read from the cache: they are mixed already if the cache's are.
     """
-    window, scale, sinks, _, cap = scoring
+    window, scale, sinks, _, cap, _ = scoring
     batch, tokens, heads, head_dim = query.shape
     kv_heads, page = k_cache.shape[1:3]
     assert table.stride(1) == 1, "a sequence's pages are one run"

@@ -1,7 +1,8 @@
 """`graphcore::attend` on a GPU; kernels/ops/attend.py says what it computes.
 
 One token takes one launch (decode.py). For a chunk, attention runs before the cache is written, because in a ring the
-chunk may overwrite keys that it sees. Both launches are on one stream, in this order; the host does not wait.
+chunk may overwrite keys that it sees. Both launches are on one stream, in this order; the host does not wait. Latent
+attention has kernels of its own (latent.py).
 """
 
 from typing import Any
@@ -10,11 +11,12 @@ from torch import Tensor
 
 from graphcore.kernels.custom_ops import register_implementation
 from graphcore.kernels.gpu.attention.decode import launch_attend_token
+from graphcore.kernels.gpu.attention.latent import launch_attend_chunk_latent
 from graphcore.kernels.gpu.attention.prefill import launch_attend_chunk
 from graphcore.kernels.gpu.attention.write_cache import launch_write_cache
-from graphcore.kernels.ops.attend import kept_of_pass
+from graphcore.kernels.ops.attend import joined_rows, kept_of_pass, masked_attend
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
-from graphcore.kernels.ops.kv_formats import heads_of
+from graphcore.kernels.ops.kv_formats import heads_of, is_mixed
 
 
 def launch_attend(
@@ -32,6 +34,11 @@ def launch_attend(
     """Implement `attend`; the arguments after `counts` are the fields of `AttentionParameters`."""
     scoring = AttentionParameters(*how, **named)
     caches, spans, is_kept = (k_cache, v_cache, table), (starts, counts), key is None
+    if scoring.values_from:
+        if is_mixed(k_cache):
+            return masked_attend(query, key, value, *caches, *spans, *scoring)
+        where, row = (k_cache, table, *spans), joined_rows(key, value)
+        return launch_attend_chunk_latent(query, row, *where, scoring.values_from, scoring.scale)
     if query.shape[1] == 1:
         return launch_attend_token(query, key, value, *caches, *spans, scoring)
     if key is None or value is None:

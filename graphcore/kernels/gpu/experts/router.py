@@ -24,14 +24,17 @@ from graphcore.routing import ScoredRouting
 
 
 @triton.jit
-def keep_best_groups(ranked, at, num_experts, GROUPS: tl.constexpr, USED: tl.constexpr):
-    """Return scores that are -inf outside the USED groups whose two best scores have the largest sums."""
+def keep_best_groups(ranked, at, num_experts, GROUPS: tl.constexpr, USED: tl.constexpr,
+                     RANKED_BY: tl.constexpr):  # fmt: skip
+    """Return scores that are -inf outside the USED groups whose RANKED_BY best scores have the largest sums."""
     group = at // (num_experts // GROUPS)
     sums = tl.full(ranked.shape, -float("inf"), tl.float32)  # a group's sum at the place of its best expert
     for one in tl.static_range(GROUPS):
         own = tl.where(group == one, ranked, -float("inf"))
         best, place = tl.max(own, 0, return_indices=True, return_indices_tie_break_left=True)
-        sums = tl.where(at == place, best + tl.max(tl.where(at == place, -float("inf"), own), 0), sums)
+        if RANKED_BY > 1:
+            best += tl.max(tl.where(at == place, -float("inf"), own), 0)
+        sums = tl.where(at == place, best, sums)
     kept = at < 0
     for _ in tl.static_range(USED):
         _best, place = tl.max(sums, 0, return_indices=True, return_indices_tie_break_left=True)
@@ -44,7 +47,7 @@ def keep_best_groups(ranked, at, num_experts, GROUPS: tl.constexpr, USED: tl.con
 def choose_for(
     token, scores, counts, selection_bias, chosen, shares, num_experts, TOP_K: tl.constexpr, EXPERTS: tl.constexpr,
     BEST: tl.constexpr, OVER_ALL: tl.constexpr, FUNCTION: tl.constexpr, GROUPS: tl.constexpr, USED: tl.constexpr,
-    NORMALISES: tl.constexpr, EPS: tl.constexpr, FACTOR: tl.constexpr,
+    NORMALISES: tl.constexpr, EPS: tl.constexpr, FACTOR: tl.constexpr, RANKED_BY: tl.constexpr,
 ):  # fmt: skip
     """Choose one token's experts; `.cg` reads scores that other multiprocessors wrote."""
     at = tl.arange(0, EXPERTS)
@@ -61,7 +64,7 @@ def choose_for(
             ranked += tl.load(selection_bias + at, mask=at < num_experts, other=0.0)
         left = tl.where(at < num_experts, ranked, -float("inf"))
         if GROUPS > 1:
-            left = keep_best_groups(left, at, num_experts, GROUPS, USED)
+            left = keep_best_groups(left, at, num_experts, GROUPS, USED, RANKED_BY)
     if OVER_ALL:
         whole = tl.sum(tl.exp(left - tl.max(left, 0)), 0)
     ranks = tl.arange(0, BEST)
@@ -94,14 +97,14 @@ def _choose(
     scores, counts, selection_bias, chosen, shares, num_experts,
     TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr, OVER_ALL: tl.constexpr,
     FUNCTION: tl.constexpr, GROUPS: tl.constexpr, USED: tl.constexpr,
-    NORMALISES: tl.constexpr, EPS: tl.constexpr, FACTOR: tl.constexpr, DEPENDENT: tl.constexpr,
+    NORMALISES: tl.constexpr, EPS: tl.constexpr, FACTOR: tl.constexpr, RANKED_BY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(DEPENDENT)
     wait_for_earlier(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     choose_for(
         token, scores, counts, selection_bias, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL,
-        FUNCTION, GROUPS, USED, NORMALISES, EPS, FACTOR,
+        FUNCTION, GROUPS, USED, NORMALISES, EPS, FACTOR, RANKED_BY,
     )  # fmt: skip
 
 
@@ -110,7 +113,7 @@ def _route(
     x, weight, bias, counts, selection_bias, scores, arrivals, chosen, shares, tokens, columns, num_experts,
     TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BEST: tl.constexpr, OVER_ALL: tl.constexpr,
     FUNCTION: tl.constexpr, GROUPS: tl.constexpr, USED: tl.constexpr,
-    NORMALISES: tl.constexpr, EPS: tl.constexpr, FACTOR: tl.constexpr, DOTS: tl.constexpr,
+    NORMALISES: tl.constexpr, EPS: tl.constexpr, FACTOR: tl.constexpr, RANKED_BY: tl.constexpr, DOTS: tl.constexpr,
     N: tl.constexpr, R: tl.constexpr, G: tl.constexpr, V: tl.constexpr, IS_EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Compute the scores of R experts; the last program to arrive chooses from all of them."""
@@ -132,7 +135,7 @@ def _route(
         for one in range(tokens):
             choose_for(
                 one, scores, counts, selection_bias, chosen, shares, num_experts, TOP_K, EXPERTS, BEST, OVER_ALL,
-                FUNCTION, GROUPS, USED, NORMALISES, EPS, FACTOR,
+                FUNCTION, GROUPS, USED, NORMALISES, EPS, FACTOR, RANKED_BY,
             )  # fmt: skip
 
 
@@ -208,8 +211,8 @@ def _empty_choice(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 def _constants(num_experts: int, top_k: int, over_all: bool, routing: ScoredRouting | None) -> dict[str, Any]:
     widths = {"EXPERTS": triton.next_power_of_2(num_experts), "BEST": triton.next_power_of_2(top_k)}
-    names = ("FUNCTION", "GROUPS", "USED", "NORMALISES", "EPS", "FACTOR")
-    own = zip(names, routing or ("", 1, 1, False, 0.0, 1.0), strict=True)
+    names = ("FUNCTION", "GROUPS", "USED", "NORMALISES", "EPS", "FACTOR", "RANKED_BY")
+    own = zip(names, routing or ("", 1, 1, False, 0.0, 1.0, 2), strict=True)
     return {"TOP_K": top_k, "OVER_ALL": over_all, **widths, **dict(own)}
 
 

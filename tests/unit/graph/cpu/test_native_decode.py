@@ -39,6 +39,7 @@ from graphcore.nn.spec import (
     AttentionSpec,
     BlockSpec,
     DeltaSpec,
+    LatentSpec,
     MLPSpec,
     ModelSpec,
     MoESpec,
@@ -383,8 +384,10 @@ RECORDED = {
     AttentionSpec: {
         "heads", "kv_heads", "head_dim", "scale", "window", "qk_norm", "rope", "qkv_bias", "output_bias", "sinks",
         "sub_norm", "cap", "output_gate", "v_norm_eps", "values_are_keys", "shares_cache", "qk_norm_over_heads",
+        "latent",
         "position_scale",
     },
+    LatentSpec: {"rank", "rotated", "nope", "value_dim", "query_rank", "eps"},
     DeltaSpec: {"key_heads", "value_heads", "key_dim", "value_dim", "width", "eps", "tiled"},
     MLPSpec: {"hidden", "activation", "gated", "bias", "sub_norm"},
     MoESpec: {

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from block_specs import ARCHITECTURES, LAYER_NORM, ORDERED, PLAIN, attending, feeding
+from block_specs import ARCHITECTURES, LATENT, LAYER_NORM, ORDERED, PLAIN, attending, feeding
 from device_runners import kernels_of, let_programs_be_few
 from tiny_graph import DIM, FULL, NORM, builder_of, filled_decoder, model_of
 from torch import Tensor
@@ -32,6 +32,7 @@ from graphcore.nn.spec import AttentionSpec, BlockSpec, NormSpec, RecurrentSpec
 SPECS: Mapping[str, BlockSpec] = {
     **ARCHITECTURES,
     **ORDERED,
+    **LATENT,
     "gemma3 sliding": attending(FULL, window=4),
     "llama capped": attending(cap=2.0, window=4),
     "queries of every position scaled": attending(position_scale=PositionScale(0.4, 1)),

@@ -22,7 +22,7 @@ DEPENDENT = {
     *("_choose", "_dense_gated", "_dense_product", "_down", "_gate_up", "_norm_to_codes", "_packed_gated"),
     *("_packed_product", "_residual_norm", "_route", "attend_splits", "_convolve", "_one_token"),
     "_gated_convolution",
-    *("_resolve", "_fill"),
+    *("_resolve", "_fill", "_attend_rows", "_add_splits", "_prepare_token", "_project_heads"),
 }
 # scores of a router; the state of slots; a head
 READ_LITTLE = ("_choose", "_resolve", "_keep_heads", "_mix_heads")
@@ -39,6 +39,7 @@ SOME = {
     90: (
         *("attend: Llama-3.1-8B, 512 tokens, bfloat16", "attend_token: Llama", "packed_products: q4_k q, k, v"),
         *("experts: summed mxfp4", "choose: Llama-3.1-8B likeliest", "norm: Llama"),
+        *("latent: DeepSeek V2-Lite, 1 tokens, bfloat16", "latent: DeepSeek V2-Lite, keys of heads, bfloat16"),
     ),
     80: ("packed_products: q4_k q, k, v",),
 }
