@@ -100,7 +100,7 @@ def test_a_backend_calls_each_op_with_its_own_library(
     q, k, v, k_cache, v_cache, table, starts, counts, sinks = (torch.tensor([one]) for one in range(9))
     how = AttentionParameters(7, 0.5, sinks, cap=30.0)
     where = {"k_cache": k_cache, "v_cache": v_cache, "table": table, "starts": starts, "counts": counts}
-    asked = {**where, "window": 7, "scale": 0.5, "sinks": sinks, "library": file, "cap": 30.0}
+    asked = {**where, "window": 7, "scale": 0.5, "sinks": sinks, "library": file, "cap": 30.0, "values_from": 0}
     place = (k_cache, v_cache, table), (starts, counts)
     found = arguments_of(attend, lambda: backend.attend(q, k, v, *place, how), monkeypatch)
     assert found == {"query": q, "key": k, "value": v, **asked}
