@@ -87,7 +87,7 @@ class HashRunner:
         self.prompt_tokens, self.has_kinds = chunk, has_kinds
         self.policy: Policy = Resident()
         self.programs = self
-        self.finds_likeliest, self.most_together, self.most_rows = True, 2, batch + 2
+        self.finds_likeliest, self.most_together, self.most_rows = True, 4, batch + 4
         self.after_program: Callable[[], None] = do_nothing  # called inside passes; it may raise
         self.num_passes = 0
         self._tables = {id(cache): table for table in self.pages.tables for cache in table.caches}
@@ -98,12 +98,16 @@ class HashRunner:
         return 0 if not self.has_kinds or tokens >= self.chunks.min_invariant else tokens
 
     def step(self, tokens: Mapping[int, tuple[Sequence[int], int]]) -> list[DecodeStep]:
-        """Return programs of up to two rows each, as `Programs.step`."""
-        rows, steps = list(tokens), []
-        for at in range(0, len(rows), 2):
-            some = rows[at : at + 2]
-            program = FakeProgram([(row, *tokens[row], self.kind(1)) for row in some])
-            steps.append(DecodeStep(program, {row: index for index, row in enumerate(some)}))  # type: ignore[arg-type]
+        """Return programs of up to three tokens each, as `Programs.step`; a row's tokens may be in two of them."""
+        each = [
+            (row, [one], start + at, self.kind(1)) for row, (ids, start) in tokens.items() for at, one in enumerate(ids)
+        ]
+        steps = []
+        for begin in range(0, len(each), 3):
+            some = each[begin : begin + 3]
+            rows = [row for row, *_ in some]
+            places = {row: range(rows.index(row), rows.index(row) + rows.count(row)) for row in rows}
+            steps.append(DecodeStep(FakeProgram(some), places))  # type: ignore[arg-type]
         return steps
 
     @contextmanager

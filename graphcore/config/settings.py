@@ -81,6 +81,8 @@ class QuantSettings:
 
 
 Keeps = Literal["all", "nothing", "most"]  # matrices that stay on the device; "most": as many as the budget allows
+RESIDENT_DRAFT = 15  # draft tokens: with the known one, the rows of one native program
+STREAMED_DRAFT = 31  # more rows are computed while weights are read
 KEPT: Mapping[str, Keeps] = {"auto": "most", "on": "nothing", "off": "all"}  # by streaming.policy
 
 
@@ -112,6 +114,20 @@ class GraphSettings:
     """conf/graph/*: how steps run."""
 
     kind: str = MISSING
+
+
+@dataclass
+class SpeculationSettings:
+    """conf/speculation/*: where draft tokens come from, and how many."""
+
+    kind: str = MISSING
+    num_speculative_tokens: int | None = MISSING
+
+    def draft_tokens(self, is_streaming: bool) -> int:
+        """Return the most draft tokens of one sequence in a step; 0 without speculation."""
+        if self.kind == "off":
+            return 0
+        return self.num_speculative_tokens or (STREAMED_DRAFT if is_streaming else RESIDENT_DRAFT)
 
 
 @dataclass
@@ -166,6 +182,7 @@ class Settings:
     quant: QuantSettings = field(default_factory=QuantSettings)
     streaming: StreamingSettings = field(default_factory=StreamingSettings)
     graph: GraphSettings = field(default_factory=GraphSettings)
+    speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     task: Any = MISSING  # the task's own schema is checked by the task
     prompt: str | None = MISSING

@@ -63,6 +63,7 @@ def _check_choices(settings: Settings) -> None:
         ("graph.kind", settings.graph.kind, ("auto", "captured", "compiled", "eager")),
         ("model.fallback", settings.model.fallback, (None, "transformers")),
         ("model.attention", settings.model.attention, ("auto", "eager", "sdpa", "flash_attention_2")),
+        ("speculation.kind", settings.speculation.kind, ("off", "lookup")),
         ("quant.format", settings.quant.format, QUANT_FORMATS),
         ("quant.activations", settings.quant.activations, ("auto", "float", "int8")),
     )
@@ -107,6 +108,7 @@ def _check_sizes(settings: Settings) -> None:
         at_least(1, "", settings, ("max_new_tokens",))
     at_least(1, "batching.", settings.batching, ("max_sequences", "max_tokens_per_step", "max_waiting", "cache_tokens"))
     at_least(0, "batching.", settings.batching, ("snapshots",))
+    at_least(1, "speculation.", settings.speculation, ("num_speculative_tokens",))
     at_least(2, "", settings, ("prefill_chunk",))
     at_least(1, "model.", settings.model, ("num_hidden_layers",))
     check_seed(settings.seed)

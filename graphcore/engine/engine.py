@@ -23,7 +23,7 @@ from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.batching.device_decode_loop import DeviceDecodeLoop
 from graphcore.engine.batching.host_decode_loop import HostDecodeLoop
-from graphcore.engine.batching.interface import Batching
+from graphcore.engine.batching.interface import Batching, DecodeLoop
 from graphcore.engine.batching.static import StaticBatching
 from graphcore.engine.forward_state import ForwardState
 from graphcore.engine.loading.load_model import Check, LoadedModel, load_model, no_check
@@ -39,6 +39,7 @@ from graphcore.engine.request_handle import RequestHandle, TokenStream
 from graphcore.engine.saved_caches import SavedCaches
 from graphcore.engine.scoring import decoded_logits
 from graphcore.engine.sequence_state import Extension, SequenceState, extend_states
+from graphcore.engine.speculation.speculation import Speculation
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.progress import Progress, ignore_progress
@@ -183,6 +184,7 @@ class Engine:
         top_logprobs: int = 0,
         prompt_logprobs: int | None = None,
         skip_special_tokens: bool = True,
+        speculation: str | None = None,
         request_id: str | None = None,
         **sampling: Any,
     ) -> RequestHandle:
@@ -208,6 +210,7 @@ class Engine:
             prompt_logprobs: records the log probability of each token of the prompt, and that many of the likeliest
                 tokens there, 0 to 20; None records nothing. The whole prompt then runs, whatever is cached of it.
             skip_special_tokens: False shows special tokens, such as those around tool calls, in the text.
+            speculation: "off" checks no draft tokens for this request; None is the engine's setting. Answers are equal.
             request_id: name of the request in `status`; None numbers it.
             **sampling: fields of `SamplingParams`, such as temperature (0 is greedy), top_p, logit_bias, min_tokens and
                 seed; None is the neutral value.
@@ -221,7 +224,7 @@ class Engine:
         limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stop, "deadline": deadline}
         records = {"logprobs": logprobs, "top_logprobs": top_logprobs, "prompt_logprobs": prompt_logprobs}
         wishes = {"ignore_eos": ignore_eos, "reuse_cache": reuse_cache, "skip_special_tokens": skip_special_tokens}
-        more = {**limits, **records, **wishes, "request_id": request_id}
+        more = {**limits, **records, **wishes, "speculation": speculation, "request_id": request_id}
         requests = self._requests.one("submit", prompt, n, mask, **more, **sampling)
         handle = RequestHandle(requests, self)  # if Ctrl-C comes before the return, its collection cancels
         self._queue.submit(requests, "submit", waits=False)
@@ -722,7 +725,10 @@ def batching_of(runner: ModelRunner, folder: Path) -> Batching:
     if isinstance(runner, StaticRunner):
         return StaticBatching(runner)
     assert isinstance(runner, ProgramRunner), "sequences run in passes"
-    decoding = HostDecodeLoop(runner) if runner.captures is None else DeviceDecodeLoop(runner)
+    if runner.captures is not None:
+        decoding: DecodeLoop = DeviceDecodeLoop(runner)
+    else:
+        decoding = HostDecodeLoop(runner, Speculation.of(runner) if runner.draft_tokens else None)
     return ContinuousBatching(runner, decoding, CacheAdmission.of(runner, folder))
 
 

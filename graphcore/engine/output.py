@@ -44,6 +44,8 @@ class Timings:
         new_tokens: int, tokens of this request's answer.
         batch: int, most requests that ran at once while this one ran.
         cached_tokens: int, tokens of the prompt that the KV cache held already, and that did not run.
+        draft_tokens: int, draft tokens that decode steps checked; 0 without speculation.
+        accepted_tokens: int, those of them that were the tokens chosen, and saved a step each.
     """
 
     first_token_seconds: float
@@ -53,6 +55,8 @@ class Timings:
     new_tokens: int
     batch: int
     cached_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def prefill_tokens_per_second(self) -> float:

@@ -39,9 +39,11 @@ class ProgramRunner(ModelRunner):
 
     Args:
         prompt_tokens: the same as the attribute; 0 for one chunk.
+        draft_tokens: the same as the attribute.
 
     Attributes:
         prompt_tokens: tokens of prompts in one pass; one chunk runs even if it is longer.
+        draft_tokens: most draft tokens of one sequence in a decode step; 0 without speculation.
         chunks: chunk boundaries of prompts. The C++ kernels multiply chunks of at least `DENSE_TOKENS` tokens row by
             row in one way. Elsewhere a chunk's length may choose the kernel, so only whole chunks have equal bits.
         pages: allocator of the KV cache's pages.
@@ -50,16 +52,22 @@ class ProgramRunner(ModelRunner):
     lends_for_states = False
 
     def __init__(
-        self, builder: GraphBuilder, policy: Policy, batch_size: int, prefill_chunk: int, prompt_tokens: int = 0
+        self,
+        builder: GraphBuilder,
+        policy: Policy,
+        batch_size: int,
+        prefill_chunk: int,
+        prompt_tokens: int = 0,
+        draft_tokens: int = 0,
     ) -> None:
         self.builder = builder
         self.policy = policy
         self.device, spec = builder.device, builder.decoder.spec
         self.sizes = RunnerSizes(batch_size, prefill_chunk, spec.vocab, builder.context, spec.context)
-        self.prompt_tokens = prompt_tokens or prefill_chunk
+        self.prompt_tokens, self.draft_tokens = prompt_tokens or prefill_chunk, draft_tokens
         self.backend = builder.backend
         self.chunks = Chunks(prefill_chunk, DENSE_TOKENS if isinstance(self.backend, NativeBackend) else prefill_chunk)
-        self.programs = Programs(builder, batch_size)
+        self.programs = Programs(builder, batch_size, draft_tokens)
         self.pages = PageAllocator(spec, builder.caches)
         self._holding = ForwardSequencePool(self.pages)
 
@@ -128,7 +136,7 @@ class ProgramRunner(ModelRunner):
                         logits[chunk.row] = state.logits[0]
             for program, places in steps:
                 for row, at in places.items():
-                    logits[row] = program.state.logits[at]
+                    logits[row] = program.state.logits[at[-1]]
             done += sum(len(chunk.ids) for chunk in chunks)
             on_progress("prefill", None, done, total)
         return logits

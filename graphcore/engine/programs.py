@@ -22,11 +22,11 @@ class DecodeStep(NamedTuple):
     """A program with tokens of some rows of the caches as its inputs.
 
     Attributes:
-        rows: row of the program, and so of its logits, of the last token of each row of the caches.
+        rows: rows of the program, and so of its logits, of the tokens of each row of the caches, in order.
     """
 
     program: Program
-    rows: dict[int, int]
+    rows: Mapping[int, range]
 
 
 class Programs:
@@ -34,10 +34,11 @@ class Programs:
 
     Args:
         batch_size: rows of the caches.
+        draft_tokens: most draft tokens of one sequence in a step.
     """
 
-    def __init__(self, builder: GraphBuilder, batch_size: int) -> None:
-        self._builder, self._batch_size = builder, batch_size
+    def __init__(self, builder: GraphBuilder, batch_size: int, draft_tokens: int = 0) -> None:
+        self._builder, self._batch_size, self._draft_tokens = builder, batch_size, draft_tokens
         self._widths = widths_of(self.most_rows)
         self._of_width: dict[tuple[str, int, bool, int], Program] = {}
         self._of_row: dict[tuple[str, int], Program] = {}
@@ -116,7 +117,8 @@ class Programs:
     @property
     def most_rows(self) -> int:
         """Most tokens in a step, over all sequences."""
-        return most_step_rows(self._batch_size) if self._builder.uses_native_programs else self._batch_size
+        is_native = self._builder.uses_native_programs
+        return most_step_rows(self._batch_size, self._draft_tokens) if is_native else self._batch_size
 
     def step(self, tokens: Mapping[int, tuple[Sequence[int], int]]) -> list[DecodeStep]:
         """Return the programs that run tokens of some rows of the caches, in one pass, with their inputs.
@@ -136,12 +138,12 @@ class Programs:
             rows = range(self._batch_size)
             ids = [tokens[row][0] if row in tokens else [] for row in rows]
             program.state.put_rows(ids, [tokens[row][1] if row in tokens else 0 for row in rows])
-            return [DecodeStep(program, {row: row for row in tokens})]
+            return [DecodeStep(program, {row: range(row, row + 1) for row in tokens})]
         steps = []
         for row, (ids_of_row, position) in tokens.items():
             program = self.of_row("token", row)
             program.state.put_rows([ids_of_row], [position])
-            steps.append(DecodeStep(program, {row: 0}))
+            steps.append(DecodeStep(program, {row: range(1)}))
         return steps
 
     def _native_step(self, tokens: Mapping[int, tuple[Sequence[int], int]]) -> list[DecodeStep]:
@@ -153,10 +155,9 @@ class Programs:
             begin += share
             program = self.of_width("decode", self._widths[number], is_greedy=True, number=number)
             program.state.put_tokens(token_ids, positions, rows)
-            for step in steps:
-                for row in rows:  # its last token is in this program
-                    step.rows.pop(row, None)
-            steps.append(DecodeStep(program, dict(zip(rows, range(share), strict=True))))
+            firsts = {row: rows.index(row) for row in dict.fromkeys(rows)}
+            places = {row: range(first, first + rows.count(row)) for row, first in firsts.items()}
+            steps.append(DecodeStep(program, places))
         return steps
 
     def sampling_program(self, params: Sequence[SamplingParams]) -> Program:

@@ -61,12 +61,16 @@ class TokenTotals:
         prompt_tokens: int, tokens of prompts that have run; one that was swapped out without a copy counts again.
         cached_tokens: int, tokens of prompts that did not run, because the KV cache held them.
         new_tokens: int, tokens of answers.
+        draft_tokens: int, draft tokens that steps have checked; 0 without speculation.
+        accepted_tokens: int, those of them that were the tokens chosen.
     """
 
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     new_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -93,6 +97,7 @@ class Request:
         pooled: the embedding of the prompt; such a request has no answer. None for others.
         mask: mask of the next tokens; None to allow all.
         deadline: time.perf_counter() at which the request ends; None for none.
+        speculates: True to check draft tokens beside the known ones, if the engine drafts; no token changes.
         reuses_cache: True to continue from the cached tokens of an ended request, too, those of its answer included.
         totals: the engine's cumulative counters, which the request updates.
         token_ids: token ids of the answer so far.
@@ -110,6 +115,7 @@ class Request:
         is_bit_exact: True if what the KV cache holds of the prompt has the bits that it would have without other
             requests.
         batch: most requests that ran at once while this one ran, itself included.
+        draft_tokens, accepted_tokens: draft tokens that were checked, and those that were right.
     """
 
     prompt_ids: Sequence[int]
@@ -128,6 +134,7 @@ class Request:
     pooled: Pooled | None = None
     mask: AnswerMask | None = None
     deadline: float | None = None
+    speculates: bool = True
     reuses_cache: bool = False
     totals: TokenTotals = field(default_factory=TokenTotals)
     token_ids: list[int] = field(default_factory=list)
@@ -143,6 +150,8 @@ class Request:
     has_begun: bool = False
     is_bit_exact: bool = True
     batch: int = 1
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     _began: float | None = None
     _first: float | None = None
     _last: float | None = None
@@ -217,9 +226,20 @@ class Request:
         return [*self.prompt_ids, *self.token_ids]
 
     @property
+    def num_known(self) -> int:
+        """Number of known tokens of prompt and answer."""
+        return len(self.prompt_ids) + len(self.token_ids)
+
+    @property
     def num_uncomputed(self) -> int:
         """Number of known tokens that the KV cache does not hold; 1 for a request that decodes."""
-        return len(self.prompt_ids) + len(self.token_ids) - self.num_computed
+        return self.num_known - self.num_computed
+
+    def is_known(self, position: int, token_id: int) -> bool:
+        """Return whether the token at a position of prompt and answer is known, and this one."""
+        at = position - len(self.prompt_ids)
+        ids = self.prompt_ids if at < 0 else self.token_ids
+        return position < self.num_known and ids[position if at < 0 else at] == token_id
 
     @property
     def is_in_prompt(self) -> bool:
@@ -262,6 +282,12 @@ class Request:
                 self.totals.cached_tokens += self.num_computed
         self.num_computed += count
         self.has_begun = True
+
+    def add_drafted(self, drafted: int, accepted: int) -> None:
+        """Count draft tokens that a step has checked, and those that were accepted."""
+        for counted in (self, self.totals):
+            counted.draft_tokens += drafted
+            counted.accepted_tokens += accepted
 
     def take_back_computed(self) -> None:
         """Take back one counted token: the device had ended the row before the step, which wrote nothing."""
@@ -375,7 +401,8 @@ class Request:
         prefill = 0.0 if first is None else first - began
         decode = 0.0 if first is None or last is None else last - first
         counts = len(self.prompt_ids), len(self.token_ids)
-        timings = Timings(prefill, prefill, decode, *counts, self.batch, self.cached)
+        drafts = self.draft_tokens, self.accepted_tokens
+        timings = Timings(prefill, prefill, decode, *counts, self.batch, self.cached, *drafts)
         logprobs = tuple(self.logprobs) if self.wants_logprobs else None
         top = tuple(self.top_logprobs) if self.num_top_logprobs else None
         of_prompt = None if self.num_prompt_logprobs is None else tuple(self.prompt_logprobs)

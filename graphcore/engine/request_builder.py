@@ -111,6 +111,7 @@ class RequestBuilder:
         ignore_eos: bool = False,
         deadline: float | None = None,
         reuse_cache: bool = False,
+        speculation: str | None = None,
         request_id: str | None = None,
         **sampling: Any,
     ) -> Request:
@@ -135,6 +136,7 @@ class RequestBuilder:
             prompt_logprobs=[PromptLogprob(ids[0], None, ())],
             deadline=until,
             reuses_cache=reuse_cache,
+            speculates=self._speculates(speculation),
         )
 
     def _params(self, sampling: Mapping[str, Any], number: int) -> SamplingParams:
@@ -142,6 +144,16 @@ class RequestBuilder:
         params = sampling_params(sampling)
         check_token_ids(params, self._sizes.vocab)
         return params_from(params, number)
+
+    def _speculates(self, kind: str | None) -> bool:
+        """Return whether draft tokens may be checked for a request that asks for a kind of them."""
+        loaded = self._loaded.settings.speculation.kind
+        if kind not in (None, "off", loaded):
+            raise ConfigError(
+                f'speculation={kind!r:.40} must be "off" or the engine\'s own, {loaded}; load the engine with '
+                "speculation=lookup for others"
+            )
+        return kind != "off"
 
     def _check_prompt_logprobs(self, count: int | None) -> None:
         if count is not None:

@@ -162,8 +162,9 @@ class PageAllocator:
     def free_before_window(self, row: int, position: int) -> None:
         """Free the pages of a row that lie before the window of a token at a position."""
         for table in self.tables:
-            if table.first_seen(position) - 1 in table.rows[row]:
-                table.free_others(row, table.numbers(position, position))
+            first = table.first_seen(position)
+            if first - 1 in table.rows[row]:
+                table.free_others(row, range(first, 1 + max(table.rows[row])))
 
     def free(self, row: int) -> None:
         """Free all pages of a row."""

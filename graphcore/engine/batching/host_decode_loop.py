@@ -1,5 +1,6 @@
 """The host decode loop: the programs of the next step of decoding requests, and sampling from their logits.
 
+    drafts      returns draft tokens for the step, if the engine speculates
     start       returns the programs of a step, for all decoding requests
     ...         the pass runs them, beside the chunks of prompts
     finish      samples tokens and appends them to their requests
@@ -9,60 +10,117 @@ The host samples here, from the logits of each step; in device_decode_loop.py a 
 Legend: V vocab.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from graphcore.engine.batching.decode_run import DecodeRun
 from graphcore.engine.batching.interface import DecodeLoop
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.programs import DecodeStep
 from graphcore.engine.request import Request
 from graphcore.engine.sampler import SequenceSampler
+from graphcore.engine.speculation.speculation import Speculation
 from graphcore.graph.program import Program
 
 IDLE = 0.01  # seconds that a pass without any work waits for a mask
 
 
 class HostDecodeLoop(DecodeLoop):
-    """Decode loop in which the host samples the tokens of a step before the next step."""
+    """Decode loop in which the host samples the tokens of a step before the next step.
 
-    def __init__(self, runner: ProgramRunner) -> None:
-        self._programs, self._chooser = runner.programs, SequenceSampler(runner)
+    Args:
+        speculation: source of draft tokens; None for none.
+    """
+
+    def __init__(self, runner: ProgramRunner, speculation: Speculation | None = None) -> None:
+        self._programs, self._pages, self._context = runner.programs, runner.pages, runner.sizes.context
+        self._chooser, self._speculation = SequenceSampler(runner), speculation
         self.most_together = min(runner.programs.most_together, runner.programs.most_rows)
-        self._steps: list[DecodeStep] = []
-        self._due: dict[int, Request] = {}  # by their rows of the caches
+        self._runs: list[DecodeRun] = []
+        self._began = 0.0
 
     def take_forced(self, requests: Sequence[Request]) -> None:
         """Append the tokens that masks force."""
         self._chooser.take_forced(requests)
 
+    def drafts(self, tokens: Mapping[Request, Sequence[int]], spare: int) -> Mapping[Request, Sequence[int]]:
+        """Return draft tokens for requests all of whose known tokens run, as far as they are worth their time."""
+        if self._speculation is None or spare < 1:
+            return {}
+        room = {request: self._room(request, len(ids)) for request, ids in tokens.items() if request.speculates}
+        room = {request: most for request, most in room.items() if most > 0}
+        return self._speculation.propose(room, len(tokens), sum(map(len, tokens.values())), spare)
+
+    def _room(self, request: Request, num_tokens: int) -> int:
+        """Return the most draft tokens that may follow so many tokens of a request."""
+        if request.is_in_prompt or not num_tokens or num_tokens < request.num_uncomputed:
+            return 0
+        if self._pages.has_states and request.reuses_cache:
+            return 0  # its states are kept when it ends, and would then be those before a draft
+        wanted = request.max_new_tokens - len(request.token_ids) - 1
+        return min(wanted, self.most_together - num_tokens, self._context - request.num_known)
+
     def start(self, tokens: Mapping[Request, Sequence[int]]) -> tuple[list[Program], Mapping[Request, int]]:
         """Return the programs of a step of the requests whose next tokens are known, and these requests."""
-        due = {request: ids for request, ids in tokens.items() if ids}
-        self._due = {request.own_row: request for request in due}
-        inputs = {request.own_row: (ids, request.num_computed) for request, ids in due.items()}
-        self._steps = self._programs.step(inputs) if inputs else []
-        return [program for program, _ in self._steps], {request: len(ids) for request, ids in due.items()}
+        self._runs = [self._run_of(request, ids) for request, ids in tokens.items() if ids]
+        inputs = {run.request.own_row: (run.ids, run.start) for run in self._runs}
+        steps = self._programs.step(inputs) if inputs else []
+        for program, rows in steps:
+            for run in self._runs:
+                run.places += [(program, at) for at in rows.get(run.request.own_row, ())]
+        self._began = time.perf_counter()
+        return [program for program, _ in steps], {run.request: run.num_counted for run in self._runs}
+
+    def _run_of(self, request: Request, ids: Sequence[int]) -> DecodeRun:
+        num_sure = min(len(ids), request.num_uncomputed)
+        spoils = num_sure < len(ids) and self._pages.has_states
+        states = [cache.copy_out(request.own_row) for cache in self._pages.states] if spoils else ()
+        return DecodeRun(request, ids, request.num_computed, num_sure, states)
 
     def finish(self, ended: Sequence[tuple[Request, Tensor]]) -> bool:
-        """Sample a token for each request whose known tokens have all run."""
-        has_run = bool(ended) or bool(self._steps)
+        """Sample a token for each request whose known tokens have all run, and further ones while drafts are right."""
+        seconds = time.perf_counter() - self._began
+        has_run = bool(ended) or bool(self._runs)
         has_chosen = self._chooser.choose_pending(0.0 if has_run else IDLE) or bool(ended)
-        for program, rows in self._steps:
-            due = {at: self._due[row] for row, at in rows.items() if not self._due[row].num_uncomputed}
-            has_chosen = has_chosen or bool(due)
-            if self._programs.finds_likeliest:
-                likeliest = program.state.chosen.tolist()
-                plain = {at: request for at, request in due.items() if request.takes_likeliest}
-                self._chooser.take_likeliest([*plain.values()], [likeliest[at] for at in plain])
-                due = {at: request for at, request in due.items() if at not in plain}
-            if due:
-                logits = program.state.logits.unbind(0)
-                self._chooser.choose([*due.values()], [logits[at] for at in due])
+        likeliest: dict[int, list[int]] = {}  # by id of their programs
+        while due := [(run.request, place) for run in self._runs if (place := run.next_place()) is not None]:
+            has_chosen = True
+            self._choose(due, likeliest)
         for request, after in ended:
             self._chooser.choose([request], after.unbind(0))
-        self._steps, self._due = [], {}
+        self._count(seconds)
+        self._runs = []
         return has_chosen
+
+    def _choose(self, due: Sequence[tuple[Request, tuple[Program, int]]], likeliest: dict[int, list[int]]) -> None:
+        """Sample the next token of requests, each from the logits of a program's row."""
+        others: list[tuple[Request, Tensor]] = []
+        for request, (program, at) in due:
+            if not (self._programs.finds_likeliest and request.takes_likeliest):
+                others.append((request, program.state.logits[at]))
+                continue
+            if id(program) not in likeliest:
+                likeliest[id(program)] = program.state.chosen.tolist()
+            self._chooser.take_likeliest([request], [likeliest[id(program)][at]])
+        if others:
+            self._chooser.choose([request for request, _ in others], [logits for _, logits in others])
+
+    def _count(self, seconds: float) -> None:
+        """Count what the caches hold of draft tokens, put recurrent states back, and record how drafts fared."""
+        if self._speculation is None:
+            return
+        if self._runs:
+            self._speculation.record_step(sum(len(run.ids) for run in self._runs), seconds)
+        for run in self._runs:
+            drafted = len(run.ids) - run.num_sure
+            if not drafted:
+                continue
+            self._speculation.record(run.request, drafted, run.num_computed - run.num_sure)
+            if run.states and run.num_right < len(run.ids):
+                self._pages.put_states(run.states, run.request.own_row)  # its known tokens run again
+            else:
+                run.request.add_computed(run.num_computed - run.num_counted)
 
     def drain(self, request: Request) -> None:
         """Do nothing: no step is in flight between two passes."""
@@ -74,8 +132,10 @@ class HostDecodeLoop(DecodeLoop):
     def leave(self, request: Request) -> list[int]:
         """Remove a request that has ended, and return those of its tokens that the caches hold."""
         self._chooser.forget(request)
+        if self._speculation is not None:
+            self._speculation.forget(request)
         return request.ids[: request.num_computed]
 
     def drop(self) -> None:
         """Forget the programs of the pass."""
-        self._steps, self._due = [], {}
+        self._runs = []

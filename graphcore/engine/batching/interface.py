@@ -99,13 +99,22 @@ class DecodeLoop(ABC):
     def take_forced(self, requests: Sequence[Request]) -> None:
         """Append the tokens that masks of running requests force, as far as they are known before a pass."""
 
+    def drafts(self, _tokens: Mapping[Request, Sequence[int]], _spare: int) -> Mapping[Request, Sequence[int]]:
+        """Return draft tokens that the next step may check behind the known ones; most loops have none.
+
+        Args:
+            _tokens: the argument of `start`, without drafts.
+            _spare: further tokens that the step has room for.
+        """
+        return {}
+
     @abstractmethod
     def start(self, tokens: Mapping[Request, Sequence[int]]) -> tuple[list[Program], Mapping[Request, int]]:
-        """Return the programs of the next step, and the requests that it runs, each with the number of its tokens.
+        """Return the programs of the next step, and its requests, each with the number of its tokens that are sure.
 
         Args:
             tokens: all running requests that run no chunk of a prompt, each with its next tokens: none if the next is
-                not known on the host, and at most `most_together`.
+                not known on the host, and at most `most_together`. Draft tokens may follow the known ones.
         """
 
     @abstractmethod

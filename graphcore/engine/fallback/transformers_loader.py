@@ -127,6 +127,7 @@ def check_settings(settings: Settings) -> None:
         ("quant", settings.quant.format, (STORED,), "transformers' classes multiply dense weights"),
         ("quant.activations", settings.quant.activations, ("auto", "float"), "only packed weights round activations"),
         ("kv_dtype", settings.kv_dtype, ("auto",), "transformers' caches have the compute dtype"),
+        ("speculation", settings.speculation.kind, ("off",), "transformers' caches cannot take draft tokens back"),
         ("dependent_launches", settings.dependent_launches, ("auto", "off"), "its steps are not captured"),
         ("model.num_hidden_layers", settings.model.num_hidden_layers, (None,), "all layers run"),
     )

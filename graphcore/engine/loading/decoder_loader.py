@@ -53,7 +53,8 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
             builder = _builder(parts, stream, compiled_dir, on_progress)
             undo.pop_all()
         prompt_tokens = settings.batching.prompt_tokens(runtime.prefill_chunk, plan.is_streaming)
-        runner = ProgramRunner(builder, stream.policy, runtime.batch_size, runtime.prefill_chunk, prompt_tokens)
+        sizes = runtime.batch_size, runtime.prefill_chunk, prompt_tokens, runtime.draft_tokens
+        runner = ProgramRunner(builder, stream.policy, *sizes)
         return Running(runner, stream)
 
 

@@ -79,7 +79,7 @@ class PreparedDecoder(PreparedModel):
         if runtime.graph != "captured" or runtime.device.type != "cpu" or not isinstance(backend, NativeBackend):
             return lambda context_length: 0
         fetches = is_streaming and bool(expert_linears(self.decoder))
-        widths = widths_of(most_step_rows(runtime.batch_size))
+        widths = widths_of(most_step_rows(runtime.batch_size, runtime.draft_tokens))
         sizes = ProgramSizes(
             tuple(widths), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches
         )

@@ -37,6 +37,7 @@ class RuntimeConfig:
         cache_tokens: tokens of KV cache that all sequences share; None follows from the context length.
         snapshots: number of recurrent states for snapshots, besides those of the sequences.
         packing: policy of how packed weights are held and multiplied.
+        draft_tokens: most draft tokens of one sequence in a decode step; 0 without speculation.
         uses_pdl: True if a captured step's kernels use programmatic dependent launch (kernels/gpu/pdl.py).
     """
 
@@ -51,6 +52,7 @@ class RuntimeConfig:
     packing: PackingPolicy
     cache_tokens: int | None = None
     snapshots: int = 0
+    draft_tokens: int = 0
     uses_pdl: bool = False
 
     @property
@@ -62,7 +64,8 @@ class RuntimeConfig:
         """Return the sizes of the caches for sequences of at most `context_length` tokens."""
         shared = self.cache_tokens or max(context_length, self.batch_size * min(context_length, DEFAULT_CONTEXT))
         kept = context_length, self.kv_dtype, self.prefill_chunk
-        return CacheSizes(self.batch_size, *kept, tokens=shared, snapshots=self.snapshots)
+        together = 1 + self.draft_tokens
+        return CacheSizes(self.batch_size, *kept, together=together, tokens=shared, snapshots=self.snapshots)
 
     def shortened(self, context_length: int) -> "RuntimeConfig":
         """Return the configuration for the context length of a plan, which may be smaller."""
@@ -153,6 +156,25 @@ def choose_snapshots(settings: Settings, spec: ModelSpec) -> int:
         return 0
     wanted = settings.batching.snapshots
     return settings.batching.max_sequences + 1 if wanted is None else wanted
+
+
+def choose_draft_tokens(settings: Settings, has_native_programs: bool, graph: str) -> int:
+    """Return the most draft tokens of one sequence in a decode step; 0 without speculation.
+
+    Args:
+        has_native_programs: True if decode steps are native programs, which run several tokens of a sequence.
+        graph: how decode steps run.
+
+    Raises:
+        ConfigError: the settings ask for speculation, and decode steps run one token of a sequence.
+    """
+    kind = settings.speculation.kind
+    if kind != "off" and not has_native_programs:
+        raise ConfigError(
+            f"speculation={kind} needs decode steps as native programs on the CPU (graph=captured), and they run "
+            f"{graph} on {resolve_device(settings.device)}; use speculation=off"
+        )
+    return settings.speculation.draft_tokens(settings.streaming.policy != "off")
 
 
 def choose_rounding(activations: str, dtype: torch.dtype) -> str:

@@ -40,12 +40,16 @@ def rows_by_program(sequences: int) -> tuple[int, ...]:
     return tuple((sequences + other) // programs for other in reversed(range(programs)))
 
 
-def most_step_rows(sequences: int) -> int:
+def most_step_rows(sequences: int, draft_tokens: int = 0) -> int:
     """Return the most tokens of a decode step: one for each sequence, and at least MOST_ROWS for several sequences.
 
-    Rows without a sequence of their own take tokens that a mask forces, because a row costs less than another step.
+    Rows without a sequence of their own take draft tokens, and tokens that a mask forces, because a row costs less than
+    another step.
+
+    Args:
+        draft_tokens: most draft tokens of one sequence.
     """
-    return sequences if sequences == 1 else max(sequences, MOST_ROWS)
+    return max(sequences, 1 + draft_tokens, MOST_ROWS if sequences > 1 or draft_tokens else 1)
 
 
 def widths_of(most: int) -> list[int]:

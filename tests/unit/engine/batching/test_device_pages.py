@@ -76,7 +76,7 @@ def test_sequences_that_were_swapped_out_get_the_tokens_that_they_get_alone(
     with engine_of(name) as eager, captured_engine(name, *SMALL) as engine:
         expected = [what(request.submit(eager).result(SECONDS)) for request in requests]
         assert answers(engine, requests) == expected
-        assert len(swapped_out) > 3
+        assert len(swapped_out) > 1
         assert max(swapped_out) > 24  # after tokens of an answer
         assert_all_pages_return(engine)
 

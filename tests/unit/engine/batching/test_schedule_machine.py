@@ -30,6 +30,9 @@ from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.batching.host_decode_loop import HostDecodeLoop
 from graphcore.engine.masks import AnswerMask, MaskThreads, NextTokens
 from graphcore.engine.request import Request
+from graphcore.engine.speculation.drafter import Draft, Drafter
+from graphcore.engine.speculation.speculation import Speculation
+from graphcore.engine.speculation.step_costs import StepCosts
 from graphcore.kvcache.swap_file import SwapFile
 from graphcore.progress import ignore_progress
 from graphcore.streaming.policy import Resident
@@ -37,6 +40,7 @@ from graphcore.tokenizer.text_stream import StopStrings
 
 BITS = st.integers(0, 1)
 END = 3  # token that ends answers of requests that do not ignore it
+ERROR_RATES = (None, 0.0, 0.3, 1.0)  # of draft tokens; None drafts none
 NO_FOLDER = Path("/dev/null/swapped")
 PROMPTS = st.builds(lambda shared, own: [7] * shared + own, st.integers(0, 24), st.lists(BITS, min_size=1, max_size=8))
 
@@ -91,21 +95,56 @@ class Asked:
     is_hurt: bool = False
 
 
+class FreeSteps(StepCosts):
+    """Steps that cost the same for any number of tokens; a clock would make the draws of a run differ."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda tokens: 1.0)
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Record nothing."""
+
+
+class FallibleDrafter(Drafter):
+    """A drafter that knows the answer, and drafts some of its tokens wrong."""
+
+    def __init__(self, prompt: Sequence[int], answer: Sequence[int], error_rate: float) -> None:
+        self.num_tokens = len(prompt)
+        self._ids, self._draw, self._error_rate = [*prompt, *answer], random.Random(len(prompt)), error_rate
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        self.num_tokens += len(token_ids)
+
+    def propose(self, most: int) -> Draft:
+        ids = self._ids[self.num_tokens : self.num_tokens + most]
+        return Draft([(one + (self._draw.random() < self._error_rate)) % VOCAB for one in ids], 30)
+
+
 class Schedule(RuleBasedStateMachine):
     """A queue over `HashRunner`, with three rows and a little more than one context of pages."""
 
     name = "full"
 
-    @initialize(tokens=st.sampled_from([32, 44, 96]), has_kinds=st.booleans())
-    def load(self, tokens: int, has_kinds: bool) -> None:
+    @initialize(tokens=st.sampled_from([32, 44, 96]), has_kinds=st.booleans(), error_rate=st.sampled_from(ERROR_RATES))
+    def load(self, tokens: int, has_kinds: bool, error_rate: float | None) -> None:
         self.has_kinds = has_kinds
         self.runner: Any = HashRunner(self.name, tokens, has_kinds=has_kinds)
         self.folder = Path(tempfile.gettempdir())
         self.admission = CacheAdmission.of(self.runner, self.folder)
-        batching = ContinuousBatching(self.runner, HostDecodeLoop(self.runner), self.admission)
+        speculation = None if error_rate is None else self.speculation(error_rate)
+        batching = ContinuousBatching(self.runner, HostDecodeLoop(self.runner, speculation), self.admission)
         self.queue = SteppedQueue(batching, 100, lambda: None, ignore_progress, lambda: None)
         self.asked: list[Asked] = []
         self.masks = SteppedMasks()
+
+    def speculation(self, error_rate: float) -> Speculation:
+        """Return a speculation whose draft tokens are wrong at that rate, and whose steps cost the same for any."""
+
+        def drafter_of(request: Request) -> Drafter:
+            tokens, _ = self.runner.alone(request.prompt_ids, 32, frozenset())
+            return FallibleDrafter(request.prompt_ids, tokens, error_rate)
+
+        return Speculation(FreeSteps(), self.runner.most_together - 1, drafter_of)
 
     def submit(self, prompt: Sequence[int], max_new_tokens: int, **given: Any) -> Asked:
         ends = frozenset({END}) if len(prompt) % 2 else frozenset[int]()

@@ -1,0 +1,1 @@
+"""Speculative decoding: draft tokens that a decode step checks beside the known one, without changing any answer."""
