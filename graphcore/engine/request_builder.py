@@ -115,9 +115,7 @@ class RequestBuilder:
         request_id: str | None = None,
         **sampling: Any,
     ) -> Request:
-        check_bool("logprobs", logprobs, "gives the log probability of each new token; see top_logprobs for others")
-        self._check_prompt_logprobs(prompt_logprobs)
-        params = self._params(sampling, number)
+        self._check_logprobs(logprobs, prompt_logprobs)
         until = None if deadline is None else time.perf_counter() + seconds_left(deadline)
         self._sizes.check_context(len(ids))
         return self._new_request(
@@ -126,7 +124,7 @@ class RequestBuilder:
             frozenset() if ignore_eos else self._loaded.end_ids,
             self._decoder(skip_special_tokens),
             self._stop_strings(stop),
-            params,
+            self._params(sampling, number),
             output,
             row=number,
             request_id=self._checked_id(request_id),
@@ -155,7 +153,8 @@ class RequestBuilder:
             )
         return kind != "off"
 
-    def _check_prompt_logprobs(self, count: int | None) -> None:
+    def _check_logprobs(self, logprobs: object, count: int | None) -> None:
+        check_bool("logprobs", logprobs, "gives the log probability of each new token; see top_logprobs for others")
         if count is not None:
             check_top_logprobs("prompt_logprobs", count)
             self._refuse_static("prompt_logprobs")

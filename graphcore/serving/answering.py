@@ -168,6 +168,7 @@ def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id:
         reuse_cache=not settings.exact,
         skip_special_tokens=not shows_special,
         ignore_eos=call.ignores_end,
+        speculation=call.speculation,
         request_id=request_id,
         **(sampling if call.ignores_end else with_stop_tokens(served, engine, sampling)),
     )

@@ -34,6 +34,7 @@ class ChatCall:
         num_top_logprobs: likeliest tokens that are asked for at each token's place.
         options: variables that the chat template reads.
         ignores_end: whether tokens that end an answer are ignored, for measurements.
+        speculation: "off" to check no draft tokens; None is the server's setting.
         continues_last: whether the answer continues the text of the last message, the assistant's.
     """
 
@@ -52,6 +53,7 @@ class ChatCall:
     options: Mapping[str, Any] = field(default_factory=dict)
     continues_last: bool = False
     ignores_end: bool = False
+    speculation: str | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "graphcore_kv_cache_usage": "vllm:kv_cache_usage_perc",
         "graphcore_prompt_tokens": "vllm:prompt_tokens",
         "graphcore_generation_tokens": "vllm:generation_tokens",
+        "graphcore_draft_tokens": "vllm:spec_decode_num_draft_tokens",
+        "graphcore_accepted_tokens": "vllm:spec_decode_num_accepted_tokens",
         "graphcore_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
         "graphcore_request_seconds": "vllm:e2e_request_latency_seconds",
     },
@@ -141,6 +143,9 @@ class _EngineCollector(Collector):
         for name, value in engine.stats.items():
             if isinstance(value, int | float):
                 yield gauge(f"graphcore_{name}", f"Engine.stats[{name!r}]", value)
+        totals = engine.totals
+        yield counter("graphcore_draft_tokens", "draft tokens that steps have checked", totals.draft_tokens)
+        yield counter("graphcore_accepted_tokens", "draft tokens that were accepted", totals.accepted_tokens)
         budget = engine.plan.budget
         if budget is not None:
             yield gauge("graphcore_memory_budget_bytes", "bytes that the plan may use", budget)

@@ -122,6 +122,7 @@ def read_chat(body: Mapping[str, Any]) -> tuple[ChatRequest, ChatCall, list[str]
         options=template_options(request),
         continues_last=request.continue_final_message,
         ignores_end=request.ignore_eos,
+        speculation=request.speculation,
     )
     return request, call, unknown
 

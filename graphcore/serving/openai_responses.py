@@ -188,6 +188,7 @@ def read_responses(body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatCall,
         num_top_logprobs=request.top_logprobs,
         options=_thinking_options(request.reasoning.effort),
         ignores_end=request.ignore_eos,
+        speculation=request.speculation,
     )
     return request, call, [*unknown, *_left_out(request)]
 

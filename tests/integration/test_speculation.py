@@ -5,7 +5,7 @@ Log probabilities show any other bit of the logits.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,6 @@ from graphcore.engine.request import Request
 from graphcore.engine.speculation.drafter import Draft, Drafter
 from graphcore.engine.speculation.speculation import Speculation
 from graphcore.engine.speculation.step_costs import StepCosts
-from graphcore.errors import ConfigError
 
 Tiny = Callable[[str], TinyModel]
 Answer = tuple[Any, ...]

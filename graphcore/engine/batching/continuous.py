@@ -20,6 +20,7 @@ from graphcore.engine.batching.prompt_outputs import PromptOutputs
 from graphcore.engine.forward_pass import RowChunk
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
+from graphcore.engine.speculation.speculation import Speculation
 from graphcore.progress import Progress
 from graphcore.streaming.policy import Policy, Resident, watched
 from graphcore.streaming.scheduler import never
@@ -99,6 +100,11 @@ class ContinuousBatching(Batching):
                 request.end("end")
         if self._decoding.finish(ended):
             on_progress("generate", None, *done_of(self.running))
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """What is learned of draft tokens; None without speculation."""
+        return self._decoding.speculation
 
     def page_counts(self, request: Request) -> tuple[int, int]:
         """Return the number of a request's KV-cache pages, and how many it shares with other requests."""

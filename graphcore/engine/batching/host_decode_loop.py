@@ -35,7 +35,7 @@ class HostDecodeLoop(DecodeLoop):
 
     def __init__(self, runner: ProgramRunner, speculation: Speculation | None = None) -> None:
         self._programs, self._pages, self._context = runner.programs, runner.pages, runner.sizes.context
-        self._chooser, self._speculation = SequenceSampler(runner), speculation
+        self._chooser, self.speculation = SequenceSampler(runner), speculation
         self.most_together = min(runner.programs.most_together, runner.programs.most_rows)
         self._runs: list[DecodeRun] = []
         self._began = 0.0
@@ -46,11 +46,11 @@ class HostDecodeLoop(DecodeLoop):
 
     def drafts(self, tokens: Mapping[Request, Sequence[int]], spare: int) -> Mapping[Request, Sequence[int]]:
         """Return draft tokens for requests all of whose known tokens run, as far as they are worth their time."""
-        if self._speculation is None or spare < 1:
+        if self.speculation is None or spare < 1:
             return {}
         room = {request: self._room(request, len(ids)) for request, ids in tokens.items() if request.speculates}
         room = {request: most for request, most in room.items() if most > 0}
-        return self._speculation.propose(room, len(tokens), sum(map(len, tokens.values())), spare)
+        return self.speculation.propose(room, len(tokens), sum(map(len, tokens.values())), spare)
 
     def _room(self, request: Request, num_tokens: int) -> int:
         """Return the most draft tokens that may follow so many tokens of a request."""
@@ -108,15 +108,15 @@ class HostDecodeLoop(DecodeLoop):
 
     def _count(self, seconds: float) -> None:
         """Count what the caches hold of draft tokens, put recurrent states back, and record how drafts fared."""
-        if self._speculation is None:
+        if self.speculation is None:
             return
         if self._runs:
-            self._speculation.record_step(sum(len(run.ids) for run in self._runs), seconds)
+            self.speculation.record_step(sum(len(run.ids) for run in self._runs), seconds)
         for run in self._runs:
             drafted = len(run.ids) - run.num_sure
             if not drafted:
                 continue
-            self._speculation.record(run.request, drafted, run.num_computed - run.num_sure)
+            self.speculation.record(run.request, drafted, run.num_computed - run.num_sure)
             if run.states and run.num_right < len(run.ids):
                 self._pages.put_states(run.states, run.request.own_row)  # its known tokens run again
             else:
@@ -132,8 +132,8 @@ class HostDecodeLoop(DecodeLoop):
     def leave(self, request: Request) -> list[int]:
         """Remove a request that has ended, and return those of its tokens that the caches hold."""
         self._chooser.forget(request)
-        if self._speculation is not None:
-            self._speculation.forget(request)
+        if self.speculation is not None:
+            self.speculation.forget(request)
         return request.ids[: request.num_computed]
 
     def drop(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from graphcore.engine.request import Request
+from graphcore.engine.speculation.speculation import Speculation
 from graphcore.graph.program import Program
 from graphcore.progress import Progress
 
@@ -47,6 +48,11 @@ class Batching(ABC):
         Both are 0 where there are no pages.
         """
         return 0, 0
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """What is learned of draft tokens; None without speculation."""
+        return None
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
@@ -94,6 +100,7 @@ class DecodeLoop(ABC):
     """A loop of decode steps; requests join and leave between any two steps."""
 
     most_together = 1  # most consecutive tokens of one request in a step
+    speculation: Speculation | None = None  # source of draft tokens
 
     @abstractmethod
     def take_forced(self, requests: Sequence[Request]) -> None:

@@ -90,14 +90,13 @@ def prepare_model(
         context_length=context_length,
         cache_tokens=settings.batching.cache_tokens,
         snapshots=choose_snapshots(settings, model.spec),
-        draft_tokens=choose_draft_tokens(settings, graph == "captured" and target.device.type == "cpu", graph),
+        draft_tokens=choose_draft_tokens(settings, target.device, graph),
         batch_size=settings.batching.max_sequences,
         prefill_chunk=min(settings.prefill_chunk, context_length),
         packing=packing,
         uses_pdl=uses_pdl,
     )
-    notes += notes_on_kernels(settings, runtime, decoder, loader)
-    return PreparedDecoder(runtime, notes, loader, decoder)
+    return PreparedDecoder(runtime, [*notes, *notes_on_kernels(settings, runtime, decoder, loader)], loader, decoder)
 
 
 def graph_without_native_programs(settings: Settings, obstacle: str) -> str:

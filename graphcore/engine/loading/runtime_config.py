@@ -158,21 +158,20 @@ def choose_snapshots(settings: Settings, spec: ModelSpec) -> int:
     return settings.batching.max_sequences + 1 if wanted is None else wanted
 
 
-def choose_draft_tokens(settings: Settings, has_native_programs: bool, graph: str) -> int:
+def choose_draft_tokens(settings: Settings, device: torch.device, graph: str) -> int:
     """Return the most draft tokens of one sequence in a decode step; 0 without speculation.
 
     Args:
-        has_native_programs: True if decode steps are native programs, which run several tokens of a sequence.
-        graph: how decode steps run.
+        graph: how decode steps run there; only native programs run several tokens of a sequence.
 
     Raises:
         ConfigError: the settings ask for speculation, and decode steps run one token of a sequence.
     """
     kind = settings.speculation.kind
-    if kind != "off" and not has_native_programs:
+    if kind != "off" and (graph != "captured" or device.type != "cpu"):
         raise ConfigError(
             f"speculation={kind} needs decode steps as native programs on the CPU (graph=captured), and they run "
-            f"{graph} on {resolve_device(settings.device)}; use speculation=off"
+            f"{graph} on {device}; use speculation=off"
         )
     return settings.speculation.draft_tokens(settings.streaming.policy != "off")
 

@@ -36,13 +36,14 @@ class Speculation:
 
     Attributes:
         acceptance: shares of accepted tokens, of all requests.
+        steps: number of decode steps so far.
     """
 
     def __init__(
         self, costs: StepCosts, most_tokens: int, drafter_of: Callable[[Request], Drafter] = lookup_of
     ) -> None:
         self._costs, self._most_tokens, self._drafter_of = costs, most_tokens, drafter_of
-        self.acceptance = Acceptance()
+        self.acceptance, self.steps = Acceptance(), 0
         self._drafters: dict[Request, tuple[Drafter, Acceptance]] = {}
         self._matched: dict[Request, int] = {}  # by the requests whose draft is being checked
 
@@ -94,7 +95,8 @@ class Speculation:
         self._drafters[request][1].record(self._matched.pop(request), drafted, accepted)
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Record the time of a decode step that ran beside no prompt."""
+        """Record the time of a decode step."""
+        self.steps += 1
         self._costs.record(tokens, seconds)
 
     def forget(self, request: Request) -> None:

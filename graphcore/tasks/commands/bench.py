@@ -19,7 +19,7 @@ from graphcore.graph.compile import CompileReport
 from graphcore.tasks.measuring.process_memory import Growth, PeakMemory, compiler_nbytes, resident_now
 from graphcore.tasks.measuring.random_batch import RandomBatch
 from graphcore.tasks.measuring.timed_runs import Spread, count_kernels, time_repeats
-from graphcore.tasks.report.run_record import bandwidth_of, compile_record, ran_record, share_of
+from graphcore.tasks.report.run_record import bandwidth_of, compile_record, ran_record, share_of, speculation_record
 from graphcore.tasks.report.startup import seconds_since_start
 from graphcore.tasks.report.stream_watch import Interval, StreamWatch, show_streaming, streaming_of, streaming_results
 from graphcore.tasks.task import Context, Record, Task
@@ -80,6 +80,7 @@ def run(context: Context, task: BenchSettings) -> Record:
             "memory": {**ran["memory"], **resident_record(growth, ran["graph"]["prefill"], peak_nbytes)},
             "bandwidth": bandwidth,
             "streaming": streaming_results(engine, streaming),
+            "speculation": speculation_record(engine),
         }
         show(context, task, record, compiled)
         show_streaming(context, engine, streaming, intervals)

@@ -17,7 +17,7 @@ from graphcore.engine.request_handle import RequestHandle
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.report.answer_file import AnswerFile
-from graphcore.tasks.report.run_record import compile_record, ran_record
+from graphcore.tasks.report.run_record import compile_record, ran_record, speculation_record
 from graphcore.tasks.report.startup import seconds_since_start
 from graphcore.tasks.report.stream_watch import write_streaming_trace
 from graphcore.tasks.requests.cache_files import cache_record, check_cache_files, load_cache_file, save_cache_file
@@ -109,6 +109,7 @@ def run(context: Context, task: GenerateSettings) -> Record:
             write_streaming_trace(context, engine, generating_since, time.perf_counter())
         notes = notes_on([request.prompt for request in requests])
         measured = {"load_seconds": load_seconds, "compile": compile_record(compiled), **cache_record(loaded, saved)}
+        measured["speculation"] = speculation_record(engine)
         return {"status": progress.status, **ran_record(engine, notes), **measured, **_answered(requests, progress)}
 
 
@@ -235,6 +236,8 @@ def speed_line(done: Sequence[Generation], seconds: float) -> str:
     known = f" ({timing.cached_tokens} of them cached)" if timing.cached_tokens else ""
     took = f"in {timing.prefill_seconds:.2f} s" if new_tokens else "not finished"
     rate = f"{rate_of_one:.1f} tokens/s" if rate_of_one else "no decode step"
+    if timing.draft_tokens:
+        rate += f", {timing.accepted_tokens} of {timing.draft_tokens} draft tokens accepted"
     return f"[{prompt_tokens} prompt tokens{known} {took}; {new_tokens} new tokens, {rate}; {ended}]"
 
 

@@ -55,7 +55,10 @@ def written(record: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 RUNS = {
-    "generate": ["prompt_ids=[1,2]", "max_new_tokens=2", "task.logprobs=true"],
+    "generate": [
+        *("prompt_ids=[1,2]", "max_new_tokens=2", "task.logprobs=true"),
+        *("graph=captured", "speculation=lookup"),
+    ],
     "chat": ["max_new_tokens=2"],
     "bench": ["task.prompt_tokens=3", "task.new_tokens=2", "task.repeats=1"],
     "microbench": ["task.lengths=[3]", "task.repeats=1"],
