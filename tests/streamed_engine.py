@@ -36,6 +36,11 @@ def load(
     )
 
 
+def runs_as(engine: Engine, graph: str) -> bool:
+    """Return whether decode steps run as `graph` asks: with auto as native programs, whose prompts are not compiled."""
+    return engine.choices.graph == {"auto": "captured"}.get(graph, graph)
+
+
 def smallest_budget(folder: Path, *overrides: str, streaming: str = "on", dtype: str = "fp32") -> int:
     """Return what the refusal of an impossible budget says would work, in bytes."""
     with pytest.raises(PlanError, match=r"the smallest streaming.memory_budget that works .* is \d+ bytes") as refusal:

@@ -11,6 +11,7 @@ import torch
 from device_runners import let_programs_be_few, runners_of
 from integer_files import SHAPE, gptq, integers, save_mixture, save_model
 from safetensors.torch import load_file, save_file
+from streamed_engine import runs_as
 from tiny_models import BUILDERS
 from torch import Tensor
 
@@ -50,7 +51,7 @@ def test_logits_are_those_of_the_same_weights_in_transformers(layout: str, bits:
 
 
 @pytest.mark.parametrize(("family", "ordered"), [("llama", ALL), ("qwen2", ALL), ("llama", SOME)], ids=str)
-@pytest.mark.parametrize("graph", ["eager", "captured", pytest.param("compiled", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("graph", ["eager", "auto", pytest.param("compiled", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("layout", ["gptq", "pack-quantized"])
 def test_every_graph_streams_to_the_bit_and_answers_as_transformers_does(
     layout: str, graph: str, family: str, ordered: tuple[str, ...], tmp_path: Path
@@ -63,6 +64,7 @@ def test_every_graph_streams_to_the_bit_and_answers_as_transformers_does(
     for options in ([], ["streaming.source=disk"], ["streaming.source=host"]):
         way = "on" if options else "off"
         with Engine.load(tmp_path, graph=graph, streaming=way, overrides=[*FLOAT, *options], **CPU) as engine:
+            assert runs_as(engine, graph)
             assert engine.plan.is_streaming == (way == "on")
             found.append(engine.logits(IDS))
             (answer,) = engine.generate(IDS[0], max_new_tokens=8, ignore_eos=True)
@@ -71,11 +73,12 @@ def test_every_graph_streams_to_the_bit_and_answers_as_transformers_does(
     assert all(torch.equal(found[0], one) for one in found[1:])
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 def test_a_batch_answers_as_each_prompt_does_alone(graph: str, tmp_path: Path) -> None:
     save_model(tmp_path, "gptq", 4, 32, ordered=ALL)
     prompts = [IDS[0], IDS[0][3:9], [7], IDS[0][::-1]]
     with Engine.load(tmp_path, graph=graph, overrides=["batch_size=4"], **CPU) as engine:
+        assert runs_as(engine, graph)
         together = engine.generate(prompts, max_new_tokens=12, ignore_eos=True, logprobs=True)
         alone = [engine.generate(one, max_new_tokens=12, ignore_eos=True, logprobs=True)[0] for one in prompts]
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
@@ -109,13 +112,14 @@ def test_weights_unpacked_at_load_have_the_order_too(tmp_path: Path, monkeypatch
         assert largest_error(engine.logits(IDS), expected) < 2e-5
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 def test_parts_of_rows_share_the_order_of_the_stored_weight(graph: str, tmp_path: Path) -> None:
     """Qwen 3.5 stores each head's query and gate side by side, and both are projections of their own here."""
     sizes = {"hidden_size": 64, "intermediate_size": 128}
     model = save_model(tmp_path, "gptq", 4, 32, model=BUILDERS["qwen3_5"](**sizes), ordered=ALL)
     expected = model.generate(torch.tensor(IDS), max_new_tokens=4, min_new_tokens=4, do_sample=False)
     with Engine.load(tmp_path, graph=graph, overrides=FLOAT, **CPU) as engine:
+        assert runs_as(engine, graph)
         attention = next(one for one in engine.runner.builder.decoder.modules() if isinstance(one, Attention))
         assert torch.equal(attention.q_proj.input_order, attention.gate_proj.input_order)
         assert largest_error(engine.logits(IDS), model(input_ids=torch.tensor(IDS)).logits) < 2e-5

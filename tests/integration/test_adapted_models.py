@@ -17,7 +17,7 @@ import pytest
 import torch
 from adapter_files import drawn, packed_file, write_gguf_adapter, write_peft
 from device_runners import let_programs_be_few, runners_of
-from streamed_engine import load, smallest_budget
+from streamed_engine import load, runs_as, smallest_budget
 from streamed_results import differing, results
 from ternary_models import save_ternary
 from tiny_models import TinyModel, tolerance_of
@@ -82,6 +82,7 @@ def engine_of(path: Path, adapter: object, *overrides: str, graph: str = "eager"
 def check(path: Path, adapter: object, expected: Tensor, *overrides: str, close: float = CLOSE, **how: str) -> None:
     """Check the logits of prompts, and of decode steps one after another."""
     with engine_of(path, adapter, *overrides, **how) as engine:
+        assert runs_as(engine, how.get("graph", "eager"))
         assert (engine.logits(IDS) - expected).abs().max() < close
         assert (engine.logits(IDS[:1], by_token=True) - expected[:1]).abs().max() < close
 
@@ -98,7 +99,7 @@ def test_a_dense_model_gives_pefts_logits(name: str, config: str, tiny_model: Ti
     check(tiny.folder, tmp_path, expected, close=3 * tolerance_of(name))
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured", "compiled"])
+@pytest.mark.parametrize("graph", ["eager", "auto", "compiled"])
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt2"])
 def test_a_model_packed_at_load_gives_pefts_logits(name: str, graph: str, tiny_model: Tiny, tmp_path: Path) -> None:
     """GPT-2's q, k and v are rows of one matrix, to which PEFT's one pair of factors belongs."""
@@ -131,7 +132,7 @@ def unpack_as(engine: Engine, reference: nn.Module) -> None:
             parameter.copy_(dense.T if "c_" in module else dense)
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_a_packed_gguf_file_gives_pefts_logits(name: str, graph: str, tmp_path: Path) -> None:
     model = packed_file(tmp_path / "model.gguf", name)
@@ -236,7 +237,7 @@ def test_a_list_of_adapters_is_a_list_in_python(tiny_model: Tiny, tmp_path: Path
         assert torch.equal(engine.logits(IDS), found)
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 @pytest.mark.parametrize("quant", ["stored", "q8_0"])
 @pytest.mark.parametrize("source", ["disk", "host"])
 def test_streamed_weights_have_the_bits_of_resident_ones(
@@ -289,7 +290,7 @@ def test_a_batch_decodes_with_the_bits_of_each_request_alone(tmp_path: Path) -> 
     shapes = {f"model.layers.{layer}.self_attn.{leaf}_proj": (64, 64) for layer in range(3) for leaf in "qo"}
     adapter = write_peft(tmp_path, drawn(shapes, rank=5))
     prompts = [IDS[0, :7].tolist(), IDS[1, :3].tolist(), IDS[0, 5:20].tolist()]
-    with engine_of(tmp_path / "model.gguf", adapter, "batch_size=3", graph="captured") as engine:
+    with engine_of(tmp_path / "model.gguf", adapter, "batch_size=3", graph="auto") as engine:
         together = engine.generate(prompts, max_new_tokens=8, logprobs=True, ignore_eos=True)
         alone = [engine.generate([one], max_new_tokens=8, logprobs=True, ignore_eos=True)[0] for one in prompts]
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from layered_files import packed_file
 from safetensors.torch import load_file, save_file
-from streamed_engine import SIZES
+from streamed_engine import SIZES, runs_as
 from tiny_models import (
     DEEPSEEK_V3_ODD,
     LATENT_YARN,
@@ -69,6 +69,7 @@ def error_of(path: Path, model: nn.Module, graph: str, overrides: tuple[str, ...
     expected = model(input_ids=ids, use_cache=False).logits
     sizes = [*SIZES, "batch_size=1", *overrides]
     with Engine.load(path, dtype="fp32", device="cpu", graph=graph, overrides=sizes) as engine:
+        assert runs_as(engine, graph)
         whole = (torch.cat([engine.logits(row[None]) for row in ids]) - expected).abs().max().item()
         row = ids[1].tolist()
         steps = [engine.runner.extend([row[:PROMPT]], [0])]
@@ -80,13 +81,14 @@ def error_of(path: Path, model: nn.Module, graph: str, overrides: tuple[str, ...
 def test_captured_steps_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = build(*CHANGES[name])
     model.save_pretrained(tmp_path)
-    assert error_of(tmp_path, model, "captured") < TOLERANCE
+    assert error_of(tmp_path, model, "auto") < TOLERANCE
 
 
 def test_a_cache_has_one_row_for_a_position_and_no_values(tmp_path: Path) -> None:
     build_reference("deepseek_v3").save_pretrained(tmp_path)
     overrides = ["context_length=64", "batch_size=1"]
-    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="captured", overrides=overrides) as engine:
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="auto", overrides=overrides) as engine:
+        assert runs_as(engine, "auto")
         caches = engine.runner.builder.caches
         row, pages = 32 + 64, 1 + 64 // 16
         assert {tuple(cache.k.shape) for cache in caches} == {(pages, 1, 16, row)}
@@ -100,9 +102,10 @@ def test_a_quantised_cache_gives_the_same_logits_in_every_way(kv_dtype: str, tmp
     model.save_pretrained(tmp_path)
     ids = torch.randint(0, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(100))
     found = []
-    for graph in ("captured", "eager"):
+    for graph in ("auto", "eager"):
         overrides = [*SIZES, "batch_size=1", f"kv_dtype={kv_dtype}"]
         with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=overrides) as engine:
+            assert runs_as(engine, graph)
             found += [engine.logits(ids), engine.logits(ids, by_token=True)]
     assert max((one - found[0]).abs().max().item() for one in found) < 1e-2  # sums may round to another code
     if kv_dtype == "q8_0":
@@ -142,11 +145,12 @@ def test_fp8_blocks_of_keys_and_values_have_their_exact_values(tmp_path: Path) -
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [32, 32]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="captured") as engine:
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="auto") as engine:
+        assert runs_as(engine, "auto")
         attention = engine.runner.builder.decoder.layers[0].self_attn
         assert attention.v_b_proj.packing.format == "fp8"
         assert attention.k_b_proj.packing is None
-    assert error_of(tmp_path, model, "captured") < TOLERANCE
+    assert error_of(tmp_path, model, "auto") < TOLERANCE
     assert error_of(tmp_path, model, "eager", ("streaming=on",)) < TOLERANCE
 
 
@@ -199,8 +203,8 @@ def test_older_gguf_files_have_one_matrix_of_keys_and_values(tmp_path: Path) -> 
     model = build_reference("deepseek_v3")
     file = packed_file("deepseek_v3", tmp_path)
     rewritten(file, tmp_path / "older.gguf")
-    assert error_of(file, model, "captured") < TOLERANCE
-    assert error_of(tmp_path / "older.gguf", model, "captured") < TOLERANCE
+    assert error_of(file, model, "auto") < TOLERANCE
+    assert error_of(tmp_path / "older.gguf", model, "auto") < TOLERANCE
 
 
 def test_yarn_factors_that_differ_have_no_gguf_form(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from streamed_engine import runs_as
 from tiny_models import GEMMA4, GEMMA4_DENSE, GEMMA4_MOE, VOCAB, WINDOW, gemma4, randomise
 from torch import Tensor, nn
 
@@ -66,7 +67,7 @@ def errors_of(path: Path, model: nn.Module, graph: str, chunk: int = 16) -> tupl
     expected = model(input_ids=ids, use_cache=False).logits
     overrides = [f"prefill_chunk={chunk}", "context_length=64", f"batch_size={2 if graph == 'eager' else 1}"]
     with Engine.load(path, dtype="fp32", device="cpu", graph=graph, overrides=overrides) as engine:
-        assert engine.choices.graph == {"auto": "captured"}.get(graph, graph)
+        assert runs_as(engine, graph)
         rows = [ids] if graph == "eager" else [row[None] for row in ids]
         whole = (torch.cat([engine.logits(one) for one in rows]) - expected).abs().max().item()
         row = ids[1].tolist()

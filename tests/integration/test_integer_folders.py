@@ -8,6 +8,7 @@ import llama_files
 import pytest
 import torch
 from integer_files import LAYOUTS, SHAPE, save_mixture, save_model
+from streamed_engine import runs_as
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
@@ -39,7 +40,7 @@ def test_logits_are_those_of_the_same_weights_in_transformers(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-@pytest.mark.parametrize("graph", ["captured", pytest.param("compiled", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("graph", ["auto", pytest.param("compiled", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(("layout", "bits"), [("gptq", 4), ("pack-quantized", 4), ("int-quantized", 8)])
 def test_every_graph_streams_to_the_bit_and_answers_as_transformers_does(
     layout: str, bits: int, graph: str, family: str, tmp_path: Path
@@ -50,6 +51,7 @@ def test_every_graph_streams_to_the_bit_and_answers_as_transformers_does(
     for options in (FLOAT, [*FLOAT, "streaming.source=disk"]):
         way = "on" if len(options) > 1 else "off"
         with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, streaming=way, overrides=options) as engine:
+            assert runs_as(engine, graph)
             assert engine.plan.is_streaming == (way == "on")
             logits = engine.logits(IDS)
             found.append((logits, engine.generate(IDS[0], max_new_tokens=8, ignore_eos=True)[0].token_ids))
@@ -58,7 +60,7 @@ def test_every_graph_streams_to_the_bit_and_answers_as_transformers_does(
     assert found[0][1] == found[1][1]
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 @pytest.mark.parametrize(("layout", "bits"), [("gptq", 4), ("pack-quantized", 8), ("int-quantized", 8)])
 def test_a_mixture_answers_as_transformers_does_from_memory_and_from_a_store(
     layout: str, bits: int, graph: str, tmp_path: Path
@@ -67,6 +69,7 @@ def test_a_mixture_answers_as_transformers_does_from_memory_and_from_a_store(
     expected = model(input_ids=torch.tensor(IDS), use_cache=False).logits
     for options in ([], ["streaming=on", "streaming.source=host"]):
         with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=[*FLOAT, *options]) as engine:
+            assert runs_as(engine, graph)
             assert largest_error(engine.logits(IDS), expected) < 2e-5
             assert len(engine.generate(IDS[0], max_new_tokens=4, ignore_eos=True)[0].token_ids) == 4
 

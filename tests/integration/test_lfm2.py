@@ -8,7 +8,7 @@ import pytest
 import torch
 from lfm2_files import build, save_multimodal, save_older, write_gguf
 from safetensors.torch import save_file
-from streamed_engine import SIZES
+from streamed_engine import SIZES, runs_as
 from tiny_models import TOLERANCE, VOCAB
 from torch import Tensor, nn
 
@@ -61,7 +61,7 @@ def errors_of(path: Path, model: nn.Module, graph: str) -> tuple[float, float]:
     expected = model(input_ids=ids, use_cache=False).logits
     overrides = SIZES if graph == "eager" else (*SIZES, "batch_size=1")
     with Engine.load(path, dtype="fp32", device="cpu", graph=graph, overrides=list(overrides)) as engine:
-        assert engine.choices.graph == graph
+        assert runs_as(engine, graph)
         whole = (torch.cat([engine.logits(row[None]) for row in ids]) - expected).abs().max().item()
         row = ids[1].tolist()
         steps = [engine.runner.extend([row[:PROMPT]], [0])]
@@ -69,7 +69,7 @@ def errors_of(path: Path, model: nn.Module, graph: str) -> tuple[float, float]:
         return whole, (torch.cat(steps) - expected[1, PROMPT - 1 :]).abs().max().item()
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 @pytest.mark.parametrize("case", [case for case in CHANGES if case != "wider_convolution"])
 def test_logits_and_steps_are_those_of_transformers(case: str, graph: str, tmp_path: Path) -> None:
     model = build(**CHANGES[case])
@@ -77,7 +77,7 @@ def test_logits_and_steps_are_those_of_transformers(case: str, graph: str, tmp_p
     assert max(errors_of(tmp_path, model, graph)) < TOLERANCE
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 @pytest.mark.parametrize("case", MIXTURES)
 def test_mixtures_logits_and_steps_are_those_of_transformers(case: str, graph: str, tmp_path: Path) -> None:
     model = build("lfm2_moe", **MIXTURES[case])
@@ -122,7 +122,7 @@ def test_a_convolution_that_is_too_wide_for_native_programs_runs_in_torch(tmp_pa
 def test_a_gguf_file_gives_transformers_logits(seed: int, tmp_path: Path) -> None:
     model = build(seed=seed)
     path = write_gguf(tmp_path / "model.gguf", model)
-    assert max(errors_of(path, model, "captured")) < TOLERANCE
+    assert max(errors_of(path, model, "auto")) < TOLERANCE
 
 
 def test_files_with_the_first_names_of_settings_give_transformers_logits(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_the_language_model_of_a_multimodal_file_gives_transformers_logits(tmp_p
         assert "left out of the checkpoint: vision (2 tensors)" in engine.notes
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 @torch.inference_mode()
 def test_a_snapshot_brings_a_sequence_back_in_any_row(graph: str, tmp_path: Path) -> None:
     model = build()
@@ -148,6 +148,7 @@ def test_a_snapshot_brings_a_sequence_back_in_any_row(graph: str, tmp_path: Path
     expected = model(input_ids=torch.tensor([row]), use_cache=False).logits[0]
     overrides = SIZES if graph == "eager" else (*SIZES, "batch_size=1")
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=list(overrides)) as engine:
+        assert runs_as(engine, graph)
         runner, pages = engine.runner, engine.runner.pages
         runner.extend([row[:PROMPT]], [0])
         kept = pages.copy_out(0, PROMPT)
@@ -163,13 +164,14 @@ def test_a_snapshot_brings_a_sequence_back_in_any_row(graph: str, tmp_path: Path
             assert (found[1] - expected[PROMPT]).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 def test_a_longer_prompt_goes_on_after_the_last_token_and_another_starts_anew(graph: str, tmp_path: Path) -> None:
     """A state is used again only where nothing of it has to be forgotten."""
     build().save_pretrained(tmp_path)
     ids = ids_of(2)[0].tolist()
     overrides = [*SIZES, "batch_size=1"]
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=overrides) as engine:
+        assert runs_as(engine, graph)
         fresh = [engine.generate([prompt], max_new_tokens=6)[0].token_ids for prompt in (ids[:20], ids[:9], ids[3:30])]
         again = [engine.generate([prompt], max_new_tokens=6)[0].token_ids for prompt in (ids[:20], ids[:9], ids[3:30])]
         engine.submit(ids[:20], 1, reuse_cache=True).result()
@@ -187,7 +189,8 @@ def test_a_gguf_file_with_a_window_slides_where_it_attends(tmp_path: Path) -> No
     plain, narrow, wide = (write_gguf(tmp_path / f"{window}.gguf", model, window) for window in (0, 5, LENGTH))
     found = []
     for path in (plain, narrow, wide):
-        with Engine.load(path, dtype="fp32", device="cpu", graph="captured", overrides=list(SIZES)) as engine:
+        with Engine.load(path, dtype="fp32", device="cpu", graph="auto", overrides=list(SIZES)) as engine:
+            assert runs_as(engine, "auto")
             found.append(engine.logits(ids_of(0)[:1]))
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[0][:, :5], found[1][:, :5])

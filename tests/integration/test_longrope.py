@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from streamed_engine import runs_as
 from tiny_models import LONGROPE, phi3, randomise
 from torch import Tensor, nn
 
@@ -41,13 +42,14 @@ def error(engine: Engine, reference: nn.Module, ids: Tensor) -> float:
     return (engine.logits(ids) - reference(input_ids=ids, use_cache=False).logits).abs().max().item()
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 @pytest.mark.parametrize(("context", "ids"), [(ORIGINAL, SHORT_IDS), (LONGEST, LONG_IDS)], ids=["short", "long"])
 def test_a_context_on_one_side_gives_transformers_logits(
     saved: tuple[Path, nn.Module], context: int, ids: Tensor, graph: str
 ) -> None:
     folder, reference = saved
     with load(folder, context, graph) as engine:
+        assert runs_as(engine, graph)
         assert error(engine, reference, ids) < TOLERANCE
 
 

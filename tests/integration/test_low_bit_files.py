@@ -8,6 +8,7 @@ import pytest
 import torch
 from low_bit_files import FILES, IDS, LEVELS, SHAPES, low_bit_file, low_bit_mixture
 from packed_matrices import native_kernels
+from streamed_engine import runs_as
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
@@ -19,7 +20,7 @@ from graphcore.progress import ignore_progress
 FEW_EXPERTS = ("streaming.source=disk", "streaming.expert_cache=400KB")  # of 1 to 2 MB
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured", pytest.param("compiled", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("graph", ["eager", "auto", pytest.param("compiled", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("shape", SHAPES, ids=["256", "512"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_mixed_file_answers_as_transformers_does(
@@ -27,8 +28,9 @@ def test_a_mixed_file_answers_as_transformers_does(
 ) -> None:
     model, path = low_bit_file(tmp_path / "model.gguf", FILES[name], shape, seed=len(name))
     expected = model(input_ids=IDS, use_cache=False).logits
-    overrides = ["quant.activations=float"] if graph != "captured" else []
+    overrides = ["quant.activations=float"] if graph != "auto" else []
     with Engine.load(path, dtype="fp32", device="cpu", graph=graph, overrides=overrides) as engine:
+        assert runs_as(engine, graph)
         found = engine.logits(IDS.tolist())
         assert (found - expected).abs().max() < 2e-4 * expected.abs().max()
         prompt = IDS[0].tolist()
@@ -53,7 +55,7 @@ def test_a_streamed_file_answers_to_the_bit(name: str, tmp_path: Path) -> None:
         assert engine.generate(IDS[0].tolist(), max_new_tokens=8, ignore_eos=True)[0].token_ids == answer
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 @pytest.mark.parametrize("is_fused", [False, True], ids=["apart", "fused"])
 @pytest.mark.parametrize("name", ["iq1_m", "iq2_xxs", "iq3_s"])
 def test_a_mixture_answers_as_transformers_does_and_streams_to_the_bit(
@@ -68,6 +70,7 @@ def test_a_mixture_answers_as_transformers_does_and_streams_to_the_bit(
         with Engine.load(
             path, dtype="fp32", device="cpu", graph=graph, streaming=streaming, overrides=options
         ) as engine:
+            assert runs_as(engine, graph)
             found = engine.logits(IDS.tolist())
             answers.append((found, engine.generate(IDS[0].tolist(), max_new_tokens=6, ignore_eos=True)[0].token_ids))
         assert (found - expected).abs().max() < 2e-4 * expected.abs().max()

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from paged_caches import give_in_random_order, seen_by_next
+from streamed_engine import runs_as
 from test_decode_equals_forward import LENGTHS, PROMPTS, one_by_one, rows_of, together
 from tiny_models import ARCHITECTURES, TinyModel
 from torch import Tensor
@@ -56,7 +57,7 @@ def engine_with_pages(
         patch.setattr(decoder_loader, "allocate_cache", allocate)
         engine = Engine.load(model.folder, dtype=dtype, device="cpu", graph=graph, overrides=sizes)
     with engine:
-        assert engine.choices.graph == {"auto": "captured"}.get(graph, graph)
+        assert runs_as(engine, graph)
         give_in_random_order(engine.runner.pages)  # type: ignore[attr-defined]  # a runner of programs
         yield engine
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from streamed_engine import SIZES
+from streamed_engine import SIZES, runs_as
 from tiny_models import BUILDERS, EXAONE4_FULL, LLAMA3_ROPE, VOCAB, randomise
 
 from graphcore import Engine
@@ -62,7 +62,8 @@ def test_captured_steps_are_those_of_transformers(name: str, tmp_path: Path) -> 
     ids = torch.randint(0, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(100))
     expected, row = model(input_ids=ids, use_cache=False).logits, ids[0].tolist()
     overrides = [*SIZES, "batch_size=1"]
-    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="captured", overrides=overrides) as engine:
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="auto", overrides=overrides) as engine:
+        assert runs_as(engine, "auto")
         assert (engine.logits(ids) - expected).abs().max() < TOLERANCE
         steps = [engine.runner.extend([row[:PROMPT]], [0])]
         steps += [engine.runner.extend([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]

@@ -9,6 +9,7 @@ import torch
 from adapter_files import drawn, write_peft
 from integer_files import save_model
 from quantized_files import FOLDER_LAYOUTS, save_quantized, save_quantized_mixture
+from streamed_engine import runs_as
 from torch import nn
 
 from graphcore import Engine
@@ -88,7 +89,7 @@ def test_a_config_of_model_optimizer_beside_the_models_is_read(tmp_path: Path) -
     assert largest_error(found, model(input_ids=torch.tensor(IDS), use_cache=False).logits) < 2e-5
 
 
-@pytest.mark.parametrize("graph", ["captured", pytest.param("compiled", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("graph", ["auto", pytest.param("compiled", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("layout", OF_EACH_FORMAT)
 def test_every_graph_streams_to_the_bit(layout: str, graph: str, tmp_path: Path) -> None:
     model = save_quantized(tmp_path, layout, "qwen2")
@@ -97,6 +98,7 @@ def test_every_graph_streams_to_the_bit(layout: str, graph: str, tmp_path: Path)
     for options in (FLOAT, [*FLOAT, "streaming.source=disk"]):
         way = "on" if len(options) > 1 else "off"
         with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, streaming=way, overrides=options) as engine:
+            assert runs_as(engine, graph)
             assert engine.plan.is_streaming == (way == "on")
             logits = engine.logits(IDS)
             found.append((logits, engine.generate(IDS[0], max_new_tokens=8, ignore_eos=True)[0].token_ids))
@@ -118,7 +120,7 @@ def add_factors(model: nn.Module, folder: Path) -> Path:
     return write_peft(folder, {name: (first, second / 8) for name, (first, second) in factors.items()})
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured", pytest.param("compiled", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("graph", ["eager", "auto", pytest.param("compiled", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("layout", ["act-order", "awq", "fp8 blocks", "nf4"])
 def test_an_adapter_runs_beside_weights_of_a_folder(layout: str, graph: str, tmp_path: Path) -> None:
     """Factors read x as it is, also where the weight's columns have another order."""
@@ -134,17 +136,19 @@ def test_an_adapter_runs_beside_weights_of_a_folder(layout: str, graph: str, tmp
         with Engine.load(
             base, dtype="fp32", device="cpu", graph=graph, overrides=[*FLOAT, adapter, *options]
         ) as engine:
+            assert runs_as(engine, graph)
             assert largest_error(engine.logits(IDS), expected) < 2e-5
             assert largest_error(engine.logits(IDS, by_token=True), expected) < 2e-5
 
 
-@pytest.mark.parametrize("graph", ["eager", "captured"])
+@pytest.mark.parametrize("graph", ["eager", "auto"])
 @pytest.mark.parametrize("layout", ["awq", "int8 bnb", "fp8 blocks", "nvfp4"])
 def test_a_mixture_answers_as_transformers_does(layout: str, graph: str, tmp_path: Path) -> None:
     model = save_quantized_mixture(tmp_path, layout)
     expected = model(input_ids=torch.tensor(IDS), use_cache=False).logits
     for options in ([], ["streaming=on", "streaming.source=host"]):
         with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=[*FLOAT, *options]) as engine:
+            assert runs_as(engine, graph)
             assert largest_error(engine.logits(IDS), expected) < 2e-5
             assert len(engine.generate(IDS[0], max_new_tokens=4, ignore_eos=True)[0].token_ids) == 4
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from qwen_delta_files import build, save_multimodal, write_gguf
 from safetensors.torch import load_file, save_file
-from streamed_engine import SIZES
+from streamed_engine import SIZES, runs_as
 from tiny_models import TOLERANCE_WITH_DELTA_RULES as TOLERANCE
 from tiny_models import VOCAB
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ def errors_of(path: Path, model: nn.Module, graph: str) -> tuple[float, float]:
     expected = model(input_ids=ids, use_cache=False).logits
     overrides = SIZES if graph != "auto" else (*SIZES, "batch_size=1")
     with Engine.load(path, dtype="fp32", device="cpu", graph=graph, overrides=list(overrides)) as engine:
-        assert engine.choices.graph == {"auto": "captured"}.get(graph, graph)
+        assert runs_as(engine, graph)
         whole = (torch.cat([engine.logits(row[None]) for row in ids]) - expected).abs().max().item()
         row = ids[1].tolist()
         steps = [engine.runner.extend([row[:PROMPT]], [0])]
@@ -126,6 +126,7 @@ def test_a_snapshot_brings_a_sequence_back_in_any_row(graph: str, tmp_path: Path
     expected = model(input_ids=torch.tensor([row]), use_cache=False).logits[0]
     overrides = SIZES if graph != "auto" else (*SIZES, "batch_size=1")
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=list(overrides)) as engine:
+        assert runs_as(engine, graph)
         runner, pages = engine.runner, engine.runner.pages
         runner.extend([row[:PROMPT]], [0])
         kept = pages.copy_out(0, PROMPT)
@@ -148,6 +149,7 @@ def test_a_longer_prompt_goes_on_after_the_last_token_and_another_starts_anew(gr
     ids = ids_of(2)[0].tolist()
     overrides = [*SIZES, "batch_size=1"]
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=overrides) as engine:
+        assert runs_as(engine, graph)
         fresh = [engine.generate([prompt], max_new_tokens=6)[0].token_ids for prompt in (ids[:20], ids[:9], ids[3:30])]
         again = [engine.generate([prompt], max_new_tokens=6)[0].token_ids for prompt in (ids[:20], ids[:9], ids[3:30])]
         engine.submit(ids[:20], 1, reuse_cache=True).result()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from qwen_moe_files import build, names_of, round_experts, save, write_gguf
 from safetensors.torch import save_file
-from streamed_engine import SIZES
+from streamed_engine import SIZES, runs_as
 from tiny_models import QWEN3_MOE, VOCAB
 from torch import Tensor, nn
 
@@ -47,7 +47,7 @@ def errors_of(path: Path, model: nn.Module, graph: str) -> tuple[float, float]:
     # With room for one sequence alone, auto is captured and compiles nothing.
     overrides = SIZES if graph != "auto" else (*SIZES, "batch_size=1")
     with Engine.load(path, dtype="fp32", device="cpu", graph=graph, overrides=list(overrides)) as engine:
-        assert engine.choices.graph == {"auto": "captured"}.get(graph, graph)
+        assert runs_as(engine, graph)
         whole = (torch.cat([engine.logits(row[None]) for row in ids]) - expected).abs().max().item()
         row = ids[1].tolist()
         steps = [engine.runner.extend([row[:PROMPT]], [0])]
