@@ -15,7 +15,7 @@ import torch
 
 from graphcore.kvcache.sizes import CacheSizes, buffers_nbytes
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.spec import DeltaSpec, ModelSpec
+from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
 from graphcore.planning.workspace import split_sums_nbytes, unpacked_nbytes
 
 WORKSPACES = 3
@@ -24,6 +24,7 @@ CODE_NBYTES = 64 << 20
 NODE_NBYTES = 64 << 10  # reported: 33 MB for 500 nodes; forums.developer.nvidia.com, topic 244901
 LAYER_NODES = 16  # kernels of a layer's decode step, and copies between separately captured layers
 DELTA_NODES = 4  # additional ones of a layer with a delta rule and a mixture of experts
+LATENT_NODES = 7  # additional ones of a layer with latent attention and a mixture of experts
 STEP_NODES = 64  # embedding, head, sampling, next input
 PROGRAMS = 3  # captured decode programs for each width: greedy, sampling, and logits only
 SMALL, SMALL_SEGMENT = 1 << 20, 2 << 20  # c10/cuda/CUDACachingAllocator.cpp: kSmallSize, kSmallBuffer
@@ -41,18 +42,24 @@ def overhead_nbytes(spec: ModelSpec, decoder: Decoder, batch: int, is_captured: 
         is_captured: True if decode steps are CUDA graphs.
         dtype: compute dtype.
     """
-    delta_layers = sum(isinstance(block.attention, DeltaSpec) for block in spec.blocks)
-    graphs = graphs_nbytes(len(spec.blocks), delta_layers, 1 if batch == 1 else 2) if is_captured else 0
+    graphs = graphs_nbytes(step_nodes(spec), 1 if batch == 1 else 2) if is_captured else 0
     return LIBRARIES + graphs + split_sums_nbytes(spec, batch) + unpacked_nbytes(decoder, batch, dtype)
 
 
-def graphs_nbytes(num_layers: int, delta_layers: int, num_widths: int) -> int:
+def step_nodes(spec: ModelSpec) -> int:
+    """Return the most nodes that a captured decode step has: kernels and copies."""
+    mixers = [block.attention for block in spec.blocks]
+    delta_layers = sum(isinstance(mixer, DeltaSpec) for mixer in mixers)
+    latent_layers = sum(isinstance(mixer, AttentionSpec) and mixer.latent is not None for mixer in mixers)
+    return len(mixers) * LAYER_NODES + delta_layers * DELTA_NODES + latent_layers * LATENT_NODES + STEP_NODES
+
+
+def graphs_nbytes(nodes: int, num_widths: int) -> int:
     """Return the bytes of the captured programs of all widths, and of their shared pool of two segments.
 
     Args:
-        num_layers: number of all layers.  delta_layers: number of those with a delta rule.
+        nodes: nodes of one program.
     """
-    nodes = num_layers * LAYER_NODES + delta_layers * DELTA_NODES + STEP_NODES
     return num_widths * PROGRAMS * nodes * NODE_NBYTES + SMALL_SEGMENT + LARGE_SEGMENT
 
 
