@@ -284,7 +284,7 @@ class Request:
         self.has_begun = True
 
     def add_drafted(self, drafted: int, accepted: int) -> None:
-        """Count draft tokens that a step has checked, and those that were accepted."""
+        """Count draft tokens that a step checks, and those that it has accepted."""
         for counted in (self, self.totals):
             counted.draft_tokens += drafted
             counted.accepted_tokens += accepted

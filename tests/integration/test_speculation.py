@@ -20,6 +20,7 @@ from graphcore.engine.request import Request
 from graphcore.engine.speculation.drafter import Draft, Drafter
 from graphcore.engine.speculation.speculation import Speculation
 from graphcore.engine.speculation.step_costs import StepCosts
+from graphcore.errors import ConfigError
 
 Tiny = Callable[[str], TinyModel]
 Answer = tuple[Any, ...]
@@ -141,3 +142,97 @@ def test_drafts_leave_no_trace_in_quantised_caches(
     kv_dtype: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
 ) -> None:
     assert_equal_with_drafts(known, tiny_model("mistral"), "off", ["drawn"], f"kv_dtype={kv_dtype}")
+
+
+class EveryThird:
+    """A mask that forces two tokens after every third one, and forbids low ones elsewhere."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        self._ids.extend(token_ids)
+
+    def forced(self) -> Sequence[int]:
+        return (11, 12) if len(self._ids) % 5 == 3 else ()
+
+    def take(self) -> torch.Tensor:
+        return torch.arange(VOCAB) > 6
+
+    def copy(self) -> "EveryThird":
+        return EveryThird()
+
+
+def test_masks_and_forced_tokens_beside_drafts(tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]) -> None:
+    def ask(engine: Engine, prompt: Sequence[int], **more: Any) -> Answer:
+        handle = engine.submit(list(prompt), NEW, mask=EveryThird(), ignore_eos=True, temperature=0.8, seed=2, **more)
+        found = handle.result(SECONDS)
+        return found.token_ids, found.finish_reason
+
+    with load(tiny_model("llama3")) as plain:
+        expected = [ask(plain, prompt) for prompt in prompts()]
+    with load(tiny_model("llama3"), "off", "speculation=lookup") as engine:
+        known |= {tuple(prompt): answer[0] for prompt, answer in zip(prompts(), expected, strict=True)}
+        assert [ask(engine, prompt) for prompt in prompts()] == expected
+        assert engine.totals.accepted_tokens > 0
+        before = engine.totals.draft_tokens
+        assert [ask(engine, prompt, speculation="off") for prompt in prompts()] == expected
+        assert engine.totals.draft_tokens == before
+
+
+def test_tokens_that_end_an_answer_inside_a_draft_end_it(
+    tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
+) -> None:
+    (prompt,) = prompts()[:1]
+    with load(tiny_model("llama3"), "off", "speculation=lookup") as engine:
+        known[tuple(prompt)] = whole = engine.generate([prompt], NEW, ignore_eos=True)[0].token_ids
+        stop = next(token for at, token in enumerate(whole) if at > 3 and token not in whole[:at])
+        found = engine.submit(prompt, NEW, stop_token_ids=[stop], ignore_eos=True).result(SECONDS)
+        assert (found.token_ids, found.finish_reason) == (whole[: whole.index(stop) + 1], "stop")
+        for most in (1, 2, 5):
+            found = engine.submit(prompt, most, ignore_eos=True).result(SECONDS)
+            assert (found.token_ids, found.finish_reason) == (whole[:most], "length")
+        row = [*prompt, *whole, *whole]
+        found = engine.submit(row, -1, ignore_eos=True).result(SECONDS)
+        assert (len(found.token_ids), found.finish_reason) == (64 - len(row) + 1, "context")
+
+
+def test_a_draft_longer_than_one_native_program_runs_as_several(
+    tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
+) -> None:
+    (prompt,) = prompts()[:1]
+    settings = "speculation=lookup", "speculation.num_speculative_tokens=40", "batching.max_sequences=1"
+    with load(tiny_model("gemma3")) as plain:
+        expected = plain.generate([prompt], 50, ignore_eos=True)[0].token_ids
+    known[tuple(prompt)] = expected
+    with load(tiny_model("gemma3"), "off", *settings) as engine:
+        assert isinstance(engine.runner, ProgramRunner)
+        assert engine.runner.programs.most_rows == 41
+        assert engine.generate([prompt], 50, ignore_eos=True)[0].token_ids == expected
+        speculation = engine.batching.speculation
+        assert speculation is not None
+        assert len(speculation.acceptance.drafted) == 40
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("graph=eager",), "needs decode steps as native programs on the CPU .graph=captured., and they run eager"),
+        (("graph=compiled",), "and they run compiled on cpu; use speculation=off"),
+        (("model.fallback=transformers", "graph=eager"), "transformers' caches cannot take draft tokens back"),
+    ],
+)
+def test_what_runs_one_token_of_a_sequence_refuses_drafts(
+    settings: Sequence[str], message: str, tiny_model: Tiny
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Engine.load(
+            tiny_model("llama3").folder, dtype="fp32", device="cpu", overrides=[*settings, "speculation=lookup"]
+        )
+
+
+def test_an_engine_without_drafts_refuses_a_request_for_them(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3")) as engine:
+        with pytest.raises(ConfigError, match="load the engine with speculation=lookup"):
+            engine.submit([1, 2], speculation="lookup")
+        assert engine.submit([1, 2], 2, speculation="off").result(SECONDS).timings.draft_tokens == 0

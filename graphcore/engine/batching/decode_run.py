@@ -51,6 +51,7 @@ class DecodeRun:
             return None
         if self.num_right <= last:
             return None
+        self.request.add_drafted(0, max(0, last - max(self._tried, self.num_sure - 1)))
         self._tried = last
         return self.places[last]
 

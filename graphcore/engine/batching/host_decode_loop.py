@@ -74,6 +74,7 @@ class HostDecodeLoop(DecodeLoop):
 
     def _run_of(self, request: Request, ids: Sequence[int]) -> DecodeRun:
         num_sure = min(len(ids), request.num_uncomputed)
+        request.add_drafted(len(ids) - num_sure, 0)
         spoils = num_sure < len(ids) and self._pages.has_states
         states = [cache.copy_out(request.own_row) for cache in self._pages.states] if spoils else ()
         return DecodeRun(request, ids, request.num_computed, num_sure, states)

@@ -91,7 +91,6 @@ class Speculation:
 
     def record(self, request: Request, drafted: int, accepted: int) -> None:
         """Record that a request's draft was checked."""
-        request.add_drafted(drafted, accepted)
         self._drafters[request][1].record(self._matched.pop(request), drafted, accepted)
 
     def record_step(self, tokens: int, seconds: float) -> None:

@@ -64,8 +64,6 @@ def test_it_switches_off_where_drafts_are_wrong_and_on_again_where_they_are_righ
             speculation.record(one, taken[-1], 0)
     assert taken[0] > 3
     assert taken[-1] == 0
-    assert one.accepted_tokens == 0
-    assert one.draft_tokens == sum(taken)
     other = request_of()
     fresh = speculation_of(0.2, {other: 30})
     for _ in range(40):
