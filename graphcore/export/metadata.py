@@ -7,7 +7,6 @@ without a GGUF key is thus refused rather than lost. An architecture's names, an
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from types import MappingProxyType
 
 import gguf
@@ -21,7 +20,6 @@ from graphcore.arch.config.rope_parameters import ORIGINAL, YARN_BETA_FAST, YARN
 from graphcore.arch.config_from_gguf import config_from_gguf
 from graphcore.arch.registry import ARCHITECTURES, architecture_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
-from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.engine.loading.open_model import Model
 from graphcore.errors import UnsupportedError
 from graphcore.export.gguf_file import Field, FieldValue, typed_field
@@ -86,10 +84,11 @@ def metadata_of(
 
 
 def _tokenizer_values(model: Model, architecture: str) -> Mapping[str, FieldValue]:
-    folder = model.checkpoint.folder if isinstance(model.checkpoint, SafetensorsCheckpoint) else None
+    path = model.path  # not the checkpoint's, which may be a view of the folder's: experts in stacks, packed weights
+    folder = path.parent if path is not None and path.is_file() else path
     if folder is None or not has_tokenizer(folder):
         return {"tokenizer.ggml.model": "none"}
-    return gguf_fields(read_folder(Path(folder), is_as_stored=True), model.config.vocab_size, architecture)
+    return gguf_fields(read_folder(folder, is_as_stored=True), model.config.vocab_size, architecture)
 
 
 def _copied(checkpoint: GGUFCheckpoint, num_layers: int, asked: str) -> Metadata:

@@ -247,15 +247,19 @@ def test_random_packed_weights_whose_numbers_change_places_stay_packed(tmp_path:
     logits_of(tmp_path / "random.gguf", [1, 2, 3])
 
 
-@pytest.mark.parametrize("adds_bos", [False, True])
-def test_text_becomes_the_same_tokens(tmp_path: Path, adds_bos: bool) -> None:
-    folder = save_chat_folder(tmp_path / "hf")  # whose model has 96 rows
+def add_tokenizer_with_merges(folder: Path, adds_bos: bool = False) -> None:
     add_tokenizer(folder, adds_bos)
     spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     vocab = spec["model"]["vocab"]
     vocab["th"], vocab["the"] = vocab.pop("~"), vocab.pop("`")
     spec["model"]["merges"] = [["t", "h"], ["th", "e"]]
     (folder / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_text_becomes_the_same_tokens(tmp_path: Path, adds_bos: bool) -> None:
+    folder = save_chat_folder(tmp_path / "hf")  # whose model has 96 rows
+    add_tokenizer_with_merges(folder, adds_bos)
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": "<|end|>", "bos_token": "<|end|>", "chat_template": "{{ messages[0].content }}"}),
         encoding="utf-8",
@@ -269,6 +273,17 @@ def test_text_becomes_the_same_tokens(tmp_path: Path, adds_bos: bool) -> None:
     messages = [{"role": "user", "content": "Hi <|end|>"}]
     assert packed.encode_chat(messages) == source.encode_chat(messages)
     assert (packed.bos_token_id, packed.eos_token_ids) == (source.bos_token_id, source.eos_token_ids)
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["folder", "file"])
+def test_a_mixture_of_experts_stored_one_by_one_keeps_its_tokenizer(tmp_path: Path, is_file: bool) -> None:
+    qwen_moe_files.save(tmp_path, qwen_moe_files.build(), is_fused=False)
+    add_tokenizer_with_merges(tmp_path)
+    source = tmp_path / "model.safetensors" if is_file else tmp_path
+    pack(source, tmp_path / "packed.gguf", "q8_0")
+    packed = open_path(tmp_path / "packed.gguf").tokenizer
+    assert packed is not None
+    assert packed.encode("the other") == open_path(source).tokenizer.encode("the other")
 
 
 def llama_cpp_logits(path: Path, tokens: list[int]) -> np.ndarray:
@@ -391,7 +406,7 @@ def test_llama_cpp_answers_as_graphcore_does_on_a_mixture(asked: str, bound: flo
     """Rounded activations change the shares, too: 0.06 and 0.10 were measured, at logits of order one."""
     sizes = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
     qwen_moe_files.save(tmp_path, qwen_moe_files.build(**sizes), is_fused=False)
-    add_tokenizer(tmp_path)
+    add_tokenizer_with_merges(tmp_path)
     path, tokens = tmp_path / "packed.gguf", [5, 17, 3, 88, 41, 2, 60, 9, 9, 71]
     pack(tmp_path, path, asked)
     assert np.abs(llama_cpp_logits(path, tokens) - logits_of(path, tokens).numpy()).max() < bound
