@@ -20,7 +20,7 @@ from graphcore.arch.config.layer_types import (
 )
 from graphcore.arch.config.model_config import AttentionConfig, ModelConfig, RopeParameters, RopeScaling, read_head_dim
 from graphcore.arch.config.refusals import refuse_unknown_gguf_mathematics
-from graphcore.arch.config.rope_parameters import ORIGINAL, read_scaling
+from graphcore.arch.config.rope_parameters import ORIGINAL, check_yarn_base, read_scaling
 from graphcore.arch.config.typed_fields import LARGEST_SIZE, Fields
 from graphcore.arch.registry import GGUF_ARCHITECTURES, MIXED_GGUF, WINDOWED_GGUF
 from graphcore.checkpoint.token_ids import SpecialIds, read_special_ids
@@ -210,9 +210,12 @@ def _rope(
     width, source = _rotated_width(keys, head_dim), keys.fields.source
     pairs = (width or head_dim) // 2
     short, long = rope_factors or (None, None)
+    theta = keys.fields.positive(keys.name("rope.freq_base")) or keys.defaults.rope_theta
+    scaling = _rope_scaling(keys, rope_factors is not None)
+    check_yarn_base(theta, scaling, keys.fields, keys.name("rope.freq_base"))
     return RopeParameters(
-        theta=keys.fields.positive(keys.name("rope.freq_base")) or keys.defaults.rope_theta,
-        scaling=_rope_scaling(keys, rope_factors is not None),
+        theta=theta,
+        scaling=scaling,
         local_theta=local if keys.defaults.rope_local_base_freq else None,
         freq_divisors=None if rope_freqs is None else _divisors("rope_freqs", rope_freqs, pairs, source),
         width=width,

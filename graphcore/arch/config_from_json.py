@@ -284,13 +284,12 @@ def _experts(fields: Fields, defaults: ClassDefaults, num_layers: int, source: s
         limit, alpha = fields.positive("swiglu_limit"), fields.positive("swiglu_alpha")
         experts = replace(experts, swiglu_limit=limit or usual.swiglu_limit, swiglu_alpha=alpha or usual.swiglu_alpha)
     else:
-        normalises = fields.flag("norm_topk_prob")
         shared = usual.shared_expert_intermediate_size
         experts = replace(
             experts,
             shared_expert_intermediate_size=shared and (fields.size("shared_expert_intermediate_size") or shared),
             moe_intermediate_size=fields.size("moe_intermediate_size") or usual.moe_intermediate_size,
-            norm_topk_prob=usual.norm_topk_prob if normalises is None else normalises,
+            norm_topk_prob=fields.switch("norm_topk_prob", usual.norm_topk_prob),
             mlp_only_layers=_mlp_only_layers(fields, num_layers),
         )
     if usual.routing is not None:

@@ -50,6 +50,7 @@ CHANGES: Mapping[str, tuple[Callable[..., nn.Module], dict[str, object]]] = {
     "one_group_of_four": (deepseek_v2, {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1}),
     "groups_that_greedy_ignores": (deepseek_v2, {"n_group": 4, "topk_group": 1, "routed_scaling_factor": 16.0}),
     "kinds_of_layers": (glm4_moe_lite, {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "flags_of_null": (deepseek_v3, {"norm_topk_prob": None, "rope_interleave": None}),
     "wide_epsilon": (glm4_moe_lite, {"rms_norm_eps": 0.1, "attention_bias": True}),
 }
 

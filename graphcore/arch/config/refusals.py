@@ -16,6 +16,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "clip_qkv": (),
     "embedding_multiplier": (1,),
     "final_logit_softcapping": (),
+    "is_causal": (True,),
     "logit_scale": (1,),
     "logits_scaling": (1,),
     "n_group": (1,),

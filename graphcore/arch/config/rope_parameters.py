@@ -47,6 +47,7 @@ def read_rope(fields: Fields, defaults: ClassDefaults, head_dim: int, context: i
     width = _read_width(fields, full, defaults, head_dim)
     theta = full.positive("rope_theta") or fields.positive("rope_theta") or defaults.rope_theta
     scaling = read_scaling(full, defaults, context)
+    check_yarn_base(theta, scaling, fields, "rope_theta")
     parameters = _with_factors(RopeParameters(theta, scaling, width=width), full, head_dim)
     if defaults.rope_local_base_freq is None:
         _refuse_layer_types(fields, defaults)
@@ -186,6 +187,20 @@ def _with_yarn(scaling: RopeScaling, rope: Fields, defaults: ClassDefaults) -> R
     if added["beta_fast"] < added["beta_slow"]:
         raise rope.wrong("beta_fast", added["beta_fast"], "at least beta_slow")
     return {**scaling, **added}
+
+
+def check_yarn_base(theta: float, scaling: RopeScaling | None, fields: Fields, name: str) -> None:
+    """Refuse YaRN on a base of 1, whose frequencies are all the same, so that its ramp has no place.
+
+    Args:
+        fields: settings of the file.
+        name: name of the base in the file.
+
+    Raises:
+        CheckpointError: the base is 1, and the scaling is YaRN.
+    """
+    if theta == 1.0 and scaling is not None and scaling["rope_type"] == "yarn":
+        raise fields.wrong(name, theta, "other than 1 with rope_type 'yarn'")
 
 
 def _with_longrope(scaling: RopeScaling, rope: Fields, context: int) -> RopeScaling:

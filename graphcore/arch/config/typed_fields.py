@@ -114,6 +114,14 @@ class Fields:
             return value
         raise self.wrong(name, value, "true or false")
 
+    def switch(self, name: str, default: bool) -> bool:
+        """Return a boolean; false for null, as in transformers, and the default where the setting is absent.
+
+        Raises:
+            CheckpointError: the value is anything else.
+        """
+        return bool(self.flag(name)) if self.has(name) else default
+
     def text(self, *names: str) -> str | None:
         """Return a string.
 

@@ -175,14 +175,13 @@ class DeepSeek(GlmMoe):
                 f"num_attention_heads {config.attention.num_attention_heads}; latent attention has keys for each head"
             )
         has_rank = not fields.is_null("q_lora_rank")
-        interleaved = fields.flag("rope_interleave")
         own = LatentSettings(
             kv_lora_rank=fields.size("kv_lora_rank") or usual.kv_lora_rank,
             q_lora_rank=(fields.size("q_lora_rank") or usual.q_lora_rank) if has_rank else 0,
             qk_nope_head_dim=fields.size("qk_nope_head_dim") or usual.qk_nope_head_dim,
             qk_rope_head_dim=config.attention.head_dim,
             v_head_dim=fields.size("v_head_dim") or usual.v_head_dim,
-            is_interleaved=usual.is_interleaved if interleaved is None else interleaved,
+            is_interleaved=fields.switch("rope_interleave", usual.is_interleaved),
             mscale_all_dim=_mscale_of(config.rope, fields),
             norm_eps=LATENT_EPS,
             has_selection_bias=usual.has_selection_bias,

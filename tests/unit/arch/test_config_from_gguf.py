@@ -400,6 +400,11 @@ def test_a_stablelm_file_is_told_from_a_12b_by_its_tensors():
         parse(keys, {**norms, "blk.0.attn_q_norm.weight": (24, 128)})
 
 
+def test_yarn_on_a_base_of_one_is_refused():
+    with pytest.raises(CheckpointError, match=r"'llama\.rope\.freq_base' must be other than 1 with rope_type 'yarn'"):
+        parse(SMOLLM2, rope__freq_base=1.0, rope__scaling__type="yarn", rope__scaling__factor=4.0)
+
+
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(CheckpointError, match="num_attention_heads 9 is not a multiple of num_key_value_heads 4"):
         parse(SMOLLM2, attention__head_count_kv=4)

@@ -48,6 +48,7 @@ def test_missing_required_fields_are_listed_all_at_once():
         (GEMMA3_1B, "attn_logit_softcapping", 50.0),
         (GEMMA3_1B, "final_logit_softcapping", 30.0),
         (GEMMA3_1B, "use_bidirectional_attention", True),
+        (LLAMA, "is_causal", False),
         (LLAMA, "partial_rotary_factor", 0.5),
         (LLAMA, "no_rope_layers", [1, 1, 0]),
         (LLAMA, "attention_multiplier", 0.015),
@@ -84,6 +85,7 @@ def test_unknown_activations_are_refused_with_the_known_ones(raw, field):
     ("raw", "field", "value"),
     [
         (LLAMA, "partial_rotary_factor", 1.0),
+        (LLAMA, "is_causal", True),
         (LLAMA, "logits_scaling", 1),
         (QWEN3, "num_experts", 0),
         (QWEN3_MOE, "shared_expert_intermediate_size", 0),

@@ -209,10 +209,11 @@ def test_gpt_oss_with_plain_frequencies_has_them():
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("beta_fast", 0), ("beta_fast", 0.5), ("beta_slow", -1), ("truncate", 1), ("mscale", "x")]
+    ("key", "value"),
+    [("beta_fast", 0), ("beta_fast", 0.5), ("beta_slow", -1), ("truncate", 1), ("mscale", "x"), ("rope_theta", 1)],
 )
 def test_wrong_yarn_values_are_refused_by_name(key, value):
-    with pytest.raises(CheckpointError, match=f"rope_parameters: '{key}'"):
+    with pytest.raises(CheckpointError, match=f"'{key}' must be"):
         read({"rope_parameters": {**YARN, key: value}}, GPT_OSS)
 
 
