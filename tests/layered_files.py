@@ -68,10 +68,14 @@ def layered_file(name: str, folder: Path) -> Path:
     return qwen_moe_files.write_gguf(folder / f"{name}.gguf", qwen_moe_files.build(), None, is_fused=False)
 
 
-def packed_file(name: str, folder: Path) -> Path:
-    """Write a random model's GGUF file as task=pack does, in float32, and return its path."""
+def packed_file(name: str, folder: Path, **changes: object) -> Path:
+    """Write a random model's GGUF file as task=pack does, in float32, and return its path.
+
+    Args:
+        changes: settings of the model, by the names of its config class.
+    """
     torch.manual_seed(0)
-    model = BUILDERS[name](**PACKED.get(name, {}))
+    model = BUILDERS[name](**{**PACKED.get(name, {}), **changes})
     randomise(model, 0)
     model.save_pretrained(folder / name)
     settings = compose_settings([f"model.checkpoint={folder / name}"])

@@ -208,6 +208,13 @@ def test_older_gguf_files_have_one_matrix_of_keys_and_values(tmp_path: Path) -> 
     assert error_of(tmp_path / "older.gguf", model, "auto") < TOLERANCE
 
 
+def test_rotated_features_are_interleaved_in_gguf_files_whatever_their_order_in_safetensors(tmp_path: Path) -> None:
+    model = build(deepseek_v3, {"rope_interleave": False})
+    file = packed_file("deepseek_v3", tmp_path, rope_interleave=False)
+    assert error_of(tmp_path / "deepseek_v3", model, "eager") < TOLERANCE
+    assert error_of(file, model, "eager") < TOLERANCE
+
+
 def test_yarn_factors_that_differ_have_no_gguf_form(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="would be read as another one"):
         packed_file("deepseek_v3_odd", tmp_path)

@@ -139,18 +139,18 @@ class DeepSeek(GlmMoe):
     def hf_source(self, name: str, config: ModelConfig) -> TensorSource:
         """Return the stored tensor; matrices of attention are rows of four stored ones."""
         index, leaf = split_layer(name)
-        part = _part_of(leaf, config)
+        part = _part_of(leaf, config, _own(config).is_interleaved)
         if part is None:
             return super().hf_source(name, config)
         (stored, _), folds = part
         return TensorSource(f"layers.{index}.{ATTENTION}{stored}.{leaf.rpartition('.')[2]}", folds)
 
     def gguf_source(self, name: str, config: ModelConfig) -> TensorSource:
-        """Return the tensor under llama.cpp's name."""
+        """Return the tensor under llama.cpp's name; its rotated features are interleaved, whatever the config says."""
         index, leaf = split_layer(name)
         if leaf == SELECTION_BIAS:
             return super().gguf_source(name, config)
-        part = None if leaf in (K_B, V_B) else _part_of(leaf, config)
+        part = None if leaf in (K_B, V_B) else _part_of(leaf, config, is_interleaved=True)
         if part is None:
             return TensorSource(gguf_name(name, LEAVES))
         (_, stored), folds = part
@@ -159,7 +159,7 @@ class DeepSeek(GlmMoe):
     def gguf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
         """Return the tensor, and for both matrices of heads also the rows of an older file's only one."""
         index, leaf = split_layer(name)
-        part = _part_of(leaf, config)
+        part = _part_of(leaf, config, is_interleaved=True)
         if leaf not in (K_B, V_B) or part is None:
             return super().gguf_sources(name, config)
         (_, stored), folds = part
@@ -305,14 +305,14 @@ def _attention(config: ModelConfig) -> AttentionSpec:
     )
 
 
-def _part_of(leaf: str, config: ModelConfig) -> tuple[tuple[str, str], tuple[Fold, ...]] | None:
+def _part_of(leaf: str, config: ModelConfig, is_interleaved: bool) -> tuple[tuple[str, str], tuple[Fold, ...]] | None:
     """Return the names of the stored matrix that a matrix of attention is part of, and the folds; None for others."""
     own, heads = _own(config), config.attention.num_attention_heads
     nope, rotated, rank = own.qk_nope_head_dim, own.qk_rope_head_dim, own.kv_lora_rank
     queries = QUERIES_OF_RANK if own.q_lora_rank else QUERIES
 
     def in_halves(count: int) -> tuple[Fold, ...]:
-        return (SplitPairs(count),) if own.is_interleaved else ()
+        return (SplitPairs(count),) if is_interleaved else ()
 
     match leaf.rpartition(".")[0].removeprefix(ATTENTION):
         case "q_nope_proj":
