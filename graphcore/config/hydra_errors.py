@@ -48,8 +48,9 @@ def config_error(error: BaseException, where: str = "") -> ConfigError:
     prefix = f"{where}: " if where else ""
     key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
     unknown = re.search(r"Could not override '([^']+)'", lines[0])
-    if unknown:
-        return ConfigError(prefix + unknown_key(unknown[1]), is_unknown=True)
+    if unknown:  # in a value of {...}, the key is one of its own
+        path = key if key.startswith(f"{unknown[1]}.") else unknown[1]
+        return ConfigError(prefix + unknown_key(path), is_unknown=True)
     several = re.search(r"Ambiguous value for argument '(.*)'$", lines[0])
     if several:
         return ConfigError(prefix + _several_values(several[1]), is_unknown=True)

@@ -17,6 +17,7 @@ CASES = [
     ("memory_budget=1GB", ["did you mean 'streaming.memory_budget'?"]),
     ("sampling.topk=3", ["unknown key 'sampling.topk' (did you mean 'top_k'?)", "SamplingSettings", "min_p"]),
     ("modl.x=3", ["unknown key 'modl.x' (did you mean 'model'?)"]),
+    ("model.random_config={vocab_size: 9, foo: 3}", ["unknown key 'model.random_config.foo'", "+model.random_config"]),
     ("model.random_config.foo=3", ["unknown key 'model.random_config.foo'", "+model.random_config.foo="]),
     ("task.depth=3", ["task.depth is a key of task=bench"]),
     ("task.dept=3", ["unknown key 'task.dept' (did you mean 'depth'?)", "repeats (bench or microbench)"]),
