@@ -41,6 +41,7 @@ class Architecture(ABC):
         is_read_from_gguf: True if GGUF files with these names are read as this type; False if another type has the
             same names.
         is_read_with_window: True if GGUF files with these names that state a sliding window are read as this type.
+        other_types: further values of model_type in config.json that name the same mathematics.
         nested_in: multimodal model type whose text_config describes a model of this type; None if there is none.
         nested_ties: True if the multimodal type ties the head to the embedding unless its config says otherwise.
         hf_prefixes: possible prefixes of the decoder's names in safetensors, the likeliest first.
@@ -52,6 +53,7 @@ class Architecture(ABC):
     gguf_names: tuple[str, ...] = ()
     is_read_from_gguf: bool = True
     is_read_with_window: bool = False
+    other_types: tuple[str, ...] = ()
     nested_in: str | None = None
     nested_ties: bool = False
     hf_prefixes: tuple[str, ...] = ("model.", "")

@@ -22,7 +22,7 @@ from graphcore.arch.config.refusals import known_activation, refuse_unknown_math
 from graphcore.arch.config.rope_parameters import note_on_dynamic, read_rope
 from graphcore.arch.config.ternary_scaling import BITNET_METHOD, note_on_full_weights, read_ternary_scaling
 from graphcore.arch.config.typed_fields import Fields
-from graphcore.arch.registry import ARCHITECTURES, NESTED_TYPES
+from graphcore.arch.registry import ARCHITECTURES, MODEL_TYPES, NESTED_TYPES
 from graphcore.checkpoint.generation_config import FILE_NAME, read_generation_config
 from graphcore.checkpoint.json_object import read_json_object
 from graphcore.checkpoint.token_ids import SPECIAL_IDS, read_special_ids
@@ -162,20 +162,20 @@ def _nested(outer: Fields) -> tuple[Fields, ClassDefaults]:
         raise CheckpointError(f"{text.source}: has no model_type, here or outside; known: {_known()}")
     if expected is not None and expected not in inner_types:
         raise _unsupported(str(outer_type), outer.source)
-    if model_type not in inner_types:
+    defaults = _defaults_of(model_type, text.source)
+    if defaults.model_type not in inner_types:
         raise _unsupported(model_type, text.source)
-    merged = {**text.raw, **({TIE: True} if ARCHITECTURES[model_type].nested_ties else {})}
+    merged = {**text.raw, **({TIE: True} if ARCHITECTURES[defaults.model_type].nested_ties else {})}
     merged.update((name, outer.raw[name]) for name in OUTER_FIRST if outer.raw.get(name) is not None)
     missing = (name for name in OUTER_LAST if text.raw.get(name) is None and outer.raw.get(name) is not None)
     merged.update((name, outer.raw[name]) for name in missing)
-    defaults = _defaults_of(model_type, text.source)
     return Fields(merged, text.source, defaults.own_names), defaults
 
 
 def _defaults_of(model_type: str, source: str) -> ClassDefaults:
-    if model_type not in ARCHITECTURES:
+    if model_type not in MODEL_TYPES:
         raise _unsupported(model_type, source)
-    return ARCHITECTURES[model_type].defaults
+    return MODEL_TYPES[model_type].defaults
 
 
 def _unsupported(model_type: str, source: str) -> UnsupportedError:
@@ -187,7 +187,7 @@ def _unsupported(model_type: str, source: str) -> UnsupportedError:
 
 
 def _known() -> str:
-    return ", ".join(sorted({*ARCHITECTURES, *NESTED_TYPES}))
+    return ", ".join(sorted({*MODEL_TYPES, *NESTED_TYPES}))
 
 
 def _check_required(fields: Fields, defaults: ClassDefaults) -> None:

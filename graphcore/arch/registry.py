@@ -12,6 +12,10 @@ from graphcore.registry import collect
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {one.model_type: one for one in collect(families, Architecture)}  # type: ignore[type-abstract]
 )
+MODEL_TYPES: Mapping[str, Architecture] = MappingProxyType(
+    {name: one for one in ARCHITECTURES.values() for name in (one.model_type, *one.other_types)}
+)
+"""Architecture by each model_type that config.json may have: Kimi K2's is DeepSeek V3's."""
 GGUF_ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {name: one for one in ARCHITECTURES.values() if one.is_read_from_gguf for name in one.gguf_names}
 )

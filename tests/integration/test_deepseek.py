@@ -215,6 +215,44 @@ def test_rotated_features_are_interleaved_in_gguf_files_whatever_their_order_in_
     assert error_of(file, model, "eager") < TOLERANCE
 
 
+@pytest.mark.parametrize(("name", "function"), [("deepseek_v2", "softmax"), ("deepseek_v3", "sigmoid")])
+def test_a_gguf_file_without_a_score_function_has_sigmoids_if_it_has_a_selection_bias(
+    name: str, function: str, tmp_path: Path
+) -> None:
+    """llama.cpp's converter writes none if config.json has no scoring_func, as those that transformers saves."""
+    model = build_reference(name)
+    file, key = packed_file(name, tmp_path), b"deepseek2.expert_gating_func"
+    assert file.read_bytes().count(key) == 1
+    file.write_bytes(file.read_bytes().replace(key, key.replace(b"gating", b"unread")))
+    with Engine.load(file, dtype="fp32", device="cpu", graph="eager") as engine:
+        assert engine.config.experts.routing.function == function
+    assert error_of(file, model, "eager") < TOLERANCE
+
+
+def save_as_kimi(model: nn.Module, folder: Path, is_nested: bool) -> None:
+    """Write a DeepSeek V3 as Kimi K2, or nested as K2.5, under Moonshot's names."""
+    model.save_pretrained(folder)
+    config = {**json.loads((folder / "config.json").read_text()), "model_type": "kimi_k2"}
+    if is_nested:
+        config = {"model_type": "kimi_k25", "text_config": config, "vision_config": {}, "tie_word_embeddings": False}
+        stored = load_file(folder / "model.safetensors")
+        nested = {f"language_model.{name}": tensor for name, tensor in stored.items()}
+        others = {name: torch.zeros(2) for name in ("vision_tower.norm.weight", "mm_projector.pre_norm.weight")}
+        save_file({**nested, **others}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("is_nested", [False, True], ids=["kimi_k2", "kimi_k25"])
+def test_kimi_is_a_deepseek_v3_of_another_name(is_nested: bool, tmp_path: Path) -> None:
+    model = build(deepseek_v3, {"n_group": 1, "topk_group": 1})
+    save_as_kimi(model, tmp_path, is_nested)
+    assert error_of(tmp_path, model, "captured") < TOLERANCE
+    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager") as engine:
+        assert engine.config.model_type == "deepseek_v3"
+        left_out = [note for note in engine.notes if "vision (1 tensor)" in note]
+        assert len(left_out) == is_nested
+
+
 def test_yarn_factors_that_differ_have_no_gguf_form(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="would be read as another one"):
         packed_file("deepseek_v3_odd", tmp_path)

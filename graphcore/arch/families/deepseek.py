@@ -1,4 +1,4 @@
-"""DeepSeek V2, V3, R1 and V3.1, Kimi K2, and GLM 4.7 Flash: multi-head latent attention, and mixtures of experts.
+"""DeepSeek V2, V3, R1 and V3.1, Kimi K2 and K2.5's text, and GLM 4.7 Flash: latent attention, mixtures of experts.
 
     Hugging Face  self_attn.q_proj               [H (N + R), D], or q_a_proj, q_a_layernorm and q_b_proj
                   self_attn.kv_a_proj_with_mqa   [C + R, D], latent features and the key that heads share
@@ -13,8 +13,9 @@ nn/latent_attention.py multiplies queries with the rows of keys (`k_b_proj`, tra
 values (`v_b_proj`). Rotated features are stored as interleaved pairs.
 
 DeepSeek V2 chooses experts by a softmax and ranks groups by their best expert; V3, Kimi K2 and GLM by sigmoids with a
-selection bias, and by the sum of a group's two best. llama.cpp ranks V2's groups by the sum, too; GGUF files are
-computed as the model is defined. Multi-token-prediction layers, stored behind the last layer, are left out.
+selection bias, and by the sum of a group's two best. llama.cpp ranks V2's groups by the sum, too, and takes a file
+without a score function for a softmax unless its sizes are GLM 4.7 Flash's; here GGUF files are computed as the model is
+defined, and a selection bias means sigmoids. Kimi K2 is DeepSeek V3 under another name. Multi-token-prediction layers, stored behind the last layer, are left out.
 
 The norms of compressed queries and of latent features have an epsilon of 1e-6 in transformers, whatever the config
 says, and the model's in llama.cpp.
@@ -62,7 +63,6 @@ QUERIES_OF_RANK = ("q_b_proj", "attn_q_b")
 LATENT = ("kv_a_proj_with_mqa", "attn_kv_a_mqa")
 KEYS_AND_VALUES = ("kv_b_proj", "attn_kv_b")
 HF_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-GLM_LITE = ((47, 48), 154_880)  # layers and vocabulary of files that llama.cpp takes for GLM 4.7 Flash
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class DeepSeek(GlmMoe):
             experts,
             shared_expert_intermediate_size=shared * expert_width(experts) or None,
             mlp_only_layers=tuple(range(min(dense, config.num_hidden_layers))),
-            routing=_gguf_routing(experts, config, keys),
+            routing=_gguf_routing(experts, own, keys),
         )
         return replace(config, own=own, attention=attention, experts=experts, rope=_gguf_rope(config, multiplier, keys))
 
@@ -358,13 +358,12 @@ def _dense_layers(config: ModelConfig, fields: Fields, defaults: ClassDefaults) 
     return tuple(layer for layer in range(num_layers) if layer < first or layer % step)
 
 
-def _gguf_routing(experts: ExpertsConfig, config: ModelConfig, keys: GGUFKeys) -> ScoredRouting:
-    """Return the rule of a GGUF file's experts; without a score function V2's softmax counts, or GLM's sigmoid."""
+def _gguf_routing(experts: ExpertsConfig, own: LatentSettings, keys: GGUFKeys) -> ScoredRouting:
+    """Return the rule of a GGUF file's experts; without a score function, sigmoids have a selection bias."""
     routing = experts.routing
     assert routing is not None, "these experts have scores of their own"
     if keys.fields.raw.get(keys.name("expert_gating_func")) in (None, 0):
-        is_glm = config.num_hidden_layers in GLM_LITE[0] and config.vocab_size == GLM_LITE[1]
-        routing = routing._replace(function="sigmoid" if is_glm else "softmax")
+        routing = routing._replace(function="sigmoid" if own.has_selection_bias else "softmax")
     return routing._replace(ranked_by=1 if routing.function == "softmax" else 2)
 
 
@@ -460,6 +459,10 @@ DEEPSEEK_V3 = DeepSeek(
     ),
     gguf_names=("deepseek2",),
     is_read_from_gguf=False,
+    other_types=("kimi_k2",),
+    nested_in="kimi_k25",
+    hf_prefixes=("model.", "language_model.model.", "language_model.", "model.language_model.", ""),
+    unused={"vision_tower.": "vision", "mm_projector.": "its projector"},
     latent=LATENT_V3,
     num_predicting_layers=1,
 )

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 from dev_models import (
     BITNET,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
     EVERY,
     EXAONE4,
     GEMMA,
@@ -13,6 +15,7 @@ from dev_models import (
     GLM,
     GLM4,
     GLM4_MOE,
+    GLM4_MOE_LITE,
     GPT2,
     GPT_OSS,
     LFM2,
@@ -32,12 +35,23 @@ from dev_models import (
     STARCODER2,
     config_of,
 )
+from hub_configs import KIMI_K2
 
 from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.registry import ARCHITECTURES, GGUF_ARCHITECTURES, architecture_of
 from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.nn.rope_spec import DivisorScaling, LinearScaling, Llama3Scaling, LongScaling, RopeSpec, YarnScaling
-from graphcore.nn.spec import AttentionSpec, BlockSpec, ConvSpec, DeltaSpec, MLPSpec, ModelSpec, MoESpec, NormSpec
+from graphcore.nn.spec import (
+    AttentionSpec,
+    BlockSpec,
+    ConvSpec,
+    DeltaSpec,
+    LatentSpec,
+    MLPSpec,
+    ModelSpec,
+    MoESpec,
+    NormSpec,
+)
 from graphcore.routing import ScoredRouting
 
 
@@ -240,6 +254,64 @@ def test_glm_4_9b() -> None:
         block = BlockSpec(4096, norm, attention, MLPSpec(13_696, "silu"), sandwich=is_sandwich)
         context = raw["max_position_embeddings"]
         assert spec_of(raw) == ModelSpec(4096, 151_552, (block,) * 40, norm, context=context)
+
+
+def latent_attention(heads: int, latent: LatentSpec, factor: float, rope: RopeSpec) -> AttentionSpec:
+    """Return attention whose scores YaRN multiplies with `factor` squared."""
+    scale = (latent.nope + latent.rotated) ** -0.5 * factor**2
+    return AttentionSpec(heads, 1, 576, pytest.approx(scale, rel=1e-5), rope=rope, latent=latent)
+
+
+def mixture_of(experts: int, top_k: int, hidden: int, routing: ScoredRouting, shared: int = 1) -> MoESpec:
+    return MoESpec(experts, top_k, hidden, shares=routing, shared_hidden=shared * hidden, shared_gate=False)
+
+
+def test_deepseek_v2_lite_has_one_projection_of_queries_and_a_softmax() -> None:
+    yarn = YarnScaling(40.0, 4096, 1.0, rounds_ramp=True)
+    latent = LatentSpec(512, 64, 128, 128, query_rank=0, eps=1e-6)
+    attention = latent_attention(16, latent, 1.260805, RopeSpec(10_000.0, yarn, width=64))
+    mixture = mixture_of(64, 6, 1408, ScoredRouting("softmax", normalises=False, ranked_by=1), shared=2)
+    spec = spec_of(DEEPSEEK_V2)
+    blocks = [BlockSpec(2048, NormSpec("rms", 1e-6), attention, mlp) for mlp in (MLPSpec(10_944, "silu"), mixture)]
+    assert spec.blocks == (blocks[0], *26 * blocks[1:])
+    assert (spec.vocab, spec.context, spec.tied) == (102_400, 163_840, False)
+
+
+@pytest.mark.parametrize(
+    ("raw", "heads", "experts", "dense", "routing", "yarn", "factor"),
+    [
+        (DEEPSEEK_V3, 128, 256, 3, ScoredRouting("sigmoid", 8, 4, factor=2.5), (10_000.0, 40.0, 32.0), 1.368888),
+        (KIMI_K2, 64, 384, 1, ScoredRouting("sigmoid", factor=2.827), (50_000.0, 32.0, 1.0), 1.346574),
+    ],
+    ids=["deepseek_v3", "kimi_k2"],
+)
+def test_deepseek_v3_and_kimi_k2_differ_in_sizes_alone(
+    raw: dict,
+    heads: int,
+    experts: int,
+    dense: int,
+    routing: ScoredRouting,
+    yarn: tuple[float, ...],
+    factor: float,
+) -> None:
+    theta, extension, beta_fast = yarn
+    rope = RopeSpec(theta, YarnScaling(extension, 4096, 1.0, beta_fast=beta_fast, rounds_ramp=True), width=64)
+    attention = latent_attention(heads, LatentSpec(512, 64, 128, 128, query_rank=1536, eps=1e-6), factor, rope)
+    mixture = replace(mixture_of(experts, 8, 2048, routing), selection_bias=True)
+    mlps = [MLPSpec(18_432, "silu")] * dense + [mixture] * (61 - dense)
+    spec = spec_of(raw)
+    assert spec.blocks == tuple(BlockSpec(7168, NormSpec("rms", 1e-6), attention, mlp) for mlp in mlps)
+    assert (spec.vocab, spec.context, spec.tied) == (raw["vocab_size"], raw["max_position_embeddings"], False)
+
+
+def test_glm_4_7_flash() -> None:
+    latent = LatentSpec(512, 64, 192, 256, query_rank=768, eps=1e-6)
+    attention = latent_attention(20, latent, 1.0, RopeSpec(1_000_000.0, width=64))
+    mixture = replace(mixture_of(64, 4, 1536, ScoredRouting("sigmoid", factor=1.8)), selection_bias=True)
+    spec = spec_of(GLM4_MOE_LITE)
+    blocks = [BlockSpec(2048, NormSpec("rms", 1e-5), attention, mlp) for mlp in (MLPSpec(10_240, "silu"), mixture)]
+    assert spec.blocks == (blocks[0], *46 * blocks[1:])
+    assert (spec.vocab, spec.context, spec.tied) == (154_880, 202_752, False)
 
 
 def test_olmo_2_1b_has_norms_behind_its_sublayers() -> None:

@@ -5,13 +5,13 @@ import contextlib
 import pytest
 from hub_configs import FAMILIES, GEMMA3_1B, GEMMA3_4B, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN3, QWEN3_MOE, parse, without
 
-from graphcore.arch.registry import ARCHITECTURES, NESTED_TYPES
+from graphcore.arch.registry import MODEL_TYPES, NESTED_TYPES
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "gpt_os", "lama", "mistral4"])
 def test_unsupported_model_type_lists_the_supported_ones(model_type):
-    names = {*ARCHITECTURES, *NESTED_TYPES}
+    names = {*MODEL_TYPES, *NESTED_TYPES}
     assert {"gemma3", "gemma3_text", "gpt2", "llama"} <= names
     known = ", ".join(sorted(names))
     with pytest.raises(UnsupportedError, match=f"{model_type}.*{known}"):
