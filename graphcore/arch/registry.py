@@ -24,9 +24,15 @@ WINDOWED_GGUF: Mapping[str, Architecture] = MappingProxyType(
 )
 """Architecture of GGUF files that state a window: Mistral's have Llama's general.architecture, OLMo 3's OLMo 2's."""
 MIXED_GGUF: Mapping[str, Architecture] = MappingProxyType(
-    {name: one for one in ARCHITECTURES.values() if one.defaults.experts is not None for name in one.gguf_names}
+    {
+        name: one
+        for one in ARCHITECTURES.values()
+        if one.defaults.experts is not None
+        for name in one.gguf_names
+        if GGUF_ARCHITECTURES[name].defaults.experts is None
+    }
 )
-"""Architecture of GGUF files that state a number of experts: Mixtral's have Llama's general.architecture."""
+"""Architecture of dense types' GGUF files that state a number of experts: Mixtral's have Llama's architecture."""
 NESTED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         one.nested_in: tuple(other.model_type for other in ARCHITECTURES.values() if other.nested_in == one.nested_in)

@@ -35,6 +35,8 @@ def transformers_settings(config: ModelConfig, is_tied: bool) -> dict[str, Any]:
         "sliding_window": attention.sliding_window,
         "use_sliding_window": attention.sliding_window is not None,
         "tie_word_embeddings": is_tied,
+        "pad_token_id": None,  # some classes' own is beyond a small vocabulary
+        **({} if config.delta is None else vars(config.delta)),
         **dict.fromkeys(names_of_activation, config.hidden_act),
         **{name: value for name, value in optional.items() if value is not None},
         **ARCHITECTURES[config.model_type].own_settings(config),
@@ -52,7 +54,13 @@ def _rope_settings(config: ModelConfig) -> dict[str, Any] | None:
 
 def _expert_settings(experts: ExpertsConfig) -> dict[str, Any]:
     """Return the experts' settings; transformers needs lists, and the numbers of shared experts and dense layers."""
-    found = {**vars(experts), "mlp_only_layers": list(experts.mlp_only_layers)}
+    names_of_top_k = ("num_experts_per_tok", "top_k_experts")
+    found = {
+        **vars(experts),
+        **dict.fromkeys(names_of_top_k, experts.num_experts_per_tok),
+        "num_experts": experts.num_local_experts,
+        "mlp_only_layers": list(experts.mlp_only_layers),
+    }
     routing, shared = found.pop("routing"), experts.shared_expert_intermediate_size or 0
     if routing is None:
         return found

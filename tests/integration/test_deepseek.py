@@ -225,7 +225,7 @@ def test_a_gguf_file_without_a_score_function_has_sigmoids_if_it_has_a_selection
     assert file.read_bytes().count(key) == 1
     file.write_bytes(file.read_bytes().replace(key, key.replace(b"gating", b"unread")))
     with Engine.load(file, dtype="fp32", device="cpu", graph="eager") as engine:
-        assert engine.config.experts.routing.function == function
+        assert (engine.config.model_type, engine.config.experts.routing.function) == (name, function)
     assert error_of(file, model, "eager") < TOLERANCE
 
 

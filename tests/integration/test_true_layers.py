@@ -34,6 +34,22 @@ GEMMA4 = {"num_hidden_layers": 2, "layer_types": [SLIDING, FULL], "head_dim": 25
 GEMMA4 |= {"sliding_window": WINDOW, "final_logit_softcapping": 30.0}
 WITHOUT_FEATURES = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True}
 GRANITE_FACTORS = {"embedding_multiplier": 12.0, "attention_multiplier": 0.015625, "residual_multiplier": 0.22}
+LATENT = {
+    "num_hidden_layers": 2,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+DEEPSEEK_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 40.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
 SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
     "Qwen3.5-9B": (
         "qwen3_5",
@@ -238,6 +254,60 @@ SHAPES: Mapping[str, tuple[str, dict[str, object]]] = {
             "n_group": 1,
             "topk_group": 1,
             "moe_intermediate_size": 1408,
+        },
+    ),
+    "DeepSeek-V2-Lite": (  # a dense layer, and one with half of the experts
+        "deepseek_v2",
+        {
+            **LATENT,
+            "hidden_size": 2048,
+            "intermediate_size": 10944,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "n_routed_experts": 32,
+            "num_experts_per_tok": 6,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 1408,
+            "max_position_embeddings": 163840,
+            "rope_parameters": {**DEEPSEEK_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "DeepSeek-V3": (  # a dense layer, and one with two experts of each group
+        "deepseek_v3",
+        {
+            **LATENT,
+            "hidden_size": 7168,
+            "intermediate_size": 18432,
+            "num_attention_heads": 128,
+            "num_key_value_heads": 128,
+            "q_lora_rank": 1536,
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 8,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 2048,
+            "max_position_embeddings": 163840,
+            "rope_parameters": {**DEEPSEEK_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "GLM-4.7-Flash": (  # a dense layer, and one with half of the experts
+        "glm4_moe_lite",
+        {
+            **LATENT,
+            "hidden_size": 2048,
+            "intermediate_size": 10240,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 20,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "n_routed_experts": 32,
+            "num_experts_per_tok": 4,
+            "routed_scaling_factor": 1.8,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 1536,
         },
     ),
     "Ministral-3-8B": (

@@ -199,7 +199,7 @@ class DeepSeek(GlmMoe):
         return self.defaults
 
     def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
-        """Return the config with the sizes of latent attention, and of the layers with and without experts."""
+        """Return the config with the sizes of latent attention and of the layers; experts of sigmoids are V3's."""
         keys.check_required(("attention.kv_lora_rank", "rope.dimension_count", "leading_dense_block_count"))
         rotated, rank = keys.required_size("rope.dimension_count"), keys.required_size("attention.kv_lora_rank")
         key_width = keys.size("attention.key_length_mla") or keys.size("attention.key_length") or 0
@@ -231,13 +231,15 @@ class DeepSeek(GlmMoe):
         shared = keys.fields.count(keys.name("expert_shared_count"), LARGEST_SIZE)
         dense = keys.fields.count(keys.name("leading_dense_block_count"), LARGEST_SIZE)
         experts = expert_settings_of(config)
+        routing, rope = _gguf_routing(experts, own, keys), _gguf_rope(config, multiplier, keys)
         experts = replace(
             experts,
             shared_expert_intermediate_size=shared * expert_width(experts) or None,
             mlp_only_layers=tuple(range(min(dense, config.num_hidden_layers))),
-            routing=_gguf_routing(experts, own, keys),
+            routing=routing,
         )
-        return replace(config, own=own, attention=attention, experts=experts, rope=_gguf_rope(config, multiplier, keys))
+        model_type = self.model_type if routing.function == "softmax" else DEEPSEEK_V3.model_type
+        return replace(config, model_type=model_type, own=own, attention=attention, experts=experts, rope=rope)
 
     def as_gguf(self, config: ModelConfig) -> ModelConfig:
         """Return the config that a packed file's reader gets: llama.cpp's epsilon, and numbers rounded to float32."""

@@ -199,6 +199,21 @@ class Gemma4(Architecture):
         """Return the config with what differs by layer, which llama.cpp stores as arrays or under keys of its own."""
         return _read_gguf_settings(config, keys, shapes)
 
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return the sizes of full-attention layers, shared keys and values, features, and the soft cap."""
+        own = _own(config)
+        return {
+            "global_head_dim": own.full_head_dim,
+            "num_global_key_value_heads": own.full_kv_heads,
+            "attention_k_eq_v": own.values_are_keys,
+            "num_kv_shared_layers": config.num_hidden_layers - own.first_shared,
+            "use_double_wide_mlp": own.shared_width != config.intermediate_size,
+            "hidden_size_per_layer_input": own.per_layer,
+            "vocab_size_per_layer_input": own.per_layer_vocab,
+            "final_logit_softcapping": own.logit_cap or None,
+            "enable_moe_block": config.experts is not None,
+        }
+
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar | tuple[int, ...]]:
         """Return the keys of settings that differ by layer, and those of features, experts and the logits' soft cap."""
         own, types, attention = _own(config), _types_of(config), config.attention

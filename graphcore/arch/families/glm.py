@@ -56,10 +56,6 @@ class Glm(Architecture):
         model = rotary_spec(config, NormSpec("rms", config.norm_eps), has_qk_norm=False)
         return replace(model, blocks=tuple(replace(one, sandwich=self.is_sandwich) for one in model.blocks))
 
-    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
-        """Return no token for padding, because the class's default is beyond small vocabularies."""
-        return {"pad_token_id": None}
-
     def hf_source(self, name: str, config: ModelConfig) -> TensorSource:
         """Return the stored tensor: gate and up are halves of one, and q and k are in the order of pairs."""
         index, leaf = split_layer(name)

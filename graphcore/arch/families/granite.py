@@ -85,6 +85,10 @@ class Granite(Llama):
         """Return the config with its factors rounded to float32."""
         return replace(config, own=GraniteSettings(*map(as_float32, vars(_own(config)).values())))
 
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return Granite's multipliers."""
+        return vars(_own(config))
+
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar]:
         """Return the keys of Granite's factors."""
         return dict(zip(GGUF_MULTIPLIERS, map(float, vars(_own(config)).values()), strict=True))

@@ -235,10 +235,8 @@ class Lfm2Moe(Lfm2):
         return _with_dense_layers(replace(completed, experts=experts, own=own), dense)
 
     def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
-        """Return the settings of LFM2, the number of experts, and of dense layers."""
-        experts = expert_settings_of(config)
-        own = {"num_experts": experts.num_local_experts, "num_dense_layers": len(experts.mlp_only_layers)}
-        return {**super().own_settings(config), **own}
+        """Return the settings of LFM2, and the number of dense layers."""
+        return {**super().own_settings(config), "num_dense_layers": len(expert_settings_of(config).mlp_only_layers)}
 
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar | tuple[int, ...]]:
         """Return the keys of LFM2, of the experts and of their choice."""

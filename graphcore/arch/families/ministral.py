@@ -85,6 +85,12 @@ class Ministral(Llama):
                 found[LOG_MULTIPLIER] = 1.0
         return found
 
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return the rotary settings with the scale of queries, which transformers always reads; 0 is none."""
+        scale, rope = _own(config).scale, config.rope_parameters or {}
+        beta, period = (0.0, config.max_position_embeddings) if scale is None else (scale.beta, scale.period)
+        return {"rope_parameters": {ORIGINAL: period, **rope, BETA: beta}}
+
     def as_gguf(self, config: ModelConfig) -> ModelConfig:
         """Return the config with llama_4_scaling_beta rounded to float32."""
         scale = _own(config).scale

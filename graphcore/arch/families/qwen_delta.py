@@ -103,10 +103,13 @@ class QwenDelta(QwenMoe):
         """Return the stored tensor; norms are stored as w, and several weights of the decoder share one tensor."""
         index, leaf = split_layer(name)
         here = f"layers.{index}."
+        tiled = self._tiled(leaf, config)
         if leaf == "linear_attn.rate":
-            return TensorSource(f"{here}linear_attn.A_log", (NegatedExp(),))
+            return TensorSource(f"{here}linear_attn.A_log", (NegatedExp(), *tiled))
         if leaf == "linear_attn.conv1d.weight":
-            return TensorSource(name, (WithoutChannelAxis(),))
+            return TensorSource(name, (WithoutChannelAxis(), *tiled))
+        if tiled:
+            return TensorSource(name, tiled)
         if leaf.startswith(QUERY_AND_GATE):
             module, _, parameter = leaf.rpartition(".")
             return TensorSource(f"{here}self_attn.q_proj.{parameter}", (_query_or_gate(module, config),))
@@ -146,20 +149,18 @@ class QwenDelta(QwenMoe):
     def _ungrouped(self, leaf: str, config: ModelConfig) -> tuple[Fold, ...]:
         """Return the folds from a GGUF file's order of value heads to the config's."""
         delta = _delta_of(config)
-        per_key = delta.linear_num_value_heads // delta.linear_num_key_heads
-        if not leaf.startswith(DELTA) or not self.is_tiled_in_gguf or delta.is_tiled or per_key == 1:
+        if not self.is_tiled_in_gguf or delta.is_tiled:
             return ()
-        width, keys = delta.linear_value_head_dim, delta.linear_num_key_heads
-        match leaf.removeprefix(DELTA):
-            case "norm.weight":
-                return ()
-            case "in_proj_qkv.weight" | "conv1d.weight":
-                return (GroupHeads(keys, per_key, width, first=2 * keys * delta.linear_key_head_dim),)
-            case "in_proj_z.weight":
-                return (GroupHeads(keys, per_key, width),)
-            case "out_proj.weight":
-                return (GroupHeads(keys, per_key, width, of_columns=True),)
-        return (GroupHeads(keys, per_key, 1),)
+        keys = delta.linear_num_key_heads
+        return _reordered(leaf, delta, keys, delta.linear_num_value_heads // keys)
+
+    def _tiled(self, leaf: str, config: ModelConfig) -> tuple[Fold, ...]:
+        """Return the folds from safetensors' order of value heads to the config's, if it is a GGUF file's."""
+        delta = _delta_of(config)
+        if not delta.is_tiled:
+            return ()
+        keys = delta.linear_num_key_heads
+        return _reordered(leaf, delta, delta.linear_num_value_heads // keys, keys)
 
     def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
         """Return the config with the delta rule's sizes, the layer types, and the width of the shared expert."""
@@ -206,6 +207,24 @@ class QwenDelta(QwenMoe):
             found |= super().gguf_fields(config)
             found["expert_shared_feed_forward_length"] = config.experts.shared_expert_intermediate_size
         return found
+
+
+def _reordered(leaf: str, delta: DeltaConfig, inner: int, outer: int) -> tuple[Fold, ...]:
+    """Return the folds of a weight whose value heads go from `outer` runs of `inner` to `inner` runs of `outer`."""
+    if not leaf.startswith(DELTA) or 1 in (inner, outer):
+        return ()
+    width = delta.linear_value_head_dim
+    match leaf.removeprefix(DELTA):
+        case "norm.weight":
+            return ()
+        case "in_proj_qkv.weight" | "conv1d.weight":
+            first = 2 * delta.linear_num_key_heads * delta.linear_key_head_dim
+            return (GroupHeads(inner, outer, width, first=first),)
+        case "in_proj_z.weight":
+            return (GroupHeads(inner, outer, width),)
+        case "out_proj.weight":
+            return (GroupHeads(inner, outer, width, of_columns=True),)
+    return (GroupHeads(inner, outer, 1),)
 
 
 def _delta_of(config: ModelConfig) -> DeltaConfig:

@@ -8,6 +8,7 @@ With use_sliding_window, the layers that do not rotate have the window, unless l
 Source: transformers, configuration_smollm3 and modeling_smollm3; llama.cpp, src/models/smollm3.cpp.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from graphcore.arch.architecture import Shapes
@@ -41,10 +42,13 @@ class SmolLM3(Llama):
 
     def spec(self, config: ModelConfig) -> ModelSpec:
         """Return the spec: that of Llama, with layers that do not rotate."""
-        model, own = super().spec(config), config.own
-        assert isinstance(own, SmolLM3Settings), "the config readers give every SmolLM3 its own settings"
-        blocks = zip(model.blocks, own.rotates, strict=True)
+        model = super().spec(config)
+        blocks = zip(model.blocks, _rotates(config), strict=True)
         return replace(model, blocks=tuple(block if rotates else _not_rotating(block) for block, rotates in blocks))
+
+    def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
+        """Return the layers that rotate."""
+        return {"no_rope_layers": list(map(int, _rotates(config)))}
 
     def complete_json(self, config: ModelConfig, fields: Fields) -> ModelConfig:
         """Return the config with the layers that rotate, and those that slide if the file does not list them."""
@@ -58,6 +62,11 @@ class SmolLM3(Llama):
     def complete_gguf(self, config: ModelConfig, keys: GGUFKeys, shapes: Shapes) -> ModelConfig:
         """Return the config with llama.cpp's layers that rotate."""
         return replace(config, own=SmolLM3Settings(_by_interval(config.num_hidden_layers, INTERVAL)))
+
+
+def _rotates(config: ModelConfig) -> tuple[bool, ...]:
+    assert isinstance(config.own, SmolLM3Settings), "the config readers give every SmolLM3 its own settings"
+    return config.own.rotates
 
 
 def _read_rotates(fields: Fields, num_layers: int) -> tuple[bool, ...]:

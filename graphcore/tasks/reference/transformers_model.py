@@ -9,7 +9,7 @@
 Legend: T tokens, D model dim, V vocab.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from graphcore.arch.architecture import Architecture
 from graphcore.arch.config.model_config import ModelConfig
-from graphcore.arch.folds import AddOne, SplitPairs
+from graphcore.arch.folds import AddOne, Fold, NegatedExp, Times
 from graphcore.arch.registry import architecture_of
 from graphcore.arch.transformers_settings import transformers_settings
 from graphcore.checkpoint.checkpoint import Checkpoint
@@ -192,27 +192,52 @@ def copy_weight(
     parameters: Mapping[str, Tensor], architecture: Architecture, config: ModelConfig, name: str, loader: Loader
 ) -> str:
     """Copy the decoder's weight `name` into transformers' parameter, undoing folds; return the parameter's name."""
-    source = architecture.hf_source(name, config)
-    candidates = (source.name, *(prefix + source.name for prefix in architecture.hf_prefixes))
-    stored_name = next(candidate for candidate in candidates if candidate in parameters)
+    candidates = (
+        (prefix + source.name, source.folds)
+        for source in architecture.hf_sources(name, config)
+        for prefix in ("", *architecture.hf_prefixes)
+    )
+    stored_name, folds = next(candidate for candidate in candidates if candidate[0] in parameters)
     place, value = parameters[stored_name], loader.dense(name, torch.float32)
     order = name.removesuffix(WEIGHT) + ORDER
     if order in loader.sources:
         value = value[:, loader.dense(order, torch.float32).long().argsort()]
-    for fold in source.folds:
-        if isinstance(fold, AddOne):
-            value = value - 1.0
-        elif isinstance(fold, SplitPairs):
-            value = fold.undo(value)
-        else:
-            place = fold.apply(place)  # a view: transposed, or some rows
-    place.copy_(value)
+    moves = []
+    for fold in folds:
+        match fold:
+            case AddOne():
+                value = value - 1.0
+            case Times(factor):
+                value = value / factor
+            case NegatedExp():
+                value = (-value).log()
+            case _:
+                moves.append(fold)
+    put_moved(place, moves, value)
     return stored_name
+
+
+def put_moved(parameter: Tensor, moves: Sequence[Fold], value: Tensor) -> None:
+    """Write the elements that `moves` pick from a parameter, in their order, into their places in the parameter."""
+    place = folded(moves, parameter)
+    if place.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr():
+        place.copy_(value)  # a view: transposed, or some rows
+    else:
+        places = folded(moves, torch.arange(parameter.numel(), device="cpu").view_as(parameter))
+        parameter.view(-1)[places] = value.view_as(places)
+
+
+def folded(folds: Sequence[Fold], tensor: Tensor) -> Tensor:
+    """Return the tensor with the folds applied in order."""
+    for fold in folds:
+        tensor = fold.apply(tensor)
+    return tensor
 
 
 def divide_frequencies(model: "PreTrainedModel", divisors: tuple[float, ...]) -> None:
     """Divide each rotary frequency by its divisor, for which transformers has no setting."""
-    frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
+    names = ("rotary_emb.inv_freq", "rotary_emb.full_attention_inv_freq")  # the second where sliding layers have others
+    frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith(names)]
     assert frequencies, f"{type(model).__name__} has no rotary frequencies"
     for buffer in frequencies:
         buffer.div_(torch.tensor(divisors, dtype=buffer.dtype, device="cpu"))

@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 import torch
 from chat_folder import TINY
+from layered_files import packed_file
+from tiny_models import ARCHITECTURES, LATENT_ATTENTION, VOCAB, build_reference
+from transformers import AutoModelForCausalLM
 
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import Model, open_model
 from graphcore.engine.loading.prepare_model import match_model
-from graphcore.tasks.reference.transformers_model import FROM_FOLDER, FROM_OUR_WEIGHTS, Reference, load_reference
+from graphcore.tasks.reference.transformers_model import (
+    FROM_FOLDER,
+    FROM_OUR_WEIGHTS,
+    Reference,
+    from_weights,
+    load_reference,
+)
 from graphcore.weights.loader import Loader
 
 FAMILIES = ("llama3", "qwen3", "gemma3", "gpt2")
@@ -35,6 +44,34 @@ def test_a_gguf_file_gives_the_model_of_its_folder(family: str) -> None:
     for name, parameter in expected.items():
         # Gemma's norms went from w to 1 + w in float32 and back
         assert torch.allclose(found[name], parameter, rtol=0, atol=1e-7), name
+
+
+@torch.inference_mode()
+def error_of_our_weights(checkpoint: Path, folder: Path) -> float:
+    """Return how far logits of transformers' model of our weights are from those of the model in the folder."""
+    ids = torch.randint(0, VOCAB, (1, 24), generator=torch.Generator().manual_seed(0))
+    model, loader = opened(str(checkpoint))
+    saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    found = from_weights(model.config, loader)(ids, use_cache=False).logits
+    return (found - saved(ids, use_cache=False).logits).abs().max().item()
+
+
+@pytest.mark.parametrize("name", dict.fromkeys((*ARCHITECTURES, *LATENT_ATTENTION)))
+def test_our_weights_and_settings_make_the_model_that_was_saved(name: str, tmp_path: Path) -> None:
+    build_reference(name).save_pretrained(tmp_path)
+    # Experts are summed in another order, and outputs of a delta rule are divided by their magnitude.
+    assert error_of_our_weights(tmp_path, tmp_path) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma4", "gemma4_moe", "deepseek_v2", "deepseek_v3"),
+        *("lfm2_moe", "ministral3", "mixtral", "granite", "granite_moe", "smollm3"),
+    ],
+)
+def test_a_packed_file_makes_the_model_that_was_saved(name: str, tmp_path: Path) -> None:
+    assert error_of_our_weights(packed_file(name, tmp_path), tmp_path / name) < 5e-5  # a file's numbers are float32
 
 
 @pytest.mark.parametrize("family", FAMILIES)
