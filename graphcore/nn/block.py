@@ -53,7 +53,7 @@ class Routed(NamedTuple):
         x: [B, T, D] float32 residual stream.
         experts_input: [B, T, D] compute dtype, normalised input of the experts.
         chosen: [B, T, C] int64, chosen experts, best first; -1 for padding.
-        shares: [B, T, C] compute dtype, the experts' weights in each token's sum.
+        shares: [B, T, C] compute dtype or float32, the experts' weights in each token's sum.
     """
 
     x: Tensor
@@ -177,7 +177,7 @@ class Block(nn.Module):
         Args:
             x: [B, T, D] float32 residual stream.
             answers: [B, T, C, D] compute dtype, the chosen experts' outputs.
-            shares: [B, T, C] compute dtype, weights of the outputs.
+            shares: [B, T, C] compute dtype or float32, weights of the outputs.
             per_layer: the same as in `forward`.
 
         Returns:

@@ -188,6 +188,19 @@ class Linear(nn.Module):
         return product if scale is None else product * scale
 
 
+class Float32Linear(Linear):
+    """A projection to few features whose product is float32, though weight and x are of a 16-bit dtype: a router."""
+
+    def _product(self, x: Tensor | Int8Rows) -> Tensor:
+        """Return x @ weight.T (+ bias): [..., O] float32."""
+        assert isinstance(x, Tensor), "routers do not round their input to int8"
+        if self.packing is not None:
+            return super()._product(x.float())
+        x = x if self.input_order is None else _reordered(x, self.input_order)
+        bias = None if self.bias is None else self.bias.float()
+        return _linear(x.float(), self.weight.float(), bias)
+
+
 class StackedLinear(nn.Module):
     """Several matrices of one shape: weight [X, O, I] and bias [X, O] or None, with I input and O output features.
 

@@ -16,7 +16,7 @@ from graphcore.kernels.gpu.matrix import DENSE
 from graphcore.kernels.ops.expert_slots import ExpertSlots, cached_experts
 from graphcore.kernels.ops.experts import Places, experts
 from graphcore.kernels.ops.packed_experts import packed_experts
-from graphcore.nn.linear import Linear, StackedLinear
+from graphcore.nn.linear import Float32Linear, Linear, StackedLinear
 from graphcore.nn.mlp import MLP
 from graphcore.nn.norm import build_norm
 from graphcore.nn.span import Span
@@ -97,7 +97,8 @@ class MoE(nn.Module):
     def __init__(self, spec: MoESpec, dim: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.top_k, self.shares, has_shared = spec.top_k, spec.shares, spec.shared_hidden > 0
-        self.router = Linear(dim, spec.experts, bias=spec.router_bias, dtype=dtype)
+        is_wider = spec.scores_in_float32 and dtype is not torch.float32
+        self.router = (Float32Linear if is_wider else Linear)(dim, spec.experts, bias=spec.router_bias, dtype=dtype)
         self.experts = Experts(spec, dim, dtype)
         scales = torch.empty(spec.experts, dtype=torch.float32) if spec.expert_scales else None
         self.register_buffer("expert_scales", scales)
@@ -163,7 +164,7 @@ def choose_experts(
     """Return the experts with the highest scores [..., X], best first, and their shares (weights): [..., C] each.
 
     Args:
-        scores: [..., X] compute dtype, products of the router.
+        scores: [..., X] compute dtype or float32, products of the router; shares have the same dtype.
         scales: [X] float32, factors of the experts' shares in a softmax; None for none.
         bias: [X] float32, numbers added to scores of a `ScoredRouting` for the choice; None for none.
     """

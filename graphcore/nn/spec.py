@@ -239,6 +239,7 @@ class MoESpec(ShortText):
         selection_bias: True if each expert has a learned number that is added to its score for the choice alone; only
             with a `ScoredRouting`.
         shared_gate: True if the shared expert's output is multiplied by a sigmoid gate per token (Qwen).
+        scores_in_float32: True if the router's products and the shares are float32 in all dtypes (GLM, DeepSeek).
     """
 
     experts: int
@@ -253,6 +254,7 @@ class MoESpec(ShortText):
     parallel_mlp: MLPSpec | None = None
     selection_bias: bool = field(default=False, metadata=SHOWN_IF_SET)
     shared_gate: bool = field(default=True, metadata=SHOWN_IF_SET)
+    scores_in_float32: bool = field(default=False, metadata=SHOWN_IF_SET)
 
 
 @dataclass(frozen=True)

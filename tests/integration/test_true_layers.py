@@ -2,7 +2,7 @@
 
     pytest -m slow -s tests/integration/test_true_layers.py
 
-Random float32 weights with a small vocabulary. One model at a time is in memory, so that 8 GB are enough. Measured
+Random float32 weights with a small vocabulary. One model at a time is in memory, so that 9 GB are enough. Measured
 errors stand in docs/compatibility.md.
 """
 

@@ -108,7 +108,8 @@ class DeepSeek(GlmMoe):
         """Return the spec: latent attention, dense layers, then layers with experts."""
         own, norm = _own(config), NormSpec("rms", config.norm_eps)
         dense = MLPSpec(config.intermediate_size, config.hidden_act)
-        mixture = replace(mixture_spec(config), selection_bias=own.has_selection_bias, shared_gate=False)
+        has_bias = own.has_selection_bias
+        mixture = replace(mixture_spec(config), selection_bias=has_bias, shared_gate=False, scores_in_float32=True)
         block = BlockSpec(config.hidden_size, norm, _attention(config), dense)
         dense_layers = expert_settings_of(config).mlp_only_layers
         layers = range(config.num_hidden_layers)

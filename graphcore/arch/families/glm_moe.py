@@ -61,7 +61,7 @@ class GlmMoe(QwenMoe):
         """Return the spec: dense layers, then layers with experts."""
         assert isinstance(config.own, GlmMoeSettings), "the config readers give every GLM its own settings"
         model = rotary_spec(config, NormSpec("rms", config.norm_eps), config.own.has_qk_norm)
-        mixture = replace(mixture_spec(config), selection_bias=True, shared_gate=False)
+        mixture = replace(mixture_spec(config), selection_bias=True, shared_gate=False, scores_in_float32=True)
         dense = expert_settings_of(config).mlp_only_layers
         blocks = (block if at in dense else replace(block, mlp=mixture) for at, block in enumerate(model.blocks))
         return replace(model, blocks=tuple(blocks))

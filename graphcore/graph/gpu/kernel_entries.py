@@ -45,7 +45,7 @@ from graphcore.kernels.ops.gated_convolution import gated_convolution
 from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.kernels.ops.kv_formats import head_dim_of, is_mixed
 from graphcore.nn.latent_attention import HeadLinear
-from graphcore.nn.linear import Linear
+from graphcore.nn.linear import Float32Linear, Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import Experts
 from graphcore.nn.norm import RMSNorm
@@ -262,10 +262,11 @@ class DeviceRun:
         router = self._module(name, Linear)
         if router.packing is not None or router.int8_order is not None or router.weight_scale is not None:
             fed = product_input(self.modules, x, None, router, None)
-            scores = product(fed.rows, fed.scale, [device_matrix(router)], router.dtype)
+            dtype = torch.float32 if isinstance(router, Float32Linear) else router.dtype
+            scores = product(fed.rows, fed.scale, [device_matrix(router)], dtype)
             return self.choose(scores, top_k, shares, None, bias)
         over_all, routing = _routing(shares)
-        how = over_all, self.arrivals, routing, bias
+        how = over_all, self.arrivals, routing, bias, isinstance(router, Float32Linear)
         return route_decode_experts(x, router.weight, router.bias, self._counts, top_k, *how)
 
     def add_experts(self, stream: Tensor, x: Tensor, _norm: None, chosen: Tensor, shares: Tensor, name: str) -> Tensor:

@@ -224,6 +224,12 @@ def test_every_fourth_layer_attends_with_a_gate_and_the_others_have_a_delta_rule
     assert (spec.norm, spec.context, spec.tied) == (norm, 262_144, raw["tie_word_embeddings"])
 
 
+def mixture_of(experts: int, top_k: int, hidden: int, routing: ScoredRouting, shared: int = 1) -> MoESpec:
+    """Return experts with an ungated shared expert of `shared` times their width."""
+    plain = MoESpec(experts, top_k, hidden, shares=routing, shared_hidden=shared * hidden)
+    return replace(plain, shared_gate=False, scores_in_float32=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "routing", "dense"),
     [
@@ -240,7 +246,7 @@ def test_every_fourth_layer_attends_with_a_gate_and_the_others_have_a_delta_rule
 def test_glm_4_5_air(changes: dict, routing: ScoredRouting, dense: int) -> None:
     norm, rope = NormSpec("rms", 1e-5), RopeSpec(1_000_000.0, width=64)
     attention = AttentionSpec(96, 8, 128, 128**-0.5, rope=rope, qkv_bias=True)
-    mixture = MoESpec(128, 8, 1408, shares=routing, shared_hidden=1408, selection_bias=True, shared_gate=False)
+    mixture = replace(mixture_of(128, 8, 1408, routing), selection_bias=True)
     mlps = [MLPSpec(10_944, "silu")] * dense + [mixture] * (46 - dense)
     spec = spec_of(GLM4_MOE, **changes)
     assert spec.blocks == tuple(BlockSpec(4096, norm, attention, mlp) for mlp in mlps)
@@ -260,10 +266,6 @@ def latent_attention(heads: int, latent: LatentSpec, factor: float, rope: RopeSp
     """Return attention whose scores YaRN multiplies with `factor` squared."""
     scale = (latent.nope + latent.rotated) ** -0.5 * factor**2
     return AttentionSpec(heads, 1, 576, pytest.approx(scale, rel=1e-5), rope=rope, latent=latent)
-
-
-def mixture_of(experts: int, top_k: int, hidden: int, routing: ScoredRouting, shared: int = 1) -> MoESpec:
-    return MoESpec(experts, top_k, hidden, shares=routing, shared_hidden=shared * hidden, shared_gate=False)
 
 
 def test_deepseek_v2_lite_has_one_projection_of_queries_and_a_softmax() -> None:

@@ -109,6 +109,7 @@ SCORED: Mapping[str, BlockSpec] = {  # experts with scores of their own
             selection_bias=True,
             shared_hidden=20,
             shared_gate=False,
+            scores_in_float32=True,
         ),
     ),
     "grouped_experts": replace(

@@ -49,6 +49,31 @@ def ours(theirs: GptOssMLP, dtype: torch.dtype = torch.float32) -> MoE:
     return moe
 
 
+@pytest.mark.parametrize("graph", ["eager", "compiled"])
+def test_a_router_of_float32_scores_chooses_in_bf16_as_transformers_does(graph: str) -> None:
+    """In bf16 many sigmoids of large products are equal; transformers multiplies in float32."""
+    config = DeepseekV3Config(hidden_size=DIM, n_routed_experts=64, num_experts_per_tok=4, n_group=1, topk_group=1)
+    theirs = DeepseekV3TopkRouter(config).bfloat16().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    theirs.weight.normal_(generator=generator)
+    theirs.e_score_correction_bias = torch.zeros(64)
+    x = 2 * torch.randn(300, 1, DIM, generator=generator).bfloat16()
+    _, weights, expected = theirs(x.flatten(0, 1))
+    routing = ScoredRouting("sigmoid", factor=config.routed_scaling_factor)
+    agreeing = {}
+    for in_float32 in (True, False):
+        moe = MoE(MoESpec(64, 4, 8, shares=routing, scores_in_float32=in_float32), DIM, torch.bfloat16)
+        moe.router.weight.copy_(theirs.weight)
+        router = torch.compile(moe.router) if graph == "compiled" else moe.router
+        chosen, shares = choose_experts(router(x), 4, routing)
+        agreeing[in_float32] = (chosen[:, 0].sort().values == expected.sort().values).all(-1).float().mean().item()
+        assert shares.dtype is (torch.float32 if in_float32 else torch.bfloat16)
+        if in_float32:
+            torch.testing.assert_close(shares[:, 0].sort().values, weights.sort().values, rtol=1e-5, atol=0)
+    assert agreeing[True] == 1.0
+    assert agreeing[False] < 0.99
+
+
 def tokens_of(batch: int, tokens: int) -> Tensor:
     return torch.randn(batch, tokens, DIM, generator=torch.Generator().manual_seed(tokens))
 

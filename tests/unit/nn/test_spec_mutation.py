@@ -223,6 +223,7 @@ CHANGES: dict[str, tuple[ModelSpec, ModelSpec]] = {
         mixture(gating=Gating("silu"), shared_hidden=8),
         mixture(gating=Gating("silu"), shared_hidden=8, shared_gate=False),
     ),
+    "MoESpec.scores_in_float32": (mixture(shares=SIGMOID), mixture(shares=SIGMOID, scores_in_float32=True)),
     "MoESpec.selection_bias": (mixture(shares=SIGMOID), mixture(shares=SIGMOID, selection_bias=True)),
     "AttentionSpec.sub_norm": (MODEL, attention(sub_norm=NORM)(MODEL)),
     "MLPSpec.hidden": (MODEL, mlp(hidden=16)(MODEL)),

@@ -180,18 +180,20 @@ def launch_route(
     arrivals: Tensor | None = None,
     routing: ScoredRouting | None = None,
     selection_bias: Tensor | None = None,
+    in_float32: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the experts with the highest scores x @ weight.T + bias, as `choose_decode_experts` does.
 
     Args:
-        x: [N, D] compute dtype, contiguous; N up to 8. Scores are rounded to its dtype.
+        x: [N, D] compute dtype, contiguous; N up to 8.
         weight: [X, D] and bias: [X], compute dtype.
         arrivals: [1 or more] int32, a counter that is zero before and after; None to allocate it, in one more launch.
+        in_float32: True for scores and shares in float32; False for scores that are rounded to x's dtype.
     """
     num_experts = len(weight)
     assert len(x) <= limits.MOST_TOKENS, f"{len(x)} tokens, this kernel is for up to {limits.MOST_TOKENS}"
     assert x.is_contiguous(), "the kernel takes x row by row"
-    scores = x.new_empty(len(x), num_experts)
+    scores = _empty_scores(x, num_experts, in_float32)
     chosen, shares = _empty_choice(scores, top_k)
     if arrivals is None:
         arrivals = torch.zeros(1, dtype=torch.int32, device=x.device)
@@ -202,6 +204,10 @@ def launch_route(
         **_constants(num_experts, top_k, over_all, routing), **tile,
     )  # fmt: skip
     return chosen, shares
+
+
+def _empty_scores(x: Tensor, num_experts: int, in_float32: bool) -> Tensor:
+    return torch.empty(len(x), num_experts, dtype=torch.float32 if in_float32 else x.dtype, device=x.device)
 
 
 def _empty_choice(scores: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -220,5 +226,8 @@ choose_decode_experts = register_custom_op(
     "gpu_choose_experts", launch_choose_experts, lambda scores, top_k: _empty_choice(scores, top_k)
 )
 route_decode_experts = register_custom_op(
-    "gpu_route_experts", launch_route, lambda x, top_k: _empty_choice(x, top_k), mutates_args=["arrivals"]
+    "gpu_route_experts",
+    launch_route,
+    lambda x, weight, top_k, in_float32: _empty_choice(_empty_scores(x, len(weight), in_float32), top_k),
+    mutates_args=["arrivals"],
 )

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from block_specs import ARCHITECTURES, LATENT, LAYER_NORM, ORDERED, PLAIN, attending, feeding
+from block_specs import ARCHITECTURES, LATENT, LAYER_NORM, ORDERED, PLAIN, SCORED, attending, feeding
 from device_runners import kernels_of, let_programs_be_few
 from tiny_graph import DIM, FULL, NORM, builder_of, filled_decoder, model_of
 from torch import Tensor
@@ -33,6 +33,7 @@ SPECS: Mapping[str, BlockSpec] = {
     **ARCHITECTURES,
     **ORDERED,
     **LATENT,
+    **SCORED,
     "gemma3 sliding": attending(FULL, window=4),
     "llama capped": attending(cap=2.0, window=4),
     "queries of every position scaled": attending(position_scale=PositionScale(0.4, 1)),

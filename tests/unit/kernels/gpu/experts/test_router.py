@@ -55,6 +55,21 @@ def test_experts_with_scores_of_their_own_are_chosen_as_on_the_cpu(name: str, ha
     torch.testing.assert_close(found[1], weights, rtol=2e-6, atol=0)
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_scores_in_float32_choose_between_experts_that_bf16_rounds_to_one_score(tokens: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, 64, generator=generator).bfloat16()
+    weight = (torch.randn(1, 64, generator=generator) + 0.02 * torch.randn(48, 64, generator=generator)).bfloat16()
+    routing = ScoredRouting("sigmoid", normalises=False)
+    expected, weights = choose_experts(x.float() @ weight.float().T, 6, routing)
+    chosen, shares = route_decode_experts(x, weight, None, None, 6, False, None, routing, None, True)
+    assert torch.equal(chosen, expected)
+    torch.testing.assert_close(shares, weights, rtol=2e-6, atol=0)
+    rounded = route_decode_experts(x, weight, None, None, 6, False, None, routing, None)
+    assert not torch.equal(rounded[0], expected)
+    assert rounded[1].dtype is torch.bfloat16
+
+
 def test_of_equal_scores_the_first_is_chosen() -> None:
     scores = torch.tensor([[0.0, 2.0, 1.0, 2.0, 2.0, 1.0]])
     assert choose_decode_experts(scores, None, 4, False)[0].tolist() == [[1, 3, 4, 2]]
