@@ -96,6 +96,9 @@ MODELS: Mapping[str, tuple[str | dict[str, object], int, str]] = {
     "gemma4_e2b": (GEMMA4_E2B, 4, "stored"),
     "gemma4_26b_a4b": ("gemma4_26b_a4b", 6, "stored"),
     "bitnet": ("bitnet", 1, "stored"),
+    "lfm2": ("lfm2", 3, "stored"),
+    "glm4_moe": ("glm4_moe", 2, "stored"),
+    "deepseek_v2_lite": ("deepseek_v2_lite", 2, "stored"),
 }
 LAYERS = {"gpt2": "n_layer"}  # where a config calls their number otherwise
 ENDS_A_LINE = {"mm", "addmm", "bmm", "baddbmm"}

@@ -19,7 +19,7 @@ from graphcore.arch.weight_map import weight_shapes
 from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.file_bytes import FileSpan
-from graphcore.nn.decoder import Decoder
+from graphcore.nn.decoder import EXPERTS, Decoder
 from graphcore.nn.spec import ModelSpec
 from graphcore.quant import FORMATS
 from graphcore.quant.format_choice import choose_format, packable
@@ -116,8 +116,8 @@ def _encoding_of(spec: ModelSpec, name: str, shape: Sequence[int], asked: str) -
     Weights that the format does not pack get bf16.
     """
     index, _ = split_layer(name)
-    is_packed = asked not in DENSE_DTYPES
-    if len(shape) == 3 and MXFP4.divides(shape) and not (is_packed and FORMATS[asked].divides(shape)):
+    is_packed, is_of_experts = asked not in DENSE_DTYPES, EXPERTS in name and len(shape) == 3
+    if is_of_experts and MXFP4.divides(shape) and not (is_packed and FORMATS[asked].divides(shape)):
         return MXFP4.name
     is_ternary = index is not None and spec.blocks[index].int8_activations is not None and len(shape) == 2
     if is_ternary and I2_S.divides(shape):

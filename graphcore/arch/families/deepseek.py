@@ -13,9 +13,10 @@ nn/latent_attention.py multiplies queries with the rows of keys (`k_b_proj`, tra
 values (`v_b_proj`). Rotated features are stored as interleaved pairs.
 
 DeepSeek V2 chooses experts by a softmax and ranks groups by their best expert; V3, Kimi K2 and GLM by sigmoids with a
-selection bias, and by the sum of a group's two best. llama.cpp ranks V2's groups by the sum, too, and takes a file
-without a score function for a softmax unless its sizes are GLM 4.7 Flash's; here GGUF files are computed as the model is
-defined, and a selection bias means sigmoids. Kimi K2 is DeepSeek V3 under another name. Multi-token-prediction layers, stored behind the last layer, are left out.
+selection bias, and by the sum of a group's two best. GGUF files are computed so, too, where llama.cpp ranks V2's groups
+by the sum. Without a score function a file has sigmoids if it has a selection bias; llama.cpp takes a softmax, unless
+the sizes are GLM 4.7 Flash's. Kimi K2 is DeepSeek V3 under another name. Multi-token-prediction layers, stored behind
+the last layer, are left out.
 
 The norms of compressed queries and of latent features have an epsilon of 1e-6 in transformers, whatever the config
 says, and the model's in llama.cpp.

@@ -15,7 +15,6 @@ Both pair features 2i and 2i + 1 of a head's rotated part, so the rows of q and 
 Source: transformers, modeling_glm and modeling_glm4; llama.cpp, src/models/glm4.cpp and chatglm.cpp.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from graphcore.arch.architecture import Architecture, Shapes, TensorSource, gguf_name, split_layer

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dev_models import BITNET, GEMMA3, GPT_OSS, LLAMA, QWEN2, QWEN3_5, config_of
+from dev_models import BITNET, DEEPSEEK_V2, GEMMA3, GPT_OSS, LLAMA, QWEN2, QWEN3_5, config_of
 
 from graphcore.arch.random_checkpoint import STANDARD_DEVIATION, RandomCheckpoint
 from graphcore.arch.registry import architecture_of
@@ -112,6 +112,13 @@ def test_random_ternary_weights_have_three_values_in_equal_numbers_and_the_usual
     assert dense.std().item() == pytest.approx(STANDARD_DEVIATION, rel=0.05)
     assert not torch.equal(raw, checkpoint.read(Q_PROJ.replace("0", "1")))
     assert torch.equal(raw, RandomCheckpoint(spec_of(BITNET, **PACKED), 0).read(Q_PROJ))
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("bf16", "bf16"), ("q8_0", "q8_0")])
+def test_matrices_of_heads_are_no_experts(asked: str, expected: str) -> None:
+    checkpoint = RandomCheckpoint(architecture_of(config_of(DEEPSEEK_V2)).spec(config_of(DEEPSEEK_V2)), 0, asked)
+    heads = {info.encoding for name, info in checkpoint.tensors.items() if "_b_proj" in name}
+    assert heads == {expected}
 
 
 @pytest.mark.parametrize("name", ["bf16", "q4_k", "q8_0", "mxfp4", "i2_s"])
