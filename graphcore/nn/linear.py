@@ -196,7 +196,7 @@ class Float32Linear(Linear):
         assert isinstance(x, Tensor), "routers do not round their input to int8"
         if self.packing is not None:
             return super()._product(x.float())
-        x = x if self.input_order is None else _reordered(x, self.input_order)
+        x = x if self.input_order is None else x.index_select(-1, self.input_order)
         bias = None if self.bias is None else self.bias.float()
         return _linear(x.float(), self.weight.float(), bias)
 
