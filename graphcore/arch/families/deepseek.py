@@ -230,17 +230,9 @@ class DeepSeek(GlmMoe):
             head_dim=rotated,
             qkv_bias=has_bias,
         )
-        shared = keys.fields.count(keys.name("expert_shared_count"), LARGEST_SIZE)
-        dense = keys.fields.count(keys.name("leading_dense_block_count"), LARGEST_SIZE)
-        experts = expert_settings_of(config)
-        routing, rope = _gguf_routing(experts, own, keys), _gguf_rope(config, multiplier, keys)
-        experts = replace(
-            experts,
-            shared_expert_intermediate_size=shared * expert_width(experts) or None,
-            mlp_only_layers=tuple(range(min(dense, config.num_hidden_layers))),
-            routing=routing,
-        )
-        model_type = self.model_type if routing.function == "softmax" else DEEPSEEK_V3.model_type
+        experts, rope = _gguf_experts(config, own, keys), _gguf_rope(config, multiplier, keys)
+        is_v2 = experts.routing is not None and experts.routing.function == "softmax"
+        model_type = self.model_type if is_v2 else DEEPSEEK_V3.model_type
         return replace(config, model_type=model_type, own=own, attention=attention, experts=experts, rope=rope)
 
     def as_gguf(self, config: ModelConfig) -> ModelConfig:
@@ -362,13 +354,21 @@ def _dense_layers(config: ModelConfig, fields: Fields, defaults: ClassDefaults) 
     return tuple(layer for layer in range(num_layers) if layer < first or layer % step)
 
 
-def _gguf_routing(experts: ExpertsConfig, own: LatentSettings, keys: GGUFKeys) -> ScoredRouting:
-    """Return the rule of a GGUF file's experts; without a score function, sigmoids have a selection bias."""
+def _gguf_experts(config: ModelConfig, own: LatentSettings, keys: GGUFKeys) -> ExpertsConfig:
+    """Return the experts of a GGUF file; without a score function, sigmoids have a selection bias."""
+    experts = expert_settings_of(config)
     routing = experts.routing
     assert routing is not None, "these experts have scores of their own"
     if keys.fields.raw.get(keys.name("expert_gating_func")) in (None, 0):
         routing = routing._replace(function="sigmoid" if own.has_selection_bias else "softmax")
-    return routing._replace(ranked_by=1 if routing.function == "softmax" else 2)
+    shared = keys.fields.count(keys.name("expert_shared_count"), LARGEST_SIZE)
+    dense = keys.fields.count(keys.name("leading_dense_block_count"), LARGEST_SIZE)
+    return replace(
+        experts,
+        shared_expert_intermediate_size=shared * expert_width(experts) or None,
+        mlp_only_layers=tuple(range(min(dense, config.num_hidden_layers))),
+        routing=routing._replace(ranked_by=1 if routing.function == "softmax" else 2),
+    )
 
 
 def _gguf_rope(config: ModelConfig, multiplier: float, keys: GGUFKeys) -> RopeParameters | None:

@@ -223,7 +223,7 @@ def put_moved(parameter: Tensor, moves: Sequence[Fold], value: Tensor) -> None:
     if place.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr():
         place.copy_(value)  # a view: transposed, or some rows
     else:
-        places = folded(moves, torch.arange(parameter.numel(), device="cpu").view_as(parameter))
+        places = folded(moves, torch.arange(parameter.numel(), dtype=torch.int64, device="cpu").view_as(parameter))
         parameter.view(-1)[places] = value.view_as(places)
 
 
