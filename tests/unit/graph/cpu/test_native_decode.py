@@ -392,7 +392,7 @@ RECORDED = {
     MLPSpec: {"hidden", "activation", "gated", "bias", "sub_norm"},
     MoESpec: {
         "experts", "top_k", "hidden", "gating", "bias", "router_bias", "shares", "shared_hidden", "expert_scales",
-        "parallel_mlp", "selection_bias", "shared_gate",
+        "parallel_mlp", "selection_bias", "shared_gate", "scores_in_float32",
     },
     NormSpec: {"kind", "eps", "scale_in_float32"},
     ModelSpec: {
