@@ -117,50 +117,6 @@ def test_a_tensor_that_no_part_has_is_refused(tmp_path: Path) -> None:
         Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager")
 
 
-@pytest.mark.parametrize("graph", ["eager", "auto"])
-@torch.inference_mode()
-def test_a_snapshot_brings_a_sequence_back_in_any_row(graph: str, tmp_path: Path) -> None:
-    model = build("qwen3_5_moe")
-    model.save_pretrained(tmp_path)
-    row = ids_of(1)[0].tolist()
-    expected = model(input_ids=torch.tensor([row]), use_cache=False).logits[0]
-    overrides = SIZES if graph != "auto" else (*SIZES, "batch_size=1")
-    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=list(overrides)) as engine:
-        assert runs_as(engine, graph)
-        runner, pages = engine.runner, engine.runner.pages
-        runner.extend([row[:PROMPT]], [0])
-        kept = pages.copy_out(0, PROMPT)
-        assert (runner.extend([row[PROMPT : PROMPT + 3]], [PROMPT])[0] - expected[PROMPT + 2]).abs().max() < TOLERANCE
-        runner.extend([row[::-1]], [0])
-        pages.free(0)
-        assert pages.copy_in(0, kept)
-        assert (runner.extend([row[PROMPT : PROMPT + 3]], [PROMPT])[0] - expected[PROMPT + 2]).abs().max() < TOLERANCE
-        if graph == "eager":
-            assert pages.copy_in(1, kept)
-            found = runner.extend([row[:4], row[PROMPT : PROMPT + 1]], [0, PROMPT])
-            assert (found[1] - expected[PROMPT]).abs().max() < TOLERANCE
-
-
-@pytest.mark.parametrize("graph", ["eager", "auto"])
-def test_a_longer_prompt_goes_on_after_the_last_token_and_another_starts_anew(graph: str, tmp_path: Path) -> None:
-    """A state is used again only where nothing of it has to be forgotten."""
-    model = build("qwen3_5")
-    model.save_pretrained(tmp_path)
-    ids = ids_of(2)[0].tolist()
-    overrides = [*SIZES, "batch_size=1"]
-    with Engine.load(tmp_path, dtype="fp32", device="cpu", graph=graph, overrides=overrides) as engine:
-        assert runs_as(engine, graph)
-        fresh = [engine.generate([prompt], max_new_tokens=6)[0].token_ids for prompt in (ids[:20], ids[:9], ids[3:30])]
-        again = [engine.generate([prompt], max_new_tokens=6)[0].token_ids for prompt in (ids[:20], ids[:9], ids[3:30])]
-        engine.submit(ids[:20], 1, reuse_cache=True).result()
-        prompts = (ids[:21], [*ids[:19], 95, 94], ids[:20])
-        handles = [engine.submit(prompt, 1, reuse_cache=True) for prompt in prompts]
-        assert all(handle.result().token_ids for handle in handles)
-        assert handles[0].cached == 20  # after the last token
-        assert all(handle.cached in (0, 16) for handle in handles[1:])  # or where a chunk of the first prompt ended
-    assert again == fresh
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
