@@ -38,14 +38,17 @@ class HostDecodeLoop(DecodeLoop):
         self._chooser, self.speculation = SequenceSampler(runner), speculation
         self.most_together = min(runner.programs.most_together, runner.programs.most_rows)
         self._runs: list[DecodeRun] = []
-        self._began = 0.0
+        self._began, self._is_alone = 0.0, True
 
     def take_forced(self, requests: Sequence[Request]) -> None:
         """Append the tokens that masks force."""
         self._chooser.take_forced(requests)
 
-    def drafts(self, tokens: Mapping[Request, Sequence[int]], spare: int) -> Mapping[Request, Sequence[int]]:
+    def drafts(
+        self, tokens: Mapping[Request, Sequence[int]], spare: int, *, is_alone: bool
+    ) -> Mapping[Request, Sequence[int]]:
         """Return draft tokens for requests all of whose known tokens run, as far as they are worth their time."""
+        self._is_alone = is_alone
         if self.speculation is None or spare < 1:
             return {}
         room = {request: self._room(request, len(ids)) for request, ids in tokens.items() if request.speculates}
@@ -112,7 +115,8 @@ class HostDecodeLoop(DecodeLoop):
         if self.speculation is None:
             return
         if self._runs:
-            self.speculation.record_step(sum(len(run.ids) for run in self._runs), seconds)
+            tokens = sum(len(run.ids) for run in self._runs)
+            self.speculation.record_step(tokens, seconds if self._is_alone else None)
         for run in self._runs:
             drafted = len(run.ids) - run.num_sure
             if not drafted:

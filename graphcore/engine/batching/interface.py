@@ -106,12 +106,15 @@ class DecodeLoop(ABC):
     def take_forced(self, requests: Sequence[Request]) -> None:
         """Append the tokens that masks of running requests force, as far as they are known before a pass."""
 
-    def drafts(self, _tokens: Mapping[Request, Sequence[int]], _spare: int) -> Mapping[Request, Sequence[int]]:
+    def drafts(
+        self, tokens: Mapping[Request, Sequence[int]], spare: int, *, is_alone: bool
+    ) -> Mapping[Request, Sequence[int]]:
         """Return draft tokens that the next step may check behind the known ones; most loops have none.
 
         Args:
-            _tokens: the argument of `start`, without drafts.
-            _spare: further tokens that the step has room for.
+            tokens: the argument of `start`, without drafts.
+            spare: further tokens that the step has room for.
+            is_alone: True if no chunk of a prompt runs in the pass, so that its time is the step's.
         """
         return {}
 

@@ -93,10 +93,11 @@ class Speculation:
         """Record that a request's draft was checked."""
         self._drafters[request][1].record(self._matched.pop(request), drafted, accepted)
 
-    def record_step(self, tokens: int, seconds: float) -> None:
-        """Record the time of a decode step."""
+    def record_step(self, tokens: int, seconds: float | None) -> None:
+        """Record a decode step, and its time; None if chunks of prompts ran in the same pass."""
         self.steps += 1
-        self._costs.record(tokens, seconds)
+        if seconds is not None:
+            self._costs.record(tokens, seconds)
 
     def forget(self, request: Request) -> None:
         """Free the drafter of a request."""
