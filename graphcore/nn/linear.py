@@ -188,6 +188,11 @@ class Linear(nn.Module):
         return product if scale is None else product * scale
 
 
+def projection_of(name: str) -> str:
+    """Return the name of the projection that a low-rank factor belongs to; any other name as it is."""
+    return name.removesuffix(".lora_A").removesuffix(".lora_B")
+
+
 class StackedLinear(nn.Module):
     """Several matrices of one shape: weight [X, O, I] and bias [X, O] or None, with I input and O output features.
 

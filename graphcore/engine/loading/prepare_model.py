@@ -80,6 +80,7 @@ def prepare_model(
     if graph == "captured" and target.device.type == "cpu" and (obstacle := native_obstacle(decoder)) is not None:
         graph = prefill = graph_without_native_programs(settings, obstacle)
         notes.append(f"decode runs {graph}: {obstacle}")
+    decoder.has_small_parts = target.device.type == "cpu" and prefill == "eager"
     runtime = RuntimeConfig(
         device=target.device,
         dtype=target.dtype,
