@@ -3,7 +3,7 @@
 Legend: B batch, T tokens, D model dim.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -72,7 +72,7 @@ class GraphBuilder:
     backend: Backend = field(default_factory=TorchBackend)
     compiles: InitVar[bool] = True
     head_parts: Sequence[Head] = ()
-    streamed: Set[int] = frozenset()
+    streamed: Collection[int] = ()
     fetched: InitVar[FetchedExperts | None] = None
     decode_kernels: InitVar[DecodeKernels | None] = None
     uses_pdl: InitVar[bool] = False
@@ -208,7 +208,7 @@ class GraphBuilder:
                 )
                 for index in layers
             ]
-            if len(numbers) > 1 and not self.streamed.isdisjoint(numbers):
+            if len(numbers) > 1 and any(number in self.streamed for number in numbers):
                 steps += part_steps(bound[0], self._parts(numbers), numbers[0], state)
             else:
                 steps.append(BlocksStep(numbers[0], state, bound))
