@@ -28,7 +28,7 @@ EXPERTS = "mlp.experts"  # name of the module in a block
 
 
 @dataclass(frozen=True)
-class Operation:
+class PartOperation:
     """An operation of a trace, and the values that nothing reads after it."""
 
     node: Call
@@ -46,7 +46,7 @@ class BlockParts:
     """
 
     inputs: Mapping[str, Call]
-    parts: Sequence[Sequence[Operation]]
+    parts: Sequence[Sequence[PartOperation]]
     output: Call
 
     def run(self, part: int, values: Values, modules: Mapping[str, nn.Module], calls: Calls) -> None:
@@ -93,10 +93,10 @@ def trace_parts(block: Block, parts: Sequence[Sequence[str]]) -> BlockParts:
     nodes.sort(key=part_of.__getitem__)  # stable: within a part as in the forward
     output = next(node.args[0] for node in graph.nodes if node.op == "output")
     last_reader = {one: node for node in nodes for one in (node, *node.all_input_nodes)} | {output: None}
-    by_part: list[list[Operation]] = [[] for _ in parts]
+    by_part: list[list[PartOperation]] = [[] for _ in parts]
     for node in nodes:
         dropped = tuple(one for one in (node, *node.all_input_nodes) if last_reader[one] is node)
-        by_part[part_of[node]].append(Operation(node, dropped))
+        by_part[part_of[node]].append(PartOperation(node, dropped))
     return BlockParts({str(node.target): node for node in graph.nodes if node.op == "placeholder"}, by_part, output)
 
 

@@ -32,7 +32,6 @@ from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.compile import code_folder
 from graphcore.graph.cpu.native_decode import native_obstacle
 from graphcore.graph.gpu.kernel_obstacles import device_obstacle
-from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.nn.decoder import Decoder
@@ -81,7 +80,6 @@ def prepare_model(
     if graph == "captured" and target.device.type == "cpu" and (obstacle := native_obstacle(decoder)) is not None:
         graph = prefill = graph_without_native_programs(settings, obstacle)
         notes.append(f"decode runs {graph}: {obstacle}")
-    decoder.has_small_parts = prefill == "eager" and isinstance(target.backend, NativeBackend)
     runtime = RuntimeConfig(
         device=target.device,
         dtype=target.dtype,

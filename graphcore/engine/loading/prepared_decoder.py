@@ -44,6 +44,9 @@ class PreparedDecoder(PreparedModel):
 
     decoder: Decoder
 
+    def __post_init__(self) -> None:
+        self.decoder.has_small_parts = self.runtime.runs_parts
+
     def sizes(self, settings: Settings) -> WeightSizes:
         """Return the bytes of the weights, sorted by how they can move; the settings say which layers do together."""
         return sizes_of(self.decoder, self.loader.is_tied, self.layer_groups(settings.streaming))

@@ -6,6 +6,7 @@ import torch
 from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.registry import architecture_of
 from graphcore.config.compose import compose_settings
+from graphcore.graph.matrix_groups import matrix_groups
 from graphcore.nn.decoder import Decoder
 from graphcore.planning.sizes import ExpertSizes, WeightSizes, sizes_of
 from graphcore.weights.groups import split_layers
@@ -39,6 +40,19 @@ def test_layer_groups_are_consecutive_layers_and_a_remainder(size: int) -> None:
     assert sum(grouped.groups) == sum(single.groups)
     assert grouped.groups[-1] == single.groups[0] * (16 % size or min(size, 16))
     assert grouped.head_slices == single.head_slices  # whatever streams, the head is computed in the same slices
+
+
+@pytest.mark.parametrize(("model", "parts"), [("llama3", 4), ("gpt2", 3), ("qwen3", 4)])
+def test_a_matrix_is_the_unit_and_two_slots_of_it_are_less_than_a_layer_s(model: str, parts: int) -> None:
+    decoder = decoder_of(model)
+    decoder.has_small_parts = True
+    layers, matrices = sizes_of(decoder, True), sizes_of(decoder, True, matrix_groups(decoder))
+    assert len(matrices.groups) == parts * len(layers.groups)
+    assert sum(matrices.groups) == sum(layers.groups)
+    largest = max(one.nbytes for one in decoder.layers[0].buffers())
+    assert max(*matrices.groups, *matrices.head_slices) == largest
+    assert 2 * largest < (0.6 if model == "llama3" else 1.0) * layers.groups[0]
+    assert sum(matrices.head_slices) == matrices.head == layers.head
 
 
 @pytest.mark.parametrize("model", ["smollm2", "gemma3", "qwen3", "gpt2", "bitnet"])
