@@ -28,6 +28,7 @@ from graphcore.planning.planner import Costs, PlanRequest, plan_streaming
 from graphcore.planning.prediction import Rates, predict
 from graphcore.planning.sizes import WeightSizes, sizes_of
 from graphcore.planning.workspace import workspace_nbytes
+from graphcore.weights.groups import split_layers
 from graphcore.weights.packed_weights import PackingPolicy
 from graphcore.weights.plan import GIB, Plan, bytes_per_token
 
@@ -130,7 +131,7 @@ def open_case(name: str, format_name: str) -> Case:
     model = open_model(settings.model, 0, Path("unused"), lambda *_: None)
     packing = PackingPolicy(TorchBackend(), "wide", FORMATS[format_name])
     decoder, loader = match_model(model, torch.bfloat16, packing)
-    sizes = [sizes_of(decoder, loader.is_tied, size) for size in (1, SEED_GROUP)]
+    sizes = [sizes_of(decoder, loader.is_tied, split_layers(len(decoder.layers), size)) for size in (1, SEED_GROUP)]
     overhead = overhead_nbytes(model.spec, decoder, 1, True, torch.bfloat16)
     return Case(name, format_name, model, overhead, *sizes)
 

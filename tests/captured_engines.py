@@ -11,6 +11,7 @@ from graphcore.graph import block_compiler as kinds
 from graphcore.kernels.backend import TritonBackend
 
 TINY = Path(__file__).parent / "golden" / "tiny"
+LAYERS = "streaming.layer_group_size=1"  # as on a GPU
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
@@ -21,6 +22,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 def engine_of(name: str = "qwen3", *overrides: str) -> Engine:
     sizes = ["prefill_chunk=16", "batch_size=3", "context_length=320", *overrides]
+    sizes += [LAYERS] if "streaming=on" in overrides else []
     return Engine.load(TINY / name, dtype="fp32", graph="eager", device="cpu", overrides=sizes)
 
 

@@ -39,6 +39,7 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.kernels.backend import Backend, TritonBackend, find_backend
 from graphcore.kvcache import buffers
 from graphcore.kvcache.sizes import CacheSizes
+from graphcore.weights.groups import split_layers
 from graphcore.weights.packed_weights import PackingPolicy
 
 DEVICES = ("cpu", "cuda")
@@ -205,7 +206,7 @@ def builder_of(name: str, device: torch.device, backend: Backend) -> GraphBuilde
             module.register_buffer(key, torch.empty_like(buffer, device=device))
     with mock.patch.object(buffers, "zeros", fake_zeros):
         caches = buffers.allocate_cache(model.spec, CacheSizes(1, CONTEXT, DTYPE), device)
-    return GraphBuilder(decoder, "compiled", [range(layers)], caches, CONTEXT, device)
+    return GraphBuilder(decoder, "compiled", split_layers(layers, layers), caches, CONTEXT, device)
 
 
 def fake_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

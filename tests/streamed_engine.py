@@ -41,10 +41,12 @@ def runs_as(engine: Engine, graph: str) -> bool:
     return engine.choices.graph == {"auto": "captured"}.get(graph, graph)
 
 
-def smallest_budget(folder: Path, *overrides: str, streaming: str = "on", dtype: str = "fp32") -> int:
+def smallest_budget(
+    folder: Path, *overrides: str, streaming: str = "on", dtype: str = "fp32", graph: str = "eager"
+) -> int:
     """Return what the refusal of an impossible budget says would work, in bytes."""
     with pytest.raises(PlanError, match=r"the smallest streaming.memory_budget that works .* is \d+ bytes") as refusal:
-        load(folder, "streaming.memory_budget=1KiB", *overrides, streaming=streaming, dtype=dtype)
+        load(folder, "streaming.memory_budget=1KiB", *overrides, streaming=streaming, dtype=dtype, graph=graph)
     return int(str(refusal.value).rpartition(" is ")[2].split(" bytes")[0])
 
 

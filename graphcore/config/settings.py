@@ -90,11 +90,11 @@ KEPT: Mapping[str, Keeps] = {"auto": "most", "on": "nothing", "off": "all"}  # b
 class StreamingSettings:
     """conf/streaming/*: which weights move, and when.
 
-    Sizes are "auto" or what `byte_sizes.parse_nbytes` reads; prefetch is "auto" or a number.
+    Sizes are "auto" or what `byte_sizes.parse_nbytes` reads; layer_group_size and prefetch are "auto" or a number.
     """
 
     policy: str = MISSING
-    layer_group_size: int = MISSING
+    layer_group_size: Any = MISSING
     memory_budget: Any = MISSING
     host_memory_budget: Any = MISSING
     pinned_memory: bool = MISSING
@@ -107,6 +107,11 @@ class StreamingSettings:
     def keeps(self) -> Keeps:
         """The matrices that the policy keeps on the device; `validate_settings` has checked its name."""
         return KEPT[self.policy]
+
+    @property
+    def layers_per_group(self) -> int:
+        """Number of layers that move together where layers are not cut."""
+        return 1 if self.layer_group_size == "auto" else int(self.layer_group_size)
 
 
 @dataclass

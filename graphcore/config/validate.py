@@ -19,7 +19,7 @@ THREADS_PER_CPU = 4
 UNLIMITED = -1  # max_new_tokens: as many as the context allows
 MOST_PREFETCH = 8  # groups; each needs a slot of its own, and far fewer keep a link busy
 NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget applies to resident weights, too
-    "layer_group_size": 1,
+    "layer_group_size": "auto",
     "host_memory_budget": "auto",
     "pinned_memory": True,
     "prefetch": "auto",
@@ -192,8 +192,12 @@ def check_streaming(settings: Settings) -> None:
     """
     streaming = settings.streaming
     _check_streaming_choices(streaming)
-    if streaming.layer_group_size < 1:
-        raise ConfigError(f"streaming.layer_group_size={streaming.layer_group_size} must be at least 1")
+    size = streaming.layer_group_size
+    if size != "auto" and (type(size) is not int or size < 1):
+        raise ConfigError(
+            f"streaming.layer_group_size={size} must be auto or a whole number of layers, at least 1",
+            is_unknown=type(size) is not int,
+        )
     for key in ("memory_budget", "host_memory_budget", "expert_cache"):
         nbytes = parse_nbytes(f"streaming.{key}", vars(streaming)[key])
         if nbytes == 0 and key != "expert_cache":

@@ -95,7 +95,7 @@ class LayerLoader:
         """
         if not is_whole(group) or not 0 <= group < self.num_groups:
             raise ConfigError(f"there is no layer group {group!r}; give 0 to {self.num_groups - 1}")
-        return self._groups[group]
+        return self._groups[group].layers
 
     def load_group(self, group: int) -> list[Block]:
         """Return the layers of a group once all later work on the device finds their weights.

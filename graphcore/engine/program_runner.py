@@ -6,6 +6,7 @@ A chunk of a prompt runs as a program of its own, over one row of the caches, so
 Each row's cache is kept between calls: a call says at which position each row starts.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from graphcore.engine.forward_pass import Instrument, ObservedStep, RowChunk, ch
 from graphcore.engine.model_runner import ModelRunner, RunnerSizes
 from graphcore.engine.programs import Programs
 from graphcore.errors import ConfigError
+from graphcore.graph.block_parts import PartStep
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.gpu.capture import Captures
 from graphcore.graph.program import Program
@@ -263,9 +265,12 @@ class ProgramRunner(ModelRunner):
             layers[layer][chunk.row][chunk.start - start : chunk.end - start] = state.hidden[0]
 
         def observed(chunk: RowChunk, program: Program) -> Program:
-            steps = enumerate(single_blocks(program.steps))
-            copies = [ObservedStep(step.group, step, partial(copy_out, at, chunk, program.state)) for at, step in steps]
-            return Program(program.state, copies)
+            layers, steps = itertools.count(), list[Step]()
+            for step in single_blocks(program.steps):
+                if not isinstance(step, PartStep) or step.is_last:
+                    step = ObservedStep(step.group, step, partial(copy_out, next(layers), chunk, program.state))
+                steps.append(step)
+            return Program(program.state, steps)
 
         for _ in self._run_blocks(rows, starts, observed):
             pass
@@ -359,8 +364,13 @@ class ProgramRunner(ModelRunner):
 
 
 def single_blocks(steps: Sequence[Step]) -> list[Step]:
-    """Return the embedding's step, and one step for each block of the others."""
+    """Return the embedding's step, and one step for each block of the others, or for each part of it."""
     embed, *groups = steps
-    blocks = [step for step in groups if isinstance(step, BlocksStep)]
-    assert len(blocks) == len(groups), "only the embedding has no blocks"
-    return [embed, *(BlocksStep(step.group, step.state, [bound]) for step in blocks for bound in step.blocks)]
+    found = [embed]
+    for step in groups:
+        assert isinstance(step, BlocksStep | PartStep), "only the embedding has no blocks"
+        if isinstance(step, PartStep):
+            found.append(step)
+        else:
+            found += [BlocksStep(step.group, step.state, [bound]) for bound in step.blocks]
+    return found

@@ -4,6 +4,7 @@ Sizes come from the decoder that runs, so a plan takes milliseconds. The context
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from graphcore.planning.prediction import Prediction, Rates, predict
 from graphcore.planning.rates import measure_rates, moves_weights
 from graphcore.streaming.moving_weights import find_moving
 from graphcore.streaming.weight_stream import link_opener
+from graphcore.weights.groups import LayerGroup, split_layers
 from graphcore.weights.plan import Plan, Tier
 
 TOO_SMALL = "1kB"  # a budget that no model fits in: its refusal has the smallest plan
@@ -100,7 +102,7 @@ class WhatIf:
         parts, streaming = parts_of(loaded), loaded.settings.streaming
         device = parts.runtime.device
         known = next((rates for rates in self._rates.values() if rates is not None), None)
-        moving = find_moving(parts.decoder, plan, streaming.layer_group_size)
+        moving = find_moving(parts.decoder, plan, parts.layer_groups(replace(streaming, policy="auto")))
         link_to = link_opener(device, streaming.pinned_memory)
         rates = measure_rates(
             parts.loader, moving, tier, Machine.here(device), Speeds(), parts.runtime.backend, link_to
@@ -138,7 +140,7 @@ def plan_record(engine: Engine, planned: BudgetPlan, link: float | None) -> dict
         link: bytes/s at which weights arrive in slots when nothing else runs; None if not measured.
     """
     plan, num_layers = planned.plan, engine.config.num_hidden_layers
-    groups = planned_groups(plan, num_layers, engine.settings.streaming.layer_group_size, expert_nbytes_of(engine))
+    groups = planned_groups(plan, layer_groups_of(engine, plan), expert_nbytes_of(engine))
     return {
         "model_type": engine.config.model_type,
         "device": str(engine.choices.device),
@@ -160,3 +162,11 @@ def expert_nbytes_of(engine: Engine) -> int:
         return 0
     experts = parts.sizes(engine.settings).experts
     return 0 if experts is None else experts.total_nbytes
+
+
+def layer_groups_of(engine: Engine, plan: Plan) -> Sequence[LayerGroup]:
+    """Return the layer groups that a plan of an engine's model is about."""
+    streaming = replace(engine.settings.streaming, policy=plan.policy)
+    if not isinstance(engine.runner, ProgramRunner):
+        return split_layers(engine.config.num_hidden_layers, streaming.layers_per_group)
+    return parts_of(engine.loaded).layer_groups(streaming)

@@ -5,6 +5,7 @@ Legend: B batch, T tokens, D model dim.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import InitVar, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from graphcore.graph.block_compiler import WARMUP_TOKENS, BlockCompiler
 from graphcore.graph.block_functions import BlockFunctions
+from graphcore.graph.block_parts import BlockParts, part_steps, trace_parts
 from graphcore.graph.cpu.native_decode import Recorder
 from graphcore.graph.gpu.capture import Captures, captured
 from graphcore.graph.gpu.partition import BoundaryBuffers
@@ -32,6 +34,8 @@ from graphcore.kernels.backend import Backend, NativeBackend, TorchBackend
 from graphcore.kernels.cpu.instructions import MOST_ROWS
 from graphcore.kvcache.buffers import LayerCache, tokens_together
 from graphcore.nn.decoder import Decoder, Head
+from graphcore.nn.spec import BlockSpec
+from graphcore.weights.groups import LayerGroup
 
 
 @dataclass
@@ -40,12 +44,13 @@ class GraphBuilder:
 
     Attributes:
         kind: execution mode of decode steps: "captured", "compiled" or "eager".
-        layer_groups: layers of each group, in order.
+        layer_groups: layers, or matrices of a layer, of each group, in order.
         caches: one cache per layer, for the largest batch.
         backend: kernels that compute the model; with a `NativeBackend`, captured decode steps are native programs, else
             CUDA graphs.
         head_parts: parts of the decoder's head by vocabulary rows, in order, if they have their own weight buffers.
-        streamed: groups whose weights are streamed; a captured program is partitioned at them.
+        streamed: groups whose weights are streamed; a captured program is partitioned at them, and a block whose parts
+            are groups runs in these parts if one of them is streamed.
         functions: functions that run blocks and heads.
 
     Args:
@@ -58,7 +63,7 @@ class GraphBuilder:
 
     decoder: Decoder
     kind: str
-    layer_groups: Sequence[range]
+    layer_groups: Sequence[LayerGroup]
     caches: Sequence[LayerCache]
     context: int
     device: torch.device
@@ -74,6 +79,9 @@ class GraphBuilder:
     tables: tuple[Tensor, ...] = field(init=False)
     captures: Captures = field(init=False)
     functions: BlockFunctions = field(init=False)
+    _block_parts: dict[tuple[BlockSpec, tuple[tuple[str, ...], ...]], BlockParts] = field(
+        init=False, default_factory=dict
+    )
     _rows: dict[int, SamplingRows] = field(init=False, default_factory=dict)
 
     def __post_init__(
@@ -188,7 +196,8 @@ class GraphBuilder:
         ropes = self.decoder.rope_index()
         memory = self.functions.fusion_memory(batch, phase)
         steps: list[Step] = [EmbedStep(0, state, self.decoder.embed_tokens, self.tables)]
-        for group, layers in enumerate(self.layer_groups, start=1):
+        for layers, found in groupby(enumerate(self.layer_groups, start=1), key=lambda item: item[1].layers):
+            numbers = [number for number, _ in found]
             bound = [
                 BoundBlock(
                     index,
@@ -199,8 +208,20 @@ class GraphBuilder:
                 )
                 for index in layers
             ]
-            steps.append(BlocksStep(group, state, bound))
+            if len(numbers) > 1 and any(number in self.streamed for number in numbers):
+                steps += part_steps(bound[0], self._parts(numbers), numbers[0], state)
+            else:
+                steps.append(BlocksStep(numbers[0], state, bound))
         return Program(state, [*steps, *self._head_steps(state, None)], fusion=memory)
+
+    def _parts(self, numbers: Sequence[int]) -> BlockParts:
+        """Return the operations of a layer's groups, traced once for all layers of its spec that have these parts."""
+        groups = [self.layer_groups[number - 1] for number in numbers]
+        block = self.functions.compiler.block(groups[0].layers.start)
+        key = block.spec, tuple(group.matrices for group in groups)
+        if key not in self._block_parts:
+            self._block_parts[key] = trace_parts(block, key[1])
+        return self._block_parts[key]
 
     def _state(self, batch: int) -> StepState:
         state = StepState.empty(batch, 1, self.device)

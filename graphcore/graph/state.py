@@ -4,8 +4,9 @@ Legend: B batch, T tokens, D model dim, E head dim, V vocab.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class StepState:
         logits: [B, V] float32, after each sequence's last real token.
         chosen: [B] int64, tokens that a greedy program chose; in a native program -1 if a logit of the row is not
             finite.
+        carried: values that the parts of a block pass on, by the operation that computes them; empty between blocks.
         most_together: int, largest number of consecutive tokens of one sequence in one step of a decode program.
     """
 
@@ -44,6 +46,7 @@ class StepState:
     chosen: Tensor
     sequences: Tensor
     per_layer: Tensor | None = None
+    carried: dict[Any, Any] = field(default_factory=dict)
     most_together: int = 1
     _are_rows_named: bool = False  # True after `put_tokens`, until `put_rows`
     _views: tuple[memoryview, ...] = ()  # a decode program's inputs on a CPU
@@ -121,6 +124,7 @@ class StepState:
     def free_activations(self) -> None:
         """Free a chunk's activations; its logits stay."""
         self.hidden, self.ropes, self.per_layer = self.hidden.new_empty(0), (), None
+        self.carried = {}
 
     def _fill(self, *numbers: Sequence[int]) -> None:
         """Write token ids, starts, counts and, if given, rows of the caches into the input tensors; the rest is 0."""

@@ -7,7 +7,7 @@ eager or compiled; a captured program replays all of its steps as one CUDA graph
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -200,19 +200,23 @@ class FetchedBlock:
     ) -> Tensor:
         """Run the block as `Block.forward` does, with the same bits."""
         routed = self.halves.route(block, x, rope, span, k_cache, v_cache, table)
-        answers = self._answers(self.slots or experts_of(block), routed)
+        answers = self.run_experts(block, routed.experts_input, routed.chosen)
         return self.halves.add(block, routed.x, answers, routed.shares, *features)
 
-    def _answers(self, experts: Experts, routed: Routed) -> Tensor:
-        """Return the experts' outputs, [B, T, C, D]; each wave of fetched experts computes some of the rows."""
-        chosen = routed.chosen
+    def run_experts(self, block: Block, experts_input: Tensor, chosen: Tensor) -> Tensor:
+        """Return the experts' outputs, [B, T, C, D]; each wave of fetched experts computes some of the rows.
+
+        Args:
+            experts_input, chosen: the same as in `Routed`.
+        """
+        experts = self.slots or experts_of(block)
         answers: Tensor | None = None
         with closing(self.fetcher.waves(self.layer, sorted({*chosen.flatten().tolist()} - {-1}))) as waves:
             for places in waves:
-                found = experts(routed.experts_input, chosen, places)
+                found = experts(experts_input, chosen, places)
                 is_here = torch.tensor(places, device=chosen.device, dtype=torch.int64)[chosen] >= 0
                 answers = found if answers is None else torch.where(is_here[..., None], found, answers)
-        return experts(routed.experts_input, chosen) if answers is None else answers  # no expert was chosen
+        return experts(experts_input, chosen) if answers is None else answers  # no expert was chosen
 
 
 @dataclass(frozen=True)
@@ -225,6 +229,12 @@ class BoundBlock:
     rope: int | None
     cache: LayerCache
 
+    def arguments(self, state: StepState) -> tuple[Any, ...]:
+        """Return the arguments of the block's forward."""
+        rope = None if self.rope is None else state.ropes[self.rope]
+        features = () if state.per_layer is None else (state.per_layer[self.layer],)
+        return (state.hidden, rope, state.span, *self.cache.inputs, *features)
+
 
 @dataclass
 class BlocksStep:
@@ -236,12 +246,8 @@ class BlocksStep:
 
     def replay(self) -> None:
         """Run `hidden` through the group's blocks."""
-        state = self.state
         for bound in self.blocks:
-            rope = None if bound.rope is None else state.ropes[bound.rope]
-            features = () if state.per_layer is None else (state.per_layer[bound.layer],)
-            arguments = (state.hidden, rope, state.span, *bound.cache.inputs, *features)
-            state.hidden = bound.run(bound.block, *arguments)
+            self.state.hidden = bound.run(bound.block, *bound.arguments(self.state))
 
 
 @dataclass

@@ -44,6 +44,15 @@ Positions = tuple[Tensor, Tensor]
 """Number of tokens in each sequence's cache, and of new tokens in this pass, [B] int64 each: `starts` and `counts`."""
 
 
+class KernelTracer(fx.Tracer):
+    """A torch.fx tracer whose graphs call the kernels that eager code calls, because they run on tensors of the CPU."""
+
+
+def keeps_kernels(x: object) -> bool:
+    """Return whether `x` stands for a tensor in a trace of a `KernelTracer`."""
+    return isinstance(x, fx.Proxy) and isinstance(x.tracer, KernelTracer)
+
+
 class Backend:
     """Interface of the backends; a backend is stateless, so that modules can share it.
 
@@ -183,8 +192,8 @@ class NativeBackend(Backend):
         return super().gated_convolution(parts._replace(library=self.library))
 
     def token_rows(self, x: Tensor) -> TokenRows | None:
-        """Return the kernels if `x` is a CPU tensor in eager mode."""
-        return TokenRows(self.library) if runs_now(x) else None
+        """Return the kernels if `x` is a CPU tensor in eager mode, or stands for one in a trace that keeps kernels."""
+        return TokenRows(self.library) if runs_now(x) or keeps_kernels(x) else None
 
     def _packing(self, name: str, rows: int, columns: int) -> Packing:
         if FORMATS[name].kernel_number is None:

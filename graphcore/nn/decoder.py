@@ -162,7 +162,14 @@ class Head(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks and head."""
+    """Embedding, blocks and head.
+
+    Attributes:
+        has_small_parts: True to split the head into parts of the size of a matrix, as layers can be where their blocks
+            run in parts (graph/block_parts.py); False for parts of the size of a layer.
+    """
+
+    has_small_parts = False
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
         super().__init__()
@@ -197,11 +204,13 @@ class Decoder(nn.Module):
     def head_rows(self) -> list[range]:
         """Return the ranges of the vocabulary into which the head is split, in order.
 
-        A part has at most as many bytes as the largest layer's matrices, so that it fits in a layer's slot. The split
-        depends on the model alone, because products of a different number of rows may differ in their last bits.
+        A part has at most as many bytes as the largest layer's matrices, or as the largest of these matrices, so that
+        it fits in their slot. The split does not depend on what streams, because products of a different number of rows
+        may differ in their last bits.
         """
         lm_head = self.head.lm_head
-        most = max(movable_nbytes(layer) for layer in self.layers)
+        whole = not self.has_small_parts
+        most = max(movable_nbytes(layer) if whole else largest_movable_nbytes(layer) for layer in self.layers)
         if lm_head.packing is not None and not lm_head.packing.can_split:
             return [range(lm_head.outputs)]
         return equal_parts(lm_head.outputs, max(1, most * lm_head.outputs // lm_head.weight.nbytes))
@@ -243,6 +252,11 @@ def is_movable(name: str, tensor: Tensor) -> bool:
 def movable_nbytes(group: nn.Module) -> int:
     """Return the bytes of the layer group's matrices that are streamed with it."""
     return sum(tensor.nbytes for name, tensor in group.named_buffers() if is_movable(name, tensor))
+
+
+def largest_movable_nbytes(group: nn.Module) -> int:
+    """Return the bytes of the largest of the layer group's matrices that are streamed with it."""
+    return max((tensor.nbytes for name, tensor in group.named_buffers() if is_movable(name, tensor)), default=0)
 
 
 def equal_parts(rows: int, most: int) -> list[range]:

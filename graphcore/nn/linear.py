@@ -201,6 +201,11 @@ class Float32Linear(Linear):
         return _linear(x.float(), self.weight.float(), bias)
 
 
+def projection_of(name: str) -> str:
+    """Return the name of the projection that a low-rank factor belongs to; any other name as it is."""
+    return name.removesuffix(".lora_A").removesuffix(".lora_B")
+
+
 class StackedLinear(nn.Module):
     """Several matrices of one shape: weight [X, O, I] and bias [X, O] or None, with I input and O output features.
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from graphcore.planning.prediction import Prediction
+from graphcore.weights.groups import LayerGroup
 from graphcore.weights.plan import Plan, bytes_per_token, expected_bytes_per_token
 
 
@@ -15,6 +17,7 @@ class PlannedGroup:
     Attributes:
         numbers: numbers that groups of it have in the plan and the timeline; none if its weights are in no group.
         nbytes: bytes of its weights; 0 for a tied head.
+        parts: names of the parts of a layer that are groups, by their numbers; empty if the numbers are whole layers.
         place: "resident", "streamed" (through slots), "gathered" (row by row), "cached" (experts) or "mapped"
             (experts that kernels read in RAM, each time).
     """
@@ -23,15 +26,17 @@ class PlannedGroup:
     numbers: Sequence[int]
     nbytes: int
     place: str
+    parts: Sequence[str] = ()
 
 
-def planned_groups(plan: Plan, num_layers: int, layer_group_size: int, expert_nbytes: int) -> list[PlannedGroup]:
+def planned_groups(plan: Plan, layer_groups: Sequence[LayerGroup], expert_nbytes: int) -> list[PlannedGroup]:
     """Return every group of the plan with its place; together they hold all of the model's weights.
+
+    A layer whose matrices are several groups is one row where these have one place.
 
     Args:
         expert_nbytes: bytes of all experts.
     """
-    firsts = range(0, num_layers, layer_group_size)
     groups = [
         PlannedGroup(
             "embed_tokens", (0,), plan.groups.group_nbytes[0], "resident" if plan.groups.is_resident(0) else "gathered"
@@ -40,16 +45,30 @@ def planned_groups(plan: Plan, num_layers: int, layer_group_size: int, expert_nb
     if plan.groups.features_nbytes:
         place = "resident" if plan.groups.are_features_resident else "gathered"
         groups.append(PlannedGroup("layers' features", (), plan.groups.features_nbytes, place))
-    for number, first in enumerate(firsts, start=1):
-        last = min(first + layer_group_size, num_layers) - 1
-        name = f"layers.{first}" if first == last else f"layers.{first}-{last}"
-        place = "resident" if plan.groups.is_resident(number) else "streamed"
-        groups.append(PlannedGroup(name, (number,), plan.groups.group_nbytes[number], place))
+    groups += _layers(plan, layer_groups)
     head = "resident" if plan.groups.is_head_resident else "streamed"
-    slices = range(len(firsts) + 1, len(firsts) + 1 + max(1, len(plan.groups.head_slices)))
+    first = len(layer_groups) + 1
+    slices = range(first, first + max(1, len(plan.groups.head_slices)))
     groups.append(PlannedGroup("head", slices, plan.groups.group_nbytes[-1], head))
     groups += _expert_groups(plan, expert_nbytes)
     return [*groups, PlannedGroup("vectors", (), plan.always_nbytes, "resident")]
+
+
+def _layers(plan: Plan, layer_groups: Sequence[LayerGroup]) -> Iterator[PlannedGroup]:
+    """Yield the layer groups; adjacent parts of a layer with one place are joined."""
+
+    def layer_and_place(item: tuple[int, LayerGroup]) -> tuple[range, bool]:
+        return item[1].layers, plan.groups.is_resident(item[0])
+
+    for (layers, is_resident), found in groupby(enumerate(layer_groups, start=1), key=layer_and_place):
+        numbers, members = zip(*found, strict=True)
+        first, last = layers.start, layers.stop - 1
+        name = f"layers.{first}" if first == last else f"layers.{first}-{last}"
+        parts = [group.part_name for group in members if group.matrices]
+        nbytes = sum(plan.groups.group_nbytes[number] for number in numbers)
+        if parts and len(members) < sum(group.layers == layers for group in layer_groups):
+            name = f"{name}: {', '.join(parts)}"
+        yield PlannedGroup(name, numbers, nbytes, "resident" if is_resident else "streamed", parts)
 
 
 def _expert_groups(plan: Plan, nbytes: int) -> Iterator[PlannedGroup]:
@@ -64,7 +83,16 @@ def _expert_groups(plan: Plan, nbytes: int) -> Iterator[PlannedGroup]:
 
 def group_records(groups: Sequence[PlannedGroup]) -> list[dict[str, Any]]:
     """Return the groups with their bytes and places."""
-    return [{"name": one.name, "numbers": list(one.numbers), "bytes": one.nbytes, "place": one.place} for one in groups]
+    return [
+        {
+            "name": one.name,
+            "numbers": list(one.numbers),
+            "parts": list(one.parts),
+            "bytes": one.nbytes,
+            "place": one.place,
+        }
+        for one in groups
+    ]
 
 
 def memory_record(plan: Plan) -> dict[str, Any]:

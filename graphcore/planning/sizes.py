@@ -9,7 +9,7 @@
 The size of every tensor includes its alignment, as in a slot.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.moe import ExpertLinear, MoE
 from graphcore.weights.experts import expert_linears, fewest_slots
-from graphcore.weights.groups import movable_groups, resident_groups, split_layers
+from graphcore.weights.groups import LayerGroup, movable_groups, resident_groups, split_layers
 from graphcore.weights.layout import aligned
 from graphcore.weights.matching import EMBEDDING, FEATURES, HEAD
 
@@ -93,14 +93,14 @@ class WeightSizes:
         return sum(self.groups) + self.head + self.always + experts
 
 
-def sizes_of(decoder: Decoder, is_tied: bool, layer_group_size: int) -> WeightSizes:
+def sizes_of(decoder: Decoder, is_tied: bool, layer_groups: Sequence[LayerGroup] = ()) -> WeightSizes:
     """Return the sizes of a decoder's weights, which may be meta tensors.
 
     Args:
         is_tied: True if embedding and head share one stored tensor.
-        layer_group_size: number of layers that move together; the last group may have fewer.
+        layer_groups: layers, or matrices of a layer, that move together; empty if each layer is a group.
     """
-    layer_groups = split_layers(len(decoder.layers), layer_group_size)
+    layer_groups = layer_groups or split_layers(len(decoder.layers), 1)
     groups = movable_groups(decoder, layer_groups, [decoder.head.part(rows) for rows in decoder.head_rows()])
     matrices = {weight.name for group in groups for weight in group.weights}
     moving = {*matrices, EMBEDDING, FEATURES, HEAD, *expert_linears(decoder)}

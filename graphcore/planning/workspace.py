@@ -9,19 +9,24 @@
                 counts only for more than 8 sequences: it sees one token of each, and up to 8 tokens are multiplied
                 packed
     waiting     inputs and residual streams of further chunks in the same pass, which run one by one in each group
+    carried     values inside a block of these chunks, where the groups are parts of a layer
 
 Legend: B batch, T tokens of a chunk, D model dim, F hidden features, H heads, K kv heads, E head dim, V vocab.
 """
 
 import torch
+from torch import nn
 
 from graphcore.kernels import limits
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.nn.decoder import Decoder
+from graphcore.nn.latent_attention import HeadLinear
 from graphcore.nn.linear import Linear
+from graphcore.nn.moe import MoE
 from graphcore.nn.spec import AttentionSpec, BlockSpec, ConvSpec, DeltaSpec, ModelSpec, MoESpec
 
 ROPE_BYTES = 4
+MIXERS = ("self_attn", "linear_attn", "conv")  # names of the modules in a block that mix tokens
 ID_NBYTES = 8
 FLOAT32_NBYTES = 4
 PROCESSORS = 160  # multiprocessors of the largest devices
@@ -153,3 +158,26 @@ def waiting_nbytes(spec: ModelSpec, tokens: int) -> int:
     ropes = sum(rope.width or head_dim for rope, head_dim in spec.ropes)
     features = 0 if spec.per_layer is None else len(spec.blocks) * spec.per_layer.width
     return tokens * (ID_NBYTES + spec.dim * RESIDUAL_DTYPE.itemsize + (ropes + features) * FLOAT32_NBYTES)
+
+
+def carried_nbytes(decoder: Decoder, dtype: torch.dtype) -> int:
+    """Return the most bytes per token that a chunk keeps between two parts of a block, beside the residual stream.
+
+    These are the stream after attention, its norm, the results of all projections before attention or of the largest
+    one behind it, and the chosen experts' outputs.
+    """
+    return max(_carried_nbytes(block, dtype.itemsize) for block in decoder.layers)
+
+
+def _carried_nbytes(block: nn.Module, itemsize: int) -> int:
+    mixing, behind, inputs = 0, 0, 0
+    for name, module in block.named_modules():
+        if not isinstance(module, Linear | HeadLinear):
+            continue
+        inputs = max(inputs, module.inputs)
+        if name.startswith(MIXERS):
+            mixing += module.outputs
+        else:
+            behind = max(behind, module.outputs)
+    experts = sum(one.top_k * one.router.inputs for one in block.modules() if isinstance(one, MoE))
+    return 2 * inputs * (RESIDUAL_DTYPE.itemsize + itemsize) + (max(mixing, behind) + experts) * itemsize

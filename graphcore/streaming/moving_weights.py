@@ -14,7 +14,7 @@ from graphcore.nn.moe import ExpertLinear
 from graphcore.streaming.embedding_rows import RowTable
 from graphcore.streaming.host_store import MatrixModule
 from graphcore.weights.experts import expert_linears
-from graphcore.weights.groups import Group, movable_groups, split_layers
+from graphcore.weights.groups import Group, LayerGroup, movable_groups
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import EMBEDDING, FEATURES, HEAD
 from graphcore.weights.plan import Plan
@@ -30,7 +30,7 @@ class MovingWeights:
         sliced: head whose row slices are among these groups, by its weight's name; else empty.
         tables: tables whose rows are fetched for each token, by their weights' names.
         experts: projections whose matrices are fetched expert by expert, by the matrices' names.
-        layer_groups: range of layers of each layer group.
+        layer_groups: layers, or matrices of a layer, of each layer group.
         heads: parts of a decoder's head, if they stream; else empty.
     """
 
@@ -39,13 +39,13 @@ class MovingWeights:
     sliced: Mapping[str, MatrixModule] = field(default_factory=dict)
     tables: Mapping[str, RowTable] = field(default_factory=dict)
     experts: Mapping[str, ExpertLinear] = field(default_factory=dict)
-    layer_groups: Sequence[range] = ()
+    layer_groups: Sequence[LayerGroup] = ()
     heads: Sequence[Head] = ()
 
     @property
     def group_of_layer(self) -> dict[int, int]:
-        """Number of the layer group, by layer."""
-        return {layer: number for number, layers in enumerate(self.layer_groups, start=1) for layer in layers}
+        """Number of the layer group, by layer; the last one of a layer whose matrices are in several."""
+        return {layer: number for number, group in enumerate(self.layer_groups, start=1) for layer in group.layers}
 
     @property
     def names(self) -> frozenset[str]:
@@ -54,13 +54,8 @@ class MovingWeights:
         return frozenset({*names, *self.experts, *self.tables})
 
 
-def find_moving(decoder: Decoder, plan: Plan, layer_group_size: int) -> MovingWeights:
-    """Return the weights that move under a plan; the decoder is on the meta device.
-
-    Args:
-        layer_group_size: number of layers that move together; the last group may have fewer.
-    """
-    layer_groups = split_layers(len(decoder.layers), layer_group_size)
+def find_moving(decoder: Decoder, plan: Plan, layer_groups: Sequence[LayerGroup]) -> MovingWeights:
+    """Return the weights that move under a plan; the decoder is on the meta device."""
     parts, placed = [decoder.head.part(rows) for rows in decoder.head_rows()], plan.groups
     gathered = {EMBEDDING: not placed.is_embedding_resident, FEATURES: not placed.are_features_resident}
     return MovingWeights(

@@ -1,8 +1,8 @@
-"""Groups of weights that move together: the matrices of consecutive layers, and parts of the head.
+"""Groups of weights that move together: matrices of layers, and parts of the head.
 
-    group           0                    1 .. G                        G + 1 ...
-    holds           embedding            the matrices of its layers    rows of the head
-    when it moves   rows are gathered    streams through slots         streams through slots
+    group           0                    1 .. G                                              G + 1 ...
+    holds           embedding            the matrices of its layers, or some of one layer    rows of the head
+    when it moves   rows are gathered    streams through slots                               streams through slots
 
 Norm weights, biases, scales, input orders and position tables never move: they are less than a thousandth of a model's
 bytes, and captured programs copy them. Experts belong to no group, because they move one by one.
@@ -84,25 +84,56 @@ class Group:
             bind(weight.module, weight.leaf, views[weight.name])
 
 
-def split_layers(num_layers: int, group_size: int) -> list[range]:
-    """Return the layers of each layer group; the last group may have fewer."""
-    return [range(begin, min(begin + group_size, num_layers)) for begin in range(0, num_layers, group_size)]
+@dataclass(frozen=True)
+class LayerGroup:
+    """The layers of a layer group, or the projections of one layer.
+
+    Attributes:
+        layers: range of layers; a single one if the group is a part of it.
+        matrices: names of the projections in the layer, such as "mlp.up_proj", in the order of use; empty for all. A
+            projection's low-rank factors belong to it.
+    """
+
+    layers: range
+    matrices: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Label for messages, such as "layers 2 to 3" or "layer 2, mlp.up_proj"."""
+        layers = layers_label(self.layers)
+        return f"{layers}, {self.part_name}" if self.matrices else layers
+
+    @property
+    def part_name(self) -> str:
+        """Name of a part of a layer, such as "mlp.up_proj" or "self_attn.q_proj to o_proj"; empty for whole layers."""
+        if len(self.matrices) < 2:
+            return "".join(self.matrices)
+        first, last = self.matrices[0], self.matrices[-1]
+        return f"{first} to {last.removeprefix(first.rpartition('.')[0] + '.')}"
+
+    def holds(self, weight: str) -> bool:
+        """Return whether a layer's weight, such as "mlp.up_proj.weight", is in the group."""
+        return not self.matrices or weight.startswith(tuple(f"{name}." for name in self.matrices))
+
+
+def split_layers(num_layers: int, group_size: int) -> list[LayerGroup]:
+    """Return groups of whole layers; the last one may have fewer."""
+    begins = range(0, num_layers, group_size)
+    return [LayerGroup(range(begin, min(begin + group_size, num_layers))) for begin in begins]
 
 
 def numbered_groups(
-    layer_groups: Sequence[range], matrices: Callable[[int], Iterable[GroupWeight]], head_slices: Sequence[GroupWeight]
+    layer_groups: Sequence[LayerGroup],
+    matrices: Callable[[LayerGroup], Iterable[GroupWeight]],
+    head_slices: Sequence[GroupWeight],
 ) -> list[Group]:
     """Return a model's groups that can stream through slots, in the order of use, with their numbers and labels.
 
     Args:
-        layer_groups: range of layers of each layer group.
-        matrices: function from a layer to its weights that move.
+        matrices: function from a layer group to its weights that move.
         head_slices: row slices of the head, in order.
     """
-    groups = [
-        Group(index, layers_label(layers), [weight for layer in layers for weight in matrices(layer)])
-        for index, layers in enumerate(layer_groups, start=1)
-    ]
+    groups = [Group(index, group.label, [*matrices(group)]) for index, group in enumerate(layer_groups, start=1)]
     for number, part in enumerate(head_slices, start=1):
         groups.append(Group(len(layer_groups) + number, f"head {number} of {len(head_slices)}", [part]))
     return groups
@@ -114,11 +145,10 @@ def layers_label(layers: range) -> str:
     return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
-def movable_groups(decoder: Decoder, layer_groups: Sequence[range], head_parts: Sequence[Head]) -> list[Group]:
+def movable_groups(decoder: Decoder, layer_groups: Sequence[LayerGroup], head_parts: Sequence[Head]) -> list[Group]:
     """Return all groups of a decoder that can stream through slots, in the order of use.
 
     Args:
-        layer_groups: range of layers of each layer group.
         head_parts: parts of the decoder's head, one for each range of `Decoder.head_rows`.
     """
     slices = [
@@ -126,9 +156,12 @@ def movable_groups(decoder: Decoder, layer_groups: Sequence[range], head_parts: 
         for rows, part in zip(decoder.head_rows(), head_parts, strict=True)
     ]
 
-    def matrices(layer: int) -> list[GroupWeight]:
-        weights = _weights_of(decoder.layers[layer], f"layers.{layer}.")
-        return [weight for weight in weights if is_movable(weight.name, weight.tensor)]
+    def matrices(group: LayerGroup) -> Iterator[GroupWeight]:
+        for layer in group.layers:
+            prefix = f"layers.{layer}."
+            for weight in _weights_of(decoder.layers[layer], prefix):
+                if is_movable(weight.name, weight.tensor) and group.holds(weight.name.removeprefix(prefix)):
+                    yield weight
 
     return numbered_groups(layer_groups, matrices, slices)
 

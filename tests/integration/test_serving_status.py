@@ -110,6 +110,7 @@ def test_a_plan_records_no_program_of_a_loaded_model_again(
 ) -> None:
     with Engine.load(tiny_model("llama3").folder, dtype="fp32", device="cpu", overrides=SIZES) as engine:
         assert engine.choices.graph != "eager", "there are programs to record"
+        WhatIf(engine).plan("2GB")  # records steps that are cut for streaming, which take other buffers
         monkeypatch.setattr(prepared_decoder, "programs_nbytes", None)
         assert WhatIf(engine).plan("1GB").plan.total_nbytes > 0
 

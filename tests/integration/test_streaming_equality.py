@@ -29,18 +29,18 @@ COMBINATIONS: Sequence[tuple[str, ...]] = (
     ("mode=sync", "layer_group_size=1", "source=disk"),
     ("mode=async", "layer_group_size=2", "prefetch=0", "source=disk", "smallest"),
     ("mode=async", "layer_group_size=3", "prefetch=2", "source=host"),
-    ("mode=async", "layer_group_size=8", "prefetch=1", "source=disk"),
+    ("mode=async", "layer_group_size=auto", "prefetch=1", "source=disk"),
     ("mode=sync", "layer_group_size=2", "source=host", "smallest"),
-    ("mode=async", "layer_group_size=1", "prefetch=2", "source=disk", "smallest"),
+    ("mode=async", "layer_group_size=auto", "prefetch=2", "source=disk", "smallest"),
     ("mode=async", "layer_group_size=2", "prefetch=1", "source=host"),
 )
 
 
-def settings_of(folder: Path, combination: Sequence[str], dtype: str) -> list[str]:
+def settings_of(folder: Path, combination: Sequence[str], dtype: str, graph: str = "eager") -> list[str]:
     """Return a combination as overrides; "smallest" is the budget that a refusal names."""
     overrides = [f"streaming.{one}" for one in combination if "=" in one]
     if "smallest" in combination:
-        overrides.append(f"streaming.memory_budget={smallest_budget(folder, *overrides, dtype=dtype)}")
+        overrides.append(f"streaming.memory_budget={smallest_budget(folder, *overrides, dtype=dtype, graph=graph)}")
     return overrides
 
 
@@ -73,12 +73,48 @@ def test_streamed_is_resident_to_the_bit(tiny_model: Tiny, resident: Resident, a
     check(tiny_model(name).folder, resident, COMBINATIONS[at % len(COMBINATIONS)], ("fp32", "bf16")[at // 2 % 2])
 
 
+# One of each kind of block: latent attention, delta rules, convolutions, shared caches and features, experts beside an
+# MLP, norms behind sublayers, rounded activations, attention without pages of its own.
+KINDS = ("llama3", "gpt2", "gemma4", "gemma4_moe", "qwen3_next", "lfm2", "olmo2", "deepseek_v2", "bitnet", "gpt_oss")
+SMALL_PARTS = (("source=disk",), ("source=host",), ("source=disk", "smallest"), ("mode=sync",))
+
+
+def check_parts(folder: Path, resident: Resident, combination: Sequence[str], dtype: str, graph: str) -> None:
+    """Compare a model whose layers stream matrix by matrix; `graph` is that of its decode steps."""
+    expected = resident(folder, dtype, graph, 16)
+    with load(folder, *settings_of(folder, combination, dtype, graph), dtype=dtype, graph=graph) as engine:
+        groups = stream_of(engine).moving.layer_groups
+        assert all(group.matrices for group in groups)
+        assert engine.plan.groups.slot_nbytes < max(
+            sum(engine.plan.groups.nbytes_of(at) for at, one in enumerate(groups, start=1) if one.layers == layers)
+            for layers in {group.layers for group in groups}
+        )
+        assert differing(results(engine, 16), expected) == []
+
+
+@pytest.mark.parametrize(("at", "name"), list(enumerate(KINDS)))
+def test_layers_in_parts_are_resident_ones_to_the_bit(tiny_model: Tiny, resident: Resident, at: int, name: str) -> None:
+    """Each kind of block, its decode steps native and eager in turn."""
+    combination, graph = SMALL_PARTS[at // 2 % len(SMALL_PARTS)], ("auto", "eager")[at % 2]
+    check_parts(tiny_model(name).folder, resident, combination, ("bf16", "fp32")[at // 3 % 2], graph)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", ["auto", "eager"])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_layers_in_parts_are_resident_ones_to_the_bit_for_every_family(
+    tiny_model: Tiny, resident: Resident, name: str, graph: str
+) -> None:
+    for combination in SMALL_PARTS:
+        check_parts(tiny_model(name).folder, resident, combination, "bf16", graph)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", ["auto", 1, 2, 3, 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_streamed_is_resident_to_the_bit_in_every_combination(
-    tiny_model: Tiny, resident: Resident, name: str, size: int, dtype: str
+    tiny_model: Tiny, resident: Resident, name: str, size: int | str, dtype: str
 ) -> None:
     modes = [("mode=sync",), *(("mode=async", f"prefetch={depth}") for depth in (0, 1, 2))]
     for mode, source, budget in itertools.product(modes, ("disk", "host"), ((), ("smallest",))):

@@ -45,7 +45,7 @@ class TransformersRunner(StaticRunner):
         vocab = weights.weights[skeleton.head_weight].shape[0]
         self.sizes = RunnerSizes(runtime.batch_size, runtime.prefill_chunk, vocab, runtime.context_length, longest)
         layers = skeleton.layer_modules()
-        groups = [[layers[index] for index in group] for group in weights.layer_groups]
+        groups = [[layers[index] for index in group.layers] for group in weights.layer_groups]
         whole = [skeleton.model.get_submodule(skeleton.head)]
         heads = whole if skeleton.sliced_head is None else skeleton.sliced_head.slices
         self.hooks = LayerHooks(skeleton.model, groups, heads, policy)

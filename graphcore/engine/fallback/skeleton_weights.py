@@ -19,7 +19,7 @@ from graphcore.engine.fallback.table_and_head import SlicedHead, TableEmbedding
 from graphcore.planning.sizes import WeightSizes
 from graphcore.progress import Progress
 from graphcore.streaming.moving_weights import MovingWeights
-from graphcore.weights.groups import Group, GroupWeight, numbered_groups, split_layers
+from graphcore.weights.groups import Group, GroupWeight, LayerGroup, numbered_groups, split_layers
 from graphcore.weights.layout import aligned
 from graphcore.weights.loader import Loader
 from graphcore.weights.plan import Plan
@@ -45,7 +45,7 @@ class SkeletonWeights:
     shared: Mapping[str, str]
     table: TableEmbedding | None
     head: SlicedHead | None
-    layer_groups: list[range]
+    layer_groups: list[LayerGroup]
 
     @classmethod
     def of(cls, skeleton: Skeleton, loader: Loader, layer_group_size: int) -> "SkeletonWeights":
@@ -74,10 +74,10 @@ class SkeletonWeights:
         parts = [GroupWeight(name, part, "weight", None, part.rows) for part in slices]
         return numbered_groups(self.layer_groups, self._matrices, parts)
 
-    def _matrices(self, layer: int) -> list[GroupWeight]:
-        prefix = f"{self.skeleton.layers}.{layer}."
+    def _matrices(self, group: LayerGroup) -> list[GroupWeight]:
+        prefixes = tuple(f"{self.skeleton.layers}.{layer}." for layer in group.layers)
         return [
-            self._whole(name) for name, weight in self.weights.items() if name.startswith(prefix) and weight.dim() > 1
+            self._whole(name) for name, weight in self.weights.items() if name.startswith(prefixes) and weight.dim() > 1
         ]
 
     def _whole(self, name: str) -> GroupWeight:

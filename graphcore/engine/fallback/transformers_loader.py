@@ -97,7 +97,7 @@ class TransformersLoader(ModelLoader[TransformersModel, PreparedSkeleton]):
         skeleton = build_skeleton(model.class_config, settings.model.attention, runtime.dtype, source)
         loader = match_skeleton(skeleton, model.checkpoint)
         notes += notes_on_left_out(loader)
-        weights = SkeletonWeights.of(skeleton, loader, settings.streaming.layer_group_size)
+        weights = SkeletonWeights.of(skeleton, loader, settings.streaming.layers_per_group)
         return PreparedSkeleton(runtime, notes, loader, config, weights)
 
     def build(

@@ -45,7 +45,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         runtime, decoder, loader, streaming = parts.runtime, parts.decoder, parts.loader, settings.streaming
         compiled_dir, _ = code_folder(settings.cache_folder, runtime.device)
         with compile_cache(compiled_dir), compiler_loading(runtime.device, is_needed=runtime.prefill == "compiled"):
-            moving = find_moving(decoder, plan, streaming.layer_group_size)
+            moving = find_moving(decoder, plan, parts.layer_groups(streaming))
             load_resident(loader, decoder, runtime.device, on_progress, moving.names)
             stream = stream_weights(loader, moving, tier, runtime.device, streaming.pinned_memory, decoder)
         with ExitStack() as undo:

@@ -1,15 +1,16 @@
 """A prepared model of graphcore's own architectures: its decoder, and the sizes and costs for a plan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 
 from graphcore.arch.random_checkpoint import RandomCheckpoint
-from graphcore.config.settings import Settings
+from graphcore.config.settings import Settings, StreamingSettings
 from graphcore.engine.loading.model_loader import PreparedModel
 from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
+from graphcore.graph.matrix_groups import matrix_groups
 from graphcore.kernels.backend import NativeBackend, TritonBackend
 from graphcore.kernels.cpu.program import most_step_rows, widths_of
 from graphcore.kernels.gpu.device_packing import DevicePacking
@@ -22,16 +23,19 @@ from graphcore.planning.machine import Machine
 from graphcore.planning.planner import Costs
 from graphcore.planning.sizes import WeightSizes, sizes_of
 from graphcore.planning.tier import buffer_nbytes
-from graphcore.planning.workspace import attention_nbytes, waiting_nbytes, workspace_nbytes
+from graphcore.planning.workspace import attention_nbytes, carried_nbytes, waiting_nbytes, workspace_nbytes
 from graphcore.quant.format_choice import STORED
 from graphcore.streaming.experts.reading import expert_obstacle
 from graphcore.weights.conversion import first_row
 from graphcore.weights.experts import expert_linears
+from graphcore.weights.groups import LayerGroup, split_layers
 from graphcore.weights.matching import EMBEDDING, FEATURES
 from graphcore.weights.plan import Tier
 
 _PROGRAMS: WeakKeyDictionary[Decoder, dict[tuple[ProgramSizes, int], int]] = WeakKeyDictionary()
 """Bytes of decode programs by decoder. Computing them traces every block, so later plans reuse them."""
+
+_MATRIX_GROUPS: WeakKeyDictionary[Decoder, Sequence[LayerGroup]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,21 @@ class PreparedDecoder(PreparedModel):
 
     decoder: Decoder
 
+    def __post_init__(self) -> None:
+        self.decoder.has_small_parts = self.runtime.runs_parts
+
     def sizes(self, settings: Settings) -> WeightSizes:
         """Return the bytes of the weights, sorted by how they can move; the settings say which layers do together."""
-        return sizes_of(self.decoder, self.loader.is_tied, settings.streaming.layer_group_size)
+        return sizes_of(self.decoder, self.loader.is_tied, self.layer_groups(settings.streaming))
+
+    def layer_groups(self, streaming: StreamingSettings) -> Sequence[LayerGroup]:
+        """Return the layer groups, in the order of use: layers, or matrices where blocks can run in parts."""
+        num_layers = len(self.decoder.layers)
+        if streaming.layer_group_size != "auto" or streaming.keeps == "all" or not self.decoder.has_small_parts:
+            return split_layers(num_layers, streaming.layers_per_group)
+        if self.decoder not in _MATRIX_GROUPS:
+            _MATRIX_GROUPS[self.decoder] = matrix_groups(self.decoder)
+        return _MATRIX_GROUPS[self.decoder]
 
     def costs(self, settings: Settings, tier: Tier) -> Costs:
         """Return the memory that is needed besides weights; on a GPU this includes CUDA's own."""
@@ -50,6 +66,8 @@ class PreparedDecoder(PreparedModel):
         batch, is_gpu = runtime.batch_size, runtime.device.type == "cuda"
         cached = allocated_cache_nbytes if is_gpu else cache_nbytes
         waiting, more = (further_nbytes(settings, spec, runtime.prefill_chunk, moves) for moves in (False, True))
+        if any(group.matrices for group in self.layer_groups(settings.streaming)):
+            more += further_tokens(settings, runtime.prefill_chunk, True) * carried_nbytes(self.decoder, runtime.dtype)
         return Costs(
             kv_nbytes=lambda context_length: cached(spec, runtime.cache_sizes(context_length)),
             workspace_nbytes=waiting
@@ -61,7 +79,7 @@ class PreparedDecoder(PreparedModel):
             overhead_nbytes=overhead_nbytes(spec, self.decoder, batch, runtime.graph == "captured", runtime.dtype)
             if is_gpu
             else 0,
-            program_nbytes=self._programs(settings.streaming.keeps != "all"),
+            program_nbytes=self._programs(settings.streaming),
         )
 
     def _attention(self) -> Callable[[int], int]:
@@ -73,15 +91,17 @@ class PreparedDecoder(PreparedModel):
         sizes = runtime.prefill_chunk, runtime.dtype, threads
         return lambda context_length: attention_nbytes(spec, context_length, *sizes)
 
-    def _programs(self, is_streaming: bool) -> Callable[[int], int]:
+    def _programs(self, streaming: StreamingSettings) -> Callable[[int], int]:
         """Return the function from a context to the bytes of native decode programs; 0 where there are none."""
         runtime, backend = self.runtime, self.runtime.backend
         if runtime.graph != "captured" or runtime.device.type != "cpu" or not isinstance(backend, NativeBackend):
             return lambda context_length: 0
+        is_streaming = streaming.keeps != "all"
         fetches = is_streaming and bool(expert_linears(self.decoder))
+        groups = tuple(self.layer_groups(streaming)) if is_streaming else ()
         widths = widths_of(most_step_rows(runtime.batch_size, runtime.draft_tokens))
         sizes = ProgramSizes(
-            tuple(widths), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches
+            tuple(widths), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches, groups
         )
         known = _PROGRAMS.setdefault(self.decoder, {})
 
@@ -142,5 +162,10 @@ class PreparedDecoder(PreparedModel):
 
 def further_nbytes(settings: Settings, spec: ModelSpec, chunk: int, is_streaming: bool) -> int:
     """Return the bytes of the chunks of prompts beyond one that may run in a pass, while they wait for each other."""
+    return waiting_nbytes(spec, further_tokens(settings, chunk, is_streaming))
+
+
+def further_tokens(settings: Settings, chunk: int, is_streaming: bool) -> int:
+    """Return the tokens of the chunks of prompts beyond one that may run in a pass."""
     tokens = min(settings.batching.prompt_tokens(chunk, is_streaming), chunk * settings.batching.max_sequences)
-    return waiting_nbytes(spec, max(tokens - chunk, 0))
+    return max(tokens - chunk, 0)

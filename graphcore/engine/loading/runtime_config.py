@@ -9,7 +9,7 @@ from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_dtype
 from graphcore.engine.loading.open_model import OpenedModel
 from graphcore.errors import ConfigError
-from graphcore.kernels.backend import Backend, find_backend
+from graphcore.kernels.backend import Backend, NativeBackend, find_backend
 from graphcore.kernels.cpu.library import can_have_kernels
 from graphcore.kernels.gpu.pdl import FIRST_CAPABILITY, supports_pdl
 from graphcore.kernels.gpu.registration import register
@@ -59,6 +59,11 @@ class RuntimeConfig:
     def backend(self) -> Backend:
         """The kernels that compute the model; its weights are packed for them."""
         return self.packing.backend
+
+    @property
+    def runs_parts(self) -> bool:
+        """Whether blocks can run in parts, so that matrices stream one by one: eager blocks beside native programs."""
+        return self.prefill == "eager" and isinstance(self.backend, NativeBackend)
 
     def cache_sizes(self, context_length: int) -> CacheSizes:
         """Return the sizes of the caches for sequences of at most `context_length` tokens."""

@@ -10,6 +10,7 @@ sum changes the stream in place, so nothing may read the old stream after it.
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from graphcore.kernels.ops.gated_convolution import ConvParts, gated_convolution
 from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
 from graphcore.kernels.ops.kv_formats import head_dim_of
 from graphcore.nn.latent_attention import HeadLinear
-from graphcore.nn.linear import Linear
+from graphcore.nn.linear import Linear, projection_of
 from graphcore.nn.mlp import ActivationModule, capped, scaled
 from graphcore.nn.moe import Experts, choose_experts, scaled_by_gate, without_padding
 from graphcore.nn.norm import LayerNorm, RMSNorm
@@ -48,12 +49,49 @@ def obstacle_of_operations(module: nn.Module, changes_x: bool) -> str | None:
 
 
 @dataclass
+class GroupEnds:
+    """The groups whose matrices a program's instructions read, one after another, and where each of them ends.
+
+    Attributes:
+        arguments: the program's instructions so far.
+    """
+
+    arguments: Sequence[object]
+    _begins: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])  # group, index of its first instruction
+    _of_matrix: Mapping[str, int] = field(default_factory=dict)
+
+    def begin(self, group: int, of_matrix: Mapping[str, int] | None = None) -> None:
+        """Note that the next instructions belong to a group.
+
+        Args:
+            of_matrix: numbers of the groups of the projections that follow, by name; None if all are in the group.
+        """
+        self._of_matrix = of_matrix or {}
+        if self._begins[-1][0] != group:
+            self._begins.append((group, len(self.arguments)))
+
+    def group_of(self, linear: str) -> int:
+        """Return the number of the group of a projection's matrix."""
+        return self._of_matrix.get(projection_of(linear), self._begins[-1][0])
+
+    def enter(self, linear: str) -> None:
+        """Note that the next instructions read the group of a projection's matrix."""
+        self.begin(self.group_of(linear), self._of_matrix)
+
+    def found(self) -> list[tuple[int, int]]:
+        """Return the number of each group that has instructions, and the number of instructions up to its end."""
+        ends = [*(begin for _, begin in self._begins[1:]), len(self.arguments)]
+        return [(group, end) for (group, begin), end in zip(self._begins, ends, strict=True) if begin < end]
+
+
+@dataclass
 class ModuleRecorder:
     """Appends a module's instructions to a program.
 
     Attributes:
         modules: modules by their names in the operations.
         layer: index of the layer if the module is a block; -1 for a head.
+        ends: gets the groups of the matrices that instructions read; None if the module is in one group.
         choices: routing of the blocks recorded so far.
     """
 
@@ -62,6 +100,7 @@ class ModuleRecorder:
     modules: Mapping[str, nn.Module]
     layer: int = -1
     fetches_experts: bool = False
+    ends: GroupEnds | None = None
     choices: list[Routing] = field(default_factory=list)
     _values: dict[Call, Any] = field(default_factory=dict)
     _places: dict[Call, Tensor] = field(default_factory=dict)
@@ -120,19 +159,42 @@ class ModuleRecorder:
         factor: float = 1.0,
     ) -> Tensor | list[Tensor]:
         """Append (activations of) products of one normalised input."""
-        modules = [self._module(name, Linear) for name in linears]
-        outs = [self.out(node, linear.outputs) for linear in modules]
-        matrices = [native_matrix(self.program, linear, out) for linear, out in zip(modules, outs, strict=True)]
-        kind = Activation.NONE if activation is None else self._module(activation, ActivationModule).kind
-        how = rounding_of(modules[0]), self._norm(norm), "put", kind
-        native.append_project(self.program, x, matrices, *how, factor=factor)
+        rounding = rounding_of(self._module(linears[0], Linear))
+        outs = self._products(node, x, norm, linears, activation, rounding, factor)
         return outs if len(outs) > 1 else outs[0]
+
+    def _products(
+        self,
+        node: Call,
+        x: Tensor,
+        norm: NormCall | None,
+        linears: Sequence[str],
+        activation: str | None,
+        rounding: int,
+        factor: float = 1.0,
+    ) -> list[Tensor]:
+        """Append (activations of) products of one normalised input, as one instruction for each layer group."""
+        outs: list[Tensor] = []
+        kind = Activation.NONE if activation is None else self._module(activation, ActivationModule).kind
+        for names in self._by_group(linears):
+            self._enter(names[0])
+            modules = [self._module(name, Linear) for name in names]
+            matrices = [native_matrix(self.program, one, self.out(node, one.outputs)) for one in modules]
+            native.append_project(self.program, x, matrices, rounding, self._norm(norm), "put", kind, factor=factor)
+            outs += [out for *_, out in matrices]
+        return outs
 
     def gated(
         self, node: Call, x: Tensor, norm: NormCall | None, gate: str, up: str, activation: str, _wide: bool
     ) -> Tensor:
-        """Append activation(gate(norm(x))) * up(norm(x))."""
+        """Append activation(gate(norm(x))) * up(norm(x)); if the two are in different groups, one after the other."""
         modules = [self._module(name, Linear) for name in (gate, up)]
+        if len(self._by_group((gate, up))) > 1:
+            how = rounding_of(modules[1])
+            (gates,) = self._products(node, x, norm, (gate,), activation, how)
+            (ups,) = self._products(node, x, norm, (up,), None, how)
+            return self.gate(node, gates, None, ups)
+        self._enter(gate)
         out = self.out(node, modules[0].outputs)
         matrices = [native_matrix(self.program, linear, out) for linear in modules]
         kind = self._module(activation, ActivationModule).kind
@@ -144,6 +206,7 @@ class ModuleRecorder:
     ) -> Tensor:
         """Append stream += factor * linear(norm(x))."""
         module = self._module(linear, Linear)
+        self._enter(linear)
         matrices = [native_matrix(self.program, module, stream)]
         native.append_project(self.program, x, matrices, rounding_of(module), self._norm(norm), "add", factor=factor)
         return stream
@@ -213,6 +276,7 @@ class ModuleRecorder:
     def project_heads(self, _node: Call, prefix: Tensor | None, x: Tensor, name: str) -> Tensor:
         """Append products of heads with matrices of their own, each after its part of the prefix."""
         program, module = self.program, self._module(name, HeadLinear)
+        self._enter(name)
         heads, matrix = len(module.weight), program.matrix(module.weight[0], module.packing)  # the others follow
         prefix_dim = 0 if prefix is None else prefix.shape[-1] // heads
         out = program.block_buffer(heads * (prefix_dim + matrix.rows))
@@ -308,6 +372,17 @@ class ModuleRecorder:
         experts, out = self._module(name, Experts), self.program.block_buffer(x.shape[-1])
         append_experts(self.program, experts, self._norm(norm), choice, x, shares, out, puts=True)
         return out
+
+    def _by_group(self, linears: Sequence[str]) -> list[list[str]]:
+        """Return projections in their order, those of one layer group together."""
+        if self.ends is None:
+            return [[*linears]]
+        return [[*names] for _, names in groupby(linears, key=self.ends.group_of)]
+
+    def _enter(self, linear: str) -> None:
+        """Note that the next instruction reads a projection's matrix."""
+        if self.ends is not None:
+            self.ends.enter(linear)
 
     def _module(self, name: str, kind: type[M]) -> M:
         module = self.modules[name]

@@ -16,6 +16,7 @@ from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.buffers import allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
+from graphcore.weights.groups import LayerGroup
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -31,6 +32,7 @@ class ProgramSizes:
         chunk: largest number of tokens of a sequence in one pass.
         backend: C++ kernels that run the program.
         fetches_experts: True if experts may be fetched between a layer's instructions.
+        layer_groups: layer groups, all of which may stream; none if all weights are resident.
     """
 
     widths: Sequence[int]
@@ -39,6 +41,7 @@ class ProgramSizes:
     chunk: int
     backend: NativeBackend
     fetches_experts: bool
+    layer_groups: tuple[LayerGroup, ...] = ()
 
 
 class _Nowhere:
@@ -63,11 +66,12 @@ def programs_nbytes(decoder: Decoder, sizes: ProgramSizes, context: int) -> int:
         caches = allocate_cache(spec, kept, META)
         recorder = Recorder(
             decoder,
-            [range(len(spec.blocks))],
+            sizes.layer_groups or [LayerGroup(range(len(spec.blocks)))],
             [(range(spec.vocab), decoder.head)],
             caches,
             tables,
             sizes.backend,
+            streamed=range(1, len(sizes.layer_groups) + 1),
             fetcher=_Nowhere() if sizes.fetches_experts else None,
         )
         return sum(_program_nbytes(recorder, rows) for rows in sizes.widths)

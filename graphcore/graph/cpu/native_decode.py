@@ -9,15 +9,16 @@ have a token: one token of each of several sequences, or consecutive tokens of o
 programs.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
 from graphcore.graph.cpu.embedding_instructions import append_embedding, append_features, features_of
-from graphcore.graph.cpu.instruction_entries import ModuleRecorder, obstacle_of_operations
+from graphcore.graph.cpu.instruction_entries import GroupEnds, ModuleRecorder, obstacle_of_operations
 from graphcore.graph.cpu.operands import Routing
 from graphcore.graph.lowering.targets import lower_to_instructions
 from graphcore.graph.lowering.tracing import Traced
@@ -33,6 +34,7 @@ from graphcore.nn.delta_net import DeltaNet
 from graphcore.nn.linear import Linear, StackedLinear
 from graphcore.nn.short_conv import ShortConv
 from graphcore.nn.spec import BlockSpec
+from graphcore.weights.groups import LayerGroup
 
 EXPERT_INSTRUCTIONS = 2  # the up and the down instruction of a layer's experts
 
@@ -106,7 +108,8 @@ class Recorder:
     """Records decode programs of one decoder.
 
     Attributes:
-        groups: layers of each layer group; group 0 is the embedding, those after the last one are parts of the head.
+        groups: layers, or matrices of a layer, of each layer group; group 0 is the embedding, those after the last one
+            are parts of the head.
         heads: parts of the head, each with its rows of the vocabulary.
         caches: one cache per layer; a program's row may use any sequence of it.
         tables: rope tables, [P, 2, E/2].
@@ -116,7 +119,7 @@ class Recorder:
     """
 
     decoder: Decoder
-    groups: Sequence[range]
+    groups: Sequence[LayerGroup]
     heads: Sequence[tuple[range, Head]]
     caches: Sequence[LayerCache]
     tables: Sequence[Tensor]
@@ -131,27 +134,37 @@ class Recorder:
         """Return the steps of one decode step; they fill the state's `logits` and, if greedy, `chosen`."""
         program = self.backend.new_program(state.span.counts, state.sequences)
         x = program.buffer(self.decoder.spec.dim)
-        ends: list[tuple[int, int]] = []  # group, and the number of instructions up to its end
+        ends = GroupEnds(program.arguments)
         choices: list[Routing] = []
         gather = append_embedding(program, state, self.decoder.embed_tokens, x)
         self._features = append_features(program, gather, x)
         program.end_block()
-        if program.arguments:
-            ends.append((0, len(program.arguments)))
-        for group, layers in enumerate(self.groups, start=1):
+        for layers, parts in self._layers():
+            ends.begin(parts[0][0], {name: number for number, group in parts for name in group.matrices})
             for index in layers:
-                choices += self._block(program, state, x, index)
-            ends.append((group, len(program.arguments)))
+                choices += self._block(program, state, x, index, ends)
         state.logits = program.buffer(self.decoder.spec.vocab)
         for group, (rows, head) in enumerate(self._heads(), start=len(self.groups) + 1):
+            ends.begin(group)
             recorder = ModuleRecorder(program, state, dict(head.named_modules()))
             recorder.record(self._lowered(None, head), {"x": x}, state.logits[:, rows.start : rows.stop])
-            ends.append((group, len(program.arguments)))
         if is_greedy:
+            ends.begin(0)
             self._choose(program, state)
-            ends.append((0, len(program.arguments)))
-        steps = self._steps(program, ends, choices if self.fetcher is not None else ())
+        steps = self._steps(program, ends.found(), choices if self.fetcher is not None else ())
         return [gather, *steps] if gather.fetches else steps
+
+    def _layers(self) -> Iterator[tuple[range, list[tuple[int, LayerGroup]]]]:
+        """Yield the layers of each layer group, or a layer whose matrices are groups, with their numbers.
+
+        A resident group after another one of its layer has that one's number, because the program runs on between them.
+        """
+        for layers, found in groupby(enumerate(self.groups, start=1), key=lambda item: item[1].layers):
+            parts: list[tuple[int, LayerGroup]] = []
+            for number, group in found:
+                runs_on = bool(parts) and number not in self.streamed and parts[-1][0] not in self.streamed
+                parts.append((parts[-1][0] if runs_on else number, group))
+            yield layers, parts
 
     def _heads(self) -> Sequence[tuple[range, Head]]:
         """Return the head's parts, or the whole head if no part is streamed: its rows are computed independently."""
@@ -174,7 +187,9 @@ class Recorder:
                 begin = end
         return steps
 
-    def _block(self, program: native.NativeProgram, state: StepState, x: Tensor, index: int) -> list[Routing]:
+    def _block(
+        self, program: native.NativeProgram, state: StepState, x: Tensor, index: int, ends: GroupEnds
+    ) -> list[Routing]:
         """Append a block; return its routing, if it has experts."""
         block, rope_index = self.decoder.layers[index], self.decoder.rope_index()[index]
         rope = None if rope_index is None else self.tables[rope_index]
@@ -184,7 +199,7 @@ class Recorder:
         if per_layer is not None and self._features is not None:
             inputs["per_layer"] = features_of(per_layer, self._features, index)
         modules = dict(block.named_modules())
-        recorder = ModuleRecorder(program, state, modules, index, fetches_experts=self.fetcher is not None)
+        recorder = ModuleRecorder(program, state, modules, index, self.fetcher is not None, ends)
         answer = recorder.record(self._lowered(self.decoder.spec.blocks[index], block), inputs)
         assert answer is x, "the stream is changed where it lies"
         program.end_block()

@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
+from graphcore.errors import GraphError
 from graphcore.graph.lowering.operations import Call, attend_heads, parts, reorder
 from graphcore.graph.lowering.shapes import FUNCTIONS, PARTS, VIEWS, misfit
+from graphcore.kernels.backend import KernelTracer
 from graphcore.kernels.ops.attend import attend
 from graphcore.kernels.ops.gated_convolution import gated_convolution
 from graphcore.kernels.ops.gated_delta import delta_heads
@@ -34,6 +36,7 @@ from graphcore.routing import ScoredRouting
 LEAVES = (Linear, HeadLinear, RMSNorm, LayerNorm, UnitNorm, ActivationModule, Experts)
 Rule = Callable[["Traced"], None]
 M = TypeVar("M", bound=nn.Module)
+TRACE_ERRORS = TraceError, TypeError, ValueError, RuntimeError, AttributeError
 _TRACING = threading.RLock()
 
 
@@ -139,6 +142,31 @@ class LeafTracer(fx.Tracer):
         return super().create_arg(a)
 
 
+class EagerTracer(LeafTracer, KernelTracer):
+    """The tracer of a graph that runs on tensors: eager kernels stay calls, and a projection has its factors inside."""
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Record a module call in the graph; a call from another thread runs as usual and is not recorded."""
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return fx.Tracer.call_module(self, m, forward, args, kwargs)
+
+
+def trace_eager(module: nn.Module) -> fx.Graph:
+    """Return the operations of a module's forward as it runs on tensors, without any rewriting.
+
+    Raises:
+        GraphError: torch.fx cannot trace the forward.
+    """
+    try:
+        with _TRACING:
+            return EagerTracer().trace(module)
+    except TRACE_ERRORS as error:
+        raise GraphError(f"{type(module).__name__} cannot be traced: {error}") from error
+
+
 def trace(module: nn.Module, rules: Sequence[Rule] = ()) -> Traced:
     """Return what the module's forward computes for one token of a sequence, rewritten by the rules in their order.
 
@@ -149,7 +177,7 @@ def trace(module: nn.Module, rules: Sequence[Rule] = ()) -> Traced:
         with _TRACING:
             graph = LeafTracer().trace(module)
         with_positional_arguments(graph, modules)
-    except (TraceError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except TRACE_ERRORS as error:
         return Traced(fx.Graph(), modules, str(error).partition("\n")[0])
     node = misfit(graph, modules)
     traced = Traced(graph, modules, None if node is None else operation_name(node, modules))

@@ -43,6 +43,7 @@ from graphcore.tasks.plan_machine import machine_of, speeds_of, target_on
 from graphcore.tasks.report.plan_report import group_rows, movement_line, ram_rows, tier_rows
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import group_note
+from graphcore.weights.groups import LayerGroup
 from graphcore.weights.plan import Plan, Tier
 
 PREDICTED_SEQUENCES = (1, 8, 32)  # batch sizes whose speeds are predicted
@@ -68,6 +69,7 @@ class Outcome:
         notes: lines about what graphcore chose or what may surprise.
         source: tier that streamed weights are read from, "disk" or "host"; empty if the plan does not fit.
         ram_nbytes: bytes in RAM besides those on the device.
+        layer_groups: layers, or matrices of a layer, of each layer group.
         expert_nbytes: bytes of all experts.
         rates: given or measured rates; None where they are not known.
         error: reason why the plan does not fit, or None.
@@ -79,6 +81,7 @@ class Outcome:
     notes: Sequence[str]
     plan: Plan
     source: str
+    layer_groups: Sequence[LayerGroup]
     ram_nbytes: int = 0
     expert_nbytes: int = 0
     rates: Rates | None = None
@@ -100,7 +103,7 @@ def run(context: Context, task: PlanSettings) -> Record:
     for note in (*outcome.notes, *group_note(context, config.model_type), outcome.note):
         if note:
             console.note(note)
-    groups = planned_groups(plan, config.num_hidden_layers, settings.streaming.layer_group_size, outcome.expert_nbytes)
+    groups = planned_groups(plan, outcome.layer_groups, outcome.expert_nbytes)
     free = machine.memory.free_nbytes
     title = f"{settings.model.display_name} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
     tiers = [("weights", group_rows(groups)), ("device", tier_rows(plan, free))]
@@ -141,7 +144,8 @@ def planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: P
         opened = backend.open(settings, on_progress)
         parts, plan, tier = plan_run(settings, backend.prepare(settings, opened, on_progress))
         rates = speeds.rates(machine, tier.kind, plan.is_streaming)
-        return Outcome(opened.config, parts.runtime, parts.notes, plan, tier.kind, rates=rates, note=note)
+        groups = parts.weights.layer_groups
+        return Outcome(opened.config, parts.runtime, parts.notes, plan, tier.kind, groups, rates=rates, note=note)
 
 
 @contextmanager
@@ -172,17 +176,20 @@ def _planned_own(settings: Settings, machine: Machine, speeds: Speeds, on_progre
     """Return the plan of one of graphcore's own models; a note says that its files have headers only."""
     own = open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
     parts = prepare_model(settings, own, target_on(machine, settings), source_note=note)
-    experts = sizes_of(parts.decoder, parts.loader.is_tied, 1).experts
+    experts = sizes_of(parts.decoder, parts.loader.is_tied).experts
     expert_nbytes = 0 if experts is None else experts.total_nbytes
+    groups = parts.layer_groups(settings.streaming)
     try:
         parts, plan, tier = plan_run(settings, parts, machine)
     except PlanError as error:
         if not isinstance(error.smallest, Plan):
             raise
-        return Outcome(own.config, parts.runtime, parts.notes, error.smallest, "", 0, expert_nbytes, error=error)
+        return Outcome(
+            own.config, parts.runtime, parts.notes, error.smallest, "", groups, 0, expert_nbytes, error=error
+        )
     rates, missing = known_rates(settings, parts, plan, tier, machine, speeds, on_progress, has_weights=not note)
     held = ram_of(parts, plan, tier)
-    made = parts.runtime, parts.notes, plan, tier.kind, held
+    made = parts.runtime, parts.notes, plan, tier.kind, groups, held
     return Outcome(own.config, *made, expert_nbytes, rates, note=missing)
 
 
@@ -202,7 +209,7 @@ def known_rates(
         has_weights: True if the files hold weights, so that reading them can be timed.
     """
     moves = moves_weights(plan)
-    moving = find_moving(parts.decoder, plan, settings.streaming.layer_group_size)
+    moving = find_moving(parts.decoder, plan, parts.layer_groups(settings.streaming))
     per_stored = slot_bytes_per_stored_byte(parts.loader, moving, tier)
     rates, missing = speeds.rates(machine, tier.kind, moves, per_stored), speeds.missing(machine, tier.kind, moves)
     can_be_timed = machine.is_here and (has_weights or not moves or tier.kind == "host")

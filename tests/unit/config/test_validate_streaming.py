@@ -15,8 +15,14 @@ REFUSED = [
     ),
     ("streaming=on streaming.mode=fast", "streaming.mode=fast is not one of async, sync"),
     ("streaming=on streaming.source=tape", "streaming.source=tape is not one of auto, host, disk"),
-    ("streaming=on streaming.layer_group_size=0", "streaming.layer_group_size=0 must be at least 1"),
-    ("streaming=on streaming.layer_group_size=two", "streaming.layer_group_size=two must be a whole number"),
+    (
+        "streaming=on streaming.layer_group_size=0",
+        "size=0 must be auto or a whole number of layers, at least 1",
+    ),
+    (
+        "streaming=on streaming.layer_group_size=two",
+        "size=two must be auto or a whole number of layers",
+    ),
     ("streaming=on streaming.pinned_memory=maybe", "streaming.pinned_memory=maybe must be true or false"),
     ("streaming=on streaming.prefetch=-1", "streaming.prefetch=-1 must be auto or a whole number from 0 to 8"),
     ("streaming=on streaming.prefetch=9", "streaming.prefetch=9 must be auto or a whole number from 0 to 8"),

@@ -8,14 +8,16 @@ import torch
 
 from graphcore import Engine
 from graphcore.device import find_cpp_compiler
+from graphcore.engine.loading.prepared_decoder import further_nbytes
 from graphcore.engine.programs import Programs
 from graphcore.graph import block_compiler as kinds
+from graphcore.graph.block_parts import PartStep
 from graphcore.graph.cpu.native_decode import NativeStep
 from graphcore.graph.gpu.capture import CapturedStep
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep
 from graphcore.kernels.backend import TorchBackend, TritonBackend
-from graphcore.planning.workspace import attention_nbytes, waiting_nbytes, workspace_nbytes
+from graphcore.planning.workspace import attention_nbytes, carried_nbytes, waiting_nbytes, workspace_nbytes
 
 TINY = Path(__file__).parents[2] / "golden" / "tiny"
 IDS = [5, 17, 3, 88, 41, 7, 9]  # one more than a multiple of the chunk: the last piece is one token
@@ -84,7 +86,10 @@ def small_engine(name: str, *overrides: str) -> Engine:
     return Engine.load(TINY / name, dtype="fp32", graph="eager", device="cpu", overrides=sizes)
 
 
-@pytest.mark.parametrize("overrides", [(), ("streaming=on",), ("batching.max_tokens_per_step=16",)])
+LAYERS = "streaming.layer_group_size=1"
+
+
+@pytest.mark.parametrize("overrides", [(), ("streaming=on", LAYERS), ("batching.max_tokens_per_step=16",)])
 def test_chunks_that_wait_for_each_other_take_what_is_planned(
     overrides: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +109,7 @@ def test_chunks_that_wait_for_each_other_take_what_is_planned(
             runner.extend([[1] * 8] * 3, [0] * 3)
         engine.generate([[1] * 8, [2] * 8, [3] * 8], 1)
         engine.logits([[1] * 8] * 3)
-        chunks = {(): 1, ("streaming=on",): 3, ("batching.max_tokens_per_step=16",): 2}[tuple(overrides)]
+        chunks = {(): 1, ("streaming=on", LAYERS): 3, ("batching.max_tokens_per_step=16",): 2}[tuple(overrides)]
         spec = runner.builder.decoder.spec
         assert max(seen) == waiting_nbytes(spec, 8 * chunks)
         assert not any(one.hidden.numel() for one in states)
@@ -112,6 +117,29 @@ def test_chunks_that_wait_for_each_other_take_what_is_planned(
         threads = torch.get_num_threads() if engine.choices.backend != TorchBackend() else None
         one += attention_nbytes(spec, engine.choices.context_length, 8, torch.float32, threads)
         assert engine.plan.other.workspace_nbytes == one + waiting_nbytes(spec, 8 * (chunks - 1))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "gptoss"])
+def test_what_chunks_carry_between_parts_of_a_block_is_planned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_engine(name, "streaming=on") as engine:
+        builder, carried, replay = engine.runner.builder, list[int](), PartStep.replay
+        caches = {one.untyped_storage().data_ptr() for cache in builder.caches for one in cache.tensors}
+
+        def watched(self: PartStep) -> None:
+            replay(self)
+            inputs = {self.state.hidden, *self.state.ropes}
+            values = {one for one in self.state.carried.values() if isinstance(one, torch.Tensor)} - inputs
+            sizes = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in values}
+            carried.append(sum(nbytes for address, nbytes in sizes.items() if address not in caches))
+
+        monkeypatch.setattr(PartStep, "replay", watched)
+        with torch.inference_mode():
+            engine.runner.extend([[1] * 8] * 3, [0] * 3)
+        assert 0 < max(carried) <= 8 * carried_nbytes(builder.decoder, torch.float32)
+        moving = further_nbytes(engine.settings, builder.decoder.spec, 8, is_streaming=True)
+        more = engine.plan.other.workspace_nbytes - moving - 16 * carried_nbytes(builder.decoder, torch.float32)
+        with small_engine(name, "streaming=on", LAYERS) as whole:
+            assert more == whole.plan.other.workspace_nbytes - moving
 
 
 @pytest.mark.parametrize("overrides", [(), ("streaming=on",)])

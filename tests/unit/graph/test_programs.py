@@ -12,17 +12,18 @@ from graphcore.nn.block import Block
 from graphcore.nn.decoder import Head
 from graphcore.nn.rope import rope_table
 from graphcore.nn.span import Span
+from graphcore.weights.groups import LayerGroup, split_layers
 
 SPEC = model_of(SLIDING, FULL, SLIDING)
 EXACT = 2e-5  # float32, logits of order one; the order of a sum may differ
 
 
-def eager(groups: list[range] | None = None, batch: int = 2) -> GraphBuilder:
+def eager(groups: list[LayerGroup] | None = None, batch: int = 2) -> GraphBuilder:
     return builder_of(SPEC, "eager", batch, groups)
 
 
 def test_a_program_is_embedding_then_each_group_then_head_and_each_step_knows_its_group() -> None:
-    steps = eager([range(2), range(2, 3)]).prefill(2).steps
+    steps = eager(split_layers(3, 2)).prefill(2).steps
     assert [type(step) for step in steps] == [EmbedStep, BlocksStep, BlocksStep, HeadStep]
     assert [step.group for step in steps] == [0, 1, 2, 3]
     assert [len(step.blocks) for step in steps if isinstance(step, BlocksStep)] == [2, 1]
@@ -59,7 +60,7 @@ def test_eager_functions_are_the_modules_own() -> None:
 
 def test_groups_of_any_size_give_the_same_logits() -> None:
     rows = random_ids(2, 9)
-    one_each, together = eager(), eager([range(3)])
+    one_each, together = eager(), eager(split_layers(3, 3))
     assert torch.equal(feed(one_each.prefill(2), rows, [0, 0]), feed(together.prefill(2), rows, [0, 0]))
 
 

@@ -14,6 +14,7 @@ from graphcore.nn.decoder import Decoder
 from graphcore.nn.rope_spec import RopeSpec
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec
+from graphcore.weights.groups import LayerGroup, split_layers
 
 CPU = torch.device("cpu")
 CONTEXT, VOCAB, DIM = 256, 40, 32
@@ -49,7 +50,11 @@ def filled_decoder(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Decod
 
 
 def builder_of(
-    spec: ModelSpec, kind: str, batch: int = 2, groups: Sequence[range] | None = None, names: list[str] | None = None
+    spec: ModelSpec,
+    kind: str,
+    batch: int = 2,
+    groups: Sequence[LayerGroup] | None = None,
+    names: list[str] | None = None,
 ) -> GraphBuilder:
     """Return a builder over fresh caches. Args: names: gets what is compiled."""
     layers = len(spec.blocks)
@@ -57,7 +62,7 @@ def builder_of(
     return GraphBuilder(
         filled_decoder(spec),
         kind,
-        groups or [range(i, i + 1) for i in range(layers)],
+        groups or split_layers(layers, 1),
         caches,
         CONTEXT,
         CPU,

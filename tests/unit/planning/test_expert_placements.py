@@ -11,12 +11,14 @@ from graphcore.planning.prediction import Rates, predict
 from graphcore.planning.sizes import ExpertSizes
 from graphcore.planning.tier import host_nbytes
 from graphcore.tasks.report.plan_report import tier_rows
+from graphcore.weights.groups import split_layers
 from graphcore.weights.plan import Plan, bytes_per_token, expected_bytes_per_token
 
 EXPERTS = ExpertSizes(expert_nbytes_by_layer=(100, 100, 80), experts_per_layer=16, top_k=2, min_slots=2)
 MIXTURE = replace(equal_sizes(6, 1000), experts=EXPERTS)
 FIXED = KV * 100 + 77 + 33 + 11  # kv, workspace, buffers and vectors of `equal_sizes`
 ALL_BUT_EXPERTS = 6000 + 3000 + FIXED  # the table gathered
+LAYERS = split_layers(6, 1)
 
 
 def mapped(room: int, cap: int | None = None, policy: str = "auto", may_have_slots: bool = False) -> Plan:
@@ -56,7 +58,7 @@ def test_slots_are_predicted_by_the_replayed_rates_and_all_experts_wait_in_ram()
     assert expected_bytes_per_token(plan) == pytest.approx(2 * 280 * 0.23)
     assert predict(plan, Rates(10.0, 100.0)).compute_seconds == pytest.approx(MIXTURE.read_nbytes / 100)
     assert host_nbytes(plan) == 48 * 100 + 3000  # and the table
-    places = {group.name: (group.nbytes, group.place) for group in planned_groups(plan, 6, 1, EXPERTS.total_nbytes)}
+    places = {group.name: (group.nbytes, group.place) for group in planned_groups(plan, LAYERS, EXPERTS.total_nbytes)}
     assert places["experts"] == (EXPERTS.total_nbytes, "cached")
     notes = {name: note for name, _, note in tier_rows(plan, free=0)}
     assert notes["expert cache"].startswith("12 of 48 experts; a decode step fetches the others by itself, so all of")
@@ -104,7 +106,7 @@ def test_mapped_experts_take_the_link_s_time_and_none_of_the_memory_s() -> None:
 
 def test_a_plan_s_report_says_where_experts_lie() -> None:
     plan = mapped(1800)
-    places = {group.name: (group.nbytes, group.place) for group in planned_groups(plan, 6, 1, EXPERTS.total_nbytes)}
+    places = {group.name: (group.nbytes, group.place) for group in planned_groups(plan, LAYERS, EXPERTS.total_nbytes)}
     assert places["experts"] == (1600, "resident")
     assert places["experts of the last 2"] == (16 * 180, "mapped")
     notes = {name: note for name, _, note in tier_rows(plan, free=0)}

@@ -6,8 +6,10 @@ import torch
 from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.registry import architecture_of
 from graphcore.config.compose import compose_settings
+from graphcore.graph.matrix_groups import matrix_groups
 from graphcore.nn.decoder import Decoder
 from graphcore.planning.sizes import ExpertSizes, WeightSizes, sizes_of
+from graphcore.weights.groups import split_layers
 from graphcore.weights.layout import layout_of
 
 
@@ -18,7 +20,7 @@ def decoder_of(model: str, dtype: torch.dtype = torch.bfloat16) -> Decoder:
 
 
 def test_llama_3_2_1b_is_its_published_parameters() -> None:
-    sizes = sizes_of(decoder_of("llama3"), is_tied=True, layer_group_size=1)
+    sizes = sizes_of(decoder_of("llama3"), is_tied=True)
     # 2048 x 2048 twice, 2048 x 512 twice and 2048 x 8192 thrice, in bf16
     layer = 2 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192)
     assert sizes.groups == (layer,) * 16
@@ -32,12 +34,25 @@ def test_llama_3_2_1b_is_its_published_parameters() -> None:
 @pytest.mark.parametrize("size", [1, 3, 5, 16, 40])
 def test_layer_groups_are_consecutive_layers_and_a_remainder(size: int) -> None:
     decoder = decoder_of("llama3")
-    single = sizes_of(decoder, True, 1)
-    grouped = sizes_of(decoder, True, size)
+    single = sizes_of(decoder, True)
+    grouped = sizes_of(decoder, True, split_layers(16, size))
     assert len(grouped.groups) == -(-16 // size)
     assert sum(grouped.groups) == sum(single.groups)
     assert grouped.groups[-1] == single.groups[0] * (16 % size or min(size, 16))
     assert grouped.head_slices == single.head_slices  # whatever streams, the head is computed in the same slices
+
+
+@pytest.mark.parametrize(("model", "parts"), [("llama3", 4), ("gpt2", 3), ("qwen3", 4)])
+def test_a_matrix_is_the_unit_and_two_slots_of_it_are_less_than_a_layer_s(model: str, parts: int) -> None:
+    decoder = decoder_of(model)
+    decoder.has_small_parts = True
+    layers, matrices = sizes_of(decoder, True), sizes_of(decoder, True, matrix_groups(decoder))
+    assert len(matrices.groups) == parts * len(layers.groups)
+    assert sum(matrices.groups) == sum(layers.groups)
+    largest = max(one.nbytes for one in decoder.layers[0].buffers())
+    assert max(*matrices.groups, *matrices.head_slices) == largest
+    assert 2 * largest < (0.6 if model == "llama3" else 1.0) * layers.groups[0]
+    assert sum(matrices.head_slices) == matrices.head == layers.head
 
 
 @pytest.mark.parametrize("model", ["smollm2", "gemma3", "qwen3", "gpt2", "bitnet"])
@@ -48,18 +63,18 @@ def test_all_sizes_together_are_what_the_layouts_take(model: str, is_tied: bool)
         layout_of(item for item in group.named_buffers() if not (is_tied and item[0] == "lm_head.weight")).nbytes
         for _, group in decoder.groups()
     ]
-    assert sizes_of(decoder, is_tied, 1).total_nbytes == sum(layouts)
+    assert sizes_of(decoder, is_tied).total_nbytes == sum(layouts)
 
 
 def test_vectors_and_learned_positions_never_stream() -> None:
-    sizes = sizes_of(decoder_of("gpt2", torch.float32), True, 1)
+    sizes = sizes_of(decoder_of("gpt2", torch.float32), True)
     # 768 wide: norm weights and biases, biases of qkv, output, up and down; positions; the final norm
     layer = 4 * (4 * 768 + 3 * 768 + 768 + 3072 + 768)
     assert sizes.always == 12 * layer + 4 * 1024 * 768 + 2 * 4 * 768
 
 
 def test_gpt_oss_experts_are_apart_and_their_biases_stay() -> None:
-    sizes = sizes_of(decoder_of("gpt_oss"), is_tied=False, layer_group_size=1)
+    sizes = sizes_of(decoder_of("gpt_oss"), is_tied=False)
     # 32 experts of 3 x 2880 x 2880 in each of 24 layers, 4 routed; gpt-oss-20b has 20.9e9 parameters
     assert sizes.experts == ExpertSizes((2 * 3 * 2880 * 2880,) * 24, experts_per_layer=32, top_k=4, min_slots=4)
     attention = 2 * (2 * 2880 * 64 * 64 + 2 * 2880 * 8 * 64 + 32 * 2880)

@@ -40,7 +40,7 @@ def test_bytes_are_the_planners_within_some_percent(model: str, format_name: str
     decoder, loader = match_model(opened, torch.bfloat16, PackingPolicy(TorchBackend(), "wide", "stored"))
     shape = shape_of(settings.model.random_config, format_name)
     total = shape.tables + shape.layers * shape.layer
-    assert total == pytest.approx(sizes_of(decoder, loader.is_tied, 1).total_nbytes, rel=0.1)
+    assert total == pytest.approx(sizes_of(decoder, loader.is_tied).total_nbytes, rel=0.1)
     tokens = PAGE  # fewer than any window; the table has one page, in four bytes
     page = page_size(tokens)  # one is nobody's, and the table has 4 bytes for each of the others
     assert shape.kv * shape.layers * (tokens + page) + 4 * tokens // page == cache_nbytes(

@@ -26,7 +26,7 @@ def groups_of(decoder: Decoder, size: int) -> list[Group]:
 def test_groups_are_consecutive_layers_and_the_last_may_have_fewer(
     layers: int, size: int, expected: list[list[int]]
 ) -> None:
-    assert [list(group) for group in split_layers(layers, size)] == expected
+    assert [list(group.layers) for group in split_layers(layers, size)] == expected
 
 
 @pytest.mark.parametrize("raw", [LLAMA, GPT2], ids=["llama", "gpt2"])

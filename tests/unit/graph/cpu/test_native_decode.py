@@ -46,6 +46,7 @@ from graphcore.nn.spec import (
     NormSpec,
 )
 from graphcore.quant import FORMATS
+from graphcore.weights.groups import split_layers
 
 CLOSE = 2e-5  # float32, logits of order one; the order of a sum may differ
 TOKENS = 40  # longer than a window, several times round its ring
@@ -56,7 +57,7 @@ def builder_of(
 ) -> GraphBuilder:
     """Return a builder for one sequence over fresh caches; equal specs get equal weights."""
     caches = allocate_cache(spec, CacheSizes(1, CONTEXT, kv_dtype), CPU)
-    groups = [range(index, index + 1) for index in range(len(spec.blocks))]
+    groups = split_layers(len(spec.blocks), 1)
     backend = native_backend() if kind == "captured" else TorchBackend()
     return GraphBuilder(decoder or filled_decoder(spec), kind, groups, caches, CONTEXT, CPU, backend=backend)
 

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from graphcore import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
+from graphcore.graph.matrix_groups import matrix_groups
 from graphcore.graph.program import Program
 from graphcore.kvcache.sizes import PAGE
 from graphcore.nn.decoder import Decoder
@@ -65,6 +67,17 @@ def test_each_kind_of_block_takes_what_is_planned(name: str) -> None:
     spec = WHOLE[name] if name in WHOLE else model_of(BLOCKS[name], BLOCKS[name])
     builder = builder_of(filled_decoder(spec, torch.bfloat16), page=PAGE)
     planned = programs_nbytes(without_memory(spec), sizes_of([1, 16]), builder.context)
+    assert allocated_nbytes(lambda: all_programs(builder, [1, 16])) == planned
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_steps_in_parts_take_what_is_planned(name: str) -> None:
+    spec = model_of(BLOCKS[name], BLOCKS[name])
+    builder = builder_of(filled_decoder(spec, torch.bfloat16), page=PAGE)
+    builder.layer_groups = matrix_groups(builder.decoder)
+    builder.streamed = range(1, len(builder.layer_groups) + 1)
+    sizes = replace(sizes_of([1, 16]), layer_groups=tuple(builder.layer_groups))
+    planned = programs_nbytes(without_memory(spec), sizes, builder.context)
     assert allocated_nbytes(lambda: all_programs(builder, [1, 16])) == planned
 
 

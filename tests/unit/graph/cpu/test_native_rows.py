@@ -27,6 +27,7 @@ from graphcore.kernels.cpu.instructions import MOST_ROWS
 from graphcore.kvcache.buffers import allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
+from graphcore.weights.groups import split_layers
 
 PAGE = 3  # divides the rings of these tests, so that they have no more room than their windows ask for
 SEQUENCES = MOST_ROWS + 2  # sequences in the caches: two never run
@@ -47,7 +48,7 @@ def builder_of(decoder: Decoder, kv_dtype: torch.dtype = torch.float32, **sizes:
     """Return a builder over fresh caches in small pages. Args: sizes: fields of `CacheSizes`."""
     spec = decoder.spec
     caches = allocate_cache(spec, CacheSizes(SEQUENCES, CONTEXT, kv_dtype, **{"page": PAGE, **sizes}), CPU)
-    groups = [range(index, index + 1) for index in range(len(spec.blocks))]
+    groups = split_layers(len(spec.blocks), 1)
     return GraphBuilder(decoder, "captured", groups, caches, CONTEXT, CPU, backend=native_backend())
 
 

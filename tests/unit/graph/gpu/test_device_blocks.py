@@ -28,6 +28,7 @@ from graphcore.nn.rope import rope_table
 from graphcore.nn.rope_spec import PositionScale
 from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, NormSpec, RecurrentSpec
+from graphcore.weights.groups import split_layers
 
 SPECS: Mapping[str, BlockSpec] = {
     **ARCHITECTURES,
@@ -215,7 +216,7 @@ def test_a_matrix_that_no_kernel_reads_is_named() -> None:
 def test_a_head_that_stays_takes_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     builder = builder_of(model_of(PLAIN), "eager")
     monkeypatch.setattr(builder.decoder, "head_rows", lambda: [range(16), range(16, builder.decoder.spec.vocab)])
-    given = (builder.decoder, "eager", [range(1)], builder.caches, builder.context, builder.device)
+    given = (builder.decoder, "eager", split_layers(1, 1), builder.caches, builder.context, builder.device)
     for kernels, expected in ((None, 2), (DeviceBlocks.allocate(builder.caches, builder.device), 1)):
         steps = GraphBuilder(*given, decode_kernels=kernels).decode(1, is_greedy=False).steps
         assert sum(isinstance(step, HeadStep) for step in steps) == expected

@@ -19,6 +19,7 @@ from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.block import Block
 from graphcore.nn.linear import Linear
 from graphcore.nn.spec import BlockSpec
+from graphcore.weights.groups import split_layers
 
 SPECS = {
     **{name: ARCHITECTURES[name] for name in ("llama", "gemma3", "gpt_oss", "qwen3_moe", "gpt2")},
@@ -37,7 +38,7 @@ def builder_through_kernels(spec: BlockSpec, dtype: torch.dtype, batch: int, mov
     """Return a builder of three layers, each a group; `moving` are groups, counted from 1."""
     model = model_of(*[spec] * LAYERS)
     caches = allocate_cache(model, CacheSizes(batch, CONTEXT, dtype), CPU)
-    groups = [range(index, index + 1) for index in range(LAYERS)]
+    groups = split_layers(LAYERS, 1)
     given = filled_decoder(model, dtype), "eager", groups, caches, CONTEXT, CPU
     return GraphBuilder(*given, streamed=moving, decode_kernels=DeviceBlocks.allocate(caches, CPU))
 

@@ -50,7 +50,7 @@ def engine_on(monkeypatch: pytest.MonkeyPatch, folder: Path, driver: Driver, cac
     monkeypatch.setattr(
         PreparedDecoder, "has_device_readable_experts", lambda _self, _settings, tier: tier.kind == "host"
     )
-    asked = [*SIZES, f"streaming.expert_cache={cache}"]
+    asked = [*SIZES, "streaming.layer_group_size=1", f"streaming.expert_cache={cache}"]
     with Engine.load(folder, "fp32", streaming="on", graph="eager", device="cpu", overrides=asked) as engine:
         yield engine
 

@@ -51,7 +51,7 @@ def engine_on(
         streaming="on",
         graph="eager",
         device="cpu",
-        overrides=[*SIZES, "streaming.source=host", *overrides],
+        overrides=[*SIZES, "streaming.source=host", "streaming.layer_group_size=1", *overrides],  # as on a GPU
     ) as engine:
         yield engine
 
