@@ -193,7 +193,7 @@ class Float32Linear(Linear):
 
     def _product(self, x: Tensor | Int8Rows) -> Tensor:
         """Return x @ weight.T (+ bias): [..., O] float32."""
-        assert isinstance(x, Tensor), "routers do not round their input to int8"
+        assert not isinstance(x, Int8Rows), "routers do not round their input to int8"
         if self.packing is not None:
             return super()._product(x.float())
         x = x if self.input_order is None else x.index_select(-1, self.input_order)

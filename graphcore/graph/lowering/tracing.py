@@ -27,13 +27,13 @@ from graphcore.kernels.ops.gated_convolution import gated_convolution
 from graphcore.kernels.ops.gated_delta import delta_heads
 from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.nn.latent_attention import HeadLinear
-from graphcore.nn.linear import Linear
+from graphcore.nn.linear import Float32Linear, Linear
 from graphcore.nn.mlp import ActivationModule
 from graphcore.nn.moe import Experts
 from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm
 from graphcore.routing import ScoredRouting
 
-LEAVES = (Linear, HeadLinear, RMSNorm, LayerNorm, UnitNorm, ActivationModule, Experts)
+LEAVES = (Linear, Float32Linear, HeadLinear, RMSNorm, LayerNorm, UnitNorm, ActivationModule, Experts)
 Rule = Callable[["Traced"], None]
 M = TypeVar("M", bound=nn.Module)
 TRACE_ERRORS = TraceError, TypeError, ValueError, RuntimeError, AttributeError

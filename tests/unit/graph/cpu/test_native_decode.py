@@ -18,7 +18,7 @@ from block_specs import BLOCKS, EXPERTS, PLAIN, WIDE, WIDE_EXPERTS, WIDE_PLAIN_E
 from packed_decoder import pack_all, unpack_all
 from packed_matrices import GOLDEN, native_backend, native_kernels
 from tiny_graph import CONTEXT, CPU, SLIDING, filled_decoder, model_of, random_ids
-from tiny_models import BUILDERS, TinyModel
+from tiny_models import ARCHITECTURES, BUILDERS, TinyModel
 from torch import Tensor
 
 from graphcore import Engine
@@ -45,6 +45,7 @@ from graphcore.nn.spec import (
     MoESpec,
     NormSpec,
 )
+from graphcore.progress import ignore_progress
 from graphcore.quant import FORMATS
 from graphcore.weights.groups import split_layers
 
@@ -407,3 +408,13 @@ RECORDED = {
 def test_no_field_of_a_spec_is_forgotten(spec: type) -> None:
     found = {field.name for field in fields(spec)}
     assert found == RECORDED[spec], f"{spec.__name__}: add it to graph/cpu/native_decode.py, then here"
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_family_can_be_recorded_in_every_dtype(
+    name: str, dtype: str, tiny_model: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
+    settings = compose_settings([f"model.checkpoint={tiny_model(name).folder}", f"dtype={dtype}", "device=cpu"])
+    model = open_model(settings.model, 0, tmp_path, ignore_progress)
+    assert native_obstacle(prepare_model(settings, model).decoder) is None
