@@ -144,7 +144,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     sampling = SamplingParams(logit_bias=tuple(DEFAULT_BIAS.items()))
     with (
         pytest.MonkeyPatch.context() as patch,
-        Engine.load(folder, dtype="fp32", device="cpu", overrides=SIZES) as engine,
+        Engine.load(folder, dtype="fp32", device="cpu", overrides=[*SIZES, "speculation=lookup"]) as engine,
         running_server(
             lambda: engine, sampling=sampling, exact=True, stream_interval=0, max_answers=MOST_ANSWERS
         ) as running,
@@ -269,6 +269,24 @@ def a_stop_token_ends_the_answer(ask: Ask) -> None:
 def end_tokens_are_ignored_if_asked(ask: Ask) -> None:
     found = ask(logit_bias={END: 100}, ignore_eos=True)
     assert (found.new_tokens, found.reason) == (NUM_TOKENS, "length")
+
+
+def drafted(http: httpx.Client) -> float:
+    """Return the number of draft tokens that the server has checked so far."""
+    found = re.search(r"^graphcore_draft_tokens_total (\S+)$", http.get("/metrics").text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+@effect("speculation", *SAMPLED)
+def no_draft_tokens_are_checked_if_asked(ask: Ask) -> None:
+    repeated = {"logit_bias": {LETTER: 100}}
+    before = drafted(ask.http)
+    assert ask(speculation="off", **repeated).text == "A" * NUM_TOKENS
+    assert drafted(ask.http) == before
+    assert ask(**repeated).text == "A" * NUM_TOKENS
+    assert drafted(ask.http) > before
+    assert ask.refused(speculation="self") == "speculation"
 
 
 @effect("seed", *SAMPLED)
