@@ -114,7 +114,7 @@ def _part_of_nodes(graph: fx.Graph, part_of_matrix: Mapping[str, int]) -> dict[C
 
 @dataclass
 class PartStep:
-    """A part of one block.
+    """A step that runs one part of a block: the operations that need one layer group's matrices.
 
     Attributes:
         number: number of the part in the block.

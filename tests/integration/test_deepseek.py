@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from layered_files import packed_file
+from logit_errors import errors_of
 from safetensors.torch import load_file, save_file
 from streamed_engine import SIZES, runs_as
 from tiny_models import (
@@ -63,26 +64,11 @@ def build(builder: Callable[..., nn.Module], changes: Mapping[str, object]) -> n
     return model.eval().requires_grad_(False)
 
 
-@torch.inference_mode()
-def error_of(path: Path, model: nn.Module, graph: str, overrides: tuple[str, ...] = ()) -> float:
-    """Return the largest error of two sequences, and of one of them token by token after a prompt."""
-    ids = torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(100))
-    expected = model(input_ids=ids, use_cache=False).logits
-    sizes = [*SIZES, "batch_size=1", *overrides]
-    with Engine.load(path, dtype="fp32", device="cpu", graph=graph, overrides=sizes) as engine:
-        assert runs_as(engine, graph)
-        whole = (torch.cat([engine.logits(row[None]) for row in ids]) - expected).abs().max().item()
-        row = ids[1].tolist()
-        steps = [engine.runner.extend([row[:PROMPT]], [0])]
-        steps += [engine.runner.extend([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
-        return max(whole, (torch.cat(steps) - expected[1, PROMPT - 1 :]).abs().max().item())
-
-
 @pytest.mark.parametrize("name", CHANGES)
 def test_captured_steps_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = build(*CHANGES[name])
     model.save_pretrained(tmp_path)
-    assert error_of(tmp_path, model, "auto") < TOLERANCE
+    assert max(errors_of(tmp_path, model, "auto")) < TOLERANCE
 
 
 def test_a_cache_has_one_row_for_a_position_and_no_values(tmp_path: Path) -> None:
@@ -151,8 +137,8 @@ def test_fp8_blocks_of_keys_and_values_have_their_exact_values(tmp_path: Path) -
         attention = engine.runner.builder.decoder.layers[0].self_attn
         assert attention.v_b_proj.packing.format == "fp8"
         assert attention.k_b_proj.packing is None
-    assert error_of(tmp_path, model, "auto") < TOLERANCE
-    assert error_of(tmp_path, model, "eager", ("streaming=on",)) < TOLERANCE
+    assert max(errors_of(tmp_path, model, "auto")) < TOLERANCE
+    assert max(errors_of(tmp_path, model, "eager", ("streaming=on",))) < TOLERANCE
 
 
 def test_layers_that_predict_further_tokens_are_left_out_with_a_note(tmp_path: Path) -> None:
@@ -163,7 +149,7 @@ def test_layers_that_predict_further_tokens_are_left_out_with_a_note(tmp_path: P
     further = {name.replace(".2.", ".3.", 1): stored[name].clone() for name in last}
     further |= {f"model.layers.3.{name}.weight": torch.ones(3) for name in ("enorm", "hnorm", "eh_proj")}
     save_file({**stored, **further}, tmp_path / "model.safetensors")
-    assert error_of(tmp_path, model, "eager") < TOLERANCE
+    assert max(errors_of(tmp_path, model, "eager")) < TOLERANCE
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager") as engine:
         (note,) = [note for note in engine.notes if "left out" in note]
     assert "multi-token prediction" in note
@@ -204,15 +190,15 @@ def test_older_gguf_files_have_one_matrix_of_keys_and_values(tmp_path: Path) -> 
     model = build_reference("deepseek_v3")
     file = packed_file("deepseek_v3", tmp_path)
     rewritten(file, tmp_path / "older.gguf")
-    assert error_of(file, model, "auto") < TOLERANCE
-    assert error_of(tmp_path / "older.gguf", model, "auto") < TOLERANCE
+    assert max(errors_of(file, model, "auto")) < TOLERANCE
+    assert max(errors_of(tmp_path / "older.gguf", model, "auto")) < TOLERANCE
 
 
 def test_rotated_features_are_interleaved_in_gguf_files_whatever_their_order_in_safetensors(tmp_path: Path) -> None:
     model = build(deepseek_v3, {"rope_interleave": False})
     file = packed_file("deepseek_v3", tmp_path, rope_interleave=False)
-    assert error_of(tmp_path / "deepseek_v3", model, "eager") < TOLERANCE
-    assert error_of(file, model, "eager") < TOLERANCE
+    assert max(errors_of(tmp_path / "deepseek_v3", model, "eager")) < TOLERANCE
+    assert max(errors_of(file, model, "eager")) < TOLERANCE
 
 
 @pytest.mark.parametrize(("name", "function"), [("deepseek_v2", "softmax"), ("deepseek_v3", "sigmoid")])
@@ -226,7 +212,7 @@ def test_a_gguf_file_without_a_score_function_has_sigmoids_if_it_has_a_selection
     file.write_bytes(file.read_bytes().replace(key, key.replace(b"gating", b"unread")))
     with Engine.load(file, dtype="fp32", device="cpu", graph="eager") as engine:
         assert (engine.config.model_type, engine.config.experts.routing.function) == (name, function)
-    assert error_of(file, model, "eager") < TOLERANCE
+    assert max(errors_of(file, model, "eager")) < TOLERANCE
 
 
 def save_as_kimi(model: nn.Module, folder: Path, is_nested: bool) -> None:
@@ -246,7 +232,7 @@ def save_as_kimi(model: nn.Module, folder: Path, is_nested: bool) -> None:
 def test_kimi_is_a_deepseek_v3_of_another_name(is_nested: bool, tmp_path: Path) -> None:
     model = build(deepseek_v3, {"n_group": 1, "topk_group": 1})
     save_as_kimi(model, tmp_path, is_nested)
-    assert error_of(tmp_path, model, "captured") < TOLERANCE
+    assert max(errors_of(tmp_path, model, "captured")) < TOLERANCE
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager") as engine:
         assert engine.config.model_type == "deepseek_v3"
         left_out = [note for note in engine.notes if "vision (1 tensor)" in note]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from logit_errors import errors_of
 from safetensors.torch import load_file, save_file
-from streamed_engine import SIZES, runs_as
-from tiny_models import BUILDERS, GLM4_MOE_AIR, VOCAB, build_reference, randomise
+from tiny_models import BUILDERS, GLM4_MOE_AIR, build_reference, randomise
 from torch import nn
 
 from graphcore import Engine
@@ -57,26 +57,12 @@ def build(name: str = "glm4_moe", **changes: object) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-@torch.inference_mode()
-def error_of(path: Path, model: nn.Module, graph: str) -> float:
-    """Return the largest error of two sequences, and of one of them token by token after a prompt."""
-    ids = torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(100))
-    expected = model(input_ids=ids, use_cache=False).logits
-    with Engine.load(path, dtype="fp32", device="cpu", graph=graph, overrides=[*SIZES, "batch_size=1"]) as engine:
-        assert runs_as(engine, graph)
-        whole = (torch.cat([engine.logits(row[None]) for row in ids]) - expected).abs().max().item()
-        row = ids[1].tolist()
-        steps = [engine.runner.extend([row[:PROMPT]], [0])]
-        steps += [engine.runner.extend([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
-        return max(whole, (torch.cat(steps) - expected[1, PROMPT - 1 :]).abs().max().item())
-
-
 @pytest.mark.parametrize("name", [*CHANGES, *DENSE])
 def test_captured_steps_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     builder, changes = DENSE[name] if name in DENSE else ("glm4_moe", CHANGES[name])
     model = build(builder, **changes)
     model.save_pretrained(tmp_path)
-    assert error_of(tmp_path, model, "auto") < TOLERANCE
+    assert max(errors_of(tmp_path, model, "auto")) < TOLERANCE
 
 
 def test_layers_that_predict_further_tokens_are_left_out_with_a_note(tmp_path: Path) -> None:
@@ -87,7 +73,7 @@ def test_layers_that_predict_further_tokens_are_left_out_with_a_note(tmp_path: P
     layer = {name.replace(".3.", ".4.", 1): stored[name].clone() for name in last}
     further = {f"model.layers.4.{name}.weight": torch.ones(3) for name in ("enorm", "hnorm", "eh_proj")}
     save_file({**stored, **layer, **further}, tmp_path / "model.safetensors")
-    assert error_of(tmp_path, model, "eager") < TOLERANCE
+    assert max(errors_of(tmp_path, model, "eager")) < TOLERANCE
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager") as engine:
         (note,) = [note for note in engine.notes if "left out" in note]
     assert "multi-token prediction (22 tensors)" in note  # with the experts of a projection as one

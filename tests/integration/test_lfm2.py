@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from lfm2_files import build, save_multimodal, save_older, write_gguf
+from logit_errors import errors_of
 from safetensors.torch import save_file
 from streamed_engine import SIZES, runs_as
 from tiny_models import TOLERANCE, VOCAB
-from torch import Tensor, nn
+from torch import Tensor
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
@@ -52,21 +53,6 @@ MIXTURES: Mapping[str, dict[str, object]] = {
 
 def ids_of(seed: int) -> Tensor:
     return torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(100 + seed))
-
-
-@torch.inference_mode()
-def errors_of(path: Path, model: nn.Module, graph: str) -> tuple[float, float]:
-    """Return the largest error of one pass over two sequences, and of one sequence token by token after a prompt."""
-    ids = ids_of(0)
-    expected = model(input_ids=ids, use_cache=False).logits
-    overrides = SIZES if graph == "eager" else (*SIZES, "batch_size=1")
-    with Engine.load(path, dtype="fp32", device="cpu", graph=graph, overrides=list(overrides)) as engine:
-        assert runs_as(engine, graph)
-        whole = (torch.cat([engine.logits(row[None]) for row in ids]) - expected).abs().max().item()
-        row = ids[1].tolist()
-        steps = [engine.runner.extend([row[:PROMPT]], [0])]
-        steps += [engine.runner.extend([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
-        return whole, (torch.cat(steps) - expected[1, PROMPT - 1 :]).abs().max().item()
 
 
 @pytest.mark.parametrize("graph", ["eager", "auto"])

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from logit_errors import errors_of
 from qwen_delta_files import build, save_multimodal, write_gguf
 from safetensors.torch import load_file, save_file
-from streamed_engine import SIZES, runs_as
 from tiny_models import TOLERANCE_WITH_DELTA_RULES as TOLERANCE
 from tiny_models import VOCAB
-from torch import Tensor, nn
+from torch import Tensor
 
 from graphcore import Engine
 from graphcore.errors import CheckpointError, UnsupportedError
@@ -42,21 +42,6 @@ CHANGES: Mapping[str, tuple[str, dict[str, object]]] = {
 
 def ids_of(seed: int) -> Tensor:
     return torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(100 + seed))
-
-
-@torch.inference_mode()
-def errors_of(path: Path, model: nn.Module, graph: str) -> tuple[float, float]:
-    """Return the largest error of one pass over two sequences, and of one sequence token by token after a prompt."""
-    ids = ids_of(0)
-    expected = model(input_ids=ids, use_cache=False).logits
-    overrides = SIZES if graph != "auto" else (*SIZES, "batch_size=1")
-    with Engine.load(path, dtype="fp32", device="cpu", graph=graph, overrides=list(overrides)) as engine:
-        assert runs_as(engine, graph)
-        whole = (torch.cat([engine.logits(row[None]) for row in ids]) - expected).abs().max().item()
-        row = ids[1].tolist()
-        steps = [engine.runner.extend([row[:PROMPT]], [0])]
-        steps += [engine.runner.extend([[token]], [at]) for at, token in enumerate(row[PROMPT:], start=PROMPT)]
-        return whole, (torch.cat(steps) - expected[1, PROMPT - 1 :]).abs().max().item()
 
 
 @pytest.mark.parametrize("case", CHANGES)

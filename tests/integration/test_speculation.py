@@ -4,12 +4,12 @@ A drafter that knows the answer drafts it with errors, so that a step accepts al
 Log probabilities show any other bit of the logits.
 """
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
+from fallible_drafter import FallibleDrafter, FreeSteps
 from packed_matrices import native_kernels
 from tiny_models import ARCHITECTURES, VOCAB, TinyModel
 
@@ -17,9 +17,8 @@ from graphcore import Engine
 from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
-from graphcore.engine.speculation.drafter import Draft, Drafter
+from graphcore.engine.speculation.drafter import Drafter
 from graphcore.engine.speculation.speculation import Speculation
-from graphcore.engine.speculation.step_costs import StepCosts
 from graphcore.errors import ConfigError
 
 Tiny = Callable[[str], TinyModel]
@@ -34,33 +33,6 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
 }
 
 STREAMED = ("llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_5", "qwen3_moe", "gemma4", "deepseek_v3", "lfm2")
-
-
-class FreeSteps(StepCosts):
-    """Steps that cost the same for any number of tokens, so that every draft token is checked."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda tokens: 1.0)
-
-    def record(self, tokens: int, seconds: float) -> None:
-        """Record nothing."""
-
-
-class FallibleDrafter(Drafter):
-    """A drafter that knows an answer, and drafts every third token or so wrong."""
-
-    def __init__(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        self.num_tokens = len(prompt)
-        self._ids, self._draw = [*prompt, *answer, *[1] * NEW], random.Random(len(prompt))
-
-    def append(self, token_ids: Sequence[int]) -> None:
-        """Append tokens."""
-        self.num_tokens += len(token_ids)
-
-    def propose(self, most: int) -> Draft:
-        """Return the next tokens, some of them wrong."""
-        ids = self._ids[self.num_tokens : self.num_tokens + most]
-        return Draft([(one + (self._draw.random() < 0.3)) % VOCAB for one in ids], 30)
 
 
 def load(tiny: TinyModel, streaming: str = "off", *overrides: str) -> Engine:
@@ -95,7 +67,8 @@ def known() -> dict[tuple[int, ...], Sequence[int]]:
 @pytest.fixture(autouse=True)
 def _fallible_drafts(monkeypatch: pytest.MonkeyPatch, known: dict[tuple[int, ...], Sequence[int]]) -> None:
     def drafter_of(request: Request) -> Drafter:
-        return FallibleDrafter(request.prompt_ids, known.get(tuple(request.prompt_ids), [2] * NEW))
+        answer = known.get(tuple(request.prompt_ids), [2] * NEW)
+        return FallibleDrafter(request.prompt_ids, [*answer, *[1] * NEW], 0.3, VOCAB)
 
     def speculation_of(runner: ProgramRunner) -> Speculation:
         return Speculation(FreeSteps(), runner.draft_tokens, drafter_of)

@@ -223,7 +223,7 @@ def _with_factors(parameters: RopeParameters, rope: Fields, head_dim: int) -> Ro
 
 
 def note_on_longrope(rope: RopeParameters | None, context: int) -> tuple[str, ...]:
-    """Return a note if short sequences get other LongRoPE factors than in transformers; else nothing.
+    """Return a note if LongRoPE's long factors rotate short sequences too, unlike in transformers; else nothing.
 
     They do if the engine's context length, `context`, is above LongRoPE's original context.
     """

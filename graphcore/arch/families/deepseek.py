@@ -159,7 +159,7 @@ class DeepSeek(GlmMoe):
         return TensorSource(f"blk.{index}.{stored}.{leaf.rpartition('.')[2]}", folds)
 
     def gguf_sources(self, name: str, config: ModelConfig) -> tuple[TensorSource, ...]:
-        """Return the tensor, and for both matrices of heads also the rows of an older file's only one."""
+        """Return the tensor; k_b_proj and v_b_proj may also be rows of attn_kv_b, in files from before May 2025."""
         index, leaf = split_layer(name)
         part = _part_of(leaf, config, is_interleaved=True)
         if leaf not in (K_B, V_B) or part is None:
@@ -236,7 +236,7 @@ class DeepSeek(GlmMoe):
         return replace(config, model_type=model_type, own=own, attention=attention, experts=experts, rope=rope)
 
     def as_gguf(self, config: ModelConfig) -> ModelConfig:
-        """Return the config that a packed file's reader gets: llama.cpp's epsilon, and numbers rounded to float32."""
+        """Return the config as it is read back from a GGUF file: llama.cpp's epsilon, and numbers in float32."""
         own, experts = _own(config), expert_settings_of(config)
         assert experts.routing is not None, "these experts have scores of their own"
         own = replace(

@@ -86,7 +86,7 @@ class Granite(Llama):
         return replace(config, own=GraniteSettings(*map(as_float32, vars(_own(config)).values())))
 
     def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
-        """Return Granite's multipliers."""
+        """Return the embedding, attention, residual and logit multipliers, by their names in config.json."""
         return vars(_own(config))
 
     def gguf_fields(self, config: ModelConfig) -> Mapping[str, MetadataScalar]:

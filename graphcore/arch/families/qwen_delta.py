@@ -182,7 +182,7 @@ class QwenDelta(QwenMoe):
         return replace(config, delta=delta, attention=replace(config.attention, layer_types=kinds))
 
     def as_gguf(self, config: ModelConfig) -> ModelConfig:
-        """Return the config that a packed file's reader gets: the file's value heads may be tiled."""
+        """Return the config as it is read back from a GGUF file, whose value heads may be tiled."""
         delta = _delta_of(config)
         is_tiled = self.is_tiled_in_gguf and delta.linear_num_value_heads > delta.linear_num_key_heads
         return replace(config, delta=replace(delta, is_tiled=is_tiled))

@@ -47,7 +47,7 @@ class SmolLM3(Llama):
         return replace(model, blocks=tuple(block if rotates else _not_rotating(block) for block, rotates in blocks))
 
     def own_settings(self, config: ModelConfig) -> Mapping[str, object]:
-        """Return the layers that rotate."""
+        """Return `no_rope_layers` of config.json: 1 for each layer with rope, 0 for one without."""
         return {"no_rope_layers": list(map(int, _rotates(config)))}
 
     def complete_json(self, config: ModelConfig, fields: Fields) -> ModelConfig:

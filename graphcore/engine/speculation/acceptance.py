@@ -20,7 +20,7 @@ def class_of(matched: int) -> int:
 
 @dataclass
 class Acceptance:
-    """Shares of accepted draft tokens.
+    """Acceptance rates of draft tokens.
 
     Args:
         guess: shares to begin with, such as those of other sequences; None for general ones.
@@ -36,7 +36,7 @@ class Acceptance:
     _right: list[float] = field(default_factory=lambda: [0.0] * len(LEAST_MATCHED))
 
     def share(self, matched: int) -> float:
-        """Return the expected share of accepted tokens among those after `matched` that agree."""
+        """Return the expected acceptance rate of a draft token that follows `matched` matching tokens."""
         at = class_of(matched)
         guess = FIRST_GUESS[at] if self.guess is None else self.guess.share(matched)
         return (self._right[at] + guess * GUESS_WEIGHT) / (self._seen[at] + GUESS_WEIGHT)

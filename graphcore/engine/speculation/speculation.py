@@ -27,7 +27,7 @@ def lookup_of(request: Request) -> Drafter:
 
 
 class Speculation:
-    """The drafters of an engine's requests, and what is learned of them.
+    """Proposes draft tokens for an engine's requests, from their drafters, acceptance rates and the cost of steps.
 
     Args:
         costs: costs of decode steps.
@@ -49,7 +49,7 @@ class Speculation:
 
     @classmethod
     def of(cls, runner: ProgramRunner) -> "Speculation":
-        """Return the speculation of a runner; streamed weights make further tokens cheap, until steps are measured."""
+        """Return a runner's speculation; before any step is timed, more tokens cost little if weights are streamed."""
         share = RESIDENT_ROW if isinstance(runner.policy, Resident) else STREAMED_ROW
 
         def guess(tokens: int) -> float:

@@ -50,7 +50,7 @@ def obstacle_of_operations(module: nn.Module, changes_x: bool) -> str | None:
 
 @dataclass
 class GroupEnds:
-    """The groups whose matrices a program's instructions read, one after another, and where each of them ends.
+    """The layer groups of a program's instructions, in order, each with the number of instructions up to its end.
 
     Attributes:
         arguments: the program's instructions so far.
@@ -274,7 +274,7 @@ class ModuleRecorder:
         return out
 
     def project_heads(self, _node: Call, prefix: Tensor | None, x: Tensor, name: str) -> Tensor:
-        """Append products of heads with matrices of their own, each after its part of the prefix."""
+        """Append a product for each head with the head's own matrix; a prefix is copied before each result."""
         program, module = self.program, self._module(name, HeadLinear)
         self._enter(name)
         heads, matrix = len(module.weight), program.matrix(module.weight[0], module.packing)  # the others follow

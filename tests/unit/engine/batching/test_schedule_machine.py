@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fallible_drafter import FallibleDrafter, FreeSteps
 from hash_runner import MODELS, VOCAB, HashRunner, Moving, do_nothing
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -30,9 +31,8 @@ from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.batching.host_decode_loop import HostDecodeLoop
 from graphcore.engine.masks import AnswerMask, MaskThreads, NextTokens
 from graphcore.engine.request import Request
-from graphcore.engine.speculation.drafter import Draft, Drafter
+from graphcore.engine.speculation.drafter import Drafter
 from graphcore.engine.speculation.speculation import Speculation
-from graphcore.engine.speculation.step_costs import StepCosts
 from graphcore.kvcache.swap_file import SwapFile
 from graphcore.progress import ignore_progress
 from graphcore.streaming.policy import Resident
@@ -95,31 +95,6 @@ class Asked:
     is_hurt: bool = False
 
 
-class FreeSteps(StepCosts):
-    """Steps that cost the same for any number of tokens; a clock would make the draws of a run differ."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda tokens: 1.0)
-
-    def record(self, tokens: int, seconds: float) -> None:
-        """Record nothing."""
-
-
-class FallibleDrafter(Drafter):
-    """A drafter that knows the answer, and drafts some of its tokens wrong."""
-
-    def __init__(self, prompt: Sequence[int], answer: Sequence[int], error_rate: float) -> None:
-        self.num_tokens = len(prompt)
-        self._ids, self._draw, self._error_rate = [*prompt, *answer], random.Random(len(prompt)), error_rate
-
-    def append(self, token_ids: Sequence[int]) -> None:
-        self.num_tokens += len(token_ids)
-
-    def propose(self, most: int) -> Draft:
-        ids = self._ids[self.num_tokens : self.num_tokens + most]
-        return Draft([(one + (self._draw.random() < self._error_rate)) % VOCAB for one in ids], 30)
-
-
 class Schedule(RuleBasedStateMachine):
     """A queue over `HashRunner`, with three rows and a little more than one context of pages."""
 
@@ -142,7 +117,7 @@ class Schedule(RuleBasedStateMachine):
 
         def drafter_of(request: Request) -> Drafter:
             tokens, _ = self.runner.alone(request.prompt_ids, 32, frozenset())
-            return FallibleDrafter(request.prompt_ids, tokens, error_rate)
+            return FallibleDrafter(request.prompt_ids, tokens, error_rate, VOCAB)
 
         return Speculation(FreeSteps(), self.runner.most_together - 1, drafter_of)
 
