@@ -127,6 +127,7 @@ class SpeculationSettings:
 
     kind: str = MISSING
     num_speculative_tokens: int | None = MISSING
+    draft_format: str = MISSING
 
     def draft_tokens(self, is_streaming: bool) -> int:
         """Return the most draft tokens of one sequence in a step; 0 without speculation."""

@@ -39,6 +39,8 @@ from graphcore.engine.request_handle import RequestHandle, TokenStream
 from graphcore.engine.saved_caches import SavedCaches
 from graphcore.engine.scoring import decoded_logits
 from graphcore.engine.sequence_state import Extension, SequenceState, extend_states
+from graphcore.engine.speculation.prompt_lookup import LookupSpeculation
+from graphcore.engine.speculation.self_speculation import SelfSpeculation
 from graphcore.engine.speculation.speculation import Speculation
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport, measure_compile
@@ -429,7 +431,7 @@ class Engine:
             if here is not None:
                 here._on_progress(stage, group, done, total)
 
-        batching = batching_of(runner, self.settings.cache_folder / "swapped")
+        batching = batching_of(runner, self.settings.cache_folder / "swapped", self.settings.speculation.kind)
         return RequestQueue(batching, limits.max_waiting, self.loaded.enter_thread, report, self.loaded.check_usable)
 
     def chat_ids(
@@ -716,11 +718,12 @@ def loaded_runner(loaded: LoadedModel) -> ModelRunner:
     return loaded.runner
 
 
-def batching_of(runner: ModelRunner, folder: Path) -> Batching:
+def batching_of(runner: ModelRunner, folder: Path, kind: str = "off") -> Batching:
     """Return the batching of a runner: continuous for graphcore's own programs, else static.
 
     Args:
         folder: folder of the files of requests that are swapped out.
+        kind: kind of speculation.
     """
     if isinstance(runner, StaticRunner):
         return StaticBatching(runner)
@@ -728,8 +731,15 @@ def batching_of(runner: ModelRunner, folder: Path) -> Batching:
     if runner.captures is not None:
         decoding: DecodeLoop = DeviceDecodeLoop(runner)
     else:
-        decoding = HostDecodeLoop(runner, Speculation.of(runner) if runner.draft_tokens else None)
+        decoding = HostDecodeLoop(runner, speculation_of(runner, kind))
     return ContinuousBatching(runner, decoding, CacheAdmission.of(runner, folder))
+
+
+def speculation_of(runner: ProgramRunner, kind: str) -> Speculation | None:
+    """Return the speculation of a kind; None for "off", or where the runner has no draft model."""
+    if kind == "self":
+        return SelfSpeculation.of(runner)
+    return LookupSpeculation.of(runner) if kind == "lookup" else None
 
 
 Rows = Sequence[Sequence[int]]

@@ -42,10 +42,12 @@ class ProgramRunner(ModelRunner):
     Args:
         prompt_tokens: the same as the attribute; 0 for one chunk.
         draft_tokens: the same as the attribute.
+        draft: builder of the programs of a draft model over the same caches; None without one.
 
     Attributes:
         prompt_tokens: tokens of prompts in one pass; one chunk runs even if it is longer.
         draft_tokens: most draft tokens of one sequence in a decode step; 0 without speculation.
+        draft_programs: decode programs of the draft model; None without one.
         chunks: chunk boundaries of prompts. The C++ kernels multiply chunks of at least `DENSE_TOKENS` tokens row by
             row in one way. Elsewhere a chunk's length may choose the kernel, so only whole chunks have equal bits.
         pages: allocator of the KV cache's pages.
@@ -61,6 +63,7 @@ class ProgramRunner(ModelRunner):
         prefill_chunk: int,
         prompt_tokens: int = 0,
         draft_tokens: int = 0,
+        draft: GraphBuilder | None = None,
     ) -> None:
         self.builder = builder
         self.policy = policy
@@ -70,6 +73,7 @@ class ProgramRunner(ModelRunner):
         self.backend = builder.backend
         self.chunks = Chunks(prefill_chunk, DENSE_TOKENS if isinstance(self.backend, NativeBackend) else prefill_chunk)
         self.programs = Programs(builder, batch_size, draft_tokens)
+        self.draft_programs = None if draft is None else Programs(draft, batch_size)
         self.pages = PageAllocator(spec, builder.caches)
         self._holding = ForwardSequencePool(self.pages)
 
@@ -109,6 +113,8 @@ class ProgramRunner(ModelRunner):
     def release(self) -> None:
         """Free programs and captured graphs; the model cannot run any more."""
         self.programs.clear()
+        if self.draft_programs is not None:
+            self.draft_programs.clear()
         self.builder.captures.release()
 
     @torch.inference_mode()

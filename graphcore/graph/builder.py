@@ -4,6 +4,7 @@ Legend: B batch, T tokens, D model dim.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -35,7 +36,7 @@ from graphcore.kernels.cpu.instructions import MOST_ROWS
 from graphcore.kvcache.buffers import LayerCache, tokens_together
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.spec import BlockSpec
-from graphcore.weights.groups import LayerGroup
+from graphcore.weights.groups import LayerGroup, split_layers
 
 
 @dataclass
@@ -109,6 +110,18 @@ class GraphBuilder:
     def uses_native_programs(self) -> bool:
         """Whether decode programs are native programs, of at most 16 rows each."""
         return self.kind == "captured" and isinstance(self.backend, NativeBackend)
+
+    def with_decoder(self, decoder: Decoder) -> "GraphBuilder":
+        """Return a builder of native programs for another decoder, all of whose weights are resident.
+
+        Its programs read and write the caches of this builder's.
+        """
+        assert self.uses_native_programs, "other programs have caches of their own"
+        other = copy(self)
+        other.decoder, other.streamed = decoder, ()
+        other.layer_groups = split_layers(len(decoder.layers), len(decoder.layers))
+        other.head_parts = [decoder.head.part(rows) for rows in self._head_rows]
+        return other
 
     def decode(self, batch: int, is_greedy: bool) -> Program:
         """Return the decode program for one token of each of `batch` sequences.

@@ -46,10 +46,10 @@ def making_nbytes(loader: Loader, weight: str, packing: Packing | None, dtype: t
     source = loader.sources[weight]
     info = loader.checkpoint.tensors[source.name]
     is_dense = info.encoding in DENSE_DTYPES
-    is_packed_here = packing is not None and is_dense
+    is_packed_here = packing is not None and (is_dense or packing.format != info.encoding)
     packs = packing_nbytes(prod(info.shape)) if is_packed_here else 0
     can_split = packing is None or packing.can_split
-    if can_split and first_row(loader, source, info, None if is_packed_here else packing) is not None:
+    if can_split and first_row(loader, source, info, None if is_packed_here and is_dense else packing) is not None:
         rows = min(info.shape[0], max(GROUP_ROWS, CONVERSION_NBYTES * info.shape[0] // info.nbytes))
         stored = rows * info.nbytes // info.shape[0]
         return 2 * stored + packs + (0 if is_dense else 2 * rows * info.shape[1] * FLOAT32_NBYTES)

@@ -142,6 +142,19 @@ class GroupPlacement:
         table = 0 if self.is_embedding_gathered else sizes.embedding
         return layers + table + (0 if self.is_head_streamed or sizes.is_tied else sizes.head)
 
+    def draft_nbytes(self, sizes: WeightSizes, keeps: Keeps) -> tuple[int, ...]:
+        """Return the possible bytes of a draft model's copies; a draft of what is all resident may be left out.
+
+        What streams is copied; if nothing does, all matrices are whose copies are smaller.
+        """
+        draft = sizes.draft
+        if draft is None:
+            return (0,)
+        if self.streamed_groups or self.is_head_streamed:
+            layers = sum(draft.groups[index] for index in self.streamed_groups)
+            return (layers + (draft.head if self.is_head_streamed else 0),)
+        return (draft.smaller,) if keeps == "all" else (draft.smaller, 0)
+
     def streamed_group_numbers(self, sizes: WeightSizes) -> tuple[int, ...]:
         """Return the numbers of the groups that stream; the embedding is group 0, the head's slices are the last."""
         first_slice = len(sizes.groups) + 1

@@ -103,6 +103,7 @@ def memory_record(plan: Plan) -> dict[str, Any]:
         "slot_bytes": plan.groups.slots_nbytes,
         "expert_bytes": plan.resident_expert_nbytes + (0 if plan.experts is None else plan.experts.nbytes),
         "vector_bytes": plan.always_nbytes,
+        "draft_bytes": plan.draft_nbytes,
         "kv_bytes": plan.kv_nbytes,
         "workspace_bytes": plan.other.workspace_nbytes,
         "program_bytes": plan.other.program_nbytes,

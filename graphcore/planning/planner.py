@@ -1,7 +1,7 @@
 """The planner: pure functions from weight sizes, a plan request and a budget to a plan. Nothing is read or allocated.
 
     budget >= resident groups + slots x the largest streamed group + expert cache + vectors
-              + KV cache + workspace + decode programs + read buffers + CUDA's libraries and graphs
+              + draft model + KV cache + workspace + decode programs + read buffers + CUDA's libraries and graphs
 
 `off` keeps all weights on the device and `on` keeps no matrix. `auto` minimises the bytes that move for a token: it
 keeps layer groups and the head first, then experts, then the embedding's table, of which a token reads only one row.
@@ -176,21 +176,22 @@ def _plans(
             slot_nbytes=max(units, default=0),
             are_features_resident=keeps_features,
         )
-        plan = replace(rest, groups=groups)
-        for placed in expert_variants(plan, sizes.experts, request.experts, costs.buffer_nbytes):
-            moving = costs.moving_nbytes if placed.is_streaming else 0
-            workspace = placed.other.workspace_nbytes + moving
-            yield replace(placed, other=replace(placed.other, workspace_nbytes=workspace))
+        for draft_nbytes in placement.draft_nbytes(sizes, request.keeps):
+            plan = replace(rest, groups=groups, draft_nbytes=draft_nbytes)
+            for placed in expert_variants(plan, sizes.experts, request.experts, costs.buffer_nbytes):
+                moving = costs.moving_nbytes if placed.is_streaming else 0
+                workspace = placed.other.workspace_nbytes + moving
+                yield replace(placed, other=replace(placed.other, workspace_nbytes=workspace))
 
 
-def _badness(plan: Plan) -> tuple[int, bool, bool, bool]:
-    """Return the sort key of a plan, smallest is best: streamed bytes, then whether experts move, then the tables.
+def _badness(plan: Plan) -> tuple[int, bool, bool, bool, bool]:
+    """Return the sort key of a plan, smallest is best: streamed bytes, whether experts move, the tables, no draft.
 
     Without a cache of experts resident tables are better; with one, gathered rows leave it more memory.
     """
     has_cache, groups = plan.experts is not None, plan.groups
     tables = groups.is_embedding_resident == has_cache, groups.are_features_resident == has_cache
-    return groups.streamed_nbytes, has_cache, *tables
+    return groups.streamed_nbytes, has_cache, *tables, plan.draft_nbytes == 0
 
 
 def _grown(plan: Plan, sizes: WeightSizes, request: PlanRequest, budget: int) -> Plan:

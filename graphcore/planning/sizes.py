@@ -16,6 +16,7 @@ from torch import Tensor
 
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.moe import ExpertLinear, MoE
+from graphcore.weights.draft_copy import DraftCopy
 from graphcore.weights.experts import expert_linears, fewest_slots
 from graphcore.weights.groups import LayerGroup, movable_groups, resident_groups, split_layers
 from graphcore.weights.layout import aligned
@@ -55,6 +56,21 @@ class ExpertSizes:
 
 
 @dataclass(frozen=True)
+class DraftSizes:
+    """The sizes of the copies of matrices that a draft model has (weights/draft_copy.py), in bytes.
+
+    Attributes:
+        groups: bytes of the copies of each layer group's matrices.
+        head: bytes of the copy of the head's matrix.
+        smaller: bytes of all copies that are smaller than what they copy, experts included.
+    """
+
+    groups: tuple[int, ...]
+    head: int
+    smaller: int
+
+
+@dataclass(frozen=True)
 class WeightSizes:
     """The sizes of a model's weights, in bytes.
 
@@ -68,6 +84,7 @@ class WeightSizes:
         always: bytes of all weights that never stream.
         features: bytes of the table of layers' features; 0 for none.
         experts: sizes of the experts; None if the model has none.
+        draft: sizes of a draft model's copies; None without one.
     """
 
     embedding: int
@@ -78,6 +95,7 @@ class WeightSizes:
     always: int
     experts: ExpertSizes | None = None
     features: int = 0
+    draft: DraftSizes | None = None
 
     @property
     def total_nbytes(self) -> int:
@@ -117,6 +135,13 @@ def sizes_of(decoder: Decoder, is_tied: bool, layer_groups: Sequence[LayerGroup]
         experts=_expert_sizes(decoder),
         features=0 if per_layer is None else aligned(per_layer.table.weight.nbytes),
     )
+
+
+def draft_sizes_of(draft: DraftCopy, layer_groups: Sequence[LayerGroup]) -> DraftSizes:
+    """Return the sizes of a draft's copies; the layer groups are those of the model."""
+    groups = movable_groups(draft.model, layer_groups, [])
+    of_groups = [draft.nbytes_of({weight.name for weight in group.weights}) for group in groups]
+    return DraftSizes(tuple(of_groups), draft.nbytes_of({HEAD}), draft.nbytes_of(draft.smaller))
 
 
 def _expert_sizes(decoder: Decoder) -> ExpertSizes | None:

@@ -4,7 +4,8 @@
     the head, and an embedding it is tied to q6_k; q8_0 for q8_0 and mxfp4; dense types as asked
     an untied embedding                      as asked; q4_k for ternary formats, which are too coarse for tables
     norms, biases, routers, positions,       never packed
-    short convolutions, shared experts' gates
+    short convolutions, shared experts' gates,
+    low-rank factors
     rows that are no multiple of 32          never packed
 
 These are the rules of llama.cpp's plain file types (Q4_0, Q8_0, Q4_K_S without its bonus layers, ...), so a file packed
@@ -29,6 +30,7 @@ NEVER_PACKED = (
     "positions",
     "conv1d.",
     "shared_expert_gate.",
+    ".lora_",
 )  # parts of the names of weights that stay as stored
 
 

@@ -149,17 +149,17 @@ def movable_groups(decoder: Decoder, layer_groups: Sequence[LayerGroup], head_pa
     """Return all groups of a decoder that can stream through slots, in the order of use.
 
     Args:
-        head_parts: parts of the decoder's head, one for each range of `Decoder.head_rows`.
+        head_parts: parts of the decoder's head, one for each range of `Decoder.head_rows`; none to leave the head out.
     """
     slices = [
         GroupWeight(HEAD, part.lm_head, "weight", part.lm_head.packing, rows)
-        for rows, part in zip(decoder.head_rows(), head_parts, strict=True)
+        for rows, part in zip(decoder.head_rows() if head_parts else (), head_parts, strict=True)
     ]
 
     def matrices(group: LayerGroup) -> Iterator[GroupWeight]:
         for layer in group.layers:
             prefix = f"layers.{layer}."
-            for weight in _weights_of(decoder.layers[layer], prefix):
+            for weight in weights_of(decoder.layers[layer], prefix):
                 if is_movable(weight.name, weight.tensor) and group.holds(weight.name.removeprefix(prefix)):
                     yield weight
 
@@ -175,12 +175,13 @@ def resident_groups(decoder: Decoder, is_tied: bool, moved: Collection[str] = ()
     """
     left_out = {*moved, HEAD} if is_tied else {*moved}
     return [
-        Group(index, prefix, [weight for weight in _weights_of(module, prefix) if weight.name not in left_out])
+        Group(index, prefix, [weight for weight in weights_of(module, prefix) if weight.name not in left_out])
         for index, (prefix, module) in enumerate(decoder.groups())
     ]
 
 
-def _weights_of(module: nn.Module, prefix: str) -> Iterator[GroupWeight]:
+def weights_of(module: nn.Module, prefix: str) -> Iterator[GroupWeight]:
+    """Yield every weight of a module, its name after a prefix."""
     for name, _ in module.named_buffers():
         owner, _, leaf = name.rpartition(".")
         yield GroupWeight(prefix + name, module.get_submodule(owner), leaf, packing_of(module, name))

@@ -30,12 +30,14 @@ class PackingPolicy:
         rounding: rounding of activations before packed matrices: "float", "wide" or "block" (kernel_packing.py).
         format: format that dense matrices are packed in; "stored" leaves them dense.
         dense_nbytes: bytes that all weights may take unpacked if there are no kernels for packed products.
+        repacks: True to pack matrices that are stored packed, too.
     """
 
     backend: Backend
     rounding: str
     format: str = STORED
     dense_nbytes: int = 0
+    repacks: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class WeightPacker:
             table.pack(packing)
 
     def _pack_linear(self, linear: Linear, name: str) -> None:
-        packing = self._packing(name, tuple(linear.weight.shape))
+        packing = self._packing(name, tuple(linear.weight.shape), may_repack=linear.int8_order is None)
         if packing is None or (linear.int8_order is not None and not self._is_stored_packed(name)):
             return
         rounding = self.policy.rounding
@@ -114,10 +116,10 @@ class WeightPacker:
             if packing is not None and None not in chosen:
                 part.pack(packing, self.policy.rounding)
 
-    def _packing(self, name: str, shape: tuple[int, ...]) -> Packing | None:
+    def _packing(self, name: str, shape: tuple[int, ...], may_repack: bool = True) -> Packing | None:
         """Return the packing of one matrix, or of each of several experts; None if it stays dense."""
         source = self.sources[name]
-        if self._is_stored_packed(name):
+        if self._is_stored_packed(name) and not (self.policy.repacks and may_repack):
             can_stay = all(fold.works_packed for fold in source.folds)
             chosen = self.checkpoint.tensors[source.name].encoding if can_stay else None
         else:

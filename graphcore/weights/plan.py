@@ -203,6 +203,7 @@ class Plan:
         other: memory besides weights and caches.
         experts: plan of the experts that do not stay; None if the model has none, or all stay.
         resident_expert_nbytes: bytes of the experts that stay.
+        draft_nbytes: bytes of the copies of matrices that a draft model has; 0 without one.
         read_nbytes: bytes of weights that one decode step of one sequence reads.
         budget: upper limit of the bytes; None if not planned.
         notes: messages for the user about choices that may surprise, one line each.
@@ -218,6 +219,7 @@ class Plan:
     other: OtherMemory = OtherMemory()
     experts: ExpertPlan | None = None
     resident_expert_nbytes: int = 0
+    draft_nbytes: int = 0
     read_nbytes: int = 0
     budget: int | None = None
     notes: tuple[str, ...] = ()
@@ -236,7 +238,7 @@ class Plan:
     @property
     def total_nbytes(self) -> int:
         """Bytes on the device once everything is loaded and allocated."""
-        return self.weight_nbytes + self.kv_nbytes + self.other.held_nbytes
+        return self.weight_nbytes + self.draft_nbytes + self.kv_nbytes + self.other.held_nbytes
 
     @property
     def load_peak_nbytes(self) -> int:
@@ -244,7 +246,7 @@ class Plan:
 
         Slots, caches and buffers are allocated afterwards.
         """
-        held = self.groups.resident_nbytes + self.always_nbytes + self.resident_expert_nbytes
+        held = self.groups.resident_nbytes + self.always_nbytes + self.resident_expert_nbytes + self.draft_nbytes
         return self.other.loading_nbytes + (held if self.device == "cpu" else 0)
 
     @property
@@ -271,6 +273,7 @@ def needs_in_words(plan: Plan) -> str:
     parts = (
         ("weights", plan.weight_nbytes - plan.groups.slots_nbytes),
         ("slots", plan.groups.slots_nbytes),
+        ("draft model", plan.draft_nbytes),
         ("kv cache", plan.kv_nbytes),
         ("workspace", plan.other.workspace_nbytes),
         ("decode programs", plan.other.program_nbytes),

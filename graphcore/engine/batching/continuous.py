@@ -163,10 +163,13 @@ class ContinuousBatching(Batching):
                 tokens[request] = ids
                 spare -= max(0, len(ids) - 1)
         has_place = {request: ids for request, ids in tokens.items() if request.cache_row is not None}
-        for request, draft in self._decoding.drafts(has_place, spare, is_alone=not chunks).items():
-            end = request.num_computed + len(has_place[request]) + len(draft)
-            if self._admission.pages.reserve(request.own_row, request.num_computed, end):
-                has_place[request] = [*has_place[request], *draft]
+
+        def reserve(request: Request, count: int) -> bool:
+            end = request.num_computed + len(has_place[request]) + count
+            return self._admission.pages.reserve(request.own_row, request.num_computed, end)
+
+        for request, draft in self._decoding.drafts(has_place, spare, reserve, is_alone=not chunks).items():
+            has_place[request] = [*has_place[request], *draft]
         return has_place, [(request, ids) for request, ids in chunks if request.cache_row is not None]
 
     def _report(

@@ -20,7 +20,7 @@ from graphcore.engine.batching.interface import DecodeLoop
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.engine.sampler import SequenceSampler
-from graphcore.engine.speculation.speculation import Speculation
+from graphcore.engine.speculation.speculation import Reserve, Speculation, StepRoom
 from graphcore.graph.program import Program
 
 IDLE = 0.01  # seconds that a pass without any work waits for a mask
@@ -45,7 +45,7 @@ class HostDecodeLoop(DecodeLoop):
         self._chooser.take_forced(requests)
 
     def drafts(
-        self, tokens: Mapping[Request, Sequence[int]], spare: int, *, is_alone: bool
+        self, tokens: Mapping[Request, Sequence[int]], spare: int, reserve: Reserve, *, is_alone: bool
     ) -> Mapping[Request, Sequence[int]]:
         """Return draft tokens for requests all of whose known tokens run, as far as they are worth their time."""
         self._is_alone = is_alone
@@ -53,7 +53,7 @@ class HostDecodeLoop(DecodeLoop):
             return {}
         room = {request: self._room(request, len(ids)) for request, ids in tokens.items() if request.speculates}
         room = {request: most for request, most in room.items() if most > 0}
-        return self.speculation.propose(room, len(tokens), sum(map(len, tokens.values())), spare)
+        return self.speculation.propose(StepRoom(tokens, room, spare), reserve)
 
     def _room(self, request: Request, num_tokens: int) -> int:
         """Return the most draft tokens that may follow so many tokens of a request."""
@@ -116,12 +116,12 @@ class HostDecodeLoop(DecodeLoop):
             return
         if self._runs:
             tokens = sum(len(run.ids) for run in self._runs)
-            self.speculation.record_step(tokens, seconds if self._is_alone else None)
+            has_drafts = any(run.num_sure < len(run.ids) for run in self._runs)
+            self.speculation.record_step(tokens, seconds if self._is_alone else None, has_drafts=has_drafts)
         for run in self._runs:
-            drafted = len(run.ids) - run.num_sure
-            if not drafted:
+            if run.num_sure == len(run.ids):
                 continue
-            self.speculation.record(run.request, drafted, run.num_computed - run.num_sure)
+            self.speculation.record(run.request, run.num_computed - run.num_sure)
             if run.states and run.num_right < len(run.ids):
                 self._pages.put_states(run.states, run.request.own_row)  # its known tokens run again
             else:

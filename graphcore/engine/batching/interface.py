@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from graphcore.engine.request import Request
-from graphcore.engine.speculation.speculation import Speculation
+from graphcore.engine.speculation.speculation import Reserve, Speculation
 from graphcore.graph.program import Program
 from graphcore.progress import Progress
 
@@ -107,13 +107,14 @@ class DecodeLoop(ABC):
         """Append the tokens that masks of running requests force, as far as they are known before a pass."""
 
     def drafts(
-        self, tokens: Mapping[Request, Sequence[int]], spare: int, *, is_alone: bool
+        self, tokens: Mapping[Request, Sequence[int]], spare: int, reserve: Reserve, *, is_alone: bool
     ) -> Mapping[Request, Sequence[int]]:
         """Return draft tokens that the next step may check behind the known ones; most loops have none.
 
         Args:
             tokens: the argument of `start`, without drafts.
             spare: further tokens that the step has room for.
+            reserve: function that gives a request the pages of draft tokens.
             is_alone: True if no chunk of a prompt runs in the pass, so that its time is the step's.
         """
         return {}

@@ -18,9 +18,10 @@ from graphcore.graph.compile import code_folder, compile_cache, compiler_loading
 from graphcore.graph.step import DecodeKernels
 from graphcore.kernels.gpu.registration import register
 from graphcore.kvcache.buffers import LayerCache, allocate_cache
+from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
 from graphcore.progress import Progress
-from graphcore.streaming.moving_weights import find_moving
+from graphcore.streaming.moving_weights import MovingWeights, find_moving
 from graphcore.streaming.weight_stream import WeightStream, stream_weights
 from graphcore.weights.plan import Plan, Tier
 from graphcore.weights.resident_weights import load_resident
@@ -47,6 +48,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         with compile_cache(compiled_dir), compiler_loading(runtime.device, is_needed=runtime.prefill == "compiled"):
             moving = find_moving(decoder, plan, parts.layer_groups(streaming))
             load_resident(loader, decoder, runtime.device, on_progress, moving.names)
+            draft = self._draft(parts, moving, on_progress)
             stream = stream_weights(loader, moving, tier, runtime.device, streaming.pinned_memory, decoder)
         with ExitStack() as undo:
             undo.callback(stream.close)  # if there is no memory left for the caches
@@ -54,8 +56,16 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
             undo.pop_all()
         prompt_tokens = settings.batching.prompt_tokens(runtime.prefill_chunk, plan.is_streaming)
         sizes = runtime.batch_size, runtime.prefill_chunk, prompt_tokens, runtime.draft_tokens
-        runner = ProgramRunner(builder, stream.policy, *sizes)
-        return Running(runner, stream)
+        drafting = None if draft is None else builder.with_decoder(draft)
+        return Running(ProgramRunner(builder, stream.policy, *sizes, drafting), stream)
+
+    @staticmethod
+    def _draft(parts: PreparedDecoder, moving: MovingWeights, on_progress: Progress) -> Decoder | None:
+        """Return the loaded draft model; None without one."""
+        if parts.draft is None or not moving.plan.draft_nbytes:
+            return None
+        streamed = {weight.name for group in moving.groups for weight in group.weights}
+        return parts.draft.load(parts.loader, streamed, on_progress)
 
 
 def _builder(parts: PreparedDecoder, stream: WeightStream, compiled_dir: Path, on_progress: Progress) -> GraphBuilder:

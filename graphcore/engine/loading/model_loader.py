@@ -6,6 +6,7 @@
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -49,6 +50,14 @@ class PreparedModel(ABC):
     @abstractmethod
     def read_nbytes(self, tier: Tier) -> int:
         """Return the bytes of the buffers through which weights are read from the tier into slots."""
+
+    def notes_on(self, plan: Plan) -> Sequence[str]:
+        """Return notes on what follows from a plan.
+
+        Raises:
+            PlanError: the settings ask for something that is not possible with the plan.
+        """
+        return ()
 
     def disk_obstacle(self, settings: Settings, machine: Machine) -> str:
         """Return why weights cannot stream from the checkpoint's files; empty if they can."""

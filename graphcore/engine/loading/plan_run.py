@@ -35,7 +35,7 @@ def plan_run(settings: Settings, parts: P, machine: Machine | None = None) -> tu
     tier = choose_tier(streaming, parts.runtime.device, parts.loader, obstacle, machine.is_here)
     may_read_files = tier.kind == "host" and streaming.source == "auto" and not obstacle
     plan, tier = _fitting(settings, parts, machine, tier, has_files=not obstacle, may_read_files=may_read_files)
-    parts.notes.extend(plan.notes)
+    parts.notes.extend((*plan.notes, *parts.notes_on(plan)))
     if tier.note and plan.is_streaming:
         parts.notes.append(tier.note)
     assert plan.context_length is not None, "a plan is for a context"

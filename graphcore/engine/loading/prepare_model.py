@@ -4,6 +4,7 @@ No weight is allocated or read.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -41,6 +42,7 @@ from graphcore.progress import Progress, ignore_progress
 from graphcore.quant.format_choice import STORED
 from graphcore.weights.adapted_checkpoint import AdaptedCheckpoint, with_adapters
 from graphcore.weights.adapters import place_pairs
+from graphcore.weights.draft_copy import DraftCopy
 from graphcore.weights.extra_tensors import notes_on_unused
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import match_weights, ordered_inputs
@@ -96,7 +98,27 @@ def prepare_model(
         packing=packing,
         uses_pdl=uses_pdl,
     )
-    return PreparedDecoder(runtime, [*notes, *notes_on_kernels(settings, runtime, decoder, loader)], loader, decoder)
+    draft = draft_of(settings, decoder, loader, packing)
+    notes += notes_on_kernels(settings, runtime, decoder, loader)
+    return PreparedDecoder(runtime, notes, loader, decoder, draft)
+
+
+def draft_of(settings: Settings, decoder: Decoder, loader: Loader, packing: PackingPolicy) -> DraftCopy | None:
+    """Return the draft model that the settings ask for, on the meta device; None for none.
+
+    Raises:
+        ConfigError: no native program can run it.
+    """
+    if settings.speculation.kind != "self":
+        return None
+    asked = settings.speculation.draft_format
+    draft = DraftCopy.of(decoder, loader, replace(packing, format=asked))
+    if (obstacle := native_obstacle(draft.decoder)) is not None:
+        raise ConfigError(
+            f"speculation=self is not possible with speculation.draft_format={asked}: {obstacle}; set another format, "
+            "or speculation=off"
+        )
+    return draft
 
 
 def graph_without_native_programs(settings: Settings, obstacle: str) -> str:

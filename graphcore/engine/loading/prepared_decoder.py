@@ -1,14 +1,16 @@
 """A prepared model of graphcore's own architectures: its decoder, and the sizes and costs for a plan."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
 
 from graphcore.arch.random_checkpoint import RandomCheckpoint
+from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings, StreamingSettings
 from graphcore.engine.loading.model_loader import PreparedModel
+from graphcore.errors import PlanError
 from graphcore.graph.cpu.memory import ProgramSizes, programs_nbytes
 from graphcore.graph.matrix_groups import matrix_groups
 from graphcore.kernels.backend import NativeBackend, TritonBackend
@@ -21,16 +23,17 @@ from graphcore.planning.gpu_overhead import allocated_cache_nbytes, overhead_nby
 from graphcore.planning.loading_peak import loading_nbytes
 from graphcore.planning.machine import Machine
 from graphcore.planning.planner import Costs
-from graphcore.planning.sizes import WeightSizes, sizes_of
+from graphcore.planning.sizes import WeightSizes, draft_sizes_of, sizes_of
 from graphcore.planning.tier import buffer_nbytes
 from graphcore.planning.workspace import attention_nbytes, carried_nbytes, waiting_nbytes, workspace_nbytes
 from graphcore.quant.format_choice import STORED
 from graphcore.streaming.experts.reading import expert_obstacle
 from graphcore.weights.conversion import first_row
+from graphcore.weights.draft_copy import DraftCopy
 from graphcore.weights.experts import expert_linears
 from graphcore.weights.groups import LayerGroup, split_layers
 from graphcore.weights.matching import EMBEDDING, FEATURES
-from graphcore.weights.plan import Tier
+from graphcore.weights.plan import Plan, Tier
 
 _PROGRAMS: WeakKeyDictionary[Decoder, dict[tuple[ProgramSizes, int], int]] = WeakKeyDictionary()
 """Bytes of decode programs by decoder. Computing them traces every block, so later plans reuse them."""
@@ -40,16 +43,46 @@ _MATRIX_GROUPS: WeakKeyDictionary[Decoder, Sequence[LayerGroup]] = WeakKeyDictio
 
 @dataclass(frozen=True)
 class PreparedDecoder(PreparedModel):
-    """A decoder on the meta device, with its runtime configuration and the loader of its weights."""
+    """A decoder on the meta device, with its runtime configuration and the loader of its weights.
+
+    Attributes:
+        draft: the draft model of speculation=self; None without one.
+    """
 
     decoder: Decoder
+    draft: DraftCopy | None = None
 
     def __post_init__(self) -> None:
         self.decoder.has_small_parts = self.runtime.runs_parts
 
     def sizes(self, settings: Settings) -> WeightSizes:
         """Return the bytes of the weights, sorted by how they can move; the settings say which layers do together."""
-        return sizes_of(self.decoder, self.loader.is_tied, self.layer_groups(settings.streaming))
+        groups = self.layer_groups(settings.streaming)
+        sizes = sizes_of(self.decoder, self.loader.is_tied, groups)
+        return sizes if self.draft is None else replace(sizes, draft=draft_sizes_of(self.draft, groups))
+
+    def notes_on(self, plan: Plan) -> Sequence[str]:
+        """Return a note on a draft model that may surprise.
+
+        Raises:
+            PlanError: experts stream, for which drafts lose.
+        """
+        if self.draft is None:
+            return ()
+        if plan.experts is not None:
+            raise PlanError(
+                "speculation=self is not possible while experts stream: they are read as they are routed, so that each "
+                "draft token to check reads further ones, and drafts lose; use speculation=off, or streaming=off"
+            )
+        if plan.draft_nbytes and not plan.groups.streamed:
+            beside = in_words(plan.draft_nbytes)
+            return (f"speculation=self: nothing streams, so the draft model is a copy of all matrices, {beside}",)
+        if not plan.draft_nbytes:
+            reason = "there is no room for a draft model beside it"
+            if not self.draft.smaller:
+                reason = "no copy of a matrix would be smaller than it is; set a smaller speculation.draft_format"
+            return (f"speculation=self drafts nothing: nothing streams, and {reason}",)
+        return ()
 
     def layer_groups(self, streaming: StreamingSettings) -> Sequence[LayerGroup]:
         """Return the layer groups, in the order of use: layers, or matrices where blocks can run in parts."""
@@ -75,12 +108,17 @@ class PreparedDecoder(PreparedModel):
             attention_nbytes=self._attention(),
             moving_nbytes=more - waiting,
             buffer_nbytes=0 if is_gpu else self.read_nbytes(tier),
-            loading_nbytes=loading_nbytes(self.loader, self.decoder, is_on_cpu=not is_gpu),
+            loading_nbytes=max(loading_nbytes(self.loader, one, is_on_cpu=not is_gpu) for one in self._decoders),
             overhead_nbytes=overhead_nbytes(spec, self.decoder, batch, runtime.graph == "captured", runtime.dtype)
             if is_gpu
             else 0,
             program_nbytes=self._programs(settings.streaming),
         )
+
+    @property
+    def _decoders(self) -> Sequence[Decoder]:
+        """The model's decoder and the draft's, if there is one."""
+        return [self.decoder, *([] if self.draft is None else [self.draft.decoder])]
 
     def _attention(self) -> Callable[[int], int]:
         """Return the function from a context to the scratch of a prompt's attention; Triton's kernels need none."""
@@ -103,12 +141,11 @@ class PreparedDecoder(PreparedModel):
         sizes = ProgramSizes(
             tuple(widths), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches, groups
         )
-        known = _PROGRAMS.setdefault(self.decoder, {})
+        drafting = replace(sizes, widths=tuple(widths_of(most_step_rows(runtime.batch_size))), layer_groups=())
 
         def nbytes(context_length: int) -> int:
-            if (sizes, context_length) not in known:
-                known[sizes, context_length] = programs_nbytes(self.decoder, sizes, context_length)
-            return known[sizes, context_length]
+            of_draft = 0 if self.draft is None else known_nbytes(self.draft.decoder, drafting, context_length)
+            return of_draft + known_nbytes(self.decoder, sizes, context_length)
 
         return nbytes
 
@@ -158,6 +195,14 @@ class PreparedDecoder(PreparedModel):
         is_lockable = self.runtime.device.type == "cuda" and tier.kind == "host" and settings.streaming.pinned_memory
         packings = [linear.packing for linear in expert_linears(self.decoder).values()]
         return is_lockable and all(packing is None or isinstance(packing, DevicePacking) for packing in packings)
+
+
+def known_nbytes(decoder: Decoder, sizes: ProgramSizes, context_length: int) -> int:
+    """Return the bytes of a decoder's programs, computed once."""
+    known = _PROGRAMS.setdefault(decoder, {})
+    if (sizes, context_length) not in known:
+        known[sizes, context_length] = programs_nbytes(decoder, sizes, context_length)
+    return known[sizes, context_length]
 
 
 def further_nbytes(settings: Settings, spec: ModelSpec, chunk: int, is_streaming: bool) -> int:

@@ -10,11 +10,11 @@ class Draft(NamedTuple):
 
     Attributes:
         token_ids: draft tokens, in order; none if there is nothing to guess from.
-        matched: tokens that agree with the place the guess was found at. Acceptance is learned by this number.
+        kinds: class of each token, by which its acceptance is learned (`Classes`).
     """
 
     token_ids: Sequence[int] = ()
-    matched: int = 0
+    kinds: Sequence[int] = ()
 
 
 class Drafter(ABC):

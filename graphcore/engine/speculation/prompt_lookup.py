@@ -9,13 +9,27 @@ index has to be kept.
 Source: Saxena 2023, Prompt Lookup Decoding; Yang et al. 2023 (LLMA), arXiv 2304.04487.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.request import Request
+from graphcore.engine.speculation.acceptance import Classes
 from graphcore.engine.speculation.drafter import Draft, Drafter
+from graphcore.engine.speculation.speculation import (
+    LEAST_GAIN,
+    Reserve,
+    Speculation,
+    StepRoom,
+    step_costs_of,
+)
+from graphcore.engine.speculation.step_costs import StepCosts
 
 LONGEST_MATCH = 32  # tokens; a longer match says no more
+MATCHES = Classes((1, 2, 3, 4, 6, 9, 14, 20), (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.92))
+"""Classes of draft tokens by the number of tokens before them that agree with the place where they were found."""
 
 
 class PromptLookup(Drafter):
@@ -49,4 +63,54 @@ class PromptLookup(Drafter):
                 break
             ends, matched = longer, matched + 1
         follows = tokens[int(ends[-1]) + 1 :]  # at least one token: the last one
-        return Draft(np.resize(follows, most).tolist() if len(follows) < most else follows[:most].tolist(), matched)
+        ids = np.resize(follows, most) if len(follows) < most else follows[:most]
+        return Draft(ids.tolist(), [MATCHES.of(matched + at) for at in range(most)])
+
+
+def lookup_of(request: Request) -> Drafter:
+    """Return the prompt lookup of a request."""
+    return PromptLookup(request.prompt_ids)
+
+
+class LookupSpeculation(Speculation):
+    """Speculation with a drafter for each request, which costs no time worth mentioning and writes no cache.
+
+    Args:
+        drafter_of: function that returns the drafter of a request.
+    """
+
+    classes = MATCHES
+
+    def __init__(
+        self, costs: StepCosts, most_tokens: int, drafter_of: Callable[[Request], Drafter] = lookup_of
+    ) -> None:
+        super().__init__(costs, most_tokens)
+        self._drafter_of = drafter_of
+        self._drafters: dict[Request, Drafter] = {}
+
+    @classmethod
+    def of(cls, runner: ProgramRunner) -> "LookupSpeculation":
+        """Return a runner's speculation."""
+        return cls(step_costs_of(runner), runner.draft_tokens)
+
+    def propose(self, room: StepRoom, reserve: Reserve) -> dict[Request, Sequence[int]]:
+        """Return the draft tokens that are worth their time; none if that is too small a gain."""
+        if not room.most:
+            return {}
+        began = time.perf_counter()
+        drafts = {one: self._draft(one, min(most, room.spare, self._most_tokens)) for one, most in room.most.items()}
+        counts = self._worth_checking(drafts, room, LEAST_GAIN)
+        self.times.draft_seconds += time.perf_counter() - began
+        return self._check(drafts, {one: count for one, count in counts.items() if reserve(one, count)})
+
+    def forget(self, request: Request) -> None:
+        """Free the drafter of a request."""
+        super().forget(request)
+        self._drafters.pop(request, None)
+
+    def _draft(self, request: Request, most: int) -> Draft:
+        if request not in self._drafters:
+            self._drafters[request] = self._drafter_of(request)
+        drafter = self._drafters[request]
+        drafter.append(request.token_ids[drafter.num_tokens - len(request.prompt_ids) :])
+        return drafter.propose(most)

@@ -1,0 +1,104 @@
+"""The draft's decoder: the model's own layers, of which some matrices are copies in a small format.
+
+    some groups stream     their matrices are copied, a streamed head included; all others are the model's own
+    nothing streams        every matrix whose copy is smaller is copied: a step of the draft reads fewer bytes
+
+All else is shared: embedding, norms, biases, scales, resident matrices. A copy is packed at load from the checkpoint,
+as `quant` packs (quant/format_choice.py); a matrix that is as small already is copied in its own format.
+"""
+
+import copy
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from graphcore.nn.decoder import Decoder
+from graphcore.nn.linear import Linear, StackedLinear
+from graphcore.progress import Progress
+from graphcore.weights.groups import Group, GroupWeight, weights_of
+from graphcore.weights.layout import aligned
+from graphcore.weights.loader import Loader
+from graphcore.weights.packed_weights import PackingPolicy, WeightPacker
+from graphcore.weights.resident_weights import load_groups
+from graphcore.weights.slots import bind
+
+
+@dataclass(frozen=True)
+class DraftCopy:
+    """A draft's decoder on the meta device, all of whose matrices have the packing of their copy.
+
+    Attributes:
+        model: decoder of the model.
+        decoder: decoder of the draft; it shares the model's embedding.
+    """
+
+    model: Decoder
+    decoder: Decoder
+
+    @classmethod
+    def of(cls, model: Decoder, loader: Loader, policy: PackingPolicy) -> "DraftCopy":
+        """Return the draft of a model on the meta device.
+
+        Args:
+            policy: how the copies are packed.
+        """
+        backends = {id(module.backend): module.backend for module in model.modules() if hasattr(module, "backend")}
+        decoder = copy.deepcopy(model, dict(backends))
+        WeightPacker(loader.sources, loader.checkpoint, replace(policy, repacks=True)).pack(decoder)
+        decoder.embed_tokens = model.embed_tokens
+        draft = cls(model, decoder)
+        for own, other in draft._pairs():
+            if other.tensor.nbytes >= own.tensor.nbytes:
+                take_packing(own, other)
+        return draft
+
+    def nbytes_of(self, names: Collection[str]) -> int:
+        """Return the bytes of the copies of some weights, by their names in the model."""
+        return sum(aligned(copied.tensor.nbytes) for own, copied in self._pairs() if own.name in names)
+
+    @property
+    def smaller(self) -> frozenset[str]:
+        """Names of the matrices whose copies are smaller than they are."""
+        return frozenset(own.name for own, copied in self._pairs() if copied.tensor.nbytes < own.tensor.nbytes)
+
+    def load(self, loader: Loader, streamed: Collection[str], on_progress: Progress) -> Decoder:
+        """Load the copies, share everything else with the loaded model, and return the draft's decoder.
+
+        Args:
+            streamed: names of the model's weights that stream; if none do, the `smaller` ones are copied.
+            on_progress: callback, called with "draft", the index of the loaded group, bytes done and bytes in all.
+
+        Raises:
+            CheckpointError: the file changed, or holds values that are not valid weights.
+        """
+        names, groups = streamed or self.smaller, list[Group]()
+        for index, (prefix, module) in enumerate(self.decoder.groups()):
+            copied = [weight for weight in weights_of(module, prefix) if weight.name in names] if index else []
+            groups.append(Group(index, prefix, copied))
+
+        def report(_stage: str, group: int | None, done: int, total: int) -> None:
+            on_progress("draft", group, done, total)
+
+        own_errors: Loader = replace(loader, squared_errors={})  # those of the draft are not the model's
+        load_groups(own_errors, groups, torch.device("cpu"), report)
+        for own, other in self._pairs():
+            if own.name not in names:
+                take_packing(own, other)
+                bind(other.module, other.leaf, own.tensor)
+        return self.decoder
+
+    def _pairs(self) -> Iterator[tuple[GroupWeight, GroupWeight]]:
+        """Yield each weight of the layers and the head in the model and in the draft."""
+        modules = zip(self.model.groups(), self.decoder.groups(), strict=True)
+        next(modules)  # the embedding
+        for (prefix, module), (_, drafting) in modules:
+            yield from zip(weights_of(module, prefix), weights_of(drafting, prefix), strict=True)
+
+
+def take_packing(own: GroupWeight, other: GroupWeight) -> None:
+    """Give a weight of the draft the packing of the model's, and a buffer on the meta device for it."""
+    if isinstance(own.module, Linear | StackedLinear) and own.leaf == "weight":
+        assert isinstance(other.module, Linear | StackedLinear), "the draft has the model's modules"
+        other.module.packing, other.module.rounding = own.module.packing, own.module.rounding
+        other.module.weight = torch.empty_like(own.tensor, device="meta")
