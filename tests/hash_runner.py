@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from graphcore.streaming.policy import Policy, Resident
 from graphcore.streaming.scheduler import StoppedError, never
 
 NORM = NormSpec("rms", 1e-6)
-WINDOW, PRIME, VOCAB = 8, 999_983, 29
+WINDOW, PRIME, VOCAB, DRAFT_KIND = 8, 999_983, 29, 77
 FULL = AttentionSpec(heads=1, kv_heads=1, head_dim=1, scale=1.0)
 SLIDING = AttentionSpec(heads=1, kv_heads=1, head_dim=1, scale=1.0, window=WINDOW)
 DELTA = DeltaSpec(key_heads=1, value_heads=1, key_dim=1, value_dim=1, width=2, eps=1e-6)
@@ -53,6 +54,7 @@ class FakeProgram:
 
     runs: Sequence[tuple[int, Sequence[int], int, int]]
     state: SimpleNamespace = field(default_factory=SimpleNamespace)
+    steps: Sequence["DraftStep"] = ()
 
 
 class Moving(Policy):
@@ -222,6 +224,33 @@ class HashRunner:
                 users[page] = users.get(page, 0) + 1
             assert users == table._refs
             assert sorted([*users, *table._free]) == list(range(1, 1 + table.num_pages))
+
+
+class DraftStep:
+    """A step of a draft model: its keys have bits of their own."""
+
+    def __init__(self, runner: HashRunner, program: FakeProgram) -> None:
+        self._runner, self._program = runner, program
+
+    def replay(self) -> None:
+        """Write keys of the draft's kind into the caches."""
+        self._runner._run(self._program)
+
+
+class DraftPrograms:
+    """Programs of a draft model over the caches of a runner."""
+
+    def __init__(self, runner: HashRunner) -> None:
+        self._runner, self.most_together, self.most_rows = runner, runner.most_together, runner.most_rows
+
+    def step(self, tokens: Mapping[int, tuple[Sequence[int], int]]) -> list[DecodeStep]:
+        """Return programs as `HashRunner.step`, whose keys are those of no program of the runner."""
+        found = self._runner.step(tokens)
+        for program, _ in found:
+            fake: Any = program
+            fake.runs = [(row, ids, start, DRAFT_KIND) for row, ids, start, _ in fake.runs]
+            fake.steps = [DraftStep(self._runner, fake)]
+        return found
 
 
 def do_nothing() -> None:

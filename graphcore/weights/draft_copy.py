@@ -3,8 +3,9 @@
     some groups stream     their matrices are copied, a streamed head included; all others are the model's own
     nothing streams        every matrix whose copy is smaller is copied: a step of the draft reads fewer bytes
 
-All else is shared: embedding, norms, biases, scales, resident matrices. A copy is packed at load from the checkpoint,
-as `quant` packs (quant/format_choice.py); a matrix that is as small already is copied in its own format.
+All else is shared: embedding, norms, biases, scales, resident matrices. The rows of a tied embedding, which are
+gathered where the head streams, come from the head's copy. A copy is packed at load from the checkpoint, as `quant`
+packs (quant/format_choice.py); a matrix that is as small already is copied in its own format.
 """
 
 import copy
@@ -13,12 +14,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from graphcore.nn.decoder import Decoder
+from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.linear import Linear, StackedLinear
 from graphcore.progress import Progress
 from graphcore.weights.groups import Group, GroupWeight, weights_of
 from graphcore.weights.layout import aligned
 from graphcore.weights.loader import Loader
+from graphcore.weights.matching import HEAD
 from graphcore.weights.packed_weights import PackingPolicy, WeightPacker
 from graphcore.weights.resident_weights import load_groups
 from graphcore.weights.slots import bind
@@ -86,7 +88,18 @@ class DraftCopy:
             if own.name not in names:
                 take_packing(own, other)
                 bind(other.module, other.leaf, own.tensor)
+        if loader.is_tied and HEAD in streamed:
+            self.decoder.embed_tokens = self._embedding_of_head()
         return self.decoder
+
+    def _embedding_of_head(self) -> Embedding:
+        """Return an embedding that reads the head's copy, because gathering a row takes as long as a draft step."""
+        embedding, head = self.model.embed_tokens, self.decoder.head.lm_head
+        shared = [embedding.weight, embedding.positions, embedding.per_layer]
+        own: Embedding = copy.deepcopy(embedding, {id(one): one for one in shared})
+        own.packing = head.packing
+        bind(own, "weight", head.weight)
+        return own
 
     def _pairs(self) -> Iterator[tuple[GroupWeight, GroupWeight]]:
         """Yield each weight of the layers and the head in the model and in the draft."""

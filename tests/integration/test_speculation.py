@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fallible_drafter import FallibleDrafter, FreeSteps
+from fallible_drafter import FallibleDrafter, FallibleModel, FreeSteps
 from packed_matrices import native_kernels
 from tiny_models import ARCHITECTURES, VOCAB, TinyModel
 
@@ -18,7 +18,8 @@ from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.engine.speculation.drafter import Drafter
-from graphcore.engine.speculation.speculation import Speculation
+from graphcore.engine.speculation.prompt_lookup import LookupSpeculation
+from graphcore.engine.speculation.self_speculation import SelfSpeculation
 from graphcore.errors import ConfigError
 
 Tiny = Callable[[str], TinyModel]
@@ -32,6 +33,7 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "top": {"top_logprobs": 3, "temperature": 0.9},
 }
 
+MIXTURES = ("gpt_oss", "qwen3_moe", "gemma4", "deepseek_v3")
 STREAMED = ("llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_5", "qwen3_moe", "gemma4", "deepseek_v3", "lfm2")
 
 
@@ -70,19 +72,30 @@ def _fallible_drafts(monkeypatch: pytest.MonkeyPatch, known: dict[tuple[int, ...
         answer = known.get(tuple(request.prompt_ids), [2] * NEW)
         return FallibleDrafter(request.prompt_ids, [*answer, *[1] * NEW], 0.3, VOCAB)
 
-    def speculation_of(runner: ProgramRunner) -> Speculation:
-        return Speculation(FreeSteps(), runner.draft_tokens, drafter_of)
+    def lookup_of(runner: ProgramRunner) -> LookupSpeculation:
+        return LookupSpeculation(FreeSteps(), runner.draft_tokens, drafter_of)
 
-    monkeypatch.setattr(Speculation, "of", speculation_of)
+    def self_of(runner: ProgramRunner) -> SelfSpeculation:
+        assert runner.draft_programs is not None
+        model = FallibleModel(runner, runner.draft_programs, lambda one: known.get(tuple(one.prompt_ids), ()), 0.3)
+        return SelfSpeculation(FreeSteps(), runner.draft_tokens, model, FreeSteps(0.0))
+
+    monkeypatch.setattr(LookupSpeculation, "of", lookup_of)
+    monkeypatch.setattr(SelfSpeculation, "of", self_of)
 
 
 def assert_equal_with_drafts(
-    known: dict[tuple[int, ...], Sequence[int]], folder: TinyModel, streaming: str, kinds: Sequence[str], *more: str
+    known: dict[tuple[int, ...], Sequence[int]],
+    folder: TinyModel,
+    streaming: str,
+    kinds: Sequence[str],
+    *more: str,
+    drafts: Sequence[str] = ("speculation=lookup",),
 ) -> None:
     """Check that answers with drafts are those without, and that draft tokens were accepted and rejected."""
     with load(folder, streaming, *more) as plain:
         expected = {kind: answers(plain, SAMPLING[kind]) for kind in kinds}
-    settings = "speculation=lookup", f"speculation.num_speculative_tokens={DEPTH}"
+    settings = *drafts, f"speculation.num_speculative_tokens={DEPTH}"
     with load(folder, streaming, *settings, *more) as engine:
         for kind in kinds:
             known |= {tuple(prompt): one[0] for prompt, one in zip(prompts(), expected[kind], strict=True)}
@@ -108,6 +121,32 @@ def test_streamed_answers_with_drafts_are_those_without(
     name: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
 ) -> None:
     assert_equal_with_drafts(known, tiny_model(name), "on", ["drawn"])
+
+
+SELF = "speculation=self", "speculation.draft_format=q4_0"
+RESIDENT_DRAFTS = ("llama3", "gemma3", "qwen3_5", "qwen3_moe", "gemma4", "deepseek_v3", "lfm2", "gpt2")
+
+
+@pytest.mark.parametrize("name", RESIDENT_DRAFTS)
+def test_answers_with_a_draft_model_are_those_without(
+    name: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
+) -> None:
+    kinds = [*SAMPLING] if name == "llama3" else ["greedy", "drawn"]
+    assert_equal_with_drafts(known, tiny_model(name), "off", kinds, drafts=SELF)
+
+
+@pytest.mark.parametrize("name", [name for name in STREAMED if name in RESIDENT_DRAFTS and name not in MIXTURES])
+def test_streamed_answers_with_a_draft_model_are_those_without(
+    name: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
+) -> None:
+    assert_equal_with_drafts(known, tiny_model(name), "on", ["drawn", "penalties"], drafts=SELF)
+
+
+@pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
+def test_a_draft_model_leaves_no_trace_in_quantised_caches(
+    kv_dtype: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
+) -> None:
+    assert_equal_with_drafts(known, tiny_model("mistral"), "off", ["drawn"], f"kv_dtype={kv_dtype}", drafts=SELF)
 
 
 @pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])

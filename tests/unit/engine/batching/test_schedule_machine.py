@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from fallible_drafter import FallibleDrafter, FreeSteps
-from hash_runner import MODELS, VOCAB, HashRunner, Moving, do_nothing
+from fallible_drafter import FallibleDrafter, FallibleModel, FreeSteps
+from hash_runner import MODELS, VOCAB, DraftPrograms, HashRunner, Moving, do_nothing
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -32,6 +32,8 @@ from graphcore.engine.batching.host_decode_loop import HostDecodeLoop
 from graphcore.engine.masks import AnswerMask, MaskThreads, NextTokens
 from graphcore.engine.request import Request
 from graphcore.engine.speculation.drafter import Drafter
+from graphcore.engine.speculation.prompt_lookup import LookupSpeculation
+from graphcore.engine.speculation.self_speculation import SelfSpeculation
 from graphcore.engine.speculation.speculation import Speculation
 from graphcore.kvcache.swap_file import SwapFile
 from graphcore.progress import ignore_progress
@@ -100,9 +102,14 @@ class Schedule(RuleBasedStateMachine):
 
     name = "full"
 
-    @initialize(tokens=st.sampled_from([32, 44, 96]), has_kinds=st.booleans(), error_rate=st.sampled_from(ERROR_RATES))
-    def load(self, tokens: int, has_kinds: bool, error_rate: float | None) -> None:
-        self.has_kinds = has_kinds
+    @initialize(
+        tokens=st.sampled_from([32, 44, 96]),
+        has_kinds=st.booleans(),
+        error_rate=st.sampled_from(ERROR_RATES),
+        has_model=st.booleans(),
+    )
+    def load(self, tokens: int, has_kinds: bool, error_rate: float | None, has_model: bool) -> None:
+        self.has_kinds, self.has_model = has_kinds, has_model
         self.runner: Any = HashRunner(self.name, tokens, has_kinds=has_kinds)
         self.folder = Path(tempfile.gettempdir())
         self.admission = CacheAdmission.of(self.runner, self.folder)
@@ -113,13 +120,24 @@ class Schedule(RuleBasedStateMachine):
         self.masks = SteppedMasks()
 
     def speculation(self, error_rate: float) -> Speculation:
-        """Return a speculation whose draft tokens are wrong at that rate, and whose steps cost the same for any."""
+        """Return a speculation whose draft tokens are wrong at that rate, and whose steps cost the same for any.
+
+        A draft model's steps write keys of their own into the caches.
+        """
+
+        def answer_of(request: Request) -> list[int]:
+            tokens: list[int] = self.runner.alone(request.prompt_ids, 32, frozenset())[0]
+            return tokens
 
         def drafter_of(request: Request) -> Drafter:
-            tokens, _ = self.runner.alone(request.prompt_ids, 32, frozenset())
-            return FallibleDrafter(request.prompt_ids, tokens, error_rate, VOCAB)
+            return FallibleDrafter(request.prompt_ids, answer_of(request), error_rate, VOCAB)
 
-        return Speculation(FreeSteps(), self.runner.most_together - 1, drafter_of)
+        most = self.runner.most_together - 1
+        if self.has_model:
+            programs: Any = DraftPrograms(self.runner)
+            model = FallibleModel(self.runner, programs, answer_of, error_rate)
+            return SelfSpeculation(FreeSteps(), most, model, FreeSteps(0.0))
+        return LookupSpeculation(FreeSteps(), most, drafter_of)
 
     def submit(self, prompt: Sequence[int], max_new_tokens: int, **given: Any) -> Asked:
         ends = frozenset({END}) if len(prompt) % 2 else frozenset[int]()

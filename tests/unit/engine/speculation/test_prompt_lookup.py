@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphcore.engine.speculation.drafter import Draft
-from graphcore.engine.speculation.prompt_lookup import LONGEST_MATCH, PromptLookup
+from graphcore.engine.speculation.prompt_lookup import LONGEST_MATCH, MATCHES, PromptLookup
 
 TOKENS = st.lists(st.integers(0, 2), max_size=60)
+
+
+def draft_of(token_ids: list[int], matched: int) -> Draft:
+    """Return a draft after so many tokens that agree; each further token agrees with one more."""
+    return Draft(token_ids, [MATCHES.of(matched + at) for at in range(len(token_ids))])
 
 
 def searched(tokens: Sequence[int], most: int) -> Draft:
@@ -19,7 +24,7 @@ def searched(tokens: Sequence[int], most: int) -> Draft:
         for end in range(len(tokens) - 1, matched - 1, -1):
             if list(tokens[end - matched : end]) == suffix:
                 follows = list(tokens[end:])
-                return Draft([follows[at % len(follows)] for at in range(most)], matched)
+                return draft_of([follows[at % len(follows)] for at in range(most)], matched)
     return Draft()
 
 
@@ -39,9 +44,9 @@ def test_a_draft_is_what_followed_the_longest_match(first: list[int], more: list
         ([], Draft()),
         ([4], Draft()),
         ([4, 5, 6], Draft()),
-        ([7, 1, 2, 3, 9, 1, 2], Draft([3, 9, 1, 2], 2)),
-        ([1, 2, 8, 1, 2, 9, 1, 2], Draft([9, 1, 2, 9], 2)),  # the latest match; then it repeats from the end on
-        ([5, 5, 5], Draft([5, 5, 5, 5], 2)),
+        ([7, 1, 2, 3, 9, 1, 2], draft_of([3, 9, 1, 2], 2)),
+        ([1, 2, 8, 1, 2, 9, 1, 2], draft_of([9, 1, 2, 9], 2)),  # the latest match; then it repeats from the end on
+        ([5, 5, 5], draft_of([5, 5, 5, 5], 2)),
     ],
 )
 def test_drafts_of_short_sequences(tokens: list[int], draft: Draft) -> None:
