@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from graphcore.engine.engine import Engine
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.speculation.speculation import SpeculationTimes
 from graphcore.errors import GraphcoreError
 from graphcore.serving.served_model import ServedModel, ServingState
 from graphcore.streaming.movement import Movement
@@ -146,6 +147,11 @@ class _EngineCollector(Collector):
         totals = engine.totals
         yield counter("graphcore_draft_tokens", "draft tokens that steps have checked", totals.draft_tokens)
         yield counter("graphcore_accepted_tokens", "draft tokens that were accepted", totals.accepted_tokens)
+        times = SpeculationTimes() if engine.batching.speculation is None else engine.batching.speculation.times
+        yield counter("graphcore_draft_steps", "steps of a draft model", times.draft_steps)
+        yield counter("graphcore_draft_seconds", "seconds of drafting", times.draft_seconds)
+        yield counter("graphcore_check_steps", "decode steps with draft tokens, beside no prompt", times.check_steps)
+        yield counter("graphcore_check_seconds", "seconds of these steps", times.check_seconds)
         budget = engine.plan.budget
         if budget is not None:
             yield gauge("graphcore_memory_budget_bytes", "bytes that the plan may use", budget)

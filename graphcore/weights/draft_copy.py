@@ -17,7 +17,7 @@ import torch
 from graphcore.nn.decoder import Decoder, Embedding
 from graphcore.nn.linear import Linear, StackedLinear
 from graphcore.progress import Progress
-from graphcore.weights.groups import Group, GroupWeight, weights_of
+from graphcore.weights.groups import Group, GroupWeight, weights_in
 from graphcore.weights.layout import aligned
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import HEAD
@@ -76,7 +76,7 @@ class DraftCopy:
         """
         names, groups = streamed or self.smaller, list[Group]()
         for index, (prefix, module) in enumerate(self.decoder.groups()):
-            copied = [weight for weight in weights_of(module, prefix) if weight.name in names] if index else []
+            copied = [weight for weight in weights_in(module, prefix) if weight.name in names] if index else []
             groups.append(Group(index, prefix, copied))
 
         def report(_stage: str, group: int | None, done: int, total: int) -> None:
@@ -106,7 +106,7 @@ class DraftCopy:
         modules = zip(self.model.groups(), self.decoder.groups(), strict=True)
         next(modules)  # the embedding
         for (prefix, module), (_, drafting) in modules:
-            yield from zip(weights_of(module, prefix), weights_of(drafting, prefix), strict=True)
+            yield from zip(weights_in(module, prefix), weights_in(drafting, prefix), strict=True)
 
 
 def take_packing(own: GroupWeight, other: GroupWeight) -> None:

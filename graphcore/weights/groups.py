@@ -159,7 +159,7 @@ def movable_groups(decoder: Decoder, layer_groups: Sequence[LayerGroup], head_pa
     def matrices(group: LayerGroup) -> Iterator[GroupWeight]:
         for layer in group.layers:
             prefix = f"layers.{layer}."
-            for weight in weights_of(decoder.layers[layer], prefix):
+            for weight in weights_in(decoder.layers[layer], prefix):
                 if is_movable(weight.name, weight.tensor) and group.holds(weight.name.removeprefix(prefix)):
                     yield weight
 
@@ -175,12 +175,12 @@ def resident_groups(decoder: Decoder, is_tied: bool, moved: Collection[str] = ()
     """
     left_out = {*moved, HEAD} if is_tied else {*moved}
     return [
-        Group(index, prefix, [weight for weight in weights_of(module, prefix) if weight.name not in left_out])
+        Group(index, prefix, [weight for weight in weights_in(module, prefix) if weight.name not in left_out])
         for index, (prefix, module) in enumerate(decoder.groups())
     ]
 
 
-def weights_of(module: nn.Module, prefix: str) -> Iterator[GroupWeight]:
+def weights_in(module: nn.Module, prefix: str) -> Iterator[GroupWeight]:
     """Yield every weight of a module, its name after a prefix."""
     for name, _ in module.named_buffers():
         owner, _, leaf = name.rpartition(".")

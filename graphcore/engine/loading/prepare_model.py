@@ -77,9 +77,8 @@ def prepare_model(
         uses_pdl, pdl_note = choose_pdl(settings.dependent_launches, graph, target.device)
         chosen = graph_note, *note_on_kv_types(kv_dtype, model), *notes_on_building(settings, target, prefill)
         notes += filter(None, (*chosen, pdl_note))
-    notes += filter(None, (source_note,))
     decoder, loader = match_model(model, target.dtype, packing)
-    notes += notes_on_unread(model, loader)
+    notes += (*filter(None, (source_note,)), *notes_on_unread(model, loader))
     if graph == "captured" and target.device.type == "cpu" and (obstacle := native_obstacle(decoder)) is not None:
         graph = prefill = graph_without_native_programs(settings, obstacle)
         notes.append(f"decode runs {graph}: {obstacle}")
@@ -98,9 +97,8 @@ def prepare_model(
         packing=packing,
         uses_pdl=uses_pdl,
     )
-    draft = draft_of(settings, decoder, loader, packing)
     notes += notes_on_kernels(settings, runtime, decoder, loader)
-    return PreparedDecoder(runtime, notes, loader, decoder, draft)
+    return PreparedDecoder(runtime, notes, loader, decoder, draft_of(settings, decoder, loader, packing))
 
 
 def draft_of(settings: Settings, decoder: Decoder, loader: Loader, packing: PackingPolicy) -> DraftCopy | None:

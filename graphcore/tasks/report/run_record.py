@@ -67,6 +67,7 @@ def speculation_record(engine: Engine) -> Record | None:
         "accepted_tokens": engine.totals.accepted_tokens,
         "drafted_by_position": list(found.acceptance.drafted),
         "accepted_by_position": list(found.acceptance.accepted),
+        **asdict(found.times),
     }
 
 
