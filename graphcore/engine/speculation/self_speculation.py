@@ -94,6 +94,8 @@ class SelfSpeculation(Speculation):
         self._without = 0
         self.times.draft_seconds += spent
         drafts = {request: one.draft for request, one in growing.items() if one.token_ids}
+        if is_attempt:
+            return self._check(drafts, {request: len(draft.token_ids) for request, draft in drafts.items()})
         return self._check(drafts, self._worth_checking(drafts, room, 0.0, spent))
 
     def forget(self, request: Request) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from graphcore.config.settings import KEPT
 from graphcore.planning.machine import Memory
 from graphcore.planning.planner import Costs, PlanRequest
-from graphcore.planning.sizes import ExpertSizes, WeightSizes
+from graphcore.planning.sizes import DraftSizes, ExpertSizes, WeightSizes
 from graphcore.weights.plan import Plan
 
 PLENTY = Memory("cpu", free_nbytes=1 << 50, physical_nbytes=1 << 50)
@@ -30,7 +30,7 @@ def equal_sizes(num_groups: int, nbytes: int, is_tied: bool = False) -> WeightSi
 
 @st.composite
 def any_sizes(draw: st.DrawFn) -> WeightSizes:
-    """Draw a model: groups of one size with a remainder, or of many; tied or not; with experts or without."""
+    """Draw a model: groups of one size with a remainder, or of many; tied or not; with experts, a draft, or without."""
     size = st.integers(1, 10_000)
     num_groups, whole = draw(st.integers(1, 12)), draw(size)
     remainder = draw(st.integers(1, whole))
@@ -43,7 +43,10 @@ def any_sizes(draw: st.DrawFn) -> WeightSizes:
     top_k = draw(st.integers(1, count))
     nbytes = tuple(draw(st.lists(st.integers(1, 500), min_size=1, max_size=num_groups)))
     experts = draw(st.sampled_from([None, ExpertSizes(nbytes, count, top_k, min_slots=top_k)]))
-    return WeightSizes(embedding, sum(slices), slices, is_tied, groups, draw(st.integers(0, 50)), experts)
+    copies = DraftSizes(tuple(nbytes // 3 for nbytes in groups), sum(slices) // 2, draw(st.integers(0, 900)))
+    draft = draw(st.sampled_from([None, copies]))
+    always = draw(st.integers(0, 50))
+    return WeightSizes(embedding, sum(slices), slices, is_tied, groups, always, experts, draft=draft)
 
 
 @st.composite
@@ -77,6 +80,11 @@ def account(plan: Plan, sizes: WeightSizes) -> int:
         nbytes = sizes.experts.expert_nbytes_by_layer
         total += sizes.experts.experts_per_layer * sum(nbytes[: len(nbytes) - away])
         total += 0 if plan.experts is None else plan.experts.num_slots * max(nbytes)
+    if sizes.draft is not None:
+        copied = [sizes.draft.groups[number - 1] for number in plan.groups.streamed if number < first_slice]
+        copied += [] if is_head_there else [sizes.draft.head]
+        total += sum(copied) if plan.groups.streamed else plan.draft_nbytes
+        assert plan.groups.streamed or plan.draft_nbytes in (0, sizes.draft.smaller)
     return total
 
 

@@ -13,7 +13,7 @@ from plan_cases import COSTS, KV, PLENTY, account, any_request, any_sizes, equal
 from graphcore.errors import PlanError
 from graphcore.planning.machine import Memory
 from graphcore.planning.planner import Costs, PlanRequest, budget_of, plan_streaming
-from graphcore.planning.sizes import ExpertSizes, WeightSizes
+from graphcore.planning.sizes import DraftSizes, ExpertSizes, WeightSizes
 from graphcore.weights.plan import GIB, ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token
 
 FIXED = KV * 100 + 77 + 33 + 11  # kv, workspace, buffers and vectors of `equal_sizes`
@@ -122,6 +122,30 @@ def test_auto_keeps_all_where_all_fits_and_one_byte_less_makes_the_table_be_gath
     assert plan.notes == ("streaming=auto: everything fits, so nothing streams",)
     less = plan_of(SIZES, plan_request("auto", whole - 1))
     assert (less.groups.streamed, less.groups.is_embedding_resident, less.is_streaming) == ((), False, True)
+
+
+def test_a_draft_has_copies_of_what_streams_and_takes_their_room_from_resident_groups() -> None:
+    sizes = replace(SIZES, draft=DraftSizes((300,) * 6, 1500, 3300))
+    on = plan_of(sizes, plan_request("on", 100_000))
+    assert (on.draft_nbytes, on.total_nbytes) == (6 * 300 + 1500, 2 * 1000 + 6 * 300 + 1500 + FIXED)
+    budget = 2 * 1000 + 3000 + 3000 + FIXED  # slots, head and three groups
+    plain, drafting = (plan_of(one, plan_request("auto", budget)) for one in (SIZES, sizes))
+    assert (plain.groups.streamed_nbytes, plain.draft_nbytes) == (3000, 0)
+    assert (len(drafting.groups.streamed), drafting.groups.is_head_resident) == (5, True)
+    assert drafting.draft_nbytes == 5 * 300
+    with pytest.raises(PlanError, match="draft model 3"):
+        plan_of(sizes, plan_request("on", 1000))
+
+
+def test_a_draft_of_a_resident_model_copies_all_and_auto_leaves_it_out_where_it_does_not_fit() -> None:
+    sizes = replace(SIZES, draft=DraftSizes((300,) * 6, 1500, 3300))
+    whole = 6000 + 3000 + 3000 + FIXED - 33
+    assert plan_of(sizes, plan_request("off", whole + 3300)).draft_nbytes == 3300
+    assert plan_of(sizes, plan_request("auto", whole + 3300)).draft_nbytes == 3300
+    without = plan_of(sizes, plan_request("auto", whole + 3299))
+    assert (without.draft_nbytes, without.groups.streamed, without.is_streaming) == (0, (), False)
+    with pytest.raises(PlanError, match="draft model"):
+        plan_of(sizes, plan_request("off", whole + 3299))
 
 
 @pytest.mark.parametrize(("budget", "slots"), [(2000 + FIXED, 2), (1999 + FIXED, 1), (1000 + FIXED, 1)])
