@@ -3,15 +3,30 @@
 `python -m benchmarks.drafts MODEL [key=value ...]`, with a checkpoint as in `model.checkpoint`. Both engines are loaded
 at once and answer in turn, so that a slow minute counts for both. Answers are compared: they must be equal. Each line
 gives decode tokens/s without and with drafts (medians over rounds), the ratio (median of the rounds' ratios, least and
-most), draft tokens accepted and checked, and new tokens for each decode step.
+most), draft tokens accepted and checked, new tokens for each decode step, and milliseconds of a draft model's step and
+of a step that checks drafts.
+
+`--kind self` drafts with a copy of the model (`speculation.draft_format`). `--accepted 0.9` then imposes the share of
+draft tokens that are right: the draft model's steps run, but their tokens are those of the answer without drafts, some
+of them spoilt.
 """
 
 import argparse
+import random
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from graphcore import Engine
 from graphcore.engine.output import Generation
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.programs import Programs
+from graphcore.engine.request import Request
+from graphcore.engine.speculation.draft_model import DraftModel
+from graphcore.engine.speculation.self_speculation import SelfSpeculation
+from graphcore.engine.speculation.speculation import Speculation, SpeculationTimes
+from graphcore.graph.program import Program
+from graphcore.kernels.ops.draw import Draw
 
 CODE = """def mean(values):
     total = 0
@@ -46,9 +61,52 @@ PROMPTS: Mapping[str, str] = {
 
 def answer(engine: Engine, kind: str, new_tokens: int) -> Generation:
     """Return the answer to one kind of prompt; an answer that ends early goes on, so that all are equally long."""
+    if not engine.has_tokenizer:
+        prompt = [1 + at % 997 for at in range(64)]  # random weights
+        return engine.submit(prompt, max_new_tokens=new_tokens, ignore_eos=True).result()
     text = PROMPTS[kind]
-    prompt = [{"role": "user", "content": text}] if engine.tokenizer.has_chat_template else text
-    return engine.submit(prompt, max_new_tokens=new_tokens, ignore_eos=True).result()
+    asked = [{"role": "user", "content": text}] if engine.tokenizer.has_chat_template else text
+    return engine.submit(asked, max_new_tokens=new_tokens, ignore_eos=True).result()
+
+
+class ImposedModel(DraftModel):
+    """A draft model whose steps run, but whose tokens are those of a known answer, a share of them wrong.
+
+    Args:
+        accepted: share of tokens that are right.
+        answers: answers by the length of their prompt.
+    """
+
+    def __init__(
+        self, runner: ProgramRunner, programs: Programs, accepted: float, answers: Mapping[int, Sequence[int]]
+    ) -> None:
+        super().__init__(runner, programs)
+        self._accepted, self._answers, self._random = accepted, answers, random.Random(1)
+
+    def choose(self, request: Request, program: Program, at: int, draw: Draw) -> int | None:
+        """Return the token at the draw's position of the answer, or a wrong one."""
+        own = super().choose(request, program, at, draw)
+        answer, place = self._answers.get(len(request.prompt_ids), ()), draw.position - len(request.prompt_ids)
+        if place >= len(answer):
+            return own
+        return (answer[place] + (self._random.random() >= self._accepted)) % self._vocab
+
+
+def impose(engine: Engine, accepted: float, answers: Mapping[int, Sequence[int]]) -> None:
+    """Make a share of the draft tokens right, those of answers by the length of their prompt, and all others wrong."""
+    speculation, runner = engine.batching.speculation, engine.runner
+    assert isinstance(speculation, SelfSpeculation), "only a draft model's steps take time"
+    assert isinstance(runner, ProgramRunner), "draft models are programs"
+    assert runner.draft_programs is not None, "this engine has a draft model"
+    speculation.model = ImposedModel(runner, runner.draft_programs, accepted, answers)
+
+
+def step_times(speculation: Speculation, before: SpeculationTimes) -> str:
+    """Return the milliseconds of a draft step and of a check since the times before."""
+    now = speculation.times
+    drafting, checking = now.draft_seconds - before.draft_seconds, now.check_seconds - before.check_seconds
+    drafts, checks = now.draft_steps - before.draft_steps, now.check_steps - before.check_steps
+    return f"draft step {1e3 * drafting / max(drafts, 1):.1f} ms, check {1e3 * checking / max(checks, 1):.1f} ms"
 
 
 def line(kind: str, plain: Sequence[Generation], drafted: Sequence[Generation], steps: int) -> str:
@@ -72,24 +130,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=160)
     parser.add_argument("--kinds", nargs="*", choices=[*PROMPTS], default=[*PROMPTS])
+    parser.add_argument("--kind", choices=["lookup", "self"], default="lookup")
+    parser.add_argument("--accepted", type=float)
     given = parser.parse_args()
-    drafts = [*given.overrides, "speculation=lookup"]
+    drafts = [*given.overrides, f"speculation={given.kind}"]
     with (
         Engine.load(given.model, overrides=given.overrides) as plain,
         Engine.load(given.model, overrides=drafts) as engine,
     ):
         speculation = engine.batching.speculation
         assert speculation is not None, "this engine drafts"
+        answers: dict[int, Sequence[int]] = {}
+        if given.accepted is not None:
+            impose(engine, given.accepted, answers)
         for kind in given.kinds:
             found: tuple[list[Generation], list[Generation]] = ([], [])
+            times = replace(speculation.times)
             for each in (plain, engine):  # the prompt is cached then
                 answer(each, kind, 4)
             for _ in range(given.rounds):
                 found[0].append(answer(plain, kind, given.new_tokens))
+                answers[found[0][-1].timings.prompt_tokens] = found[0][-1].token_ids
                 before = speculation.steps
                 found[1].append(answer(engine, kind, given.new_tokens))
                 assert found[0][-1].token_ids == found[1][-1].token_ids, "drafts changed the answer"
-            print(line(kind, *found, speculation.steps - before), flush=True)
+            print(line(kind, *found, speculation.steps - before), step_times(speculation, times), sep="  ", flush=True)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,10 @@ class SelfSpeculation(Speculation):
     """Speculation with a draft model.
 
     Args:
-        model: draft model.
         draft_costs: costs of draft steps, by their number of requests; None to learn them.
+
+    Attributes:
+        model: draft model.
     """
 
     classes = PROBABILITIES
@@ -60,7 +62,7 @@ class SelfSpeculation(Speculation):
         self, costs: StepCosts, most_tokens: int, model: DraftModel, draft_costs: StepCosts | None = None
     ) -> None:
         super().__init__(costs, most_tokens)
-        self._model = model
+        self.model = model
         self._draft_costs = draft_costs or StepCosts(lambda rows: DRAFT_STEP * costs.cost(rows))
         self._without = 0  # steps since the last draft
 
@@ -83,12 +85,12 @@ class SelfSpeculation(Speculation):
         try:
             while going_on := self._going_on(growing, room, check, spent, is_attempt):
                 if not has_begun:
-                    self._model.begin({request: room.known[request] for request in growing})
+                    self.model.begin({request: room.known[request] for request in growing})
                     has_begun = True
                 spent += self._draft(going_on, growing, reserve)
         finally:
             if has_begun:
-                self._model.end()
+                self.model.end()
         if not has_begun:
             return {}
         self._without = 0
@@ -101,7 +103,7 @@ class SelfSpeculation(Speculation):
     def forget(self, request: Request) -> None:
         """Free what is known of a request."""
         super().forget(request)
-        self._model.forget(request)
+        self.model.forget(request)
 
     def _going_on(
         self, growing: dict[Request, _Growing], room: StepRoom, check: Sequence[float], spent: float, is_attempt: bool
@@ -129,7 +131,7 @@ class SelfSpeculation(Speculation):
             growing[request].is_open = False
         if not ready:
             return 0.0
-        found = self._model.step(ready)
+        found = self.model.step(ready)
         for request, token in found.items():
             self._append(request, growing[request], token)
         seconds = time.perf_counter() - began
