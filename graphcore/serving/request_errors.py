@@ -37,6 +37,8 @@ ANTHROPIC_TYPES: Mapping[int, str] = {
 NO_THREADS = "thread_unsupported_request"
 """Code of the error for a conversation that the server should keep; by it, clients send the whole one again."""
 
+FIELDS = frozenset({*NEUTRAL, "speculation"})  # those with which the engine's refusals of a value begin
+
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.])/(?:[\w.+@=-]+/)+([\w.+@=-]+)")
 
 
@@ -98,7 +100,7 @@ def request_error(error: BaseException, is_usable: bool = True) -> RequestError:
         status = 400 if isinstance(error, ConfigError | TokenizerError) else 500  # templates refuse messages, too
         message = without_paths(str(error)).removeprefix("sampling.")
         first = re.match(r"\w*", message)
-        return RequestError(message, first[0] if first and first[0] in NEUTRAL else None, status)
+        return RequestError(message, first[0] if first and first[0] in FIELDS else None, status)
     return RequestError("the request has failed inside the server; its log says why", status=500)
 
 

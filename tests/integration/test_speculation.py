@@ -4,6 +4,8 @@ A drafter that knows the answer drafts it with errors, so that a step accepts al
 Log probabilities show any other bit of the logits.
 """
 
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,16 +13,17 @@ import pytest
 import torch
 from fallible_drafter import FallibleDrafter, FallibleModel, FreeSteps
 from packed_matrices import native_kernels
-from tiny_models import ARCHITECTURES, VOCAB, TinyModel
+from tiny_models import ARCHITECTURES, MIXTURES, VOCAB, TinyModel
 
 from graphcore import Engine
 from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
+from graphcore.engine.speculation.draft_model import DraftModel
 from graphcore.engine.speculation.drafter import Drafter
 from graphcore.engine.speculation.prompt_lookup import LookupSpeculation
 from graphcore.engine.speculation.self_speculation import SelfSpeculation
-from graphcore.errors import ConfigError
+from graphcore.errors import ConfigError, PlanError
 
 Tiny = Callable[[str], TinyModel]
 Answer = tuple[Any, ...]
@@ -33,7 +36,6 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "top": {"top_logprobs": 3, "temperature": 0.9},
 }
 
-MIXTURES = ("gpt_oss", "qwen3_moe", "gemma4", "deepseek_v3")
 STREAMED = ("llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_5", "qwen3_moe", "gemma4", "deepseek_v3", "lfm2")
 
 
@@ -75,8 +77,9 @@ def _fallible_drafts(monkeypatch: pytest.MonkeyPatch, known: dict[tuple[int, ...
     def lookup_of(runner: ProgramRunner) -> LookupSpeculation:
         return LookupSpeculation(FreeSteps(), runner.draft_tokens, drafter_of)
 
-    def self_of(runner: ProgramRunner) -> SelfSpeculation:
-        assert runner.draft_programs is not None
+    def self_of(runner: ProgramRunner) -> SelfSpeculation | None:
+        if runner.draft_programs is None:
+            return None
         model = FallibleModel(runner, runner.draft_programs, lambda one: known.get(tuple(one.prompt_ids), ()), 0.3)
         return SelfSpeculation(FreeSteps(), runner.draft_tokens, model, FreeSteps(0.0))
 
@@ -124,10 +127,10 @@ def test_streamed_answers_with_drafts_are_those_without(
 
 
 SELF = "speculation=self", "speculation.draft_format=q4_0"
-RESIDENT_DRAFTS = ("llama3", "gemma3", "qwen3_5", "qwen3_moe", "gemma4", "deepseek_v3", "lfm2", "gpt2")
+DRAFTED = ("llama3", "gemma3", "qwen3_5", "qwen3_moe", "gemma4", "deepseek_v3", "lfm2", "gpt2", "bitnet")
 
 
-@pytest.mark.parametrize("name", RESIDENT_DRAFTS)
+@pytest.mark.parametrize("name", DRAFTED)
 def test_answers_with_a_draft_model_are_those_without(
     name: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
 ) -> None:
@@ -135,7 +138,7 @@ def test_answers_with_a_draft_model_are_those_without(
     assert_equal_with_drafts(known, tiny_model(name), "off", kinds, drafts=SELF)
 
 
-@pytest.mark.parametrize("name", [name for name in STREAMED if name in RESIDENT_DRAFTS and name not in MIXTURES])
+@pytest.mark.parametrize("name", [name for name in STREAMED if name not in MIXTURES])
 def test_streamed_answers_with_a_draft_model_are_those_without(
     name: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
 ) -> None:
@@ -248,3 +251,100 @@ def test_an_engine_without_drafts_refuses_a_request_for_them(tiny_model: Tiny) -
         with pytest.raises(ConfigError, match="load the engine with speculation=lookup"):
             engine.submit([1, 2], speculation="lookup")
         assert engine.submit([1, 2], 2, speculation="off").result(SECONDS).timings.draft_tokens == 0
+
+
+def test_a_draft_model_is_refused_by_name_where_experts_stream(tiny_model: Tiny) -> None:
+    with pytest.raises(PlanError, match=r"not possible while experts stream: .* drafts lose; use speculation=off"):
+        load(tiny_model("qwen3_moe"), "on", *SELF)
+
+
+def test_a_draft_model_is_refused_where_no_native_program_runs(tiny_model: Tiny) -> None:
+    native_kernels()
+    for graph in ("eager", "compiled"):
+        with pytest.raises(ConfigError, match="speculation=self needs decode steps as native programs on the CPU"):
+            load(tiny_model("llama3"), "off", *SELF, f"graph={graph}")
+    with pytest.raises(ConfigError, match=r"speculation\.draft_format=iq1_s is not one of q4_0, "):
+        load(tiny_model("llama3"), "off", "speculation=self", "speculation.draft_format=iq1_s")
+
+
+def test_a_draft_model_is_part_of_the_plan_and_of_the_smallest_budget(tiny_model: Tiny) -> None:
+    with pytest.raises(PlanError) as plain:
+        load(tiny_model("llama3"), "on", "streaming.memory_budget=1KiB")
+    with pytest.raises(PlanError) as drafting:
+        load(tiny_model("llama3"), "on", *SELF, "streaming.memory_budget=1KiB")
+    found = [re.search(r"(\d+) bytes;", str(one.value)) for one in (plain, drafting)]
+    less, more = (int(one[1]) for one in found if one is not None)
+    with load(tiny_model("llama3"), "on", *SELF, f"streaming.memory_budget={more}") as engine:
+        plan = engine.plan
+        assert plan.total_nbytes == more == plan.budget
+        assert plan.draft_nbytes > 10_000
+        assert less + plan.draft_nbytes < more  # the draft model's programs have buffers of their own
+        speculation = engine.batching.speculation
+        assert speculation is not None
+        assert engine.generate([prompts()[1]], 12, ignore_eos=True)
+        assert speculation.times.draft_steps > 0 < speculation.times.check_steps
+        assert speculation.times.draft_seconds > 0 < speculation.times.check_seconds
+
+
+def test_a_model_that_is_as_small_as_its_draft_drafts_nothing_and_says_so(tiny_model: Tiny) -> None:
+    with load(tiny_model("llama3"), "off", *SELF, "quant=q4_0") as engine:
+        assert any("speculation=self drafts nothing: " in note for note in engine.notes)
+        assert engine.submit([1, 2], 3, speculation="self", ignore_eos=True).result(SECONDS).timings.draft_tokens == 0
+
+
+def test_groups_of_the_next_pass_are_read_while_a_draft_model_drafts(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[set[str]] = []
+    step = DraftModel.step
+
+    def slow_step(model: DraftModel, requests: Sequence[Request]) -> dict[Request, Any]:
+        policy = engine.loaded.weight_stream.policy
+        until = time.perf_counter() + SECONDS
+        while any(slot.state == "reading" for slot in policy.activity().slots) and time.perf_counter() < until:
+            time.sleep(0.001)
+        states.append({slot.state for slot in policy.activity().slots})
+        return step(model, requests)
+
+    monkeypatch.setattr(DraftModel, "step", slow_step)
+    with load(tiny_model("llama3"), "on", *SELF) as engine:
+        engine.generate([prompts()[1]], 8, ignore_eos=True)
+    assert states
+    assert all(found == {"ready"} for found in states)
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3_5"])
+def test_requests_with_and_without_a_draft_model_run_beside_each_other(
+    name: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
+) -> None:
+    with load(tiny_model(name)) as plain:
+        expected = [one.token_ids for one in plain.generate(prompts(), NEW, ignore_eos=True, temperature=0.9, seed=4)]
+    with load(tiny_model(name), "off", *SELF) as engine:
+        known |= {tuple(prompt): ids for prompt, ids in zip(prompts(), expected, strict=True)}
+        for kinds in (("self", "off", None), ("off", "self", "off")):
+            with engine.holding_back():
+                handles = [
+                    engine.submit(prompt, NEW, ignore_eos=True, temperature=0.9, seed=4 + at, speculation=kind)
+                    for at, (prompt, kind) in enumerate(zip(prompts(), kinds, strict=True))
+                ]
+            found = [handle.result(SECONDS) for handle in handles]
+            assert [one.token_ids for one in found] == expected
+            assert [one.timings.draft_tokens > 0 for one in found] == [kind != "off" for kind in kinds]
+
+
+def test_an_ended_or_cancelled_draft_leaves_a_prefix_that_others_continue_from(
+    tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
+) -> None:
+    prompt = prompts()[2]
+    with load(tiny_model("gemma3")) as plain:
+        expected = plain.generate([[*prompt, 7]], 8, ignore_eos=True)[0].token_ids
+        whole = plain.generate([prompt], NEW, ignore_eos=True)[0].token_ids
+    known[tuple(prompt)] = whole
+    with load(tiny_model("gemma3"), "off", *SELF) as engine:
+        stop = next(token for at, token in enumerate(whole) if at > 3 and token not in whole[:at])
+        found = engine.submit(prompt, NEW, stop_token_ids=[stop], ignore_eos=True).result(SECONDS)
+        assert (found.token_ids, found.finish_reason) == (whole[: whole.index(stop) + 1], "stop")
+        stream = iter(engine.submit(prompt, NEW, ignore_eos=True))
+        next(stream)
+        del stream
+        assert engine.generate([[*prompt, 7]], 8, ignore_eos=True)[0].token_ids == expected
