@@ -7,6 +7,7 @@ stage            group                     done, total
 "check"          None                      files whose hashes are compared, counted once each
 "build kernels"  None                      source files that are compiled
 "load"           number of the part        bytes of weights; parts are the embedding, each layer, the head
+"draft"          number of the part        bytes of the draft model's copies of matrices
 "compile ..."    None                      number of the graph, 0: the total is not known
 "prefill"        see below                 tokens of a prompt that is being read
 "generate"       see below                 new tokens of the request that may have most; total is its max_new_tokens,

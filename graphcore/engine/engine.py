@@ -212,7 +212,8 @@ class Engine:
             prompt_logprobs: records the log probability of each token of the prompt, and that many of the likeliest
                 tokens there, 0 to 20; None records nothing. The whole prompt then runs, whatever is cached of it.
             skip_special_tokens: False shows special tokens, such as those around tool calls, in the text.
-            speculation: "off" checks no draft tokens for this request; None is the engine's setting. Answers are equal.
+            speculation: "off" checks no draft tokens for this request; None and the engine's own kind are the engine's
+                setting. Answers are equal.
             request_id: name of the request in `status`; None numbers it.
             **sampling: fields of `SamplingParams`, such as temperature (0 is greedy), top_p, logit_bias, min_tokens and
                 seed; None is the neutral value.

@@ -28,6 +28,7 @@ PROBABILITIES = Classes(
 DRAFT_STEP = 0.3  # time of a draft step, relative to a step of one token, until it is measured
 ATTEMPT_AFTER = 128  # steps without drafts after which a short draft shows whether it would pay again
 ATTEMPT_TOKENS = 3
+PLAIN_AFTER = 64  # steps after which one without drafts is measured again, as what drafts are compared with
 
 
 @dataclass
@@ -75,7 +76,7 @@ class SelfSpeculation(Speculation):
 
     def propose(self, room: StepRoom, reserve: Reserve) -> dict[Request, Sequence[int]]:
         """Run draft steps as long as they are worth their time, and return the tokens to check."""
-        if not room.most:
+        if not room.most or self._costs.age(room.tokens) > PLAIN_AFTER:
             return {}
         self._without += 1
         is_attempt = self._without > ATTEMPT_AFTER

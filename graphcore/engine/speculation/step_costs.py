@@ -29,6 +29,10 @@ class StepCosts:
         for old in [one for one, step in self._last.items() if step <= self._steps - LATEST]:
             del self._last[old], self._measured[old]
 
+    def age(self, tokens: int) -> int:
+        """Return the number of steps since one of so many tokens was measured."""
+        return self._steps - self._last.get(tokens, 0)
+
     def cost(self, tokens: int) -> float:
         """Return the cost of a step of so many tokens: seconds, or the guess's unit while nothing is measured.
 

@@ -8,11 +8,12 @@ from graphcore.config.byte_sizes import in_words, part_in_words, rate_in_words
 
 WINDOW = 20.0  # seconds over which speed is measured
 TOKEN_STAGES = ("prefill", "generate")
-BYTE_STAGES = ("load", "join", "download")
+BYTE_STAGES = ("load", "draft", "join", "download")
 NAMES = {
     "generate": "token",
     "prefill": "prompt token",
     "download": "downloading",
+    "draft": "packing the draft model",
     "headers": "reading headers",
     "wait": "waiting for another process that fetches the same",
     "build kernels": "building kernels",

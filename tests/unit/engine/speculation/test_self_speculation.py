@@ -6,7 +6,7 @@ import pytest
 
 from graphcore.engine.request import Request
 from graphcore.engine.speculation.draft_model import DraftModel, DraftToken
-from graphcore.engine.speculation.self_speculation import ATTEMPT_AFTER, ATTEMPT_TOKENS, SelfSpeculation
+from graphcore.engine.speculation.self_speculation import ATTEMPT_AFTER, ATTEMPT_TOKENS, PLAIN_AFTER, SelfSpeculation
 from graphcore.engine.speculation.speculation import StepRoom
 from graphcore.engine.speculation.step_costs import StepCosts
 from graphcore.tokenizer.text_stream import StopStrings
@@ -110,6 +110,20 @@ def test_it_switches_off_where_drafts_are_wrong_and_tries_again_now_and_then() -
         if found := proposed(speculation, {one: 40}, 15):
             speculation.record(one, len(found[one]))
     assert len(proposed(speculation, {one: 40}, 15)[one]) > ATTEMPT_TOKENS
+
+
+def test_a_step_without_drafts_is_measured_now_and_then() -> None:
+    one, costs = request_of(), StepCosts(lambda tokens: 1.0)
+    speculation = SelfSpeculation(costs, 12, Scripted(1.0), Fixed(lambda rows: 0.0))
+    found = list[int]()
+    for _ in range(3 * (PLAIN_AFTER + 2)):
+        draft = proposed(speculation, {one: 4}, 4).get(one, ())
+        found.append(len(draft))
+        speculation.record_step(1 + len(draft), 0.01, has_drafts=bool(draft))
+        if draft:
+            speculation.record(one, len(draft))
+    assert found.count(0) == 3
+    assert all(count == 4 for count in found if count)
 
 
 def test_the_model_is_put_back_if_a_step_fails() -> None:
