@@ -117,7 +117,8 @@ class Speeds:
         arrival = self.arrival(machine, tier, per_stored) if moves else float("inf")
         if arrival is None or self.bandwidth is None:
             return None
-        return Rates(arrival, PRODUCT_SHARE * self.bandwidth)
+        is_copied_in_ram = machine.device.type == "cpu" and tier == "host"
+        return Rates(arrival, PRODUCT_SHARE * self.bandwidth, link_busy=1.0 if is_copied_in_ram else 0.0)
 
     def missing(self, machine: Machine, tier: str, moves: bool) -> Sequence[str]:
         """Return the names of the unknown speeds that `rates` needs."""

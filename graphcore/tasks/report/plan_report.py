@@ -92,5 +92,12 @@ def movement_line(plan: Plan, source: str, predictions: Sequence[Prediction]) ->
     return (
         f"{moves}; predicted {predicted.tokens_per_second:.3g} tokens/s: copying "
         f"{predicted.copy_seconds + predicted.fetch_seconds:.3g} s, computing {predicted.compute_seconds:.3g} s, "
-        f"{'at the same time' if predicted.is_overlapped else 'one after the other'}; in all {together} sequences"
+        f"{_overlap_in_words(predicted)}; in all {together} sequences"
     )
+
+
+def _overlap_in_words(predicted: Prediction) -> str:
+    if not predicted.is_overlapped:
+        return "one after the other"
+    shares = predicted.compute_seconds + predicted.busy_seconds > predicted.copy_seconds
+    return "at the same time, by the same processors" if shares and predicted.busy_seconds else "at the same time"
