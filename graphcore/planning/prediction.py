@@ -73,13 +73,18 @@ class Prediction:
         return self.sequences / self.seconds
 
 
-def predict(plan: Plan, rates: Rates, sequences: int = 1) -> Prediction:
-    """Predict the times of a decode step of some sequences under a plan, at the given rates."""
+def predict(plan: Plan, rates: Rates, sequences: int = 1, seconds_ahead: float = 0.0) -> Prediction:
+    """Predict the times of a decode step of some sequences under a plan, at the given rates.
+
+    Args:
+        sequences: sequences, or tokens of one sequence, that the step serves.
+        seconds_ahead: time in which groups were copied before the step began, while something else was computed.
+    """
     mapped = plan.experts.routed_nbytes if plan.experts is not None and plan.experts.reads_in_place else 0
     fetched = expected_bytes_per_token(plan) - plan.groups.streamed_nbytes
     programs, share = (-(-sequences // MOST_ROWS), CPU_ROW_SHARE) if plan.device == "cpu" else (1, 0.0)
     rows = programs + (sequences - programs) * share
-    copy_seconds = plan.groups.streamed_nbytes / rates.link
+    copy_seconds = max(0.0, plan.groups.streamed_nbytes / rates.link - seconds_ahead)
     return Prediction(
         sequences,
         copy_seconds,

@@ -23,10 +23,10 @@ from graphcore.engine.loading.runtime_config import (
     ComputeTarget,
     RuntimeConfig,
     choose_context_length,
-    choose_draft_tokens,
     choose_graph,
     choose_pdl,
     choose_snapshots,
+    choose_speculation,
     packing_policy_of,
     target_here,
 )
@@ -82,6 +82,8 @@ def prepare_model(
     if graph == "captured" and target.device.type == "cpu" and (obstacle := native_obstacle(decoder)) is not None:
         graph = prefill = graph_without_native_programs(settings, obstacle)
         notes.append(f"decode runs {graph}: {obstacle}")
+    speculation, speculation_note = choose_speculation(settings, target.device, graph)
+    notes += filter(None, (speculation_note,))
     runtime = RuntimeConfig(
         device=target.device,
         dtype=target.dtype,
@@ -91,32 +93,32 @@ def prepare_model(
         context_length=context_length,
         cache_tokens=settings.batching.cache_tokens,
         snapshots=choose_snapshots(settings, model.spec),
-        draft_tokens=choose_draft_tokens(settings, target.device, graph),
+        speculation=speculation,
+        draft_tokens=0 if speculation == "off" else settings.speculation.draft_tokens(settings.streaming.policy != "off"),
         batch_size=settings.batching.max_sequences,
         prefill_chunk=min(settings.prefill_chunk, context_length),
         packing=packing,
         uses_pdl=uses_pdl,
     )
     notes += notes_on_kernels(settings, runtime, decoder, loader)
-    return PreparedDecoder(runtime, notes, loader, decoder, draft_of(settings, decoder, loader, packing))
+    parts = PreparedDecoder(runtime, notes, loader, decoder)
+    return with_draft(parts, settings.speculation.draft_format) if speculation == "self" else parts
 
 
-def draft_of(settings: Settings, decoder: Decoder, loader: Loader, packing: PackingPolicy) -> DraftCopy | None:
-    """Return the draft model that the settings ask for, on the meta device; None for none.
+def with_draft(parts: PreparedDecoder, draft_format: str) -> PreparedDecoder:
+    """Return a prepared model with a draft model whose copies have a format, on the meta device.
 
     Raises:
         ConfigError: no native program can run it.
     """
-    if settings.speculation.kind != "self":
-        return None
-    asked = settings.speculation.draft_format
-    draft = DraftCopy.of(decoder, loader, replace(packing, format=asked))
+    runtime = replace(parts.runtime, speculation="self")
+    draft = DraftCopy.of(parts.decoder, parts.loader, replace(runtime.packing, format=draft_format))
     if (obstacle := native_obstacle(draft.decoder)) is not None:
         raise ConfigError(
-            f"speculation=self is not possible with speculation.draft_format={asked}: {obstacle}; set another format, "
-            "or speculation=off"
+            f"speculation=self is not possible with speculation.draft_format={draft_format}: {obstacle}; set another "
+            "format, or speculation=off"
         )
-    return draft
+    return replace(parts, runtime=runtime, notes=[*parts.notes], draft=draft)
 
 
 def graph_without_native_programs(settings: Settings, obstacle: str) -> str:

@@ -37,6 +37,7 @@ class RuntimeConfig:
         cache_tokens: tokens of KV cache that all sequences share; None follows from the context length.
         snapshots: number of recurrent states for snapshots, besides those of the sequences.
         packing: policy of how packed weights are held and multiplied.
+        speculation: where draft tokens come from: "off", "lookup" or "self".
         draft_tokens: most draft tokens of one sequence in a decode step; 0 without speculation.
         uses_pdl: True if a captured step's kernels use programmatic dependent launch (kernels/gpu/pdl.py).
     """
@@ -52,6 +53,7 @@ class RuntimeConfig:
     packing: PackingPolicy
     cache_tokens: int | None = None
     snapshots: int = 0
+    speculation: str = "off"
     draft_tokens: int = 0
     uses_pdl: bool = False
 
@@ -163,8 +165,8 @@ def choose_snapshots(settings: Settings, spec: ModelSpec) -> int:
     return settings.batching.max_sequences + 1 if wanted is None else wanted
 
 
-def choose_draft_tokens(settings: Settings, device: torch.device, graph: str) -> int:
-    """Return the most draft tokens of one sequence in a decode step; 0 without speculation.
+def choose_speculation(settings: Settings, device: torch.device, graph: str) -> tuple[str, str]:
+    """Return the kind of speculation, and a note; "auto" is "lookup" until a plan is made, or "off".
 
     Args:
         graph: how decode steps run there; only native programs run several tokens of a sequence.
@@ -173,12 +175,13 @@ def choose_draft_tokens(settings: Settings, device: torch.device, graph: str) ->
         ConfigError: the settings ask for speculation, and decode steps run one token of a sequence.
     """
     kind = settings.speculation.kind
-    if kind != "off" and (graph != "captured" or device.type != "cpu"):
-        raise ConfigError(
-            f"speculation={kind} needs decode steps as native programs on the CPU (graph=captured), and they run "
-            f"{graph} on {device}; use speculation=off"
-        )
-    return settings.speculation.draft_tokens(settings.streaming.policy != "off")
+    is_possible = graph == "captured" and device.type == "cpu"
+    if kind == "off" or is_possible:
+        return ("lookup" if kind == "auto" else kind), ""
+    reason = f"needs decode steps as native programs on the CPU (graph=captured), and they run {graph} on {device}"
+    if kind == "auto":
+        return "off", f"speculation=auto checks no drafts: it {reason}"
+    raise ConfigError(f"speculation={kind} {reason}; use speculation=off")
 
 
 def choose_rounding(activations: str, dtype: torch.dtype) -> str:

@@ -1,0 +1,63 @@
+"""A prediction of decode speed with a draft model, from acceptance that was measured by the format of its matrices.
+
+draft    = (copies + resident weights that a step reads) / memory                        for each draft token
+check    = a step of 1 + k tokens, whose first groups are read while the drafts run      (planning/prediction.py)
+tokens   = 1 + p + p^2 + ... + p^k                                                       p = acceptance
+speed    = tokens / (k x draft + check),  for the best k
+"""
+
+from dataclasses import dataclass
+
+from graphcore.planning.prediction import Rates, predict
+from graphcore.weights.plan import Plan
+
+# Share of accepted draft tokens by the format of the copies: SmolLM2 135M, the least of chat, code, summary and edit
+# (docs/lab/speculation.md). Larger models lose less to quantisation, so more of theirs are accepted.
+ACCEPTANCE = {"q2_k": 0.5, "q3_k": 0.7, "q4_k": 0.8, "q6_k": 0.9}
+
+
+@dataclass(frozen=True)
+class DraftPrediction:
+    """The predicted speed of one sequence with a draft model.
+
+    Attributes:
+        draft_format: format of the copies.
+        acceptance: expected share of accepted draft tokens.
+        draft_tokens: draft tokens of a step, with which it is fastest; 0 if none pay.
+        draft_seconds: time of one draft token.
+        check_seconds: time of the step that checks them.
+        tokens_per_step: expected new tokens of a step.
+    """
+
+    draft_format: str
+    acceptance: float
+    draft_tokens: int
+    draft_seconds: float
+    check_seconds: float
+    tokens_per_step: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode speed of one sequence."""
+        return self.tokens_per_step / (self.draft_tokens * self.draft_seconds + self.check_seconds)
+
+
+def predict_drafts(plan: Plan, rates: Rates, draft_format: str, most_tokens: int) -> DraftPrediction | None:
+    """Predict the decode speed under a plan with a draft model; None if the format's acceptance is not known.
+
+    Args:
+        most_tokens: most draft tokens of a step.
+    """
+    acceptance = ACCEPTANCE.get(draft_format)
+    if acceptance is None:
+        return None
+    kept_nbytes = 0 if not plan.groups.streamed else plan.read_nbytes - plan.groups.streamed_nbytes
+    draft_seconds = (plan.draft_nbytes + kept_nbytes) / rates.memory
+
+    def with_tokens(count: int) -> DraftPrediction:
+        ahead = min(count * draft_seconds, plan.groups.slots_nbytes / rates.link)
+        check = predict(plan, rates, 1 + count, seconds_ahead=ahead)
+        tokens = sum(acceptance**at for at in range(1 + count))
+        return DraftPrediction(draft_format, acceptance, count, draft_seconds, check.seconds, tokens)
+
+    return max(map(with_tokens, range(1 + most_tokens)), key=lambda one: one.tokens_per_second)
