@@ -179,12 +179,17 @@ def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, packing: DeviceP
     return torch.nn.functional.linear(wide, weight, None if bias is None else bias.float()).to(x.dtype)
 
 
-def _write_planes_cpu(arrived: Tensor, grid: Tensor, out: Tensor, packing: DevicePacking) -> None:
+def _write_planes_cpu(
+    arrived: Tensor,
+    grid: Tensor,  # noqa: ARG001, an argument of the op
+    out: Tensor,
+    packing: DevicePacking,
+) -> None:
     """Write a matrix's planes from the file's bytes.
 
     Args:
         arrived: [on_link.nbytes] uint8, the file's rows.
-        grid: [entries] int32, entries of the format's grid (`grid_tensor`); not needed here.
+        grid: [entries] int32, entries of the format's grid (`grid_tensor`), which only a GPU's kernel takes.
         out: [nbytes] uint8, the planes.
     """
     packing.pack_rows(arrived.view(packing.rows, -1), 0, out)
