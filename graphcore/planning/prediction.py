@@ -1,6 +1,6 @@
 """A prediction of decode speed from two rates: of the link that weights move over, and of the device's memory.
 
-copy     = bytes that move for a token / link
+copy     = bytes that move for a token / link  +  bytes read and written to expand them in slots / memory
 compute  = bytes of weights that a token reads from the device's memory / memory
 seconds  = max(copy, compute)    if groups are read ahead: two slots or more, async
            copy + compute        otherwise, and always for fetched experts
@@ -39,7 +39,7 @@ class Prediction:
 
     Attributes:
         sequences: number of sequences that the step serves.
-        copy_seconds: time to copy the groups, which may overlap with compute.
+        copy_seconds: time to copy the groups and to expand them in their slots, which may overlap with compute.
         fetch_seconds: time to move experts, at the expected hit rate; it cannot overlap, because the router chooses
             them too late.
         compute_seconds: time of all products.
@@ -72,7 +72,7 @@ def predict(plan: Plan, rates: Rates, sequences: int = 1) -> Prediction:
     rows = programs + (sequences - programs) * share
     return Prediction(
         sequences,
-        copy_seconds=plan.groups.streamed_nbytes / rates.link,
+        copy_seconds=plan.groups.streamed_nbytes / rates.link + plan.groups.expanded_nbytes / rates.memory,
         fetch_seconds=fetched * distinct_share(plan, sequences) / rates.link,
         compute_seconds=(plan.read_nbytes - mapped) / rates.memory * rows,
         is_overlapped=plan.groups.num_slots > 1 and plan.mode == "async",

@@ -146,7 +146,7 @@ class GroupPlan:
     def nbytes_of(self, group: int) -> int:
         """Return the bytes that move for the group with a given number; for a slice of a tied head, those read."""
         first_slice = self.num_layer_groups + 1
-        if self.on_link and 0 < group < first_slice:
+        if 0 < group <= len(self.on_link):
             return self.on_link[group - 1]
         return self.group_nbytes[group] if group < first_slice else self.head_slices[group - first_slice]
 
@@ -168,6 +168,12 @@ class GroupPlan:
     def host_slot_nbytes(self) -> int:
         """Bytes of the largest group on its way to a device."""
         return max((self.nbytes_of(group) for group in self.streamed), default=0)
+
+    @property
+    def expanded_nbytes(self) -> int:
+        """Bytes that the device reads and writes in one pass to expand groups into their slots."""
+        moved = ((self.group_nbytes[one], self.on_link[one - 1]) for one in self.streamed if one <= len(self.on_link))
+        return sum(slot + arrived for slot, arrived in moved if arrived < slot)
 
     @property
     def streamed_nbytes(self) -> int:

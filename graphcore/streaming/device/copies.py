@@ -27,6 +27,19 @@ from graphcore.streaming.timeline import Timeline
 
 
 @dataclass(frozen=True)
+class Expansion:
+    """Work of a device that fills a slot from bytes that have arrived in a buffer on the device.
+
+    Attributes:
+        run: function that enqueues the work in the device's current queue; it allocates nothing there.
+        slot: tensor that the work writes.
+    """
+
+    run: Callable[[], None]
+    slot: Tensor
+
+
+@dataclass(frozen=True)
 class Transfer:
     """The work that brings one group or expert into its slot.
 
@@ -35,15 +48,13 @@ class Transfer:
             expansion, the buffer that it reads.
         sources: the same bytes in RAM; None if they must first be read from files.
         jobs: function from tensors in RAM, shaped like the targets, to the jobs that read the bytes into them.
-        expansion: work of the device that writes the slot from the targets once they are there; None for none.
-        slot: tensor that the expansion writes; None without one.
+        expansion: what fills the slot from the targets; None if they are the slot's bytes.
     """
 
     targets: Sequence[Tensor]
     sources: Sequence[Tensor] | None = None
     jobs: Callable[[Sequence[Tensor]], Sequence[FillJob]] | None = None
-    expansion: Callable[[], None] | None = None
-    slot: Tensor | None = None
+    expansion: Expansion | None = None
 
 
 @dataclass(eq=False)
@@ -200,8 +211,8 @@ class DeviceFiller:
             began = self.queues.mark("copy")
             for source, target in zip(copying.sources, work.targets, strict=True):
                 self.queues.copy(flat(source), flat(target))
-            if work.expansion is not None and work.slot is not None:
-                self.queues.run(work.expansion, work.slot)
+            if work.expansion is not None:
+                self.queues.run(work.expansion.run, work.expansion.slot)
             there = self.queues.mark("copy")
         self._waiting.popleft()
         copying.there, copying.after, copying.readers = (

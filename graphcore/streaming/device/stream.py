@@ -18,7 +18,7 @@ from torch import Tensor
 from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.config.byte_sizes import in_words
 from graphcore.host_pages import shared_pages
-from graphcore.streaming.device.copies import DeviceFiller, HostSlots, Transfer, tensors_like
+from graphcore.streaming.device.copies import DeviceFiller, Expansion, HostSlots, Transfer, tensors_like
 from graphcore.streaming.device.queues import Queues
 from graphcore.streaming.fill_jobs import FillJob, jobs_of
 from graphcore.streaming.moving_weights import BoundSlots
@@ -125,7 +125,7 @@ def _arrival(group: Group, slots: BoundSlots) -> Transfer:
     if not group.is_expanded:
         return Transfer([slot])
     arrived = slots.arrival[: group.on_link.layout.nbytes]
-    return Transfer([arrived], expansion=group.expansion(Slot(arrived), Slot(slot)), slot=slot)
+    return Transfer([arrived], expansion=Expansion(group.expansion(Slot(arrived), Slot(slot)), slot))
 
 
 def _from_ram(arrival: Transfer, source: Tensor) -> Transfer:

@@ -45,3 +45,18 @@ def test_a_head_is_resident_unless_a_slice_of_it_streams() -> None:
     """Groups 1 and 2 are layers, 3 and 4 the head's slices."""
     for streamed, is_resident in (((), True), ((1, 2), True), ((2,), True), ((1, 2, 3, 4), False), ((4,), False)):
         assert GroupPlan((10, 20, 20, 6), (3, 3), streamed).is_head_resident == is_resident
+
+
+def test_groups_that_are_expanded_on_the_device_move_and_wait_with_their_bytes_on_the_link() -> None:
+    """Group 2 is not expanded; the head's slices, 4 and 5, have no other bytes on the link."""
+    groups = GroupPlan(
+        (100, 50, 40, 60, 70), (30, 40), (1, 2, 3, 4, 5), num_slots=2, slot_nbytes=60, on_link=(30, 40, 35)
+    )
+    groups = replace(groups, arrival_nbytes=35)
+    assert [groups.nbytes_of(number) for number in range(6)] == [100, 30, 40, 35, 30, 40]
+    assert groups.streamed_nbytes == 30 + 40 + 35 + 70
+    assert groups.host_slot_nbytes == 40
+    assert groups.expanded_nbytes == 50 + 30 + 60 + 35
+    assert groups.slots_nbytes == 2 * 60 + 35
+    assert replace(groups, streamed=(2, 4)).expanded_nbytes == 0
+    assert replace(groups, streamed=()).resident_nbytes == 100 + 50 + 40 + 60 + 70
