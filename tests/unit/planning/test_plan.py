@@ -9,6 +9,7 @@ from plan_cases import COSTS, PLENTY, equal_sizes, plan_request
 from graphcore.errors import PlanError
 from graphcore.planning.machine import free_device_nbytes
 from graphcore.planning.planner import plan_streaming
+from graphcore.tasks.report.plan_report import tier_rows
 from graphcore.weights.plan import GIB, GroupPlan, Plan, needs_in_words
 
 SIZES = equal_sizes(8, 1000)
@@ -58,5 +59,7 @@ def test_groups_that_are_expanded_on_the_device_move_and_wait_with_their_bytes_o
     assert groups.host_slot_nbytes == 40
     assert groups.expanded_nbytes == 50 + 30 + 60 + 35
     assert groups.slots_nbytes == 2 * 60 + 35
+    rows = {name: (nbytes, note) for name, nbytes, note in tier_rows(Plan(groups, 0, "cuda:0"), free=0)}
+    assert rows["slots"] == (155, "2 for 5 groups, async; 35 bytes are a buffer in which groups arrive")
     assert replace(groups, streamed=(2, 4)).expanded_nbytes == 0
     assert replace(groups, streamed=()).resident_nbytes == 100 + 50 + 40 + 60 + 70
