@@ -67,3 +67,11 @@ def test_the_file_s_bytes_cross_the_link_and_the_device_makes_the_planes(
     for _ in range(2):
         assert torch.equal(engine.logits(IDS.tolist()), expected)
         assert engine.generate(IDS[0].tolist(), max_new_tokens=16, ignore_eos=True)[0].token_ids == answer
+    torch.cuda.synchronize()
+    work = engine.loaded.weight_stream.policy.ring.work.values()  # type: ignore[attr-defined]  # streams
+    expansions = [one.expansion for one in work if one.expansion is not None]
+    assert len(expansions) == 2
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for expansion in expansions:
+        expansion.run()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before, "memory is allocated on the copy stream"

@@ -25,7 +25,7 @@ ROWS = tl.constexpr(GROUP_ROWS)
 EVEN = ("iq2_xxs", "iq2_xs", "iq3_xxs")  # formats with seven signs for eight weights: the eighth makes them even
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks", "padded_blocks", "row_blocks"])  # one compilation for each format
 def _write_planes(
     file, grid, out, num_blocks, padded_blocks, row_blocks,
     F: tl.constexpr, W: tl.constexpr, L: tl.constexpr, IS_EVEN: tl.constexpr, B: tl.constexpr,
