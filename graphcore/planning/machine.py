@@ -98,11 +98,11 @@ class Speeds:
     bandwidth: float | None = None
 
     def arrival(self, machine: Machine, tier: str, per_stored: float = 1.0) -> float | None:
-        """Return the bytes/s at which groups fill slots; None if a rate that this depends on is unknown.
+        """Return the bytes/s at which groups move into slots; None if a rate that this depends on is unknown.
 
         Args:
             tier: tier where the weights wait, "disk" or "host".
-            per_stored: bytes of slots that a byte of the files fills.
+            per_stored: bytes that move into slots for a byte of the files.
         """
         disk = None if self.disk is None else self.disk * per_stored
         if machine.device.type == "cpu":

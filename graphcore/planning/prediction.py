@@ -1,6 +1,6 @@
 """A prediction of decode speed from two rates: of the link that weights move over, and of the device's memory.
 
-copy     = bytes that move for a token / link
+copy     = bytes that move for a token / link  +  bytes read and written to expand them in slots / memory
 compute  = bytes of weights that a token reads from the device's memory / memory
 seconds  = max(copy, compute + copy x busy)    if groups are read ahead: two slots or more, async
            copy + compute                      otherwise, and always for fetched experts
@@ -45,7 +45,7 @@ class Prediction:
 
     Attributes:
         sequences: number of sequences that the step serves.
-        copy_seconds: time to copy the groups, which may overlap with compute.
+        copy_seconds: time to copy the groups and to expand them in their slots, which may overlap with compute.
         fetch_seconds: time to move experts, at the expected hit rate; it cannot overlap, because the router chooses
             them too late.
         compute_seconds: time of all products.
@@ -84,7 +84,8 @@ def predict(plan: Plan, rates: Rates, sequences: int = 1, seconds_ahead: float =
     fetched = expected_bytes_per_token(plan) - plan.groups.streamed_nbytes
     programs, share = (-(-sequences // MOST_ROWS), CPU_ROW_SHARE) if plan.device == "cpu" else (1, 0.0)
     rows = programs + (sequences - programs) * share
-    copy_seconds = max(0.0, plan.groups.streamed_nbytes / rates.link - seconds_ahead)
+    moved_seconds = plan.groups.streamed_nbytes / rates.link + plan.groups.expanded_nbytes / rates.memory
+    copy_seconds = max(0.0, moved_seconds - seconds_ahead)
     return Prediction(
         sequences,
         copy_seconds,

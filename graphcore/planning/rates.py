@@ -73,7 +73,7 @@ def measure_rates(
         if found is None:
             return None
         read = found.best
-    per_stored = 1.0 if given.disk is None else slot_bytes_per_stored_byte(loader, moving, tier)
+    per_stored = 1.0 if given.disk is None else moved_bytes_per_stored_byte(loader, moving, tier)
     moves = moves_weights(moving.plan)
     if moves and given.arrival(machine, tier.kind, per_stored) is None:
         link, busy = _link(loader, moving, tier, machine.device, link_to)
@@ -81,22 +81,23 @@ def measure_rates(
     return replace(given, bandwidth=read).rates(machine, tier.kind, moves, per_stored)
 
 
-def slot_bytes_per_stored_byte(loader: Loader, moving: MovingWeights, tier: Tier) -> float:
-    """Return how many bytes of slots a byte of the files fills; 1 where weights wait in RAM as they are in slots.
+def moved_bytes_per_stored_byte(loader: Loader, moving: MovingWeights, tier: Tier) -> float:
+    """Return how many bytes move into slots for a byte of the files; 1 where weights wait in RAM as they move.
 
-    It is above 1 for IQ files, whose grids are looked up on the way, and below 1 for weights that are packed there.
+    On a CPU it is above 1 for IQ files, whose grids are looked up on the way. It is below 1 for weights that are packed
+    there.
     """
     if tier.kind == "host":
         return 1.0
-    weights = [(one.name, one.packing, one.tensor) for group in moving.groups for one in group.weights]
+    weights = [(one.name, one.packing, one.tensor) for group in moving.groups for one in group.on_link.weights]
     for layer in _expert_matrices(moving.experts):
         weights += [(name, packing, one) for name, (packing, one) in layer.items()]
-    slots, stored = 0, 0.0
+    moved, stored = 0, 0.0
     for name, packing, one in weights:
         info = loader.checkpoint.tensors[loader.sources[name].name]
         count = one.numel() if packing is None else packing.rows * packing.columns
-        slots, stored = slots + one.nbytes, stored + count * info.nbytes / math.prod(info.shape)
-    return slots / stored if stored else 1.0
+        moved, stored = moved + one.nbytes, stored + count * info.nbytes / math.prod(info.shape)
+    return moved / stored if stored else 1.0
 
 
 def _expert_matrices(experts: Mapping[str, ExpertLinear]) -> Iterator[dict[str, tuple[Packing | None, Tensor]]]:
@@ -163,11 +164,12 @@ def _fastest(measure: Callable[[], LinkRate], times: int) -> LinkRate:
 def scratch_jobs(
     loader: Loader, groups: Sequence[Group], num_slots: int, is_cached: bool, most_nbytes: int = PROBE_NBYTES
 ) -> list[FillJob]:
-    """Return jobs that fill so many scratch slots with the weights of the first groups, in turn.
+    """Return jobs that fill so many scratch slots in RAM with the weights of the first groups, in turn.
 
     As many as the stream has: a processor's cache may hold a part of them.
     """
     jobs: list[FillJob] = []
+    groups = [one.on_link for one in groups]
     slots: list[Slot] = []
     for index, group in enumerate(groups):
         if sum(job.nbytes for job in jobs) >= most_nbytes:

@@ -13,7 +13,6 @@ from graphcore.config.settings import ModelSettings, Settings
 from graphcore.device import collect_garbage, resolve_device, return_blocks_when_freed, return_freed_memory, use_threads
 from graphcore.engine.loading.decoder_loader import DecoderLoader
 from graphcore.engine.loading.model_loader import M, ModelLoader, P
-from graphcore.engine.loading.plan_run import plan_run
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.prompt_encoder import PromptEncoder
@@ -162,7 +161,7 @@ def _load(loader: ModelLoader[M, P], settings: Settings, on_progress: Progress, 
     source, vocab = model.checkpoint.source, model.config.vocab_size
     prompts = PromptEncoder(model.tokenizer, source, settings.special_tokens, vocab, model.unread)
     check(prompts)
-    parts, plan, tier = plan_run(settings, loader.prepare(settings, model, on_progress))
+    parts, plan, tier = loader.plan(settings, loader.prepare(settings, model, on_progress), on_progress)
     running = loader.build(settings, parts, plan, tier, on_progress)
     if isinstance(model.checkpoint, GGUFCheckpoint):
         model.checkpoint.forget_arrays()  # the tokenizer has read what it needs of them

@@ -1,6 +1,6 @@
 """The interface that loads a model: one of graphcore's own architectures, or one of transformers' classes.
 
-    settings --open--> OpenedModel --prepare--> PreparedModel --plan_run--> Plan --build--> Running
+    settings --open--> OpenedModel --prepare--> PreparedModel --plan--> Plan --build--> Running
 
 `load_model` goes this way with either loader, `DecoderLoader` or `TransformersLoader`; `plan_run` plans for both.
 """
@@ -100,6 +100,15 @@ class ModelLoader(ABC, Generic[M, P]):
             ConfigError: the machine or the model cannot do what was asked.
             CheckpointError: names or shapes are wrong.
         """
+
+    def plan(self, settings: Settings, parts: P, on_progress: Progress) -> tuple[P, Plan, Tier]:
+        """Return the parts as the plan has them, the plan for this machine, and the tier of streamed weights.
+
+        Raises:
+            PlanError: the model does not fit; the message has the smallest budget that works.
+            ConfigError: streaming.source names a tier that the weights cannot be read from.
+        """
+        return plan_run(settings, parts)
 
     @abstractmethod
     def build(self, settings: Settings, parts: P, plan: Plan, tier: Tier, on_progress: Progress) -> Running:

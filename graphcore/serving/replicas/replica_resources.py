@@ -52,13 +52,13 @@ def planned_resources(settings: Settings) -> Mapping[str, float]:
     """Return num_cpus (threads) and memory (planned bytes of RAM) of a replica, planned on this machine."""
     from graphcore.device import use_threads
     from graphcore.engine.loading.load_model import loader_of
-    from graphcore.engine.loading.plan_run import plan_run, ram_of
+    from graphcore.engine.loading.plan_run import ram_of
 
     threads = settings.threads or usable_processors()
     settings = replace(settings, threads=threads)
     use_threads(threads)
     loader = loader_of(settings.model)
     parts = loader.prepare(settings, loader.open(settings, ignore_progress), ignore_progress)
-    parts, plan, tier = plan_run(settings, parts)
+    parts, plan, tier = loader.plan(settings, parts, ignore_progress)
     ram = ram_of(parts, plan, tier) + (plan.peak_nbytes if plan.device == "cpu" else 0)
     return {"num_cpus": threads, "memory": ram}

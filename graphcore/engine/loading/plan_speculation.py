@@ -1,0 +1,92 @@
+"""The plan of a run with speculation=auto: without a draft model, or with one in the format that promises most.
+
+    nothing streams        lookup: it costs nothing, and a draft model would take memory for little
+    experts stream         off: each further token of a step reads further experts
+    else                   a plan without a draft model, and one with copies in each format that fits beside it;
+                           the fastest by prediction, if it is clearly faster than none; else lookup
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from graphcore.config.byte_sizes import in_words
+from graphcore.config.settings import Settings
+from graphcore.engine.loading.plan_run import plan_run
+from graphcore.engine.loading.prepare_model import with_draft
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
+from graphcore.errors import ConfigError, PlanError
+from graphcore.planning.draft_prediction import ACCEPTANCE, DraftPrediction, predict_drafts
+from graphcore.planning.machine import Machine
+from graphcore.planning.prediction import Rates, predict
+from graphcore.weights.plan import Plan, Tier
+
+CLEARLY_FASTER = 1.15  # predicted speed with a draft model, relative to none, that is worth its memory and load time
+
+Planned = tuple[PreparedDecoder, Plan, Tier]
+MeasureRates = Callable[[PreparedDecoder, Plan, Tier], Rates | None]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A plan with a draft model, and its predicted speed."""
+
+    planned: Planned
+    predicted: DraftPrediction
+
+
+def plan_with_speculation(
+    settings: Settings, parts: PreparedDecoder, measure: MeasureRates, machine: Machine | None = None
+) -> Planned:
+    """Return what `plan_run` does; with speculation=auto, for the kind of speculation that promises most.
+
+    Args:
+        measure: function that returns the rates of a plan; None if they are not known.
+
+    Raises:
+        PlanError, ConfigError: as `plan_run`.
+    """
+    if settings.speculation.kind != "auto" or parts.runtime.speculation == "off":
+        return plan_run(settings, parts, machine)
+    plain = plan_run(settings, replace(parts, notes=[*parts.notes]), machine)
+    plan = plain[1]
+    if plan.experts is not None:
+        return _noted(without_speculation(plain), "off, because experts stream: each draft token reads further ones")
+    if not plan.groups.streamed:
+        return _noted(plain, "lookup, because nothing streams")
+    rates = measure(*plain)
+    if rates is None:
+        return _noted(plain, "lookup, because the speed of a draft model cannot be predicted: no rates are known")
+    found = [*_candidates(settings, parts, rates, machine)]
+    if not found:
+        return _noted(plain, "lookup, because no draft model fits in the budget")
+    best = max(found, key=lambda one: one.predicted.tokens_per_second)
+    speeds = (best.predicted.tokens_per_second, predict(plan, rates).tokens_per_second)
+    told = f"predicted {speeds[0]:.3g} tokens/s with copies in {best.predicted.draft_format}, {speeds[1]:.3g} without"
+    if speeds[0] < CLEARLY_FASTER * speeds[1]:
+        return _noted(plain, f"lookup ({told})")
+    return _noted(best.planned, f"self, a draft model of {in_words(best.planned[1].draft_nbytes)} ({told})")
+
+
+def without_speculation(planned: Planned) -> Planned:
+    """Return a plan whose run checks no draft tokens."""
+    parts, plan, tier = planned
+    return replace(parts, runtime=replace(parts.runtime, speculation="off")), plan, tier
+
+
+def _noted(planned: Planned, said: str) -> Planned:
+    planned[0].notes.append(f"speculation=auto: {said}")
+    return planned
+
+
+def _candidates(
+    settings: Settings, parts: PreparedDecoder, rates: Rates, machine: Machine | None
+) -> Iterator[_Candidate]:
+    """Yield the plans with a draft model that fit, one for each format whose acceptance is known."""
+    for draft_format in ACCEPTANCE:
+        try:
+            planned = plan_run(settings, with_draft(parts, draft_format), machine)
+        except (PlanError, ConfigError):
+            continue
+        predicted = predict_drafts(planned[1], rates, draft_format, parts.runtime.draft_tokens)
+        if planned[1].groups.streamed and predicted is not None:
+            yield _Candidate(planned, predicted)
