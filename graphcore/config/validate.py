@@ -63,7 +63,7 @@ def _check_choices(settings: Settings) -> None:
         ("graph.kind", settings.graph.kind, ("auto", "captured", "compiled", "eager")),
         ("model.fallback", settings.model.fallback, (None, "transformers")),
         ("model.attention", settings.model.attention, ("auto", "eager", "sdpa", "flash_attention_2")),
-        ("speculation.kind", settings.speculation.kind, ("off", "lookup", "self")),
+        ("speculation.kind", settings.speculation.kind, ("off", "auto", "lookup", "self")),
         ("speculation.draft_format", settings.speculation.draft_format, PACKABLE),
         ("quant.format", settings.quant.format, QUANT_FORMATS),
         ("quant.activations", settings.quant.activations, ("auto", "float", "int8")),

@@ -432,7 +432,7 @@ class Engine:
             if here is not None:
                 here._on_progress(stage, group, done, total)
 
-        batching = batching_of(runner, self.settings.cache_folder / "swapped", self.settings.speculation.kind)
+        batching = batching_of(runner, self.settings.cache_folder / "swapped", self.choices.speculation)
         return RequestQueue(batching, limits.max_waiting, self.loaded.enter_thread, report, self.loaded.check_usable)
 
     def chat_ids(

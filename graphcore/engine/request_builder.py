@@ -145,10 +145,10 @@ class RequestBuilder:
 
     def _speculates(self, kind: str | None) -> bool:
         """Return whether draft tokens may be checked for a request that asks for a kind of them."""
-        loaded = self._loaded.settings.speculation.kind
-        if kind not in (None, "off", loaded):
+        asked, runs = self._loaded.settings.speculation.kind, self._loaded.runtime.speculation
+        if kind not in (None, "off", asked, runs):
             raise ConfigError(
-                f'speculation={kind!r:.40} must be "off" or the engine\'s own, {loaded}; load the engine with '
+                f'speculation={kind!r:.40} must be "off" or the engine\'s own, {runs}; load the engine with '
                 f"speculation={kind if kind in ('lookup', 'self') else 'lookup'} for others"
             )
         return kind != "off"

@@ -21,6 +21,7 @@ from graphcore.engine.fallback.skeleton_weights import SkeletonWeights
 from graphcore.engine.fallback.stored_names import match_skeleton, notes_on_left_out
 from graphcore.engine.loading.model_loader import ModelLoader, Running
 from graphcore.engine.loading.open_model import OpenedModel, fetch_checkpoint, read_tokenizer
+from graphcore.engine.loading.plan_run import plan_run
 from graphcore.engine.loading.runtime_config import RuntimeConfig, choose_context_length, device_and_dtype
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.kernels.backend import TorchBackend
@@ -99,6 +100,17 @@ class TransformersLoader(ModelLoader[TransformersModel, PreparedSkeleton]):
         notes += notes_on_left_out(loader)
         weights = SkeletonWeights.of(skeleton, loader, settings.streaming.layers_per_group)
         return PreparedSkeleton(runtime, notes, loader, config, weights)
+
+    def plan(
+        self, settings: Settings, parts: PreparedSkeleton, on_progress: Progress
+    ) -> tuple[PreparedSkeleton, Plan, Tier]:
+        """Return the parts as the plan has them, the plan for this machine, and the tier of streamed weights.
+
+        Raises:
+            PlanError: the model does not fit; the message has the smallest budget that works.
+            ConfigError: streaming.source names a tier that the weights cannot be read from.
+        """
+        return plan_run(settings, parts)
 
     def build(
         self, settings: Settings, parts: PreparedSkeleton, plan: Plan, tier: Tier, on_progress: Progress

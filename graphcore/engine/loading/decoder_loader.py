@@ -9,6 +9,7 @@ import torch
 from graphcore.config.settings import Settings
 from graphcore.engine.loading.model_loader import ModelLoader, Running
 from graphcore.engine.loading.open_model import Model, open_model
+from graphcore.engine.loading.plan_speculation import plan_with_speculation
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
@@ -20,6 +21,9 @@ from graphcore.kernels.gpu.registration import register
 from graphcore.kvcache.buffers import LayerCache, allocate_cache
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
+from graphcore.planning.machine import Machine, Speeds
+from graphcore.planning.prediction import Rates
+from graphcore.planning.rates import measure_rates
 from graphcore.progress import Progress
 from graphcore.streaming.moving_weights import MovingWeights, find_moving
 from graphcore.streaming.weight_stream import WeightStream, stream_weights
@@ -37,6 +41,26 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
     def prepare(self, settings: Settings, model: Model, on_progress: Progress) -> PreparedDecoder:
         """Return the model's decoder on the meta device, for this machine; kernels are built if they are missing."""
         return prepare_model(settings, model, on_progress=on_progress)
+
+    def plan(
+        self, settings: Settings, parts: PreparedDecoder, on_progress: Progress
+    ) -> tuple[PreparedDecoder, Plan, Tier]:
+        """Return the parts as the plan has them, the plan for this machine, and the tier of streamed weights.
+
+        With speculation=auto the rates of this machine may be measured, within a second or two.
+
+        Raises:
+            PlanError: the model does not fit; the message has the smallest budget that works.
+            ConfigError: streaming.source names a tier that the weights cannot be read from.
+        """
+
+        def measure(parts: PreparedDecoder, plan: Plan, tier: Tier) -> Rates | None:
+            on_progress("measure", None, 0, 0)
+            moving = find_moving(parts.decoder, plan, parts.layer_groups(settings.streaming))
+            here = Machine.here(parts.runtime.device)
+            return measure_rates(parts.loader, moving, tier, here, Speeds(), parts.runtime.backend)
+
+        return plan_with_speculation(settings, parts, measure)
 
     @torch.inference_mode()
     def build(

@@ -101,6 +101,7 @@ class ModelLoader(ABC, Generic[M, P]):
             CheckpointError: names or shapes are wrong.
         """
 
+    @abstractmethod
     def plan(self, settings: Settings, parts: P, on_progress: Progress) -> tuple[P, Plan, Tier]:
         """Return the parts as the plan has them, the plan for this machine, and the tier of streamed weights.
 
@@ -108,7 +109,6 @@ class ModelLoader(ABC, Generic[M, P]):
             PlanError: the model does not fit; the message has the smallest budget that works.
             ConfigError: streaming.source names a tier that the weights cannot be read from.
         """
-        return plan_run(settings, parts)
 
     @abstractmethod
     def build(self, settings: Settings, parts: P, plan: Plan, tier: Tier, on_progress: Progress) -> Running:

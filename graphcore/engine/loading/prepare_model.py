@@ -94,7 +94,9 @@ def prepare_model(
         cache_tokens=settings.batching.cache_tokens,
         snapshots=choose_snapshots(settings, model.spec),
         speculation=speculation,
-        draft_tokens=0 if speculation == "off" else settings.speculation.draft_tokens(settings.streaming.policy != "off"),
+        draft_tokens=0
+        if speculation == "off"
+        else settings.speculation.draft_tokens(settings.streaming.policy != "off"),
         batch_size=settings.batching.max_sequences,
         prefill_chunk=min(settings.prefill_chunk, context_length),
         packing=packing,

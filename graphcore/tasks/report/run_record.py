@@ -61,7 +61,7 @@ def speculation_record(engine: Engine) -> Record | None:
     if found is None:
         return None
     return {
-        "kind": engine.settings.speculation.kind,
+        "kind": engine.choices.speculation,
         "steps": found.steps,
         "draft_tokens": engine.totals.draft_tokens,
         "accepted_tokens": engine.totals.accepted_tokens,
