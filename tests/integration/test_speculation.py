@@ -132,7 +132,7 @@ def test_streamed_answers_with_drafts_are_those_without(
 
 
 SELF = "speculation=self", "speculation.draft_format=q4_0"
-DRAFTED = ("llama3", "gemma3", "qwen3_5", "qwen3_moe", "gemma4", "deepseek_v3", "lfm2", "gpt2", "bitnet")
+DRAFTED = ("llama3", "gemma3", "qwen3_5", "gpt_oss", "gemma4", "deepseek_v3", "lfm2", "gpt2", "bitnet")
 
 
 @pytest.mark.parametrize("name", DRAFTED)
