@@ -14,6 +14,7 @@ from graphcore.graph.gpu.capture import CapturedStep
 from graphcore.graph.gpu.sampling import SamplingRows, sampling_phase
 from graphcore.graph.program import Program
 from graphcore.kernels.cpu.program import most_step_rows, rows_by_program, widths_of
+from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import MoESpec
 from graphcore.sampling_params import SamplingParams
 
@@ -42,6 +43,11 @@ class Programs:
         self._widths = widths_of(self.most_rows)
         self._of_width: dict[tuple[str, int, bool, int], Program] = {}
         self._of_row: dict[tuple[str, int], Program] = {}
+
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder that the programs run."""
+        return self._builder.decoder
 
     def of_width(self, phase: str, width: int, is_greedy: bool = False, number: int = 0) -> Program:
         """Return the program of a decode step, built and compiled at its first use.

@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
-from graphcore.nn.decoder import Decoder, Embedding
+from graphcore.nn.decoder import Decoder, Embedding, Table
 from graphcore.nn.linear import Linear, StackedLinear
 from graphcore.progress import Progress
 from graphcore.weights.groups import Group, GroupWeight, weights_in
@@ -47,6 +48,8 @@ class DraftCopy:
         """
         backends = {id(module.backend): module.backend for module in model.modules() if hasattr(module, "backend")}
         decoder = copy.deepcopy(model, dict(backends))
+        for module in decoder.modules():
+            unpack(module)
         WeightPacker(loader.sources, loader.checkpoint, replace(policy, repacks=True)).pack(decoder)
         decoder.embed_tokens = model.embed_tokens
         draft = cls(model, decoder)
@@ -107,6 +110,13 @@ class DraftCopy:
         next(modules)  # the embedding
         for (prefix, module), (_, drafting) in modules:
             yield from zip(weights_in(module, prefix), weights_in(drafting, prefix), strict=True)
+
+
+def unpack(module: nn.Module) -> None:
+    """Give a module on the meta device a dense weight in place of a packed one."""
+    if isinstance(module, Linear | StackedLinear | Table) and module.packing is not None:
+        shape = *module.weight.shape[:-1], module.packing.rows, module.packing.columns
+        module.packing, module.weight = None, torch.empty(shape, dtype=torch.float32, device="meta")
 
 
 def take_packing(own: GroupWeight, other: GroupWeight) -> None:

@@ -7,16 +7,20 @@ Log probabilities show any other bit of the logits.
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from adapter_files import drawn, write_peft
 from fallible_drafter import FallibleDrafter, FallibleModel, FreeSteps
 from packed_matrices import native_kernels
 from tiny_models import ARCHITECTURES, MIXTURES, VOCAB, TinyModel
 
 from graphcore import Engine
+from graphcore.config.compose import compose_settings
 from graphcore.engine.batching.continuous import ContinuousBatching
+from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.engine.speculation.draft_model import DraftModel
@@ -24,6 +28,7 @@ from graphcore.engine.speculation.drafter import Drafter
 from graphcore.engine.speculation.prompt_lookup import LookupSpeculation
 from graphcore.engine.speculation.self_speculation import SelfSpeculation
 from graphcore.errors import ConfigError, PlanError
+from graphcore.export.pack import Packer
 
 Tiny = Callable[[str], TinyModel]
 Answer = tuple[Any, ...]
@@ -127,7 +132,7 @@ def test_streamed_answers_with_drafts_are_those_without(
 
 
 SELF = "speculation=self", "speculation.draft_format=q4_0"
-DRAFTED = ("llama3", "gemma3", "qwen3_5", "qwen3_moe", "gemma4", "deepseek_v3", "lfm2", "gpt2", "bitnet")
+DRAFTED = ("llama3", "gemma3", "qwen3_5", "gpt_oss", "gemma4", "deepseek_v3", "lfm2", "gpt2", "bitnet")
 
 
 @pytest.mark.parametrize("name", DRAFTED)
@@ -348,3 +353,36 @@ def test_an_ended_or_cancelled_draft_leaves_a_prefix_that_others_continue_from(
         next(stream)
         del stream
         assert engine.generate([[*prompt, 7]], 8, ignore_eos=True)[0].token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("quant", "has_adapter", "settings"),
+    [
+        ("q8_0", False, ("streaming=off",)),
+        ("q8_0", True, ("streaming=on",)),
+        ("q4_0", False, ("streaming=on", "streaming.source=host")),
+    ],
+)
+def test_a_draft_model_copies_packed_and_adapted_matrices(
+    quant: str,
+    has_adapter: bool,
+    settings: Sequence[str],
+    tiny_model: Tiny,
+    known: dict[tuple[int, ...], Sequence[int]],
+    tmp_path: Path,
+) -> None:
+    asked = compose_settings([f"model.checkpoint={tiny_model('llama3').folder}"])
+    model, path = open_model(asked.model, 0, tmp_path / "cache", lambda *_: None), tmp_path / "packed.gguf"
+    assert list(Packer(model, quant).pack(path, lambda *_: None))
+    shapes = {f"model.layers.{layer}.mlp.up_proj": (112, 64) for layer in range(2)}
+    adapter = write_peft(tmp_path / "adapter", drawn(shapes)) if has_adapter else "null"
+    sizes = ["batching.max_sequences=3", "context_length=64", "prefill_chunk=16", f"model.adapter={adapter}", *settings]
+    with Engine.load(path, dtype="bf16", device="cpu", overrides=sizes) as plain:
+        expected = answers(plain, SAMPLING["drawn"])
+    known |= {tuple(prompt): one[0] for prompt, one in zip(prompts(), expected, strict=True)}
+    with Engine.load(path, dtype="bf16", device="cpu", overrides=[*sizes, *SELF]) as engine:
+        assert answers(engine, SAMPLING["drawn"]) == expected
+        assert engine.totals.accepted_tokens > 5
+        assert not engine.loaded.loader.errors, "the draft's errors are not the model's"
+        own, copied = engine.plan.groups.streamed_nbytes or engine.plan.weight_nbytes, engine.plan.draft_nbytes
+        assert copied == own if quant == "q4_0" else 0 < copied < own
