@@ -118,7 +118,7 @@ def parts_of(loaded: LoadedModel) -> PreparedDecoder:
     """
     if not isinstance(loaded.runner, ProgramRunner):
         raise ConfigError("plans for other budgets need graphcore's own programs; leave out model.fallback")
-    return PreparedDecoder(loaded.runtime, [], loaded.loader, loaded.runner.builder.decoder)
+    return PreparedDecoder(loaded.runtime, [], loaded.loader, loaded.runner.builder.decoder, loaded.draft)
 
 
 def unloaded_machine(loaded: LoadedModel) -> Machine:

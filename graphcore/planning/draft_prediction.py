@@ -27,6 +27,7 @@ class DraftPrediction:
         draft_seconds: time of one draft token.
         check_seconds: time of the step that checks them.
         tokens_per_step: expected new tokens of a step.
+        tokens_per_second_without: decode speed of the plan for the same budget that has no draft model.
     """
 
     draft_format: str
@@ -35,6 +36,7 @@ class DraftPrediction:
     draft_seconds: float
     check_seconds: float
     tokens_per_step: float
+    tokens_per_second_without: float
 
     @property
     def tokens_per_second(self) -> float:
@@ -42,10 +44,13 @@ class DraftPrediction:
         return self.tokens_per_step / (self.draft_tokens * self.draft_seconds + self.check_seconds)
 
 
-def predict_drafts(plan: Plan, rates: Rates, draft_format: str, most_tokens: int) -> DraftPrediction | None:
+def predict_drafts(
+    plan: Plan, plain: Plan, rates: Rates, draft_format: str, most_tokens: int
+) -> DraftPrediction | None:
     """Predict the decode speed under a plan with a draft model; None if the format's acceptance is not known.
 
     Args:
+        plain: plan for the same budget without a draft model.
         most_tokens: most draft tokens of a step.
     """
     acceptance = ACCEPTANCE.get(draft_format)
@@ -53,11 +58,12 @@ def predict_drafts(plan: Plan, rates: Rates, draft_format: str, most_tokens: int
         return None
     kept_nbytes = 0 if not plan.groups.streamed else plan.read_nbytes - plan.groups.streamed_nbytes
     draft_seconds = (plan.draft_nbytes + kept_nbytes) / rates.memory
+    without = predict(plain, rates).tokens_per_second
 
     def with_tokens(count: int) -> DraftPrediction:
         ahead = min(count * draft_seconds, plan.groups.slots_nbytes / rates.link)
         check = predict(plan, rates, 1 + count, seconds_ahead=ahead)
         tokens = sum(acceptance**at for at in range(1 + count))
-        return DraftPrediction(draft_format, acceptance, count, draft_seconds, check.seconds, tokens)
+        return DraftPrediction(draft_format, acceptance, count, draft_seconds, check.seconds, tokens, without)
 
     return max(map(with_tokens, range(1 + most_tokens)), key=lambda one: one.tokens_per_second)

@@ -1,10 +1,11 @@
 """Memory plans as JSON records, for result.json and GET /plan."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
+from graphcore.planning.draft_prediction import DraftPrediction
 from graphcore.planning.prediction import Prediction
 from graphcore.weights.groups import LayerGroup
 from graphcore.weights.plan import Plan, bytes_per_token, expected_bytes_per_token
@@ -129,6 +130,11 @@ def planned_streaming_record(plan: Plan, source: str) -> dict[str, Any]:
         "bytes_per_token": bytes_per_token(plan),
         "expected_bytes_per_token": expected_bytes_per_token(plan),
     }
+
+
+def drafts_record(predicted: DraftPrediction | None) -> dict[str, Any] | None:
+    """Return the prediction for a draft model as a record; None without one."""
+    return None if predicted is None else {**asdict(predicted), "tokens_per_second": predicted.tokens_per_second}
 
 
 def prediction_record(predictions: Sequence[Prediction]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ packs (quant/format_choice.py); a matrix that is as small already is copied in i
 """
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,10 +34,16 @@ class DraftCopy:
     Attributes:
         model: decoder of the model.
         decoder: decoder of the draft; it shares the model's embedding.
+        format: format that the copies were asked for in.
+        copied_nbytes: bytes of each weight's copy, by its name in the model.
+        smaller: names of the matrices whose copies are smaller than they are.
     """
 
     model: Decoder
     decoder: Decoder
+    format: str
+    copied_nbytes: Mapping[str, int]
+    smaller: frozenset[str]
 
     @classmethod
     def of(cls, model: Decoder, loader: Loader, policy: PackingPolicy) -> "DraftCopy":
@@ -52,20 +58,17 @@ class DraftCopy:
             unpack(module)
         WeightPacker(loader.sources, loader.checkpoint, replace(policy, repacks=True)).pack(decoder)
         decoder.embed_tokens = model.embed_tokens
-        draft = cls(model, decoder)
-        for own, other in draft._pairs():
+        for own, other in pairs_of(model, decoder):
             if other.tensor.nbytes >= own.tensor.nbytes:
                 take_packing(own, other)
-        return draft
+        pairs = [*pairs_of(model, decoder)]
+        smaller = frozenset(own.name for own, copied in pairs if copied.tensor.nbytes < own.tensor.nbytes)
+        nbytes = {own.name: aligned(copied.tensor.nbytes) for own, copied in pairs}
+        return cls(model, decoder, policy.format, nbytes, smaller)
 
     def nbytes_of(self, names: Collection[str]) -> int:
         """Return the bytes of the copies of some weights, by their names in the model."""
-        return sum(aligned(copied.tensor.nbytes) for own, copied in self._pairs() if own.name in names)
-
-    @property
-    def smaller(self) -> frozenset[str]:
-        """Names of the matrices whose copies are smaller than they are."""
-        return frozenset(own.name for own, copied in self._pairs() if copied.tensor.nbytes < own.tensor.nbytes)
+        return sum(nbytes for name, nbytes in self.copied_nbytes.items() if name in names)
 
     def load(self, loader: Loader, streamed: Collection[str], on_progress: Progress) -> Decoder:
         """Load the copies, share everything else with the loaded model, and return the draft's decoder.
@@ -87,7 +90,7 @@ class DraftCopy:
 
         own_errors: Loader = replace(loader, squared_errors={})  # those of the draft are not the model's
         load_groups(own_errors, groups, torch.device("cpu"), report)
-        for own, other in self._pairs():
+        for own, other in pairs_of(self.model, self.decoder):
             if own.name not in names:
                 take_packing(own, other)
                 bind(other.module, other.leaf, own.tensor)
@@ -104,12 +107,13 @@ class DraftCopy:
         bind(own, "weight", head.weight)
         return own
 
-    def _pairs(self) -> Iterator[tuple[GroupWeight, GroupWeight]]:
-        """Yield each weight of the layers and the head in the model and in the draft."""
-        modules = zip(self.model.groups(), self.decoder.groups(), strict=True)
-        next(modules)  # the embedding
-        for (prefix, module), (_, drafting) in modules:
-            yield from zip(weights_in(module, prefix), weights_in(drafting, prefix), strict=True)
+
+def pairs_of(model: Decoder, draft: Decoder) -> Iterator[tuple[GroupWeight, GroupWeight]]:
+    """Yield each weight of the layers and the head in a model and in its draft."""
+    modules = zip(model.groups(), draft.groups(), strict=True)
+    next(modules)  # the embedding
+    for (prefix, module), (_, drafting) in modules:
+        yield from zip(weights_in(module, prefix), weights_in(drafting, prefix), strict=True)
 
 
 def unpack(module: nn.Module) -> None:

@@ -13,6 +13,7 @@ from graphcore.config.settings import ModelSettings, Settings
 from graphcore.device import collect_garbage, resolve_device, return_blocks_when_freed, return_freed_memory, use_threads
 from graphcore.engine.loading.decoder_loader import DecoderLoader
 from graphcore.engine.loading.model_loader import M, ModelLoader, P
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.prompt_encoder import PromptEncoder
@@ -21,6 +22,7 @@ from graphcore.gpu_memory import FreeMemory
 from graphcore.processors import refuse_forked, spinning_note
 from graphcore.progress import Progress
 from graphcore.streaming.weight_stream import WeightStream
+from graphcore.weights.draft_copy import DraftCopy
 from graphcore.weights.loader import Loader
 from graphcore.weights.plan import Plan, Tier
 
@@ -42,6 +44,7 @@ class LoadedModel:
         tier: tier that streamed weights are read from.
         weight_stream: mover of the streamed weights, with a record of what it moved.
         runner: runner of the programs; None after `give_back`.
+        draft: draft model, with the bytes of all copies that it could have; None without one.
         free_memory: record of a GPU's free memory since before loading; None on the CPU.
     """
 
@@ -55,6 +58,7 @@ class LoadedModel:
     tier: Tier
     weight_stream: WeightStream
     runner: ModelRunner | None
+    draft: DraftCopy | None = None
     free_memory: FreeMemory | None = None
 
     @property
@@ -176,6 +180,7 @@ def _load(loader: ModelLoader[M, P], settings: Settings, on_progress: Progress, 
         tier,
         running.stream,
         running.runner,
+        parts.draft if isinstance(parts, PreparedDecoder) else None,
     )
 
 

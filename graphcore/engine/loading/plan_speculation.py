@@ -7,7 +7,7 @@ else                   a plan without a draft model, and one with copies in each
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
@@ -17,21 +17,13 @@ from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import ConfigError, PlanError
 from graphcore.planning.draft_prediction import ACCEPTANCE, DraftPrediction, predict_drafts
 from graphcore.planning.machine import Machine
-from graphcore.planning.prediction import Rates, predict
+from graphcore.planning.prediction import Rates
 from graphcore.weights.plan import Plan, Tier
 
 CLEARLY_FASTER = 1.15  # predicted speed with a draft model, relative to none, that is worth its memory and load time
 
 Planned = tuple[PreparedDecoder, Plan, Tier]
 MeasureRates = Callable[[PreparedDecoder, Plan, Tier], Rates | None]
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A plan with a draft model, and its predicted speed."""
-
-    planned: Planned
-    predicted: DraftPrediction
 
 
 def plan_with_speculation(
@@ -56,15 +48,28 @@ def plan_with_speculation(
     rates = measure(*plain)
     if rates is None:
         return _noted(plain, "lookup, because the speed of a draft model cannot be predicted: no rates are known")
-    found = [*_candidates(settings, parts, rates, machine)]
+    found = [*_candidates(settings, parts, plan, rates, machine)]
     if not found:
         return _noted(plain, "lookup, because no draft model fits in the budget")
-    best = max(found, key=lambda one: one.predicted.tokens_per_second)
-    speeds = (best.predicted.tokens_per_second, predict(plan, rates).tokens_per_second)
-    told = f"predicted {speeds[0]:.3g} tokens/s with copies in {best.predicted.draft_format}, {speeds[1]:.3g} without"
-    if speeds[0] < CLEARLY_FASTER * speeds[1]:
+    best, predicted = max(found, key=lambda one: one[1].tokens_per_second)
+    speed, without = predicted.tokens_per_second, predicted.tokens_per_second_without
+    told = f"predicted {speed:.3g} tokens/s with copies in {predicted.draft_format}, {without:.3g} without"
+    if speed < CLEARLY_FASTER * without:
         return _noted(plain, f"lookup ({told})")
-    return _noted(best.planned, f"self, a draft model of {in_words(best.planned[1].draft_nbytes)} ({told})")
+    return _noted(best, f"self, a draft model of {in_words(best[1].draft_nbytes)} ({told})")
+
+
+def predict_speculation(
+    settings: Settings, parts: PreparedDecoder, plan: Plan, rates: Rates, machine: Machine | None = None
+) -> DraftPrediction | None:
+    """Return the predicted speed of a plan with a draft model; None without one, or if it cannot be predicted."""
+    if parts.draft is None or not plan.draft_nbytes:
+        return None
+    try:
+        _, plain, _ = plan_run(settings, replace(parts, draft=None, notes=[]), machine)
+    except PlanError:
+        return None
+    return predict_drafts(plan, plain, rates, parts.draft.format, parts.runtime.draft_tokens)
 
 
 def without_speculation(planned: Planned) -> Planned:
@@ -79,14 +84,14 @@ def _noted(planned: Planned, said: str) -> Planned:
 
 
 def _candidates(
-    settings: Settings, parts: PreparedDecoder, rates: Rates, machine: Machine | None
-) -> Iterator[_Candidate]:
+    settings: Settings, parts: PreparedDecoder, plain: Plan, rates: Rates, machine: Machine | None
+) -> Iterator[tuple[Planned, DraftPrediction]]:
     """Yield the plans with a draft model that fit, one for each format whose acceptance is known."""
     for draft_format in ACCEPTANCE:
         try:
             planned = plan_run(settings, with_draft(parts, draft_format), machine)
         except (PlanError, ConfigError):
             continue
-        predicted = predict_drafts(planned[1], rates, draft_format, parts.runtime.draft_tokens)
+        predicted = predict_drafts(planned[1], plain, rates, draft_format, parts.runtime.draft_tokens)
         if planned[1].groups.streamed and predicted is not None:
-            yield _Candidate(planned, predicted)
+            yield planned, predicted

@@ -21,12 +21,15 @@ from graphcore.device import use_threads
 from graphcore.engine.fallback.transformers_loader import TransformersLoader
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.plan_run import plan_run, ram_of
+from graphcore.engine.loading.plan_speculation import plan_with_speculation, predict_speculation
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.errors import PlanError
+from graphcore.planning.draft_prediction import DraftPrediction
 from graphcore.planning.machine import Machine, Speeds
 from graphcore.planning.plan_record import (
+    drafts_record,
     group_records,
     memory_record,
     planned_groups,
@@ -40,7 +43,7 @@ from graphcore.progress import Progress
 from graphcore.streaming.moving_weights import find_moving
 from graphcore.streaming.weight_stream import link_opener
 from graphcore.tasks.plan_machine import machine_of, speeds_of, target_on
-from graphcore.tasks.report.plan_report import group_rows, movement_line, ram_rows, tier_rows
+from graphcore.tasks.report.plan_report import drafts_line, group_rows, movement_line, ram_rows, tier_rows
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import group_note
 from graphcore.weights.groups import LayerGroup
@@ -72,6 +75,7 @@ class Outcome:
         layer_groups: layers, or matrices of a layer, of each layer group.
         expert_nbytes: bytes of all experts.
         rates: given or measured rates; None where they are not known.
+        drafts: predicted speed with the plan's draft model; None without one, and where it cannot be predicted.
         error: reason why the plan does not fit, or None.
         note: reason why there are no rates; empty if there are.
     """
@@ -85,6 +89,7 @@ class Outcome:
     ram_nbytes: int = 0
     expert_nbytes: int = 0
     rates: Rates | None = None
+    drafts: DraftPrediction | None = None
     error: PlanError | None = None
     note: str = ""
 
@@ -114,6 +119,8 @@ def run(context: Context, task: PlanSettings) -> Record:
         console.table(f"{title}: {name}", ("", "bytes", "", "where"), cells)
     if outcome.error is None:
         console.line(movement_line(plan, outcome.source, predicted))
+    if outcome.drafts is not None:
+        console.line(drafts_line(outcome.drafts))
     return {
         **_fit(outcome),
         **_ran(settings, outcome),
@@ -121,7 +128,7 @@ def run(context: Context, task: PlanSettings) -> Record:
         "groups": group_records(groups),
         "memory": {**memory_record(plan), "ram_bytes": outcome.ram_nbytes},
         "planned_for": machine_record(machine, speeds),
-        "predicted": prediction_record(predicted),
+        "predicted": {**prediction_record(predicted), "drafts": drafts_record(outcome.drafts)},
         "budget_bytes": plan.budget,
         "free_bytes": free,
     }
@@ -179,8 +186,12 @@ def _planned_own(settings: Settings, machine: Machine, speeds: Speeds, on_progre
     experts = sizes_of(parts.decoder, parts.loader.is_tied).experts
     expert_nbytes = 0 if experts is None else experts.total_nbytes
     groups = parts.layer_groups(settings.streaming)
+
+    def measure(parts: PreparedDecoder, plan: Plan, tier: Tier) -> Rates | None:
+        return known_rates(settings, parts, plan, tier, machine, speeds, on_progress, has_weights=not note)[0]
+
     try:
-        parts, plan, tier = plan_run(settings, parts, machine)
+        parts, plan, tier = plan_with_speculation(settings, parts, measure, machine)
     except PlanError as error:
         if not isinstance(error.smallest, Plan):
             raise
@@ -190,7 +201,8 @@ def _planned_own(settings: Settings, machine: Machine, speeds: Speeds, on_progre
     rates, missing = known_rates(settings, parts, plan, tier, machine, speeds, on_progress, has_weights=not note)
     held = ram_of(parts, plan, tier)
     made = parts.runtime, parts.notes, plan, tier.kind, groups, held
-    return Outcome(own.config, *made, expert_nbytes, rates, note=missing)
+    drafts = None if rates is None else predict_speculation(settings, parts, plan, rates, machine)
+    return Outcome(own.config, *made, expert_nbytes, rates, drafts, note=missing)
 
 
 def known_rates(

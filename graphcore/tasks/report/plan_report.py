@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from graphcore.config.byte_sizes import in_words
+from graphcore.planning.draft_prediction import DraftPrediction
 from graphcore.planning.plan_record import PlannedGroup
 from graphcore.planning.prediction import Prediction
 from graphcore.weights.plan import ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token
@@ -92,6 +93,19 @@ def movement_line(plan: Plan, source: str, predictions: Sequence[Prediction]) ->
         f"{moves}; predicted {predicted.tokens_per_second:.3g} tokens/s: copying "
         f"{predicted.copy_seconds + predicted.fetch_seconds:.3g} s, computing {predicted.compute_seconds:.3g} s, "
         f"{_overlap_in_words(predicted)}; in all {together} sequences"
+    )
+
+
+def drafts_line(predicted: DraftPrediction) -> str:
+    """Return a line about the speed that a draft model promises."""
+    without = f"{predicted.tokens_per_second_without:.3g} without a draft model"
+    if not predicted.draft_tokens:
+        return f"with drafts: none pays, {without}"
+    return (
+        f"with drafts in {predicted.draft_format}: predicted {predicted.tokens_per_second:.3g} tokens/s, {without}: "
+        f"{predicted.draft_tokens} draft tokens of {predicted.draft_seconds:.3g} s and a step of "
+        f"{predicted.check_seconds:.3g} s give {predicted.tokens_per_step:.3g} tokens, if {predicted.acceptance:.0%} "
+        "of them are accepted"
     )
 
 
