@@ -10,6 +10,7 @@ import graphcore
 from graphcore.engine.engine import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import RequestStatus
+from graphcore.engine.speculation.speculation_record import speculation_record
 from graphcore.engine.what_if import BudgetPlan, WhatIf, plan_record, unloaded_machine
 from graphcore.errors import ConfigError
 from graphcore.planning.plan_record import prediction_record
@@ -45,6 +46,7 @@ def status_body(served: ServedModel, metrics: ServingMetrics, num_events: int) -
         "requests": [request_record(one) for one in statuses_of(engine)],
         "totals": asdict(engine.totals),
         "first_token_seconds": first_token_record(tuple(metrics.recent_first_seconds)),
+        "speculation": speculation_record(engine),
         "kv_cache": kv_cache_records(engine),
         "streaming": movement_record(engine, num_events) if engine.plan.is_streaming else None,
     }

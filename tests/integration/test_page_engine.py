@@ -352,10 +352,13 @@ def test_requests_have_numbers_rates_and_rows(browser: Browser) -> None:
 def test_drafts_are_shown_where_a_server_counts_them(browser: Browser) -> None:
     run = streaming_run()
     held = SimulatedRun.status
-    drafts = {"drafts": {"proposed": 400, "accepted": 292}}
+    counted = {"draft_tokens": 400, "accepted_tokens": 292, "draft_seconds": 1.2, "draft_steps": 400}
+    drafts = {"speculation": {**counted, "check_seconds": 5.0, "check_steps": 50}}
     run.status = lambda *given: held(run, *given) | drafts  # type: ignore[method-assign]
     with opened(browser, FakeServer(run)) as page:
-        expect(panel(page, "Requests")).to_contain_text(re.compile("73%292 of 400 proposed tokens"))
+        expect(panel(page, "Requests")).to_contain_text(
+            re.compile("73%292 of 400 draft tokens; a draft step takes 3 ms; a check takes 100 ms")
+        )
 
 
 def test_the_timeline_draws_the_newest_whole_pass(browser: Browser) -> None:

@@ -230,6 +230,21 @@ def test_a_model_of_transformers_has_one_plan(tiny_model: Callable[[str], TinyMo
             complete(own)
             status = http.get("/status").json()
             assert (status["kv_cache"], status["totals"]["new_tokens"]) == ([], 8)
+            assert status["speculation"] is None
+
+
+def test_draft_tokens_are_counted(tiny_model: Callable[[str], TinyModel]) -> None:
+    overrides = [*SIZES, "speculation=auto"]
+    with (
+        Engine.load(tiny_model("llama3").folder, dtype="fp32", device="cpu", overrides=overrides) as engine,
+        running_server(lambda: engine) as own,
+        own.client() as http,
+    ):
+        engine.generate([[1, 2, 3, 1, 2, 3, 1, 2]], 24, ignore_eos=True)
+        found = http.get("/status").json()["speculation"]
+        assert (found["kind"], found["draft_steps"]) == ("lookup", 0)
+        assert found["draft_tokens"] == engine.totals.draft_tokens
+        assert found["steps"] >= 24 - found["accepted_tokens"] - 1
 
 
 def test_times_to_the_first_token_are_ranked() -> None:

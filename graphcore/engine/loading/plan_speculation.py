@@ -42,19 +42,21 @@ def plan_with_speculation(
     plain = plan_run(settings, replace(parts, notes=[*parts.notes]), machine)
     plan = plain[1]
     if plan.experts is not None:
-        return _noted(without_speculation(plain), "off, because experts stream: each draft token reads further ones")
+        without = replace(parts, runtime=replace(parts.runtime, speculation="off", draft_tokens=0))
+        found = plan_run(settings, without, machine)
+        return _noted(found, "off, because experts stream: each draft token reads further ones")
     if not plan.groups.streamed:
         return _noted(plain, "lookup, because nothing streams")
     rates = measure(*plain)
     if rates is None:
         return _noted(plain, "lookup, because the speed of a draft model cannot be predicted: no rates are known")
-    found = [*_candidates(settings, parts, plan, rates, machine)]
-    if not found:
+    candidates = [*_candidates(settings, parts, plan, rates, machine)]
+    if not candidates:
         return _noted(plain, "lookup, because no draft model fits in the budget")
-    best, predicted = max(found, key=lambda one: one[1].tokens_per_second)
-    speed, without = predicted.tokens_per_second, predicted.tokens_per_second_without
-    told = f"predicted {speed:.3g} tokens/s with copies in {predicted.draft_format}, {without:.3g} without"
-    if speed < CLEARLY_FASTER * without:
+    best, predicted = max(candidates, key=lambda one: one[1].tokens_per_second)
+    speed, plain_speed = predicted.tokens_per_second, predicted.tokens_per_second_without
+    told = f"predicted {speed:.3g} tokens/s with copies in {predicted.draft_format}, {plain_speed:.3g} without"
+    if speed < CLEARLY_FASTER * plain_speed:
         return _noted(plain, f"lookup ({told})")
     return _noted(best, f"self, a draft model of {in_words(best[1].draft_nbytes)} ({told})")
 
@@ -70,12 +72,6 @@ def predict_speculation(
     except PlanError:
         return None
     return predict_drafts(plan, plain, rates, parts.draft.format, parts.runtime.draft_tokens)
-
-
-def without_speculation(planned: Planned) -> Planned:
-    """Return a plan whose run checks no draft tokens."""
-    parts, plan, tier = planned
-    return replace(parts, runtime=replace(parts.runtime, speculation="off")), plan, tier
 
 
 def _noted(planned: Planned, said: str) -> Planned:

@@ -14,12 +14,13 @@ from graphcore.config.validate import PROMPT_KEYS, at_least, refuse_unused_setti
 from graphcore.device import resolve_device
 from graphcore.engine.engine import Engine
 from graphcore.engine.loading.runtime_config import DEFAULT_CONTEXT
+from graphcore.engine.speculation.speculation_record import speculation_record
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.measuring.process_memory import Growth, PeakMemory, compiler_nbytes, resident_now
 from graphcore.tasks.measuring.random_batch import RandomBatch
 from graphcore.tasks.measuring.timed_runs import Spread, count_kernels, time_repeats
-from graphcore.tasks.report.run_record import bandwidth_of, compile_record, ran_record, share_of, speculation_record
+from graphcore.tasks.report.run_record import bandwidth_of, compile_record, ran_record, share_of
 from graphcore.tasks.report.startup import seconds_since_start
 from graphcore.tasks.report.stream_watch import Interval, StreamWatch, show_streaming, streaming_of, streaming_results
 from graphcore.tasks.task import Context, Record, Task

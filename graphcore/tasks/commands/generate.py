@@ -14,10 +14,11 @@ from graphcore.config.user_path import user_path
 from graphcore.engine.engine import Engine
 from graphcore.engine.output import Generation
 from graphcore.engine.request_handle import RequestHandle
+from graphcore.engine.speculation.speculation_record import speculation_record
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.tasks.report.answer_file import AnswerFile
-from graphcore.tasks.report.run_record import compile_record, ran_record, speculation_record
+from graphcore.tasks.report.run_record import compile_record, ran_record
 from graphcore.tasks.report.startup import seconds_since_start
 from graphcore.tasks.report.stream_watch import write_streaming_trace
 from graphcore.tasks.requests.cache_files import cache_record, check_cache_files, load_cache_file, save_cache_file

@@ -55,22 +55,6 @@ def ran_record(engine: Engine, notes: Sequence[str] = ()) -> Record:
     }
 
 
-def speculation_record(engine: Engine) -> Record | None:
-    """Return how draft tokens fared since the engine was loaded; None without speculation."""
-    found = engine.batching.speculation
-    if found is None:
-        return None
-    return {
-        "kind": engine.choices.speculation,
-        "steps": found.steps,
-        "draft_tokens": engine.totals.draft_tokens,
-        "accepted_tokens": engine.totals.accepted_tokens,
-        "drafted_by_position": list(found.acceptance.drafted),
-        "accepted_by_position": list(found.acceptance.accepted),
-        **asdict(found.times),
-    }
-
-
 def device_record(engine: Engine) -> Record | None:
     """Return a GPU's free memory at several moments, including now, and the plan's bytes; None on the CPU."""
     found, plan = engine.loaded.free_memory, engine.plan

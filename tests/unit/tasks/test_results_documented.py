@@ -63,7 +63,7 @@ RUNS = {
     "bench": ["task.prompt_tokens=3", "task.new_tokens=2", "task.repeats=1"],
     "microbench": ["task.lengths=[3]", "task.repeats=1"],
     "verify": ["task.tokens=4", "task.new_tokens=2", "dtype=bf16"],
-    "plan": ["task.disk=1GB", "task.bandwidth=10GB"],
+    "plan": ["task.disk=1GB", "task.bandwidth=10GB", "graph=captured", "streaming=on", "speculation=self"],
     "perplexity": ["task.window=8"],
     "pack": ["quant=q8_0"],
     "models": ["task.remove=one.gguf", "task.confirmed=true"],

@@ -35,7 +35,7 @@ export function makeRequests() {
       showRate(prompts, history, (sample) => sample.totals.prompt_tokens);
       showRate(answers, history, (sample) => sample.totals.new_tokens);
       showFirst(first, status.first_token_seconds);
-      showDrafts(drafts, status.drafts);
+      showDrafts(drafts, status.speculation);
       table.hidden = status.requests.length === 0;
       fillRows(body, status.requests.slice(0, MOST_ROWS).map(rowOf), COLUMNS);
       setText(note, noteOf(status));
@@ -83,11 +83,19 @@ function lastWords(count) {
   return count === 1 ? "answer" : counted(count, "answer");
 }
 
-function showDrafts(tile, drafts) {
-  tile.box.hidden = !drafts;
-  if (!drafts) return;
-  setText(tile.value, drafts.proposed > 0 ? inPercent(drafts.accepted / drafts.proposed) : "–");
-  setText(tile.extra, `${drafts.accepted.toLocaleString("en")} of ${counted(drafts.proposed, "proposed token")}`);
+function showDrafts(tile, speculation) {
+  tile.box.hidden = !speculation;
+  if (!speculation) return;
+  const { draft_tokens: drafted, accepted_tokens: accepted } = speculation;
+  setText(tile.value, drafted > 0 ? inPercent(accepted / drafted) : "–");
+  const each = [eachTakes("draft step", speculation.draft_seconds, speculation.draft_steps)];
+  each.push(eachTakes("check", speculation.check_seconds, speculation.check_steps));
+  const texts = [`${accepted.toLocaleString("en")} of ${counted(drafted, "draft token")}`, ...each];
+  setText(tile.extra, texts.filter((text) => text !== "").join("; "));
+}
+
+function eachTakes(name, seconds, count) {
+  return count > 0 ? `a ${name} takes ${inTime(seconds / count)}` : "";
 }
 
 function rowOf(one) {
