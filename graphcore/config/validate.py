@@ -171,6 +171,9 @@ def at_least(least: int, prefix: str, settings: object, keys: Sequence[str]) -> 
             raise ConfigError(f"{prefix}{key}={value} must be at least {least}")
 
 
+GENERATES_NOTHING = ("microbench", "models", "pack", "perplexity")  # tasks
+
+
 def refuse_unused_settings(settings: Settings, task: str, keys: tuple[str, ...]) -> None:
     """Check that no setting is given that a task does not use.
 
@@ -183,6 +186,9 @@ def refuse_unused_settings(settings: Settings, task: str, keys: tuple[str, ...])
     given = [key for key in keys if attrgetter(key)(settings) not in (None, [])]
     if given:
         raise ConfigError(f"{given[0]} has no effect with task={task}; leave it out")
+    kind = settings.speculation.kind
+    if kind != "off" and task in GENERATES_NOTHING:
+        raise ConfigError(f"speculation={kind} has no effect with task={task}, which generates no tokens; leave it out")
 
 
 def check_streaming(settings: Settings) -> None:

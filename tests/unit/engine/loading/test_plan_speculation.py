@@ -15,7 +15,7 @@ from graphcore.planning.draft_prediction import ACCEPTANCE
 from graphcore.planning.prediction import Rates
 from graphcore.weights.plan import Plan, Tier
 
-SLOW_DISK, SLOW_MEMORY = Rates(link=1e5, memory=1e9), Rates(link=1e5, memory=1e5)
+SLOW_DISK, SLOW_MEMORY = Rates(link=1e5, memory=1e9), Rates(link=1e5, memory=2e4)
 
 
 @pytest.fixture(scope="module")

@@ -160,6 +160,10 @@ def test_progress_is_told_window_by_window(
         (["task.text=TEXT", "task.window=200000"], "context_length=200000, but the model was made for"),
         (["task.text=TEXT", "task.path=both"], "task.path=both is not one of prefill, decode"),
         (["task.text=TEXT", "prompt=a"], "prompt has no effect with task=perplexity"),
+        (
+            ["task.text=TEXT", "speculation=lookup"],
+            "speculation=lookup has no effect with task=perplexity, which generates",
+        ),
     ],
 )
 def test_what_cannot_be_scored_is_refused(
