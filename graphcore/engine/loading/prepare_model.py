@@ -78,12 +78,9 @@ def prepare_model(
         chosen = graph_note, *note_on_kv_types(kv_dtype, model), *notes_on_building(settings, target, prefill)
         notes += filter(None, (*chosen, pdl_note))
     decoder, loader = match_model(model, target.dtype, packing)
-    notes += (*filter(None, (source_note,)), *notes_on_unread(model, loader))
-    if graph == "captured" and target.device.type == "cpu" and (obstacle := native_obstacle(decoder)) is not None:
-        graph = prefill = graph_without_native_programs(settings, obstacle)
-        notes.append(f"decode runs {graph}: {obstacle}")
-    speculation, speculation_note = choose_speculation(settings, target.device, graph)
-    notes += filter(None, (speculation_note,))
+    graph, prefill, decode_note = as_recorded(settings, target.device, decoder, graph, prefill)
+    notes += (*filter(None, (source_note,)), *notes_on_unread(model, loader), *filter(None, (decode_note,)))
+    speculation, draft_tokens, speculation_note = choose_speculation(settings, target.device, graph)
     runtime = RuntimeConfig(
         device=target.device,
         dtype=target.dtype,
@@ -94,15 +91,13 @@ def prepare_model(
         cache_tokens=settings.batching.cache_tokens,
         snapshots=choose_snapshots(settings, model.spec),
         speculation=speculation,
-        draft_tokens=0
-        if speculation == "off"
-        else settings.speculation.draft_tokens(settings.streaming.policy != "off"),
+        draft_tokens=draft_tokens,
         batch_size=settings.batching.max_sequences,
         prefill_chunk=min(settings.prefill_chunk, context_length),
         packing=packing,
         uses_pdl=uses_pdl,
     )
-    notes += notes_on_kernels(settings, runtime, decoder, loader)
+    notes += (*filter(None, (speculation_note,)), *notes_on_kernels(settings, runtime, decoder, loader))
     parts = PreparedDecoder(runtime, notes, loader, decoder)
     return with_draft(parts, settings.speculation.draft_format) if speculation == "self" else parts
 
@@ -123,15 +118,23 @@ def with_draft(parts: PreparedDecoder, draft_format: str) -> PreparedDecoder:
     return replace(parts, runtime=runtime, notes=[*parts.notes], draft=draft)
 
 
-def graph_without_native_programs(settings: Settings, obstacle: str) -> str:
-    """Return how a model runs on a CPU if its decoder cannot be recorded: "compiled", or "eager" without a compiler.
+def as_recorded(
+    settings: Settings, device: torch.device, decoder: Decoder, graph: str, prefill: str
+) -> tuple[str, str, str]:
+    """Return how decode steps and all else run, and a note, for a decoder that a CPU may not be able to record.
+
+    If it cannot, both are "compiled", or "eager" without a compiler.
 
     Raises:
         ConfigError: the settings ask for captured steps.
     """
+    obstacle = native_obstacle(decoder) if graph == "captured" and device.type == "cpu" else None
+    if obstacle is None:
+        return graph, prefill, ""
     if settings.graph.kind == "captured":
         raise ConfigError(f"graph=captured is not possible: {obstacle}; use graph=auto")
-    return "eager" if find_cpp_compiler() is None else "compiled"
+    runs = "eager" if find_cpp_compiler() is None else "compiled"
+    return runs, runs, f"decode runs {runs}: {obstacle}"
 
 
 def notes_on_building(settings: Settings, target: ComputeTarget, prefill: str) -> Sequence[str]:

@@ -165,8 +165,10 @@ def choose_snapshots(settings: Settings, spec: ModelSpec) -> int:
     return settings.batching.max_sequences + 1 if wanted is None else wanted
 
 
-def choose_speculation(settings: Settings, device: torch.device, graph: str) -> tuple[str, str]:
-    """Return the kind of speculation, and a note; "auto" is "lookup" until a plan is made, or "off".
+def choose_speculation(settings: Settings, device: torch.device, graph: str) -> tuple[str, int, str]:
+    """Return the kind of speculation, the most draft tokens of a sequence in a step, and a note, which may be empty.
+
+    "auto" is "lookup" until a plan is made, or "off".
 
     Args:
         graph: how decode steps run there; only native programs run several tokens of a sequence.
@@ -177,10 +179,11 @@ def choose_speculation(settings: Settings, device: torch.device, graph: str) -> 
     kind = settings.speculation.kind
     is_possible = graph == "captured" and device.type == "cpu"
     if kind == "off" or is_possible:
-        return ("lookup" if kind == "auto" else kind), ""
+        tokens = settings.speculation.draft_tokens(settings.streaming.policy != "off")
+        return ("lookup" if kind == "auto" else kind), tokens, ""
     reason = f"needs decode steps as native programs on the CPU (graph=captured), and they run {graph} on {device}"
     if kind == "auto":
-        return "off", f"speculation=auto checks no drafts: it {reason}"
+        return "off", 0, f"speculation=auto checks no drafts: it {reason}"
     raise ConfigError(f"speculation={kind} {reason}; use speculation=off")
 
 
