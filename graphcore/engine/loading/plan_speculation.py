@@ -12,7 +12,7 @@ from dataclasses import replace
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
 from graphcore.engine.loading.plan_run import plan_run
-from graphcore.engine.loading.prepare_model import with_draft
+from graphcore.engine.loading.prepare_model import draft_of
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import ConfigError, PlanError
 from graphcore.planning.draft_prediction import ACCEPTANCE, DraftPrediction, predict_drafts
@@ -83,9 +83,11 @@ def _candidates(
     settings: Settings, parts: PreparedDecoder, plain: Plan, rates: Rates, machine: Machine | None
 ) -> Iterator[tuple[Planned, DraftPrediction]]:
     """Yield the plans with a draft model that fit, one for each format whose acceptance is known."""
+    runtime = replace(parts.runtime, speculation="self")
     for draft_format in ACCEPTANCE:
         try:
-            planned = plan_run(settings, with_draft(parts, draft_format), machine)
+            draft = draft_of(runtime, parts.decoder, parts.loader, draft_format)
+            planned = plan_run(settings, replace(parts, runtime=runtime, notes=[*parts.notes], draft=draft), machine)
         except (PlanError, ConfigError):
             continue
         predicted = predict_drafts(planned[1], plain, rates, draft_format, parts.runtime.draft_tokens)

@@ -79,8 +79,8 @@ def prepare_model(
         notes += filter(None, (*chosen, pdl_note))
     decoder, loader = match_model(model, target.dtype, packing)
     graph, prefill, decode_note = as_recorded(settings, target.device, decoder, graph, prefill)
-    notes += (*filter(None, (source_note,)), *notes_on_unread(model, loader), *filter(None, (decode_note,)))
-    speculation, draft_tokens, speculation_note = choose_speculation(settings, target.device, graph)
+    speculation, draft_tokens, note = choose_speculation(settings, target.device, graph)
+    notes += filter(None, (source_note, *notes_on_unread(model, loader), decode_note, note))
     runtime = RuntimeConfig(
         device=target.device,
         dtype=target.dtype,
@@ -97,25 +97,26 @@ def prepare_model(
         packing=packing,
         uses_pdl=uses_pdl,
     )
-    notes += (*filter(None, (speculation_note,)), *notes_on_kernels(settings, runtime, decoder, loader))
-    parts = PreparedDecoder(runtime, notes, loader, decoder)
-    return with_draft(parts, settings.speculation.draft_format) if speculation == "self" else parts
+    notes += notes_on_kernels(settings, runtime, decoder, loader)
+    drafting = draft_of(runtime, decoder, loader, settings.speculation.draft_format)
+    return PreparedDecoder(runtime, notes, loader, decoder, drafting)
 
 
-def with_draft(parts: PreparedDecoder, draft_format: str) -> PreparedDecoder:
-    """Return a prepared model with a draft model whose copies have a format, on the meta device.
+def draft_of(runtime: RuntimeConfig, decoder: Decoder, loader: Loader, draft_format: str) -> DraftCopy | None:
+    """Return the draft model of speculation=self with copies in a format, on the meta device; None for other kinds.
 
     Raises:
         ConfigError: no native program can run it.
     """
-    runtime = replace(parts.runtime, speculation="self")
-    draft = DraftCopy.of(parts.decoder, parts.loader, replace(runtime.packing, format=draft_format))
+    if runtime.speculation != "self":
+        return None
+    draft = DraftCopy.of(decoder, loader, replace(runtime.packing, format=draft_format))
     if (obstacle := native_obstacle(draft.decoder)) is not None:
         raise ConfigError(
             f"speculation=self is not possible with speculation.draft_format={draft_format}: {obstacle}; set another "
             "format, or speculation=off"
         )
-    return replace(parts, runtime=runtime, notes=[*parts.notes], draft=draft)
+    return draft
 
 
 def as_recorded(
