@@ -34,14 +34,12 @@ class DraftCopy:
     Attributes:
         model: decoder of the model.
         decoder: decoder of the draft; it shares the model's embedding.
-        format: format that the copies were asked for in.
         copied_nbytes: bytes of each weight's copy, by its name in the model.
         smaller: names of the matrices whose copies are smaller than they are.
     """
 
     model: Decoder
     decoder: Decoder
-    format: str
     copied_nbytes: Mapping[str, int]
     smaller: frozenset[str]
 
@@ -64,7 +62,7 @@ class DraftCopy:
         pairs = [*pairs_of(model, decoder)]
         smaller = frozenset(own.name for own, copied in pairs if copied.tensor.nbytes < own.tensor.nbytes)
         nbytes = {own.name: aligned(copied.tensor.nbytes) for own, copied in pairs}
-        return cls(model, decoder, policy.format, nbytes, smaller)
+        return cls(model, decoder, nbytes, smaller)
 
     def nbytes_of(self, names: Collection[str]) -> int:
         """Return the bytes of the copies of some weights, by their names in the model."""

@@ -71,7 +71,7 @@ def predict_speculation(
         _, plain, _ = plan_run(settings, replace(parts, draft=None, notes=[]), machine)
     except PlanError:
         return None
-    return predict_drafts(plan, plain, rates, parts.draft.format, parts.runtime.draft_tokens)
+    return predict_drafts(plan, plain, rates, parts.runtime.draft_format, parts.runtime.draft_tokens)
 
 
 def _noted(planned: Planned, said: str) -> Planned:
@@ -83,10 +83,10 @@ def _candidates(
     settings: Settings, parts: PreparedDecoder, plain: Plan, rates: Rates, machine: Machine | None
 ) -> Iterator[tuple[Planned, DraftPrediction]]:
     """Yield the plans with a draft model that fit, one for each format whose acceptance is known."""
-    runtime = replace(parts.runtime, speculation="self")
     for draft_format in ACCEPTANCE:
+        runtime = replace(parts.runtime, speculation="self", draft_format=draft_format)
         try:
-            draft = draft_of(runtime, parts.decoder, parts.loader, draft_format)
+            draft = draft_of(runtime, parts.decoder, parts.loader)
             planned = plan_run(settings, replace(parts, runtime=runtime, notes=[*parts.notes], draft=draft), machine)
         except (PlanError, ConfigError):
             continue

@@ -81,40 +81,36 @@ def prepare_model(
     graph, prefill, decode_note = as_recorded(settings, target.device, decoder, graph, prefill)
     speculation, draft_tokens, note = choose_speculation(settings, target.device, graph)
     notes += filter(None, (source_note, *notes_on_unread(model, loader), decode_note, note))
+    how = target.device, target.dtype, kv_dtype, graph, prefill, context_length
     runtime = RuntimeConfig(
-        device=target.device,
-        dtype=target.dtype,
-        kv_dtype=kv_dtype,
-        graph=graph,
-        prefill=prefill,
-        context_length=context_length,
+        *how,
         cache_tokens=settings.batching.cache_tokens,
         snapshots=choose_snapshots(settings, model.spec),
         speculation=speculation,
         draft_tokens=draft_tokens,
+        draft_format=settings.speculation.draft_format,
         batch_size=settings.batching.max_sequences,
         prefill_chunk=min(settings.prefill_chunk, context_length),
         packing=packing,
         uses_pdl=uses_pdl,
     )
     notes += notes_on_kernels(settings, runtime, decoder, loader)
-    drafting = draft_of(runtime, decoder, loader, settings.speculation.draft_format)
-    return PreparedDecoder(runtime, notes, loader, decoder, drafting)
+    return PreparedDecoder(runtime, notes, loader, decoder, draft_of(runtime, decoder, loader))
 
 
-def draft_of(runtime: RuntimeConfig, decoder: Decoder, loader: Loader, draft_format: str) -> DraftCopy | None:
-    """Return the draft model of speculation=self with copies in a format, on the meta device; None for other kinds.
+def draft_of(runtime: RuntimeConfig, decoder: Decoder, loader: Loader) -> DraftCopy | None:
+    """Return the draft model of speculation=self, on the meta device; None for other kinds.
 
     Raises:
         ConfigError: no native program can run it.
     """
     if runtime.speculation != "self":
         return None
-    draft = DraftCopy.of(decoder, loader, replace(runtime.packing, format=draft_format))
+    draft = DraftCopy.of(decoder, loader, replace(runtime.packing, format=runtime.draft_format))
     if (obstacle := native_obstacle(draft.decoder)) is not None:
         raise ConfigError(
-            f"speculation=self is not possible with speculation.draft_format={draft_format}: {obstacle}; set another "
-            "format, or speculation=off"
+            f"speculation=self is not possible with speculation.draft_format={runtime.draft_format}: {obstacle}; set "
+            "another format, or speculation=off"
         )
     return draft
 

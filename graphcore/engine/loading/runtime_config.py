@@ -39,6 +39,7 @@ class RuntimeConfig:
         packing: policy of how packed weights are held and multiplied.
         speculation: where draft tokens come from: "off", "lookup" or "self".
         draft_tokens: most draft tokens of one sequence in a decode step; 0 without speculation.
+        draft_format: format of the copies that the draft model of "self" has.
         uses_pdl: True if a captured step's kernels use programmatic dependent launch (kernels/gpu/pdl.py).
     """
 
@@ -55,6 +56,7 @@ class RuntimeConfig:
     snapshots: int = 0
     speculation: str = "off"
     draft_tokens: int = 0
+    draft_format: str = ""
     uses_pdl: bool = False
 
     @property

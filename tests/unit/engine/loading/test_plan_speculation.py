@@ -51,10 +51,10 @@ def test_a_slow_disk_gets_the_draft_model_that_promises_most(llama: TinyModel) -
     (parts, plan, _), note = planned(llama.folder, SLOW_DISK, "streaming=on")
     assert (parts.runtime.speculation, parts.runtime.draft_tokens) == ("self", 31)
     assert parts.draft is not None
-    assert parts.draft.format == max(ACCEPTANCE, key=ACCEPTANCE.__getitem__)  # drafting takes hardly any time
+    assert parts.runtime.draft_format == max(ACCEPTANCE, key=ACCEPTANCE.__getitem__)  # drafting takes hardly any time
     assert plan.draft_nbytes > 0
     assert "self, a draft model of" in note
-    assert parts.draft.format in note
+    assert parts.runtime.draft_format in note
 
 
 def test_where_drafts_are_seldom_accepted_nothing_is_copied(llama: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
