@@ -39,6 +39,7 @@ from graphcore import Engine
 from graphcore.checkpoint.sources.fetch import resolve_source
 from graphcore.config.compose import compose_settings
 from graphcore.errors import CheckpointNotFoundError
+from graphcore.nn.decoder import Decoder
 
 PREFILL_CHUNK = 16
 BATCH_SIZE = 3
@@ -141,6 +142,14 @@ def settings_composed_once() -> Iterator[None]:
     once = cache(compose_settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("graphcore.engine.engine.compose_settings", lambda given: deepcopy(once(tuple(given))))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def small_parts() -> Iterator[None]:
+    """Let the parts of tiny models' layers be single matrices, as those of large models are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "least_part_nbytes", 0)
         yield
 
 

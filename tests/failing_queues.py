@@ -1,5 +1,6 @@
 """A simulated device that fails at some call, once or from then on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,6 +48,10 @@ class FailingQueues(SimulatedQueues):
     def copy(self, source: Tensor, target: Tensor) -> None:
         self.count()
         super().copy(source, target)
+
+    def run(self, work: Callable[[], None], target: Tensor) -> None:
+        self.count()
+        super().run(work, target)
 
     def count(self) -> None:
         """Count a call, and fail if it is its turn."""

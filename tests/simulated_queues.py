@@ -101,6 +101,18 @@ class SimulatedQueues:
         self.enqueue("copy", begin)
         self.enqueue("copy", end)
 
+    def run(self, work: Callable[[], None], target: Tensor) -> None:
+        def begin() -> bool:
+            target.fill_(WRONG)
+            return True
+
+        def end() -> bool:
+            work()
+            return True
+
+        self.enqueue("copy", begin)
+        self.enqueue("copy", end)
+
     def compute(self, *parts: Callable[[], None]) -> None:
         """Enqueue something that reads slots, in parts between which the other queue may go on."""
         for part in parts:

@@ -107,7 +107,7 @@ class WhatIf:
         rates = measure_rates(
             parts.loader, moving, tier, Machine.here(device), Speeds(), parts.runtime.backend, link_to
         )
-        return rates if rates is None or known is None else Rates(rates.link, known.memory)
+        return rates if rates is None or known is None else replace(rates, memory=known.memory)
 
 
 def parts_of(loaded: LoadedModel) -> PreparedDecoder:

@@ -1,6 +1,8 @@
 """The order in which a decode step uses the matrices of a layer, and the groups of them that stream together.
 
 q k v o | gate | up | down        groups of neighbours of one layer, none larger than the model's largest matrix
+
+In a small model groups may be larger: `Decoder.least_part_nbytes`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +34,7 @@ def matrix_groups(decoder: Decoder) -> list[LayerGroup]:
         if block.spec not in orders:
             orders[block.spec] = _order_of(block)
         sizes.append([(names, _nbytes(block, names)) for names in orders[block.spec]])
-    most = max((nbytes for layer in sizes for _, nbytes in layer), default=0)
+    most = max(decoder.least_part_nbytes, *(nbytes for layer in sizes for _, nbytes in layer))
     return [
         LayerGroup(range(index, index + 1), names if len(packed) > 1 else ())
         for index, layer in enumerate(sizes)

@@ -10,6 +10,7 @@ A backend chooses among them (backend.py).
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -69,6 +70,22 @@ class Packing(ABC):
     @abstractmethod
     def write_scale(self, out: Tensor, scale: float) -> None:
         """Write the tensor-wide scale, which `pack_rows` does not write, if the format has one (i2_s)."""
+
+    @property
+    def on_link(self) -> "Packing":
+        """Packing in which a matrix that streams to a device waits in RAM and crosses the link; usually this one."""
+        return self
+
+    def expansion(self, arrived: Tensor, out: Tensor) -> Callable[[], None]:
+        """Return the work that a device does when the matrix has arrived in the packing `on_link`, if that is another.
+
+        All that the work needs is allocated now. It runs in the device's current queue.
+
+        Args:
+            arrived: [on_link.nbytes] uint8, bytes that have crossed the link, on the device.
+            out: [nbytes] uint8, memory on the device that the work writes the matrix into.
+        """
+        raise NotImplementedError(f"{self} crosses the link as it is")
 
     @abstractmethod
     def offset(self, row: int) -> int:

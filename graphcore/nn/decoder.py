@@ -165,10 +165,13 @@ class Decoder(nn.Module):
     """Embedding, blocks and head.
 
     Attributes:
+        least_part_nbytes: bytes that parts of a layer, and of the head, may always have. Smaller ones would leave some
+            of the threads that read them without work: four, of up to 2.5 MiB at a time.
         has_small_parts: True to split the head into parts of the size of a matrix, as layers can be where their blocks
             run in parts (graph/block_parts.py); False for parts of the size of a layer.
     """
 
+    least_part_nbytes = 10 << 20
     has_small_parts = False
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
@@ -204,13 +207,14 @@ class Decoder(nn.Module):
     def head_rows(self) -> list[range]:
         """Return the ranges of the vocabulary into which the head is split, in order.
 
-        A part has at most as many bytes as the largest layer's matrices, or as the largest of these matrices, so that
-        it fits in their slot. The split does not depend on what streams, because products of a different number of rows
-        may differ in their last bits.
+        A part has at most as many bytes as the largest layer's matrices, or as the largest group of them that streams
+        alone, so that it fits in their slot. The split does not depend on what streams, because products of a different
+        number of rows may differ in their last bits.
         """
         lm_head = self.head.lm_head
-        whole = not self.has_small_parts
-        most = max(movable_nbytes(layer) if whole else largest_movable_nbytes(layer) for layer in self.layers)
+        most = max(map(movable_nbytes, self.layers))
+        if self.has_small_parts:
+            most = min(most, max(self.least_part_nbytes, *map(largest_movable_nbytes, self.layers)))
         if lm_head.packing is not None and not lm_head.packing.can_split:
             return [range(lm_head.outputs)]
         return equal_parts(lm_head.outputs, max(1, most * lm_head.outputs // lm_head.weight.nbytes))

@@ -98,11 +98,11 @@ class Speeds:
     bandwidth: float | None = None
 
     def arrival(self, machine: Machine, tier: str, per_stored: float = 1.0) -> float | None:
-        """Return the bytes/s at which groups fill slots; None if a rate that this depends on is unknown.
+        """Return the bytes/s at which groups move into slots; None if a rate that this depends on is unknown.
 
         Args:
             tier: tier where the weights wait, "disk" or "host".
-            per_stored: bytes of slots that a byte of the files fills.
+            per_stored: bytes that move into slots for a byte of the files.
         """
         disk = None if self.disk is None else self.disk * per_stored
         if machine.device.type == "cpu":
@@ -117,7 +117,8 @@ class Speeds:
         arrival = self.arrival(machine, tier, per_stored) if moves else float("inf")
         if arrival is None or self.bandwidth is None:
             return None
-        return Rates(arrival, PRODUCT_SHARE * self.bandwidth)
+        is_copied_in_ram = machine.device.type == "cpu" and tier == "host"
+        return Rates(arrival, PRODUCT_SHARE * self.bandwidth, link_busy=1.0 if is_copied_in_ram else 0.0)
 
     def missing(self, machine: Machine, tier: str, moves: bool) -> Sequence[str]:
         """Return the names of the unknown speeds that `rates` needs."""

@@ -136,6 +136,11 @@ class GroupPlacement:
         slices = sizes.head_slices if self.is_head_streamed else ()
         return [*(sizes.groups[index] for index in self.streamed_groups), *slices]
 
+    def arrival_nbytes(self, sizes: WeightSizes) -> int:
+        """Return the bytes of the largest layer group that a device expands on arrival; 0 if it expands none."""
+        streamed = self.streamed_groups if sizes.on_link else ()
+        return max((sizes.on_link[one] for one in streamed if sizes.on_link[one] < sizes.groups[one]), default=0)
+
     def resident_nbytes(self, sizes: WeightSizes) -> int:
         """Return the bytes of embedding, layer groups and head that stay, without experts and vectors."""
         layers = sum(sizes.groups) - sum(sizes.groups[index] for index in self.streamed_groups)

@@ -133,7 +133,7 @@ def planned_streaming_record(plan: Plan, source: str) -> dict[str, Any]:
 
 def prediction_record(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return the predictions as a record; all values are None if the rates are unknown."""
-    times = ("copy_seconds", "fetch_seconds", "compute_seconds", "is_overlapped")
+    times = ("copy_seconds", "fetch_seconds", "compute_seconds", "busy_seconds", "is_overlapped")
     if not predictions:
         return dict.fromkeys(("tokens_per_second", "tokens_per_second_of", *times))
     one = predictions[0]

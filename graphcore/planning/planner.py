@@ -154,6 +154,7 @@ def _plans(
         GroupPlan(
             (sizes.embedding, *sizes.groups, 0 if sizes.is_tied else sizes.head),
             sizes.head_slices,
+            on_link=sizes.on_link,
             features_nbytes=sizes.features,
         ),
         kv_nbytes=costs.kv_nbytes(context_length),
@@ -174,6 +175,7 @@ def _plans(
             is_embedding_resident=not placement.is_embedding_gathered,
             num_slots=min(prefetch + 1, len(units)),
             slot_nbytes=max(units, default=0),
+            arrival_nbytes=placement.arrival_nbytes(sizes),
             are_features_resident=keeps_features,
         )
         for draft_nbytes in placement.draft_nbytes(sizes, request.keeps):

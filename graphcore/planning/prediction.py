@@ -1,9 +1,12 @@
 """A prediction of decode speed from two rates: of the link that weights move over, and of the device's memory.
 
-copy     = bytes that move for a token / link
+copy     = bytes that move for a token / link  +  bytes read and written to expand them in slots / memory
 compute  = bytes of weights that a token reads from the device's memory / memory
-seconds  = max(copy, compute)    if groups are read ahead: two slots or more, async
-           copy + compute        otherwise, and always for fetched experts
+seconds  = max(copy, compute + copy x busy)    if groups are read ahead: two slots or more, async
+           copy + compute                      otherwise, and always for fetched experts
+
+On a CPU the same processors copy and compute. Copying from the page cache keeps most of them busy, reading a disk
+directly hardly any: `busy` is that share of their time.
 
 Several sequences share a step: its groups move once, and its weights are read once. Their experts differ: for n
 sequences a layer needs X (1 - (1 - k / X)^n) of its X experts, if each token is routed to k of them independently.
@@ -27,10 +30,13 @@ class Rates:
     Attributes:
         link: rate at which streamed weights arrive on the device.
         memory: rate at which products read the device's memory.
+        link_busy: share of the time of all processors that compute which moving weights at the link's rate takes; 0
+            where a device copies by itself.
     """
 
     link: float
     memory: float
+    link_busy: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -39,10 +45,11 @@ class Prediction:
 
     Attributes:
         sequences: number of sequences that the step serves.
-        copy_seconds: time to copy the groups, which may overlap with compute.
+        copy_seconds: time to copy the groups and to expand them in their slots, which may overlap with compute.
         fetch_seconds: time to move experts, at the expected hit rate; it cannot overlap, because the router chooses
             them too late.
         compute_seconds: time of all products.
+        busy_seconds: time that copying the groups takes from the processors that compute.
         is_overlapped: True if the next group is read while one computes.
     """
 
@@ -50,13 +57,15 @@ class Prediction:
     copy_seconds: float
     fetch_seconds: float
     compute_seconds: float
+    busy_seconds: float
     is_overlapped: bool
 
     @property
     def seconds(self) -> float:
         """Time of the whole step."""
-        both = (self.copy_seconds, self.compute_seconds)
-        return self.fetch_seconds + (max(both) if self.is_overlapped else sum(both))
+        if not self.is_overlapped:
+            return self.fetch_seconds + self.copy_seconds + self.compute_seconds
+        return self.fetch_seconds + max(self.copy_seconds, self.compute_seconds + self.busy_seconds)
 
     @property
     def tokens_per_second(self) -> float:
@@ -70,11 +79,13 @@ def predict(plan: Plan, rates: Rates, sequences: int = 1) -> Prediction:
     fetched = expected_bytes_per_token(plan) - plan.groups.streamed_nbytes
     programs, share = (-(-sequences // MOST_ROWS), CPU_ROW_SHARE) if plan.device == "cpu" else (1, 0.0)
     rows = programs + (sequences - programs) * share
+    copy_seconds = plan.groups.streamed_nbytes / rates.link + plan.groups.expanded_nbytes / rates.memory
     return Prediction(
         sequences,
-        copy_seconds=plan.groups.streamed_nbytes / rates.link,
+        copy_seconds,
         fetch_seconds=fetched * distinct_share(plan, sequences) / rates.link,
         compute_seconds=(plan.read_nbytes - mapped) / rates.memory * rows,
+        busy_seconds=copy_seconds * rates.link_busy,
         is_overlapped=plan.groups.num_slots > 1 and plan.mode == "async",
     )
 

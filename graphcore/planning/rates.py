@@ -7,6 +7,7 @@ stream from files to a GPU take both ways, and the slower one counts.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -20,10 +21,11 @@ from graphcore.memory_limit import affordable_nbytes
 from graphcore.nn.moe import ExpertLinear
 from graphcore.planning.machine import PRODUCT_SHARE, Machine, Speeds
 from graphcore.planning.prediction import Rates
+from graphcore.processors import usable_processors
 from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.experts.reading import expert_conversions
 from graphcore.streaming.fill_jobs import ByteCopy, FillJob, file_jobs
-from graphcore.streaming.link_rate import PROBE_NBYTES, measure_copies, measure_jobs
+from graphcore.streaming.link_rate import PROBE_NBYTES, LinkRate, measure_copies, measure_jobs
 from graphcore.streaming.moving_weights import MovingWeights, open_files
 from graphcore.streaming.thread_filler import THREADS
 from graphcore.weights.conversion import conversions_of
@@ -71,29 +73,31 @@ def measure_rates(
         if found is None:
             return None
         read = found.best
-    per_stored = 1.0 if given.disk is None else slot_bytes_per_stored_byte(loader, moving, tier)
-    link = given.arrival(machine, tier.kind, per_stored) if moves_weights(moving.plan) else float("inf")
-    if link is None:
-        link = _link(loader, moving, tier, machine.device, link_to)
-    return Rates(link, PRODUCT_SHARE * read)
+    per_stored = 1.0 if given.disk is None else moved_bytes_per_stored_byte(loader, moving, tier)
+    moves = moves_weights(moving.plan)
+    if moves and given.arrival(machine, tier.kind, per_stored) is None:
+        link, busy = _link(loader, moving, tier, machine.device, link_to)
+        return Rates(link, PRODUCT_SHARE * read, busy)
+    return replace(given, bandwidth=read).rates(machine, tier.kind, moves, per_stored)
 
 
-def slot_bytes_per_stored_byte(loader: Loader, moving: MovingWeights, tier: Tier) -> float:
-    """Return how many bytes of slots a byte of the files fills; 1 where weights wait in RAM as they are in slots.
+def moved_bytes_per_stored_byte(loader: Loader, moving: MovingWeights, tier: Tier) -> float:
+    """Return how many bytes move into slots for a byte of the files; 1 where weights wait in RAM as they move.
 
-    It is above 1 for IQ files, whose grids are looked up on the way, and below 1 for weights that are packed there.
+    On a CPU it is above 1 for IQ files, whose grids are looked up on the way. It is below 1 for weights that are packed
+    there.
     """
     if tier.kind == "host":
         return 1.0
-    weights = [(one.name, one.packing, one.tensor) for group in moving.groups for one in group.weights]
+    weights = [(one.name, one.packing, one.tensor) for group in moving.groups for one in group.on_link.weights]
     for layer in _expert_matrices(moving.experts):
         weights += [(name, packing, one) for name, (packing, one) in layer.items()]
-    slots, stored = 0, 0.0
+    moved, stored = 0, 0.0
     for name, packing, one in weights:
         info = loader.checkpoint.tensors[loader.sources[name].name]
         count = one.numel() if packing is None else packing.rows * packing.columns
-        slots, stored = slots + one.nbytes, stored + count * info.nbytes / math.prod(info.shape)
-    return slots / stored if stored else 1.0
+        moved, stored = moved + one.nbytes, stored + count * info.nbytes / math.prod(info.shape)
+    return moved / stored if stored else 1.0
 
 
 def _expert_matrices(experts: Mapping[str, ExpertLinear]) -> Iterator[dict[str, tuple[Packing | None, Tensor]]]:
@@ -105,12 +109,15 @@ def _expert_matrices(experts: Mapping[str, ExpertLinear]) -> Iterator[dict[str, 
         }
 
 
-def _link(loader: Loader, moving: MovingWeights, tier: Tier, device: torch.device, link_to: LinkTo) -> float:
-    """Return the bytes/s at which groups arrive in their slots when nothing else runs."""
+def _link(
+    loader: Loader, moving: MovingWeights, tier: Tier, device: torch.device, link_to: LinkTo
+) -> tuple[float, float]:
+    """Return the bytes/s at which groups arrive in their slots when nothing else runs, and `Rates.link_busy`."""
     if link_to is None:
-        return _to_ram(loader, moving, tier)
+        found = _to_ram(loader, moving, tier)
+        return found.bytes_per_second, min(1.0, found.processors / usable_processors())
     copied = device_link(link_to(), device)
-    return copied if tier.kind == "host" else min(copied, _to_ram(loader, moving, tier))
+    return copied if tier.kind == "host" else min(copied, _to_ram(loader, moving, tier).bytes_per_second), 0.0
 
 
 @torch.inference_mode()
@@ -131,34 +138,46 @@ def device_link(link: DeviceLink, device: torch.device) -> float:
     return max(rates)
 
 
-def _to_ram(loader: Loader, moving: MovingWeights, tier: Tier) -> float:
-    """Return the bytes/s at which threads move groups, or experts if no group streams, into slots in RAM."""
+def _to_ram(loader: Loader, moving: MovingWeights, tier: Tier) -> LinkRate:
+    """Return the rate at which threads move groups, or experts if no group streams, into slots in RAM."""
     if tier.kind == "host":
         copies = scratch_copies(affordable_nbytes(PROBE_NBYTES) // 2) * 2
-        return measure_jobs(copies, {}, THREADS).bytes_per_second
+        return _fastest(lambda: measure_jobs(copies, {}, THREADS), COPIES)
     files = open_files(loader, sorted(moving.names), tier.is_direct)
     try:
         with torch.inference_mode():
             most = affordable_nbytes(PROBE_NBYTES)
-            jobs = scratch_jobs(loader, moving.groups, is_cached=not tier.is_direct, most_nbytes=most)
+            slots = moving.plan.groups.num_slots
+            jobs = scratch_jobs(loader, moving.groups, slots, is_cached=not tier.is_direct, most_nbytes=most)
             jobs = jobs or scratch_experts(loader, moving.experts, most)
-            return measure_jobs(jobs, files, THREADS).bytes_per_second
+            # From the page cache the first time has costs that a stream has only once.
+            return _fastest(lambda: measure_jobs(jobs, files, THREADS), 1 if tier.is_direct else COPIES)
     finally:
         for source in files.values():
             source.close()
 
 
+def _fastest(measure: Callable[[], LinkRate], times: int) -> LinkRate:
+    return max((measure() for _ in range(times)), key=lambda found: found.bytes_per_second)
+
+
 def scratch_jobs(
-    loader: Loader, groups: Sequence[Group], is_cached: bool, most_nbytes: int = PROBE_NBYTES
+    loader: Loader, groups: Sequence[Group], num_slots: int, is_cached: bool, most_nbytes: int = PROBE_NBYTES
 ) -> list[FillJob]:
-    """Return jobs that fill scratch memory with the weights of the first groups, as they would fill slots."""
+    """Return jobs that fill so many scratch slots in RAM with the weights of the first groups, in turn.
+
+    As many as the stream has: a processor's cache may hold a part of them.
+    """
     jobs: list[FillJob] = []
-    for group in groups:
+    groups = [one.on_link for one in groups]
+    slots: list[Slot] = []
+    for index, group in enumerate(groups):
         if sum(job.nbytes for job in jobs) >= most_nbytes:
             break
-        slot = Slot.allocate(group.layout.nbytes, torch.device("cpu"))
-        slot.raw.zero_()  # allocates the pages before the measurement, as for a real slot
-        views = slot.views(group.layout)
+        if index < num_slots:
+            slots.append(Slot.allocate(max(one.layout.nbytes for one in groups), torch.device("cpu")))
+            slots[-1].raw.zero_()  # allocates the pages before the measurement, as for a real slot
+        views = slots[index % num_slots].views(group.layout)
         for weight in group.weights:
             conversions = conversions_of(loader, weight.name, weight.packing, views[weight.name], weight.rows)
             jobs += file_jobs(conversions, is_cached)

@@ -81,6 +81,7 @@ class WeightSizes:
         is_tied: True if embedding and head share one stored tensor. If it is resident, there is one copy; if it
             streams, rows are gathered and slices are streamed from it.
         groups: bytes of the matrices of each layer group, without experts.
+        on_link: the same on the link to a device (`Group.on_link`); empty if no matrix has fewer bytes there.
         always: bytes of all weights that never stream.
         features: bytes of the table of layers' features; 0 for none.
         experts: sizes of the experts; None if the model has none.
@@ -95,6 +96,7 @@ class WeightSizes:
     always: int
     experts: ExpertSizes | None = None
     features: int = 0
+    on_link: tuple[int, ...] = ()
     draft: DraftSizes | None = None
 
     @property
@@ -123,6 +125,8 @@ def sizes_of(decoder: Decoder, is_tied: bool, layer_groups: Sequence[LayerGroup]
     matrices = {weight.name for group in groups for weight in group.weights}
     moving = {*matrices, EMBEDDING, FEATURES, HEAD, *expert_linears(decoder)}
     nbytes = [group.layout.nbytes for group in groups]
+    of_layers = groups[: len(layer_groups)]
+    on_link = tuple(group.on_link.layout.nbytes for group in of_layers)
     embedding = aligned(decoder.embed_tokens.weight.nbytes)
     per_layer = decoder.embed_tokens.per_layer
     return WeightSizes(
@@ -134,6 +138,7 @@ def sizes_of(decoder: Decoder, is_tied: bool, layer_groups: Sequence[LayerGroup]
         always=sum(group.layout.nbytes for group in resident_groups(decoder, is_tied, moving)),
         experts=_expert_sizes(decoder),
         features=0 if per_layer is None else aligned(per_layer.table.weight.nbytes),
+        on_link=on_link if any(group.is_expanded for group in of_layers) else (),
     )
 
 

@@ -149,9 +149,15 @@ def grid_words(name: str) -> tuple[int, ...]:
 
 
 @cache
+def grid_tensor(name: str, device: torch.device) -> Tensor:
+    """Return `grid_words` on a device, [entries] int32."""
+    return torch.tensor(grid_words(name), dtype=torch.int32, device=device)
+
+
+@cache
 def _grid_table(name: str, device: torch.device) -> Tensor:
     """Return a grid: [entries, 4 or 8] uint8, numbers of magnitudes."""
-    words = torch.tensor(grid_words(name), dtype=torch.int32, device=device)
+    words = grid_tensor(name, device)
     bits, length = (3, 4) if name.startswith("IQ3") else (2, 8)
     shifts = torch.arange(0, bits * length, bits, dtype=torch.int32, device=device)
     return ((words[:, None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8)

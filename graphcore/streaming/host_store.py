@@ -1,4 +1,4 @@
-"""Streamed weights that are kept in RAM, laid out as in their slots, so that one copy moves a group."""
+"""Streamed weights that are kept in RAM, laid out as they move, so that one copy moves a group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class HostStore:
     """Weights in RAM that move to the device while the model runs.
 
     Attributes:
-        groups: [nbytes] uint8, the bytes of a group laid out as in its slot, by group.
+        groups: [nbytes] uint8, the bytes of a group laid out as in its slot, or as `Group.on_link`, by group.
         tables: whole weights, by name: the head, tables whose rows are gathered, experts' matrices.
     """
 
@@ -51,7 +51,7 @@ def fill_store(loader: Loader, groups: Sequence[Group], matrices: Mapping[str, M
     """Read weights from the checkpoint into a store in RAM, each stored tensor once.
 
     Args:
-        groups: groups that stream.
+        groups: groups that stream; for a device with its own memory, as they cross the link (`Group.on_link`).
         matrices: whole matrices to store, by the weights' names: the head if slices of it stream, tables whose rows are
             gathered, experts' matrices.
 

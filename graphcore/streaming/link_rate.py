@@ -19,10 +19,16 @@ PROBE_NBYTES = 256 * 10**6  # upper limit of the bytes that a measurement moves
 
 @dataclass(frozen=True)
 class LinkRate:
-    """A measured rate, and the number of bytes that were moved to measure it."""
+    """A measured rate.
+
+    Attributes:
+        nbytes: number of bytes that were moved to measure it.
+        processors: number of processors that were busy meanwhile, on average; 0 if a device copied by itself.
+    """
 
     bytes_per_second: float
     nbytes: int
+    processors: float = 0.0
 
 
 def measure_jobs(
@@ -41,13 +47,13 @@ def measure_jobs(
     room = max(job.room for job in chosen)
     filler = ThreadFiller(files, num_threads, room, 0, Timeline())
     try:
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         filler.wait(filler.begin(0, chosen, None))
-        seconds = time.perf_counter() - began
+        seconds, processor_seconds = time.perf_counter() - began, time.process_time() - worked
     finally:
         filler.close()
     nbytes = sum(job.nbytes for job in chosen)
-    return LinkRate(nbytes / seconds, nbytes)
+    return LinkRate(nbytes / seconds, nbytes, processor_seconds / seconds)
 
 
 @torch.inference_mode()

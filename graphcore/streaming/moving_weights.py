@@ -85,12 +85,21 @@ def open_files(loader: Loader, weights: Sequence[str], direct: bool) -> dict[Pat
     return files
 
 
-def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> dict[int, Tensor]:
-    """Allocate the slots and bind the modules of each group to its slot.
+@dataclass(frozen=True)
+class BoundSlots:
+    """Slots that modules are bound to.
 
-    Returns:
-        The memory of each group's slot, [nbytes] uint8, by group.
+    Attributes:
+        memory: [nbytes] uint8, memory of each group's slot, by group.
+        arrival: [nbytes] uint8, buffer from which a device expands groups into their slots; empty if it expands none.
     """
+
+    memory: Mapping[int, Tensor]
+    arrival: Tensor
+
+
+def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> BoundSlots:
+    """Allocate the slots and bind the modules of each group to its slot."""
     memory = Slot.allocate(plan.groups.slots_nbytes, device)
     memory.raw.zero_()  # so that all pages are allocated now, and later growth of memory is not due to the slots
     bound: dict[int, Tensor] = {}
@@ -102,4 +111,4 @@ def bind_slots(groups: Sequence[Group], plan: Plan, device: torch.device) -> dic
         slot = Slot(memory.raw[start : start + group.layout.nbytes])
         group.bind(slot)
         bound[group.index] = slot.raw
-    return bound
+    return BoundSlots(bound, memory.raw[plan.groups.num_slots * plan.groups.slot_nbytes :])

@@ -166,13 +166,14 @@ def stream_weights(
     Raises:
         CheckpointError: bytes are wrong, or a file changed or cannot be read.
     """
-    store = None
+    store, link_to = None, link_opener(device, pinned)
     if tier.kind == "host" and moving.plan.is_streaming:
-        store = fill_store(loader, moving.groups, {**moving.sliced, **moving.tables, **moving.experts})
+        groups = moving.groups if link_to is None else [group.on_link for group in moving.groups]
+        store = fill_store(loader, groups, {**moving.sliced, **moving.tables, **moving.experts})
     files = open_files(loader, sorted(moving.names), tier.is_direct) if store is None else {}
     for name, table in moving.tables.items():
         table.fetch_rows(_rows(loader, name, table, store, files, device))
-    return open_stream(loader, moving, store, files, device, link_opener(device, pinned), decoder)
+    return open_stream(loader, moving, store, files, device, link_to, decoder)
 
 
 def open_stream(
@@ -228,7 +229,7 @@ def _open_groups(
     slots = bind_slots(groups, plan, device)
     held, reads_ahead = None if store is None else store.groups, plan.mode == "async"
     if link is None:
-        jobs = {group.index: jobs_of(loader, group, Slot(slots[group.index]), held, files) for group in groups}
+        jobs = {group.index: jobs_of(loader, group, Slot(slots.memory[group.index]), held, files) for group in groups}
         threads = filler_for(jobs, files, timeline)
         ring = Ring(jobs, plan.groups.num_slots, reads_ahead, threads, timeline)
         return WeightStream(Streamed(ring), timeline, moving, threads, files, jobs, host_nbytes)
@@ -243,7 +244,7 @@ def _open_groups(
         found.jobs,
         host_nbytes,
         link=link,
-        copies=[(source, slots[index][: source.nbytes]) for index, source in found.sources.items()],
+        copies=[(source, slots.memory[index][: source.nbytes]) for index, source in found.sources.items()],
         note=found.note,
     )
 

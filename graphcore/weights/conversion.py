@@ -22,6 +22,7 @@ from graphcore.checkpoint.checkpoint import TensorInfo
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.file_bytes import FileSpan, read_span
 from graphcore.kernels.packing import GROUP_ROWS, Packing
+from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.quant import FORMATS
 from graphcore.quant.registry import has_tensor_scale
 from graphcore.weights.loader import Loader
@@ -84,13 +85,19 @@ class RowConversion:
 
     @property
     def plain_place(self) -> Tensor | None:
-        """Memory of the rows, uint8, if they are dense in the stored dtype; else None."""
+        """Memory of the rows, uint8, if they are as stored: the file's blocks, or dense in its dtype; else None."""
+        if isinstance(self.packing, StoredPacking):
+            return self.out[self.packing.offset(self.begin) : self.packing.offset(self.end)]
         is_plain = self.packing is None and DENSE_DTYPES.get(self.info.encoding) == self.out.dtype
         return self.out[self.begin : self.end].view(-1).view(torch.uint8) if is_plain else None
 
     def write(self, parts: Sequence[Tensor], threads: int | None) -> None:
         """Write the rows into the weight's memory."""
         (raw,) = parts
+        place = self.plain_place
+        if place is not None:
+            copy_bytes(raw, place)
+            return
         shape = (self.end - self.begin, *self.info.shape[1:])
         if self.packing is not None:
             self.packing.pack_rows(raw.view(shape[0], -1), self.begin, self.out, threads=threads)
@@ -98,9 +105,6 @@ class RowConversion:
         rows = self.out[self.begin : self.end]
         if self.info.encoding in DENSE_DTYPES:
             dtype = DENSE_DTYPES[self.info.encoding]
-            if dtype == rows.dtype:
-                copy_bytes(raw, rows)
-                return
             aligned = raw if raw.storage_offset() % dtype.itemsize == 0 else raw.clone()
             rows.copy_(aligned.view(dtype).view(shape))
         else:

@@ -6,11 +6,16 @@
 
 Norm weights, biases, scales, input orders and position tables never move: they are less than a thousandth of a model's
 bytes, and captured programs copy them. Experts belong to no group, because they move one by one.
+
+In RAM and on the link to a device, a whole matrix may have fewer bytes than in its slot (`Packing.on_link`). The device
+then expands it (`Group.expansion`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from graphcore.kernels.packing import Packing
@@ -33,6 +38,7 @@ class GroupWeight:
         leaf: name of the weight in that module.
         packing: packing of the weight; None if it is dense.
         rows: range of rows if this is part of a weight; None for all rows.
+        is_on_link: True if this describes the weight's bytes on the link to a device instead of those in its slot.
     """
 
     name: str
@@ -40,10 +46,25 @@ class GroupWeight:
     leaf: str
     packing: Packing | None
     rows: range | None = None
+    is_on_link: bool = False
+
+    @property
+    def is_expanded(self) -> bool:
+        """Whether a device expands the weight when it arrives. Rows of tables, of which RAM holds one copy, are not."""
+        return self.packing is not None and self.rows is None and self.packing.on_link is not self.packing
+
+    @property
+    def on_link(self) -> "GroupWeight":
+        """The weight as it waits in RAM and crosses the link to a device."""
+        if self.packing is None or not self.is_expanded:
+            return self
+        return replace(self, packing=self.packing.on_link, is_on_link=True)
 
     @property
     def tensor(self) -> Tensor:
-        """Buffer or parameter that holds the weight; it may be on the meta device."""
+        """Buffer or parameter that holds the weight, or a tensor like its bytes; it may be on the meta device."""
+        if self.is_on_link and self.packing is not None:
+            return torch.empty(self.packing.nbytes, dtype=torch.uint8, device="meta")
         parameter = self.module._parameters.get(self.leaf)
         return self.module.get_buffer(self.leaf) if parameter is None else parameter
 
@@ -66,6 +87,36 @@ class Group:
     def layout(self) -> Layout:
         """Layout of the weights in the group's buffer, by their names in the model."""
         return layout_of((weight.name, weight.tensor) for weight in self.weights)
+
+    @property
+    def is_expanded(self) -> bool:
+        """Whether a device expands any of the weights when they arrive."""
+        return any(weight.is_expanded for weight in self.weights)
+
+    @property
+    def on_link(self) -> "Group":
+        """The group as it waits in RAM and crosses the link to a device."""
+        return replace(self, weights=[weight.on_link for weight in self.weights]) if self.is_expanded else self
+
+    def expansion(self, arrived: Slot, slot: Slot) -> Callable[[], None]:
+        """Return the work of a device that fills a slot with the group that has arrived, laid out as `on_link`.
+
+        All that the work needs is allocated now. It runs in the device's current queue.
+        """
+        sources, targets = arrived.views(self.on_link.layout), slot.views(self.layout)
+        steps: list[Callable[[], object]] = []
+        for weight in self.weights:
+            source, target = sources[weight.name], targets[weight.name]
+            if weight.packing is not None and weight.is_expanded:
+                steps.append(weight.packing.expansion(source, target))
+            else:
+                steps.append(partial(target.copy_, source))
+
+        def run() -> None:
+            for step in steps:
+                step()
+
+        return run
 
     def fill(self, loader: Loader, slot: Slot) -> None:
         """Read the weights from the checkpoint's files and write them into a slot in RAM.

@@ -106,6 +106,9 @@ class GroupPlan:
         is_embedding_resident: True if the embedding's table is on the device; else its rows are gathered. A tied table
             stays or streams with the head.
         num_slots, slot_nbytes: number of slots, and bytes of each; 0 if nothing streams.
+        on_link: bytes of each layer group on the link to a device, where its matrices may have fewer than in a slot;
+            empty if they are those of `group_nbytes`.
+        arrival_nbytes: bytes of the buffer on the device from which such matrices are expanded into their slots.
         features_nbytes: bytes of the table of per-layer embeddings; 0 for none.
         are_features_resident: True if that table is on the device; else its rows are gathered.
     """
@@ -116,6 +119,8 @@ class GroupPlan:
     is_embedding_resident: bool = True
     num_slots: int = 0
     slot_nbytes: int = 0
+    on_link: tuple[int, ...] = ()
+    arrival_nbytes: int = 0
     features_nbytes: int = 0
     are_features_resident: bool = True
 
@@ -139,8 +144,10 @@ class GroupPlan:
         return self.is_embedding_resident if group == 0 else group not in self.streamed
 
     def nbytes_of(self, group: int) -> int:
-        """Return the bytes of the group with a given number; for a slice of a tied head, the bytes that are read."""
+        """Return the bytes that move for the group with a given number; for a slice of a tied head, those read."""
         first_slice = self.num_layer_groups + 1
+        if 0 < group <= len(self.on_link):
+            return self.on_link[group - 1]
         return self.group_nbytes[group] if group < first_slice else self.head_slices[group - first_slice]
 
     @property
@@ -154,12 +161,23 @@ class GroupPlan:
 
     @property
     def slots_nbytes(self) -> int:
-        """Bytes of all slots."""
-        return self.num_slots * self.slot_nbytes
+        """Bytes of all slots, and of the buffer from which groups are expanded into them."""
+        return self.num_slots * self.slot_nbytes + self.arrival_nbytes
+
+    @property
+    def host_slot_nbytes(self) -> int:
+        """Bytes of the largest group on its way to a device."""
+        return max((self.nbytes_of(group) for group in self.streamed), default=0)
+
+    @property
+    def expanded_nbytes(self) -> int:
+        """Bytes that the device reads and writes in one pass to expand groups into their slots."""
+        moved = ((self.group_nbytes[one], self.on_link[one - 1]) for one in self.streamed if one <= len(self.on_link))
+        return sum(slot + arrived for slot, arrived in moved if arrived < slot)
 
     @property
     def streamed_nbytes(self) -> int:
-        """Bytes that stream through slots in one pass."""
+        """Bytes that move for slots in one pass."""
         return sum(self.nbytes_of(group) for group in self.streamed)
 
 

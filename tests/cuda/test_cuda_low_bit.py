@@ -4,11 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from low_bit_files import FILES, IDS, SHAPES, low_bit_file
+from low_bit_files import FILES, IDS, LEVELS, SHAPES, low_bit_file
 
 OPTIONS = {
     "disk": ("streaming.source=disk", "streaming.prefetch=1"),
     "host": ("streaming.source=host", "streaming.layer_group_size=1"),
+}
+MORE_OPTIONS = {
+    **OPTIONS,
+    "one slot": ("streaming.source=host", "streaming.prefetch=0"),
+    "unlocked": ("streaming.source=host", "streaming.pinned_memory=false"),
+    "sync": ("streaming.source=disk", "streaming.mode=sync"),
 }
 
 
@@ -39,3 +45,33 @@ def test_a_streamed_file_answers_to_the_bit(name: str, source: str, tmp_path: Pa
         found.append((engine.logits(IDS.tolist()), answer))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("way", MORE_OPTIONS)
+@pytest.mark.parametrize("name", LEVELS)
+def test_the_file_s_bytes_cross_the_link_and_the_device_makes_the_planes(
+    name: str, way: str, tmp_path: Path, load_on
+) -> None:
+    """Two layers share one or two slots and one buffer, pass after pass; a step's weights are the resident ones."""
+    family = "llama" if way == "sync" else "qwen2"
+    _, path = low_bit_file(tmp_path / "model.gguf", [name], SHAPES[1], 5, family)
+    resident = load_on(path, dtype="bf16")
+    expected = resident.logits(IDS.tolist())
+    answer = resident.generate(IDS[0].tolist(), max_new_tokens=16, ignore_eos=True)[0].token_ids
+    engine = load_on(path, *MORE_OPTIONS[way], dtype="bf16", streaming="on")
+    groups = engine.plan.groups
+    assert groups.arrival_nbytes == max(groups.on_link)
+    assert all(on_link < slot for on_link, slot in zip(groups.on_link, groups.group_nbytes[1:], strict=False))
+    copied = sum(source.nbytes for source, _ in engine.loaded.weight_stream.copies)
+    assert copied == pytest.approx(groups.streamed_nbytes, rel=0.01)  # slices of the head are padded
+    for _ in range(2):
+        assert torch.equal(engine.logits(IDS.tolist()), expected)
+        assert engine.generate(IDS[0].tolist(), max_new_tokens=16, ignore_eos=True)[0].token_ids == answer
+    torch.cuda.synchronize()
+    work = engine.loaded.weight_stream.policy.ring.work.values()  # type: ignore[attr-defined]  # streams
+    expansions = [one.expansion for one in work if one.expansion is not None]
+    assert len(expansions) == 2
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for expansion in expansions:
+        expansion.run()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before, "memory is allocated on the copy stream"

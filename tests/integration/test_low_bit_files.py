@@ -6,8 +6,10 @@ import gguf
 import llama_files
 import pytest
 import torch
+from fake_driver import Driver
 from low_bit_files import FILES, IDS, LEVELS, SHAPES, low_bit_file, low_bit_mixture
 from packed_matrices import native_kernels
+from simulated_queues import simulated
 from streamed_engine import runs_as
 
 from graphcore import Engine
@@ -16,6 +18,9 @@ from graphcore.engine.loading.open_model import open_model
 from graphcore.export.pack import Packer
 from graphcore.kernels.backend import TritonBackend
 from graphcore.progress import ignore_progress
+from graphcore.streaming import weight_stream
+from graphcore.streaming.device.stream import DeviceLink
+from graphcore.streaming.pinned_memory import Pins
 
 FEW_EXPERTS = ("streaming.source=disk", "streaming.expert_cache=400KB")  # of 1 to 2 MB
 
@@ -91,6 +96,63 @@ def test_planes_that_stream_are_those_that_stay(name: str, tmp_path: Path, monke
     assert torch.equal(*found)
     expected = model(input_ids=IDS, use_cache=False).logits
     assert (found[0] - expected).abs().max() < 2e-4 * expected.abs().max()
+
+
+def file_nbytes_of(path: Path, layer: int) -> int:
+    """Return the bytes of a layer's matrices in a file."""
+    stored = gguf.GGUFReader(path).tensors
+    return sum(int(one.n_bytes) for one in stored if one.name.startswith(f"blk.{layer}.") and len(one.shape) == 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "quota", "is_interpreted"),
+    [
+        *(("disk", None, True), ("disk", 1 << 40, False)),
+        *(("host", 1 << 40, True), ("host", 10**6, False), ("host", 0, True), ("host", None, False)),
+    ],
+)
+@pytest.mark.parametrize("name", FILES)
+def test_the_file_s_bytes_cross_the_link_and_slots_hold_the_planes_of_resident_weights(
+    name: str, source: str, quota: int | None, is_interpreted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulated device makes the planes: as the CPU does, or by a GPU's kernel in Triton's interpreter.
+
+    The store is locked, in part, or not; a million bytes are the ring of host slots and a group. Some rows of a llama's
+    file are put into another order on the way.
+    """
+    family = "llama" if name == "iq2" else "qwen2"
+    _, path = low_bit_file(tmp_path / "model.gguf", FILES[name], SHAPES[0], 7, family)
+    backend = TritonBackend(native_kernels())
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_backend", lambda *_: (backend, ""))
+    load = {"dtype": "fp32", "device": "cpu", "graph": "eager"}
+    with Engine.load(path, overrides=["prefill_chunk=8"], **load) as engine:
+        expected = engine.logits(IDS.tolist())
+        planned = engine.plan.groups.group_nbytes
+    queues = simulated(len(name))
+    pins = None if quota is None else Pins(Driver(quota))
+    monkeypatch.setattr(weight_stream, "link_opener", lambda _device, _pinned: lambda: DeviceLink(queues, pins))
+    if is_interpreted:
+        if torch.cuda.is_available():
+            pytest.skip("kernels are not interpreted where there is a GPU: tests/cuda runs them there")
+        from graphcore.kernels.gpu.packed.level_planes import launch_write_planes
+
+        monkeypatch.setattr("graphcore.kernels.gpu.device_packing.write_planes", launch_write_planes)
+    overrides = [f"streaming.source={source}", "streaming.layer_group_size=1", "prefill_chunk=8"]
+    with Engine.load(path, streaming="on", overrides=overrides, **load) as engine:
+        groups, stream = engine.plan.groups, engine.loaded.weight_stream
+        assert torch.equal(engine.logits(IDS.tolist()), expected)
+        assert torch.equal(engine.logits(IDS.tolist()), expected)
+        held = groups.streamed_nbytes + groups.group_nbytes[0] if source == "host" else 0
+        assert held - 256 < stream.host_nbytes <= held  # a table is not padded
+        arrived = {target.nbytes for _, target in queues.copied}
+    assert groups.group_nbytes == planned
+    assert len(groups.on_link) == 2
+    for layer, (on_link, slot) in enumerate(zip(groups.on_link, groups.group_nbytes[1:3], strict=True)):
+        assert on_link == pytest.approx(file_nbytes_of(path, layer), rel=0.03)  # planes of q4_k and q5_k have 3 % more
+        assert on_link < 0.95 * slot
+    assert groups.arrival_nbytes == max(groups.on_link)
+    assert {*groups.on_link} <= arrived
+    assert max(arrived) == groups.host_slot_nbytes
 
 
 @pytest.mark.parametrize("name", LEVELS)

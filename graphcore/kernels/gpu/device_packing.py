@@ -4,9 +4,13 @@ Legend: O rows (output features), I columns (input features), W bytes of a store
 
 Products, unpacking and gathering are custom ops. This module implements them for the CPU with torch's operations, which
 unpack what planes stand for (`Format.weights_of_planes`). This is slow, but lets a table that is packed for a GPU stay
-in RAM. The GPU implementations are in kernels/gpu/packed/linear.py and to_dense.py.
+in RAM. The GPU implementations are in kernels/gpu/packed/linear.py, to_dense.py and level_planes.py.
+
+Planes of formats of levels are up to 2.3 times as large as the file's blocks. So blocks cross the link to a device, and
+the device makes planes of them (the op `write_planes`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +21,8 @@ from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, TAIL_NBYTES, DeviceLayout
 from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows, write_tail
-from graphcore.quant.level_formats import LevelFormat
+from graphcore.kernels.stored_packing import StoredPacking
+from graphcore.quant.level_formats import LevelFormat, grid_tensor
 from graphcore.quant.registry import FORMATS
 
 
@@ -57,6 +62,19 @@ class DevicePacking(Packing):
     def padded_rows(self) -> int:
         """The number of rows, padded to whole groups."""
         return -(-self.rows // GROUP_ROWS) * GROUP_ROWS
+
+    @property
+    def on_link(self) -> Packing:
+        """The file's bytes if the format has levels, whose planes are larger; else these planes."""
+        is_smaller = isinstance(FORMATS[self.format], LevelFormat)
+        return StoredPacking(self.format, self.rows, self.columns) if is_smaller else self
+
+    def expansion(self, arrived: Tensor, out: Tensor) -> Callable[[], None]:
+        """Return the work that writes the planes from the file's bytes."""
+        one = FORMATS[self.format]
+        assert isinstance(one, LevelFormat), f"planes of {self.format} cross the link as they are"
+        grid = grid_tensor(one.grid, out.device)
+        return lambda: write_planes(arrived, grid, out, self)
 
     def offset(self, row: int) -> int:
         """Return the offset in bytes of a row's group."""
@@ -161,6 +179,23 @@ def _linear_cpu(x: Tensor, packed: Tensor, bias: Tensor | None, packing: DeviceP
     return torch.nn.functional.linear(wide, weight, None if bias is None else bias.float()).to(x.dtype)
 
 
+def _write_planes_cpu(
+    arrived: Tensor,
+    grid: Tensor,  # noqa: ARG001, an argument of the op
+    out: Tensor,
+    packing: DevicePacking,
+) -> None:
+    """Write a matrix's planes from the file's bytes.
+
+    Args:
+        arrived: [on_link.nbytes] uint8, the file's rows.
+        grid: [entries] int32, entries of the format's grid (`grid_tensor`), which only a GPU's kernel takes.
+        out: [nbytes] uint8, the planes.
+    """
+    packing.pack_rows(arrived.view(packing.rows, -1), 0, out)
+
+
 device_linear = register_custom_op("device_linear", _linear_cpu, empty_product, dispatch_key="CPU")
 device_rows = register_custom_op("device_rows", _rows_cpu, empty_rows, dispatch_key="CPU")
 device_matrix = register_custom_op("device_matrix", _matrix_cpu, empty_matrix, dispatch_key="CPU")
+write_planes = register_custom_op("write_planes", _write_planes_cpu, mutates_args=("out",), dispatch_key="CPU")

@@ -11,7 +11,8 @@ Legend: O rows (output features), I columns (input features).
                         or a byte for 32 weights: their zero, which is subtracted from their codes
 
 Every plane of a group begins at a multiple of 16 bytes, and the rows of a plane are contiguous: neighbouring threads
-read contiguous memory, 16 bytes each. Rows from a multiple of sixteen on are one run of bytes (`offset`).
+read contiguous memory, 16 bytes each. Rows from a multiple of sixteen on are one run of bytes (`offset`). Planes of IQ
+formats are made on the device when a matrix streams (kernels/gpu/packed/level_planes.py).
 
     format    bytes here / in the file, for 256 weights         format    bytes here / in the file
     q4_0      144 / 144                                         q2_k       84 /  84

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 # modules of this package; each imports the modules that it needs
 MODULES = (
-    *("norm", "int8_rows", "products.decode_products", "packed.linear", "packed.to_dense"),
+    *("norm", "int8_rows", "products.decode_products", "packed.linear", "packed.to_dense", "packed.level_planes"),
     *("attention.decode", "attention.latent", "attention.write_and_attend"),
     *("delta.launch", "gated_convolution", "experts.launch", "experts.router", "sampling.likeliest", "sampling.drawn"),
 )

@@ -5,6 +5,7 @@
 
     in RAM     ---------------------------------- copies --> slot
     files      --threads--> host slot ----------- copies --> slot     a host slot is refilled after its copies
+    expanded   ---------------------- copies --> buffer --> slot      all in the copy queue, so one buffer is enough
 
 A copy into a slot is enqueued after the slot's last reader has been enqueued, because the mark to wait for exists only
 then. Copies are enqueued in the order in which they were begun.
@@ -26,18 +27,34 @@ from graphcore.streaming.timeline import Timeline
 
 
 @dataclass(frozen=True)
+class Expansion:
+    """Work of a device that fills a slot from bytes that have arrived in a buffer on the device.
+
+    Attributes:
+        run: function that enqueues the work in the device's current queue; it allocates nothing there.
+        slot: tensor that the work writes.
+    """
+
+    run: Callable[[], None]
+    slot: Tensor
+
+
+@dataclass(frozen=True)
 class Transfer:
     """The work that brings one group or expert into its slot.
 
     Attributes:
-        targets: tensors on the device: the slot's bytes, or one tensor for each projection of an expert.
+        targets: tensors on the device: the slot's bytes, or one tensor for each projection of an expert; with an
+            expansion, the buffer that it reads.
         sources: the same bytes in RAM; None if they must first be read from files.
         jobs: function from tensors in RAM, shaped like the targets, to the jobs that read the bytes into them.
+        expansion: what fills the slot from the targets; None if they are the slot's bytes.
     """
 
     targets: Sequence[Tensor]
     sources: Sequence[Tensor] | None = None
     jobs: Callable[[Sequence[Tensor]], Sequence[FillJob]] | None = None
+    expansion: Expansion | None = None
 
 
 @dataclass(eq=False)
@@ -49,13 +66,13 @@ class DeviceCopy:
         ticket: ticket of the read; None if nothing has to be read.
         after: previous filling of the same slot; None if the slot's last reader was already enqueued.
         readers: mark in the compute queue behind that reader; None if there is an `after`.
-        there: mark in the copy queue behind the copies; None until they are enqueued.
+        there: mark in the copy queue behind the copies and the expansion; None until they are enqueued.
         free: mark in the compute queue behind the slot's last reader; None until the slot is released.
         is_full: True once the compute queue waits for the copies.
     """
 
     group: int
-    targets: Sequence[Tensor]
+    work: Transfer
     sources: Sequence[Tensor]
     ticket: ReadTicket | None
     after: "DeviceCopy | None"
@@ -135,7 +152,7 @@ class DeviceFiller:
         if sources is None:
             assert self.host is not None, "threads read what does not lie in RAM"
             ticket, sources = self.host.begin(group, work)
-        copying = DeviceCopy(group, work.targets, sources, ticket, after, readers)
+        copying = DeviceCopy(group, work, sources, ticket, after, readers)
         self._waiting.append(copying)
         self._start_ready()
         return copying
@@ -188,11 +205,14 @@ class DeviceFiller:
             self.host.filler.wait(copying.ticket)
         readers = copying.readers if copying.after is None else copying.after.free
         assert readers is not None, "the slot's last reader has been enqueued"
+        work = copying.work
         with device_faults(copying.group):
             readers.hold("copy")
             began = self.queues.mark("copy")
-            for source, target in zip(copying.sources, copying.targets, strict=True):
+            for source, target in zip(copying.sources, work.targets, strict=True):
                 self.queues.copy(flat(source), flat(target))
+            if work.expansion is not None:
+                self.queues.run(work.expansion.run, work.expansion.slot)
             there = self.queues.mark("copy")
         self._waiting.popleft()
         copying.there, copying.after, copying.readers = (
@@ -202,7 +222,7 @@ class DeviceFiller:
         )  # else each filling would keep all earlier ones alive
         if copying.ticket is not None and self.host is not None:
             self.host.filler.release(copying.ticket, there.wait)
-        nbytes = sum(target.nbytes for target in copying.targets)
+        nbytes = sum(target.nbytes for target in work.targets)
         self.timeline.add_late(LateEvent("copy", copying.group, began, there, nbytes))
 
 

@@ -8,7 +8,7 @@ stream and a mark is an event. The current stream computes; a separate stream co
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -57,6 +57,14 @@ class Queues(Protocol):
         Args:
             source: [nbytes] uint8 in RAM, unchanged until the copy is done.
             target: [nbytes] uint8 on the device.
+        """
+
+    def run(self, work: Callable[[], None], target: Tensor) -> None:
+        """Enqueue work of the device in the copy queue.
+
+        Args:
+            work: function that enqueues the work in the current queue and allocates nothing on the device.
+            target: tensor on the device that the work writes to.
         """
 
 
@@ -170,3 +178,9 @@ class CudaQueues:
             target.copy_(source, non_blocking=True)
         # The allocator assigns the slots to the compute stream: without this it could reuse them during a copy.
         target.record_stream(self._copying)
+
+    def run(self, work: Callable[[], None], target: Tensor) -> None:
+        """Enqueue kernels in the copy stream."""
+        with torch.cuda.stream(self._copying):
+            work()
+        target.record_stream(self._copying)  # as for a copy

@@ -4,11 +4,13 @@ store in RAM, locked                   one copy per group, straight from the sto
 store in RAM, locked in part           the locked groups as above, the others as from files
 files                                  threads -> two locked host slots -> one copy per group
 store in RAM, pinned_memory=false      one copy per group, through the driver's own buffer
+
+Groups with matrices that have fewer bytes on the link are copied into one buffer, and from there expanded into slots.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -16,9 +18,10 @@ from torch import Tensor
 from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.config.byte_sizes import in_words
 from graphcore.host_pages import shared_pages
-from graphcore.streaming.device.copies import DeviceFiller, HostSlots, Transfer, tensors_like
+from graphcore.streaming.device.copies import DeviceFiller, Expansion, HostSlots, Transfer, tensors_like
 from graphcore.streaming.device.queues import Queues
 from graphcore.streaming.fill_jobs import FillJob, jobs_of
+from graphcore.streaming.moving_weights import BoundSlots
 from graphcore.streaming.pinned_memory import Locked, Pins
 from graphcore.streaming.thread_filler import filler_for
 from graphcore.streaming.timeline import Timeline
@@ -71,13 +74,13 @@ class DeviceGroups:
 
 def host_ring_nbytes(plan: Plan) -> int:
     """Return the bytes of RAM that all host slots for groups take."""
-    return HOST_SLOTS * plan.groups.slot_nbytes
+    return HOST_SLOTS * plan.groups.host_slot_nbytes
 
 
 def stream_to_device(
     loader: Loader,
     groups: Sequence[Group],
-    slots: Mapping[int, Tensor],
+    slots: BoundSlots,
     held: Mapping[int, Tensor] | None,
     files: Mapping[Path, ByteSource],
     ring_nbytes: int,
@@ -87,42 +90,55 @@ def stream_to_device(
     """Return the transfers that bring groups into their slots on a device, and their filler. Nothing is read yet.
 
     Args:
-        slots: [nbytes] uint8 on the device, by group.
-        held: the groups' bytes in RAM, by group; None if they are read from files.
+        held: the groups' bytes in RAM, as they cross the link, by group; None if they are read from files.
         ring_nbytes: bytes of all host slots, from `host_ring_nbytes`.
     """
+    work = {group.index: _arrival(group, slots) for group in groups}
     if held is not None and link.pins is None:
-        return _all_held(held, slots, link, timeline)
+        return _all_held(held, work, link, timeline)
     ring = shared_pages(ring_nbytes)
     locked = _lock(link.pins, held, ring)
     if held is not None and len(locked.keys) == len(held):
-        return _all_held(held, slots, link, timeline)
+        return _all_held(held, work, link, timeline)
     staged = [group for group in groups if group.index not in locked.keys]
     each = ring_nbytes // HOST_SLOTS
     host = [[ring[number * each : (number + 1) * each]] for number in range(HOST_SLOTS)]
-    reads = {group.index: GroupReads(loader, group, held, files) for group in staged}
+    reads = {group.index: GroupReads(loader, group.on_link, held, files) for group in staged}
     views = {
-        group.index: tensors_like([slots[group.index]], host[number % HOST_SLOTS])
+        group.index: tensors_like(work[group.index].targets, host[number % HOST_SLOTS])
         for number, group in enumerate(staged)
     }
     jobs = {index: reads[index](views[index]) for index in reads}
     filler = DeviceFiller(link.queues, timeline, HostSlots(filler_for(jobs, files, timeline, "read"), host))
     ready = {} if held is None else {index: raw for index, raw in held.items() if index in locked.keys}
     work = {
-        group.index: Transfer([slots[group.index]], None, reads[group.index])
-        if group.index in reads
-        else Transfer([slots[group.index][: ready[group.index].nbytes]], [ready[group.index]])
-        for group in groups
+        index: replace(one, jobs=reads[index]) if index in reads else _from_ram(one, ready[index])
+        for index, one in work.items()
     }
     sources = {**ready, **{index: raw for index, (raw,) in views.items()}}
     return DeviceGroups(work, filler, sources, jobs, _note(held or {}, locked, ring))
 
 
+def _arrival(group: Group, slots: BoundSlots) -> Transfer:
+    """Return the device's part of the transfer of a group, without where its bytes come from."""
+    slot = slots.memory[group.index]
+    if not group.is_expanded:
+        return Transfer([slot])
+    arrived = slots.arrival[: group.on_link.layout.nbytes]
+    return Transfer([arrived], expansion=Expansion(group.expansion(Slot(arrived), Slot(slot)), slot))
+
+
+def _from_ram(arrival: Transfer, source: Tensor) -> Transfer:
+    """Return the transfer of a group from its bytes in RAM; those of a head's slice may be fewer than its slot's."""
+    (target,) = arrival.targets
+    return replace(arrival, targets=[target[: source.nbytes]], sources=[source])
+
+
 def _all_held(
-    held: Mapping[int, Tensor], slots: Mapping[int, Tensor], link: DeviceLink, timeline: Timeline
+    held: Mapping[int, Tensor], arrivals: Mapping[int, Transfer], link: DeviceLink, timeline: Timeline
 ) -> DeviceGroups:
     """Return transfers that copy each group directly from its bytes in RAM."""
-    work = {index: Transfer([slot[: held[index].nbytes]], [held[index]]) for index, slot in slots.items()}
+    work = {index: _from_ram(one, held[index]) for index, one in arrivals.items()}
     return DeviceGroups(work, DeviceFiller(link.queues, timeline), held)
 
 

@@ -34,7 +34,7 @@ from graphcore.planning.plan_record import (
     prediction_record,
 )
 from graphcore.planning.prediction import Rates, predict
-from graphcore.planning.rates import measure_rates, moves_weights, slot_bytes_per_stored_byte
+from graphcore.planning.rates import measure_rates, moved_bytes_per_stored_byte, moves_weights
 from graphcore.planning.sizes import sizes_of
 from graphcore.progress import Progress
 from graphcore.streaming.moving_weights import find_moving
@@ -210,7 +210,7 @@ def known_rates(
     """
     moves = moves_weights(plan)
     moving = find_moving(parts.decoder, plan, parts.layer_groups(settings.streaming))
-    per_stored = slot_bytes_per_stored_byte(parts.loader, moving, tier)
+    per_stored = moved_bytes_per_stored_byte(parts.loader, moving, tier)
     rates, missing = speeds.rates(machine, tier.kind, moves, per_stored), speeds.missing(machine, tier.kind, moves)
     can_be_timed = machine.is_here and (has_weights or not moves or tier.kind == "host")
     if rates is not None or not can_be_timed:

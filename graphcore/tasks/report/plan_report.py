@@ -24,11 +24,10 @@ def tier_rows(plan: Plan, free: int) -> Iterator[Row]:
     num_kept = sum(plan.groups.is_resident(number) for number in range(1, plan.groups.num_layer_groups + 1))
     yield "resident", plan.groups.resident_nbytes, f"{num_kept} of {plan.groups.num_layer_groups} layer groups"
     if plan.groups.num_slots:
-        yield (
-            "slots",
-            plan.groups.slots_nbytes,
-            f"{plan.groups.num_slots} for {len(plan.groups.streamed)} groups, {plan.mode}",
-        )
+        used = f"{plan.groups.num_slots} for {len(plan.groups.streamed)} groups, {plan.mode}"
+        if plan.groups.arrival_nbytes:
+            used += f"; {in_words(plan.groups.arrival_nbytes)} are a buffer in which groups arrive"
+        yield "slots", plan.groups.slots_nbytes, used
     if plan.experts is not None:
         some = f"{plan.experts.num_slots} of {plan.experts.num_experts} experts"
         yield "expert cache", plan.experts.nbytes, some + _reading(plan.experts)
@@ -92,5 +91,12 @@ def movement_line(plan: Plan, source: str, predictions: Sequence[Prediction]) ->
     return (
         f"{moves}; predicted {predicted.tokens_per_second:.3g} tokens/s: copying "
         f"{predicted.copy_seconds + predicted.fetch_seconds:.3g} s, computing {predicted.compute_seconds:.3g} s, "
-        f"{'at the same time' if predicted.is_overlapped else 'one after the other'}; in all {together} sequences"
+        f"{_overlap_in_words(predicted)}; in all {together} sequences"
     )
+
+
+def _overlap_in_words(predicted: Prediction) -> str:
+    if not predicted.is_overlapped:
+        return "one after the other"
+    shares = predicted.compute_seconds + predicted.busy_seconds > predicted.copy_seconds
+    return "at the same time, by the same processors" if shares and predicted.busy_seconds else "at the same time"

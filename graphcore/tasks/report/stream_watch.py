@@ -149,7 +149,8 @@ def write_streaming_trace(
     plan, groups = engine.plan, engine.plan.groups
     title = (
         f"{engine.config.model_type}, {engine.config.num_hidden_layers} layers, streaming={plan.policy}, "
-        f"{len(groups.streamed)} groups through {groups.num_slots} slots of {in_words(groups.slot_nbytes)}"
+        f"{len(groups.streamed)} groups through {groups.num_slots} slot{'' if groups.num_slots == 1 else 's'} of "
+        f"{in_words(groups.slot_nbytes)}"
     )
     events = [event for event in engine.loaded.weight_stream.timeline.since(begin) if event.begin < end]
     record = plan_record(engine, BudgetPlan(plan, engine.loaded.tier), link)

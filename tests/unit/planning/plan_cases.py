@@ -43,10 +43,11 @@ def any_sizes(draw: st.DrawFn) -> WeightSizes:
     top_k = draw(st.integers(1, count))
     nbytes = tuple(draw(st.lists(st.integers(1, 500), min_size=1, max_size=num_groups)))
     experts = draw(st.sampled_from([None, ExpertSizes(nbytes, count, top_k, min_slots=top_k)]))
+    on_link = draw(st.sampled_from([(), tuple(draw(st.integers(1, one)) for one in groups)]))
     copies = DraftSizes(tuple(nbytes // 3 for nbytes in groups), sum(slices) // 2, draw(st.integers(0, 900)))
     draft = draw(st.sampled_from([None, copies]))
     always = draw(st.integers(0, 50))
-    return WeightSizes(embedding, sum(slices), slices, is_tied, groups, always, experts, draft=draft)
+    return WeightSizes(embedding, sum(slices), slices, is_tied, groups, always, experts, on_link=on_link, draft=draft)
 
 
 @st.composite
@@ -75,6 +76,10 @@ def account(plan: Plan, sizes: WeightSizes) -> int:
     moving = [sizes.groups[number - 1] for number in plan.groups.streamed if number < first_slice]
     moving += [sizes.head_slices[number - first_slice] for number in plan.groups.streamed if number >= first_slice]
     total += plan.groups.num_slots * max(moving, default=0)
+    pairs = [
+        pair for at, pair in enumerate(zip(sizes.on_link, sizes.groups, strict=False), 1) if at in plan.groups.streamed
+    ]
+    total += max((arrived for arrived, slot in pairs if arrived < slot), default=0)
     if sizes.experts is not None:
         away = 0 if plan.experts is None else plan.experts.num_layers
         nbytes = sizes.experts.expert_nbytes_by_layer

@@ -9,6 +9,7 @@ from plan_cases import COSTS, PLENTY, equal_sizes, plan_request
 from graphcore.errors import PlanError
 from graphcore.planning.machine import free_device_nbytes
 from graphcore.planning.planner import plan_streaming
+from graphcore.tasks.report.plan_report import tier_rows
 from graphcore.weights.plan import GIB, GroupPlan, Plan, needs_in_words
 
 SIZES = equal_sizes(8, 1000)
@@ -45,3 +46,20 @@ def test_a_head_is_resident_unless_a_slice_of_it_streams() -> None:
     """Groups 1 and 2 are layers, 3 and 4 the head's slices."""
     for streamed, is_resident in (((), True), ((1, 2), True), ((2,), True), ((1, 2, 3, 4), False), ((4,), False)):
         assert GroupPlan((10, 20, 20, 6), (3, 3), streamed).is_head_resident == is_resident
+
+
+def test_groups_that_are_expanded_on_the_device_move_and_wait_with_their_bytes_on_the_link() -> None:
+    """Group 2 is not expanded; the head's slices, 4 and 5, have no other bytes on the link."""
+    groups = GroupPlan(
+        (100, 50, 40, 60, 70), (30, 40), (1, 2, 3, 4, 5), num_slots=2, slot_nbytes=60, on_link=(30, 40, 35)
+    )
+    groups = replace(groups, arrival_nbytes=35)
+    assert [groups.nbytes_of(number) for number in range(6)] == [100, 30, 40, 35, 30, 40]
+    assert groups.streamed_nbytes == 30 + 40 + 35 + 70
+    assert groups.host_slot_nbytes == 40
+    assert groups.expanded_nbytes == 50 + 30 + 60 + 35
+    assert groups.slots_nbytes == 2 * 60 + 35
+    rows = {name: (nbytes, note) for name, nbytes, note in tier_rows(Plan(groups, 0, "cuda:0"), free=0)}
+    assert rows["slots"] == (155, "2 for 5 groups, async; 35 bytes are a buffer in which groups arrive")
+    assert replace(groups, streamed=(2, 4)).expanded_nbytes == 0
+    assert replace(groups, streamed=()).resident_nbytes == 100 + 50 + 40 + 60 + 70

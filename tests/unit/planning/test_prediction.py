@@ -30,6 +30,22 @@ def test_copies_hide_behind_compute_where_something_is_read_ahead(
     assert predicted.tokens_per_second == pytest.approx(1 / seconds)
 
 
+@pytest.mark.parametrize(("busy", "seconds"), [(0.0, 9.0), (0.5, 9.0), (0.9, 12.1), (1.0, 13.0)])
+def test_copying_takes_processors_from_computing(busy: float, seconds: float) -> None:
+    plan = plan_streaming(SIZES, plan_request("on", 100_000), COSTS, PLENTY)
+    predicted = predict(plan, Rates(link=1000.0, memory=9011.0 / 4, link_busy=busy))
+    assert (predicted.copy_seconds, predicted.compute_seconds) == (9.0, pytest.approx(4.0))
+    assert predicted.seconds == pytest.approx(seconds)  # 9, or 4 + 9 x busy
+
+
+def test_expanding_groups_reads_and_writes_memory_behind_their_copies() -> None:
+    sizes = replace(SIZES, on_link=(600,) * 6)
+    plan = plan_streaming(sizes, plan_request("on", 100_000), COSTS, PLENTY)
+    predicted = predict(plan, Rates(link=1000.0, memory=4800.0))
+    assert predicted.copy_seconds == pytest.approx((6 * 600 + 3000) / 1000 + 6 * (600 + 1000) / 4800)
+    assert predicted.compute_seconds == pytest.approx(9011 / 4800)
+
+
 def test_a_plan_without_streams_is_as_fast_as_memory() -> None:
     plan = plan_streaming(SIZES, plan_request("off"), COSTS, PLENTY)
     assert predict(plan, Rates(link=1.0, memory=9011.0)).seconds == pytest.approx(1.0)

@@ -55,6 +55,20 @@ def test_a_matrix_is_the_unit_and_two_slots_of_it_are_less_than_a_layer_s(model:
     assert sum(matrices.head_slices) == matrices.head == layers.head
 
 
+def test_a_small_model_s_groups_and_head_slices_keep_all_reading_threads_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = decoder_of("smollm2")
+    decoder.has_small_parts = True
+    single = sizes_of(decoder, True, matrix_groups(decoder))
+    assert len(single.groups) == 30 * 4  # q k v o, gate, up, down: 1.8 MB each
+    monkeypatch.setattr(Decoder, "least_part_nbytes", 10 << 20)
+    joined = sizes_of(decoder, True, matrix_groups(decoder))
+    assert len(joined.groups) == 30  # a layer: 7.1 MB
+    assert max(single.head_slices) <= max(single.groups) < 2e6
+    assert max(joined.head_slices) <= max(joined.groups) < 7.1e6
+    assert len(joined.head_slices) == len(single.head_slices) // 4
+    assert sum(joined.groups) == sum(single.groups)
+
+
 @pytest.mark.parametrize("model", ["smollm2", "gemma3", "qwen3", "gpt2", "bitnet"])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_all_sizes_together_are_what_the_layouts_take(model: str, is_tied: bool) -> None:

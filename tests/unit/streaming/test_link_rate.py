@@ -16,5 +16,6 @@ def test_jobs_are_measured_up_to_a_limit_of_bytes(limit: int, moved: int) -> Non
     rate = measure_jobs(jobs, {FILE: FakeSource(FILE, content)}, 2, limit)
     assert rate.nbytes == moved
     assert rate.bytes_per_second > 0
+    assert rate.processors > 0
     assert torch.equal(out[:moved], content[:moved])
     assert not out[moved:].any()

@@ -13,7 +13,7 @@ from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
 from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
-from graphcore.planning.machine import RESERVE_NBYTES
+from graphcore.planning.machine import PRODUCT_SHARE, RESERVE_NBYTES
 
 GIB = 1 << 30
 SEVENTY = ("task=plan", "model=llama3_70b", "model.checkpoint='random:q4_k'", "dtype=bf16", "context_length=4096")
@@ -176,3 +176,28 @@ def test_a_plan_reads_the_file_s_bytes_at_the_disk_s_rate(tmp_path: Path, run_ta
     read += sizes["output.weight"]
     assert record["predicted"]["copy_seconds"] == pytest.approx(read / 1e6, rel=1e-3)
     assert record["streaming"]["bytes_per_token"] > 1.5 * read
+
+
+def test_a_plan_for_a_gpu_moves_the_file_s_bytes_and_counts_the_buffer_that_they_arrive_in(
+    tmp_path: Path, run_task: RunTask
+) -> None:
+    """A block of iq2_xxs has 66 bytes in the file, in RAM and on the link, and 114 in a slot."""
+    _, path = low_bit_file(tmp_path / "model.gguf", ["iq2_xxs"], SHAPES[1], seed=3)
+    sizes = {one.name: int(one.n_bytes) for one in gguf.GGUFReader(path).tensors}
+    read = sum(nbytes for name, nbytes in sizes.items() if name.startswith("blk.") and nbytes > 4096)
+    head = sizes["output.weight"] * 114 // 66  # whose rows move in slices, as they are in slots
+    options = ("streaming=on", "context_length=64", "task.disk=1MB", "streaming.prefetch=0", *ANYWHERE, *GPU)
+    records = {
+        source: run_task("task=plan", f"model.checkpoint={path}", f"streaming.source={source}", *options).record
+        for source in ("disk", "host")
+    }
+    layer = read // 2
+    for record in records.values():
+        assert record["streaming"]["bytes_per_token"] == pytest.approx(read + head, rel=1e-2)
+        assert record["memory"]["slot_bytes"] == pytest.approx(layer * 114 / 66 + layer, rel=1e-2)
+    assert records["disk"]["predicted"]["copy_seconds"] == pytest.approx(
+        (read + sizes["output.weight"]) / 1e6, rel=1e-2
+    )
+    expanded = read * (1 + 114 / 66) / (PRODUCT_SHARE * 1000e9)
+    copied = records["host"]["predicted"]["copy_seconds"]
+    assert copied == pytest.approx((read + head) / 25e9 + expanded, rel=1e-2)

@@ -1,11 +1,16 @@
 """Which weights move together: each matrix in one group, vectors in none."""
 
 import pytest
+import torch
 from fake_checkpoint import GPT2, LLAMA, config_of, meta_decoder
+from packed_matrices import stored_matrix
 
+from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.nn.decoder import Decoder
+from graphcore.nn.linear import Linear
 from graphcore.weights.groups import Group, movable_groups, split_layers
-from graphcore.weights.layout import ALIGNMENT
+from graphcore.weights.layout import ALIGNMENT, aligned
+from graphcore.weights.slots import Slot
 
 
 def groups_of(decoder: Decoder, size: int) -> list[Group]:
@@ -76,3 +81,45 @@ def test_a_groups_layout_has_a_place_of_its_own_for_each_weight() -> None:
             assert slot.shape == tuple(weight.tensor.shape)
             end = slot.offset + slot.nbytes
         assert end <= group.layout.nbytes
+
+
+@pytest.mark.parametrize(("name", "block_nbytes"), [("iq2_xxs", 66), ("q4_k", 148)])
+def test_whole_matrices_of_levels_have_the_file_s_bytes_on_the_link(name: str, block_nbytes: int) -> None:
+    """The head's slices, and formats whose planes have about the file's size, cross the link as they are."""
+    decoder = meta_decoder(config_of(LLAMA, hidden_size=256, intermediate_size=512, head_dim=128))
+    for module in decoder.modules():
+        if isinstance(module, Linear):
+            module.pack(DevicePacking(name, module.outputs, module.inputs), "float")
+    *layers, head = groups_of(decoder, 1)
+    for group in layers:
+        counts = [weight.packing.rows * weight.packing.columns for weight in group.weights if weight.packing]
+        assert len(counts) == 7
+        assert group.on_link.layout.nbytes == sum(aligned(count // 256 * block_nbytes) for count in counts)
+        assert group.is_expanded == (name == "iq2_xxs")
+        assert not group.on_link.is_expanded
+    assert head.on_link is head
+
+
+def test_a_group_is_expanded_weight_by_weight_and_others_are_copied() -> None:
+    decoder = meta_decoder(config_of(LLAMA, hidden_size=256, intermediate_size=512, head_dim=128))
+    layer = decoder.layers[0]
+    matrices = {}
+    for name, part in layer.named_modules():
+        if isinstance(part, Linear):
+            format_name = "iq3_s" if name.endswith(("q_proj", "down_proj")) else "q4_k"
+            part.pack(DevicePacking(format_name, part.outputs, part.inputs), "float")
+            matrices[f"layers.0.{name}.weight"] = stored_matrix(format_name, part.outputs, part.inputs)
+    group = groups_of(decoder, 1)[0]
+    arrived = Slot(torch.zeros(group.on_link.layout.nbytes, dtype=torch.uint8))
+    slot = Slot(torch.zeros(group.layout.nbytes, dtype=torch.uint8))
+    expand = group.expansion(arrived, slot)
+    for weight in group.on_link.weights:
+        assert weight.packing is not None
+        packed = weight.packing.pack(matrices[weight.name].rows)
+        arrived.views(group.on_link.layout)[weight.name].copy_(packed)
+    expand()
+    found = slot.views(group.layout)
+    assert [*found] == [*matrices]
+    for weight in group.weights:
+        assert weight.packing is not None
+        assert torch.equal(found[weight.name], weight.packing.pack(matrices[weight.name].rows))

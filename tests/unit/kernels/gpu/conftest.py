@@ -29,7 +29,7 @@ def _on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def take_tiles_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have packed matrices' kernels choose the tiles that they choose on a GPU, though they are given CPU tensors."""
-    from graphcore.kernels.gpu.packed import few_tokens, program_tiles, to_dense
+    from graphcore.kernels.gpu.packed import few_tokens, level_planes, program_tiles, to_dense
 
     own = program_tiles.INTERPRETED
 
@@ -39,3 +39,4 @@ def take_tiles_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(few_tokens, "tile_for", tile)
     monkeypatch.setattr(to_dense, "INTERPRETED_ROWS", to_dense.ROWS)
+    monkeypatch.setattr(level_planes, "INTERPRETED_BLOCKS", level_planes.BLOCKS)

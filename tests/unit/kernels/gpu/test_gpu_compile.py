@@ -24,15 +24,15 @@ DEPENDENT = {
     "_gated_convolution",
     *("_resolve", "_fill", "_attend_rows", "_add_splits", "_prepare_token", "_project_heads"),
 }
-# scores of a router; the state of slots; a head
-READ_LITTLE = ("_choose", "_resolve", "_keep_heads", "_mix_heads")
+# scores of a router; the state of slots; a head; fields of blocks that begin at any even address
+READ_LITTLE = ("_choose", "_resolve", "_keep_heads", "_mix_heads", "_write_planes")
 # Parts of the names of cases, by compute capability: H100 and H200 (90), A100 (80); () is all of them. Compiling takes
 # most of the time, so CI compiles some kernels of each kind, and `-m slow` all of them.
 WHOLE = {
     90: (),
     80: (
         *("Llama-3.1-8B", "Gemma 2 9B, whole", "Gemma 3, 8 tokens, q", "q4_k", "mxfp4"),
-        *("router", "slots", "BitNet", "delta", "convolution"),
+        *("router", "slots", "BitNet", "delta", "convolution", "level_planes"),
     ),
 }
 SOME = {
@@ -40,6 +40,7 @@ SOME = {
         *("attend: Llama-3.1-8B, 512 tokens, bfloat16", "attend_token: Llama", "packed_products: q4_k q, k, v"),
         *("experts: summed mxfp4", "choose: Llama-3.1-8B likeliest", "norm: Llama"),
         *("latent: DeepSeek V2-Lite, 1 tokens, bfloat16", "latent: DeepSeek V2-Lite, keys of heads, bfloat16"),
+        *("level_planes: iq2_xxs", "level_planes: iq3_s"),
     ),
     80: ("packed_products: q4_k q, k, v",),
 }

@@ -4,7 +4,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from graphcore.errors import StreamingError
 from graphcore.graph.gpu.partition import cut
 from graphcore.graph.program import Program
-from graphcore.streaming.device.copies import DeviceCopy, DeviceFiller, HostSlots, Transfer
+from graphcore.streaming.device.copies import DeviceCopy, DeviceFiller, Expansion, HostSlots, Transfer
 from graphcore.streaming.device.timing import DeviceWatch
 from graphcore.streaming.fill_jobs import ByteCopy, FillJob
 from graphcore.streaming.policy import Ring
@@ -56,24 +56,34 @@ class Device:
 
 @contextmanager
 def device_of(
-    draw: random.Random, groups: int, num_slots: int, reads_ahead: bool, threads: int = 0, num_held: int = 0
+    draw: random.Random,
+    groups: int,
+    num_slots: int,
+    reads_ahead: bool,
+    threads: int = 0,
+    num_held: int = 0,
+    num_expanded: int = 0,
 ) -> Iterator[Device]:
     """Return a device whose groups are 1 .. `groups`.
 
     Args:
         threads: that stage the bytes in a ring of 2 or 3 host slots; 0 copies from where they lie.
         num_held: groups, drawn at random, that are copied from where they lie all the same.
+        num_expanded: groups, drawn at random, that arrive in a buffer, and are not in it what they are in their slot.
     """
     queues, timeline = SimulatedQueues(draw), Timeline()
     memory = [torch.zeros(ROOM, dtype=torch.uint8) for _ in range(num_slots)]
     slots = {group: memory[index % num_slots] for index, group in enumerate(range(1, groups + 1))}
-    held = {group: bytes_of(group) for group in slots}
+    expanded = draw.sample(list(slots), num_expanded)
+    held = {group: ~bytes_of(group) if group in expanded else bytes_of(group) for group in slots}
     host, stays = None, set(slots)
     if threads:
         ring = [[torch.zeros(ROOM, dtype=torch.uint8)] for _ in range(draw.choice((2, 3)))]
         stays = set(draw.sample(list(slots), num_held))
         host = HostSlots(ThreadFiller({}, threads, 0, 0, timeline, "read"), ring)
     work = {group: transfer_of(slots[group], held[group], group in stays) for group in slots}
+    arrival = torch.zeros(ROOM, dtype=torch.uint8)
+    work |= {group: expanded_from(work[group], arrival) for group in expanded}
     filler = DeviceFiller(queues, timeline, host)
     policy = Streamed(Ring(work, num_slots, reads_ahead, filler, DeviceWatch(queues, timeline)))
     try:
@@ -86,6 +96,17 @@ def transfer_of(slot: Tensor, source: Tensor, is_held: bool = True) -> Transfer:
     """Return what brings a group's bytes into its slot, from where they lie or by way of a host slot."""
     targets = [slot[: len(source)]]
     return Transfer(targets, [source]) if is_held else Transfer(targets, None, lambda host: jobs_of(source, host[0]))
+
+
+def expanded_from(work: Transfer, arrival: Tensor) -> Transfer:
+    """Return a transfer whose bytes arrive in a buffer, from where their complement is written into the slot."""
+    (slot,) = work.targets
+    arrived = arrival[: len(slot)]
+
+    def run() -> None:
+        slot.copy_(~arrived)
+
+    return replace(work, targets=[arrived], expansion=Expansion(run, slot))
 
 
 def jobs_of(source: Tensor, target: Tensor) -> list[FillJob]:
@@ -106,13 +127,17 @@ def orders(draw: random.Random, groups: int, steps: int) -> Iterator[int]:
 @pytest.mark.parametrize("threads", [0, 1, 3])
 @pytest.mark.parametrize("reads_ahead", [True, False])
 @pytest.mark.parametrize("is_partly_held", [False, True])
-def test_a_thousand_random_steps_read_what_they_should(threads: int, reads_ahead: bool, is_partly_held: bool) -> None:
-    """Up to six slots, deeper than the ring of host slots; and stores of which a part could be locked."""
+@pytest.mark.parametrize("are_some_expanded", [False, True])
+def test_a_thousand_random_steps_read_what_they_should(
+    threads: int, reads_ahead: bool, is_partly_held: bool, are_some_expanded: bool
+) -> None:
+    """Up to six slots, deeper than the ring of host slots; stores of which a part could be locked; one buffer."""
     for seed in range(10):
         draw = random.Random(seed)
         groups, num_slots = draw.randint(1, 9), draw.randint(1, 6)
         num_held = draw.randint(0, groups - 1) if is_partly_held else 0
-        with device_of(draw, groups, num_slots, reads_ahead, threads, num_held) as device:
+        num_expanded = draw.randint(1, groups) if are_some_expanded else 0
+        with device_of(draw, groups, num_slots, reads_ahead, threads, num_held, num_expanded) as device:
             for group in orders(draw, groups, MANY // 10):
                 device.step(group)
             device.queues.run_dry()
@@ -125,7 +150,7 @@ def test_what_an_exception_leaves_behind_does_not_reach_the_next_step(threads: i
     for seed in range(20):
         draw = random.Random(seed)
         groups = draw.randint(1, 6)
-        with device_of(draw, groups, draw.randint(1, 3), True, threads) as device:
+        with device_of(draw, groups, draw.randint(1, 3), True, threads, 0, draw.randint(0, groups)) as device:
             for group in orders(draw, groups, 50):
                 if draw.random() < 0.2:
                     device.policy.acquire(group)

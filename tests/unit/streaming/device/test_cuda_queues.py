@@ -107,6 +107,16 @@ def test_a_copy_is_enqueued_on_the_copy_stream_which_the_allocator_hears_of(queu
     assert LOG == ["on copy:", "copy bytes non_blocking=True", "end", "copy is recorded"]
 
 
+def test_work_is_enqueued_on_the_copy_stream_and_the_allocator_hears_of_what_it_writes(queues: CudaQueues) -> None:
+    class Target:
+        def record_stream(self, stream: Stream) -> None:
+            LOG.append(f"{stream.name} is recorded")
+
+    LOG.clear()
+    queues.run(lambda: LOG.append("kernels"), Target())  # type: ignore[arg-type]
+    assert LOG == ["on copy:", "kernels", "end", "copy is recorded"]
+
+
 def test_the_device_s_milliseconds_become_the_host_s_seconds_over_hours() -> None:
     clock = CudaClock(Event(True), 100.0)  # type: ignore[arg-type]
     for milliseconds in (0.0, 1500.0, 9e3, 2e4, 2.1e4, 1.9e4, 3.6e6, 3.6e6 + 0.25):

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 from failing_queues import SAYS, FailingQueues
-from test_copies import ROOM, Device, bytes_of, transfer_of
+from test_copies import ROOM, Device, bytes_of, expanded_from, transfer_of
 
 from graphcore.errors import StreamingError
 from graphcore.streaming.device.copies import DeviceFiller, HostSlots
@@ -42,9 +42,12 @@ class Driver:
 
 
 def open_device(queues: FailingQueues) -> tuple[Device, WeightStream, Driver]:
-    """Return a device with two slots; groups 2 and 4 go through two host slots, the others lie in locked memory."""
+    """Return a device with two slots; groups 2 and 4 go through two host slots, the others lie in locked memory.
+
+    Groups 3 and 4 are expanded on the device.
+    """
     timeline, driver = Timeline(), Driver()
-    held = {group: bytes_of(group) for group in GROUPS}
+    held = {group: ~bytes_of(group) if group in (3, 4) else bytes_of(group) for group in GROUPS}
     memory = [torch.zeros(ROOM, dtype=torch.uint8) for _ in range(2)]
     slots = {group: memory[index % 2] for index, group in enumerate(GROUPS)}
     pins = Pins(driver)
@@ -52,6 +55,8 @@ def open_device(queues: FailingQueues) -> tuple[Device, WeightStream, Driver]:
     ring = [[torch.zeros(ROOM, dtype=torch.uint8)] for _ in range(2)]
     filler = DeviceFiller(queues, timeline, HostSlots(ThreadFiller({}, 2, 0, 0, timeline, "read"), ring))
     work = {group: transfer_of(slots[group], held[group], group in (1, 3, 5)) for group in GROUPS}
+    arrival = torch.zeros(ROOM, dtype=torch.uint8)
+    work |= {group: expanded_from(work[group], arrival) for group in (3, 4)}
     policy = Streamed(Ring(work, 2, True, filler, DeviceWatch(queues, timeline)))
     moving = MovingWeights(Plan(GroupPlan((0, 0)), 0, "cuda:0"))
     stream = WeightStream(policy, timeline, moving, filler, link=DeviceLink(queues, pins))
@@ -99,14 +104,14 @@ def test_a_copy_that_fails_names_its_group_and_what_to_do() -> None:
     copies = queues.copy
 
     def refuse(source: torch.Tensor, target: torch.Tensor) -> None:
-        if source[0] == 3:
+        if source[0] == 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nand so on")
         copies(source, target)
 
     queues.copy = refuse  # type: ignore[method-assign]
     with pytest.raises(StreamingError) as error:
-        device.policy.acquire(3)
+        device.policy.acquire(1)
     words = "could not be moved to the device: CUDA out of memory. Tried to allocate; load the model again"
-    assert str(error.value) == f"weights of group 3 {words}"
+    assert str(error.value) == f"weights of group 1 {words}"
     assert isinstance(error.value.__cause__, torch.OutOfMemoryError)
     stream.close()
