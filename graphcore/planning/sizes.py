@@ -96,8 +96,8 @@ class WeightSizes:
     always: int
     experts: ExpertSizes | None = None
     features: int = 0
-    draft: DraftSizes | None = None
     on_link: tuple[int, ...] = ()
+    draft: DraftSizes | None = None
 
     @property
     def total_nbytes(self) -> int:

@@ -43,11 +43,11 @@ def any_sizes(draw: st.DrawFn) -> WeightSizes:
     top_k = draw(st.integers(1, count))
     nbytes = tuple(draw(st.lists(st.integers(1, 500), min_size=1, max_size=num_groups)))
     experts = draw(st.sampled_from([None, ExpertSizes(nbytes, count, top_k, min_slots=top_k)]))
+    on_link = draw(st.sampled_from([(), tuple(draw(st.integers(1, one)) for one in groups)]))
     copies = DraftSizes(tuple(nbytes // 3 for nbytes in groups), sum(slices) // 2, draw(st.integers(0, 900)))
     draft = draw(st.sampled_from([None, copies]))
-    on_link = draw(st.sampled_from([(), tuple(draw(st.integers(1, one)) for one in groups)]))
     always = draw(st.integers(0, 50))
-    return WeightSizes(embedding, sum(slices), slices, is_tied, groups, always, experts, draft=draft, on_link=on_link)
+    return WeightSizes(embedding, sum(slices), slices, is_tied, groups, always, experts, on_link=on_link, draft=draft)
 
 
 @st.composite
