@@ -3,7 +3,7 @@
 nothing streams        lookup: it costs nothing, and a draft model would take memory for little
 experts stream         off: each further token of a step reads further experts
 else                   a plan without a draft model, and one with copies in each format that fits beside it;
-                       the fastest by prediction, if it is clearly faster than none; else lookup
+                       the first of them that is clearly faster by prediction; else lookup
 """
 
 from collections.abc import Callable, Iterator

@@ -51,7 +51,7 @@ def test_a_slow_disk_gets_the_draft_model_that_promises_most(llama: TinyModel) -
     (parts, plan, _), note = planned(llama.folder, SLOW_DISK, "streaming=on")
     assert (parts.runtime.speculation, parts.runtime.draft_tokens) == ("self", 31)
     assert parts.draft is not None
-    assert parts.runtime.draft_format == "q4_0"
+    assert parts.runtime.draft_format == "q4_k"  # drafting takes hardly any time, so the share that is accepted counts
     assert plan.draft_nbytes > 0
     assert "self, a draft model of" in note
     assert parts.runtime.draft_format in note
@@ -60,10 +60,10 @@ def test_a_slow_disk_gets_the_draft_model_that_promises_most(llama: TinyModel) -
 def test_a_format_that_takes_long_to_pack_has_to_promise_more(
     llama: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ACCEPTANCE, "q4_k", 0.99)
+    monkeypatch.setitem(ACCEPTANCE, "q4_k", ACCEPTANCE["q4_0"] + 0.01)
     (parts, _, _), note = planned(llama.folder, SLOW_DISK, "streaming=on")
-    assert parts.runtime.draft_format == "q4_k"
-    assert "copies in q4_k" in note
+    assert parts.runtime.draft_format == "q4_0"
+    assert "copies in q4_0" in note
 
 
 def test_where_drafts_are_seldom_accepted_nothing_is_copied(llama: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
