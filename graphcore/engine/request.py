@@ -116,6 +116,8 @@ class Request:
             requests.
         batch: most requests that ran at once while this one ran, itself included.
         draft_tokens, accepted_tokens: draft tokens that were checked, and those that were right.
+        ends_between_passes: True if whoever cancels it does so between two passes only: other processes run the same
+            passes, and have to learn of it at the same point.
     """
 
     prompt_ids: Sequence[int]
@@ -152,6 +154,7 @@ class Request:
     batch: int = 1
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    ends_between_passes: bool = False
     _began: float | None = None
     _first: float | None = None
     _last: float | None = None
@@ -385,6 +388,13 @@ class Request:
                 return
             self.finish(reason)
         self.output.end_one()
+
+    def cancel(self) -> None:
+        """End the request as interrupted, now or before the next pass; any thread may call it."""
+        if self.ends_between_passes:
+            self._ends_soon = True
+        else:
+            self.end("interrupted")
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error, which is raised for its readers, unless it has ended."""

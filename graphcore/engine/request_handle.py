@@ -50,7 +50,7 @@ class RequestHandle:
     def cancel(self) -> None:
         """End the request: answers that still run keep their tokens and end as "interrupted"."""
         for request in self._requests:
-            request.end("interrupted")
+            request.cancel()
 
     def result(self, timeout: float | None = None) -> Generation:
         """Return the first answer, waiting until all have ended.

@@ -39,6 +39,8 @@ from graphcore.kvcache.prefix_cache import PrefixCache
 from graphcore.kvcache.prefix_snapshot import PrefixSnapshots
 from graphcore.kvcache.swap_file import SwapFile
 
+Agree = Callable[[bool], bool]
+
 
 class CacheAdmission:
     """Admits requests to the KV cache: gives them a row and pages.
@@ -48,14 +50,17 @@ class CacheAdmission:
         chunks: chunk boundaries of prompts.
         sizes: limits of the runner.
         folder: folder of the files of requests that are swapped out.
+        agree: function that returns whether something has worked in all processes that make the same choices.
 
     Attributes:
         requests: requests that were admitted and have not left, in order of admission; some may be swapped out.
         snapshots: copies of prefixes that the KV cache holds.
     """
 
-    def __init__(self, pages: PageAllocator, chunks: Chunks, sizes: RunnerSizes, folder: Path) -> None:
-        self.pages, self._chunks = pages, chunks
+    def __init__(
+        self, pages: PageAllocator, chunks: Chunks, sizes: RunnerSizes, folder: Path, agree: Agree = bool
+    ) -> None:
+        self.pages, self._chunks, self._agree = pages, chunks, agree
         self._prefixes = PrefixCache(pages, chunks, pages.snapshot_rows(sizes.batch_size))
         self.snapshots = PrefixSnapshots(pages, self._prefixes, chunks, sizes.context)
         self._rows, self._context, self._folder = sizes.batch_size, sizes.context, folder
@@ -63,9 +68,9 @@ class CacheAdmission:
         self._swapped: dict[Request, SwapFile | SwappedSequence | None] = {}  # None: tokens run again
 
     @classmethod
-    def of(cls, runner: ProgramRunner, folder: Path) -> "CacheAdmission":
+    def of(cls, runner: ProgramRunner, folder: Path, agree: Agree = bool) -> "CacheAdmission":
         """Return the admission to a runner's KV cache."""
-        return cls(runner.pages, runner.chunks, runner.sizes, folder)
+        return cls(runner.pages, runner.chunks, runner.sizes, folder, agree)
 
     def admit(self, request: Request) -> bool:
         """Give a request a row and the cached prefix of its prompt; False if no row is free, or too few pages are."""
@@ -158,9 +163,13 @@ class CacheAdmission:
         """Return a copy of a request's cache, in memory if no file can be written; None if its tokens run again."""
         copy = self.pages.copy_out(request.own_row, request.num_computed)
         try:
-            return SwapFile.write(copy, self._folder)
+            file = SwapFile.write(copy, self._folder)
         except OSError:
-            return None if request.is_bit_exact else copy
+            file = None
+        if self._agree(file is not None):
+            return file
+        close(file)
+        return None if request.is_bit_exact else copy
 
     def swap_in(self) -> bool:
         """Swap requests in, in order of admission, as far as there is room; return True if none is left swapped out."""
@@ -178,18 +187,28 @@ class CacheAdmission:
         is_alone = all(one in self._swapped for one in self.requests)
         if not is_alone and not self.pages.make_room_for([(row, len(request.ids) + 1)]):
             return False
-        try:
-            copy = stored.read() if isinstance(stored, SwapFile) else stored
-        except OSError as error:
-            if not request.is_bit_exact:
-                request.fail(error)
-                return False
-            copy = None
+        copy, error = self._read(stored)
+        if error is not None and not request.is_bit_exact:
+            request.fail(error)
+            return False
         if copy is not None and not self.pages.copy_in(row, copy):
             return False
         close(stored)
         request.swap_in(row, 0 if copy is None else copy.tokens)
         return True
+
+    def _read(self, stored: SwapFile | SwappedSequence | None) -> tuple[SwappedSequence | None, OSError | None]:
+        """Return a copy in memory, None if tokens run again; and the error if its file cannot be read any more."""
+        if not isinstance(stored, SwapFile):
+            return stored, None
+        copy, error = None, None
+        try:
+            copy = stored.read()
+        except OSError as found:
+            error = found
+        if self._agree(error is None):
+            return copy, None
+        return None, error or OSError("another process cannot read its part of a sequence that was swapped out")
 
     def cache_prompt(self, request: Request) -> None:
         """Put the tokens of its prompt that a request has computed into the prefix cache."""

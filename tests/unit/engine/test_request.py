@@ -167,3 +167,16 @@ def test_tokens_that_the_cache_lacks_come_chunk_by_chunk_and_then_one_by_one() -
     request.discard_computed()
     assert request.status(pages=0, shared_pages=0).computed_tokens == 0
     assert request.totals == TokenTotals(requests=1, prompt_tokens=8, cached_tokens=2, new_tokens=2)
+
+
+def test_a_request_that_other_processes_run_too_is_cancelled_between_two_passes() -> None:
+    request, alone = start(None), start(None)
+    request.ends_between_passes = True
+    for one in (request, alone):
+        one.cancel()
+    assert (request.finish_reason, alone.finish_reason) == (None, "interrupted")
+    assert request.is_unwanted  # the queue ends it before the next pass
+    request.take(7, None, 100)
+    assert request.token_ids == [7]
+    request.end("interrupted")
+    assert request.finish_reason == "interrupted"

@@ -167,6 +167,36 @@ def test_a_request_that_went_on_from_an_answer_never_runs_again_with_other_bits(
             second.output.wait_to_end(0.0)
 
 
+def test_a_file_that_another_process_could_not_write_or_read_is_used_by_none(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All processes of a ring then run the tokens again, or would run other steps than their neighbours."""
+    written, read = list[SwapFile](), list[SwapFile]()
+    write, read_back = SwapFile.write, SwapFile.read
+
+    def noted_write(kept: SwappedSequence, folder: Path) -> SwapFile:
+        written.append(write(kept, folder))
+        return written[-1]
+
+    def noted_read(file: SwapFile) -> SwappedSequence:
+        read.append(file)
+        return read_back(file)
+
+    monkeypatch.setattr(SwapFile, "write", noted_write)
+    monkeypatch.setattr(SwapFile, "read", noted_read)
+    for could_write, reads in ((False, 0), (True, 1)):
+        served = serve()
+        answers = iter([could_write])  # then False, of what is read
+        served.admission._agree = lambda _is_true, answers=answers: next(answers, False)
+        requests = [served.submit(prompt(at, 3), 20) for at in (1, 2, 3)]
+        served.finish()
+        served.check(*requests)
+        assert served.tokens_run > sum(len(one.ids) - 1 for one in requests), "no token ran again"
+        assert written
+        assert len(read) == reads
+        assert all(file._file.closed for file in written)
+
+
 def test_files_are_closed_when_their_requests_come_back_or_end(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     files, write = list[SwapFile](), SwapFile.write.__func__  # type: ignore[attr-defined]
 
