@@ -28,16 +28,15 @@ Together = tuple[str, ...]  # projections that have to be in one group
 def matrix_groups(decoder: Decoder) -> list[LayerGroup]:
     """Return the layer groups of a decoder whose unit is a matrix; a layer that cannot be cut is a group of its own."""
     orders: dict[BlockSpec, Sequence[Together]] = {}
-    sizes: list[list[tuple[Together, int]]] = []
-    for block in decoder.layers:
-        assert isinstance(block, Block), f"{type(block).__name__} is no block"
+    sizes: dict[int, list[tuple[Together, int]]] = {}
+    for index, block in decoder.blocks():
         if block.spec not in orders:
             orders[block.spec] = _order_of(block)
-        sizes.append([(names, _nbytes(block, names)) for names in orders[block.spec]])
-    most = max(decoder.least_part_nbytes, *(nbytes for layer in sizes for _, nbytes in layer))
+        sizes[index] = [(names, _nbytes(block, names)) for names in orders[block.spec]]
+    most = max(decoder.least_part_nbytes, *(nbytes for layer in sizes.values() for _, nbytes in layer))
     return [
         LayerGroup(range(index, index + 1), names if len(packed) > 1 else ())
-        for index, layer in enumerate(sizes)
+        for index, layer in sizes.items()
         for packed in [_packed(layer, most)]
         for names in packed
     ]

@@ -4,7 +4,7 @@ Legend: B batch, P pages, N pages of a sequence, K kv heads, G positions of a pa
 how pages are found.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -31,6 +31,8 @@ class CacheSizes:
         page: positions of a page; 0 for `page_size` of the context.
         tokens: positions that all sequences share; 0 for a full context for each.
         snapshots: number of recurrent states for snapshots, besides those of the sequences.
+        layers: layers whose buffers are here; None for all. The others' have no bytes, but the same pages and rows, so
+            that all processes of a ring allocate and evict alike.
     """
 
     batch: int
@@ -41,6 +43,11 @@ class CacheSizes:
     page: int = 0
     tokens: int = 0
     snapshots: int = 0
+    layers: Container[int] | None = None
+
+    def has(self, layer: int) -> bool:
+        """Return whether a layer's buffers are here."""
+        return self.layers is None or layer in self.layers
 
 
 def page_size(context: int) -> int:
@@ -80,7 +87,14 @@ def own_buffers(spec: ModelSpec, sizes: CacheSizes) -> Mapping[int, tuple[tuple[
     """Return the shapes of the two buffers for one sequence, by layer, without layers that share another's cache."""
     passed = max(sizes.chunk or sizes.context, sizes.together)
     layers = sorted(set(spec.cache_layers))
-    return {layer: buffer_shapes(spec.blocks[layer].attention, sizes.context, passed, sizes.page) for layer in layers}
+    whole = {layer: buffer_shapes(spec.blocks[layer].attention, sizes.context, passed, sizes.page) for layer in layers}
+    return {layer: shapes if sizes.has(layer) else _without_bytes(shapes) for layer, shapes in whole.items()}
+
+
+def _without_bytes(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of buffers of as many pages, of no heads; or of a recurrent state without numbers."""
+    first, second = ((shape[0], 0, *shape[2:]) if len(shape) == len("NKGE") else (0, *shape[1:]) for shape in shapes)
+    return first, second
 
 
 def windows_of_tables(spec: ModelSpec, own: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> dict[int, int]:

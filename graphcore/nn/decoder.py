@@ -3,7 +3,7 @@
 Legend: B batch, T tokens, D model dim, V vocab, P positions, E head dim.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -161,6 +161,10 @@ class Head(nn.Module):
         return capped(logits, self.logit_cap) if self.logit_cap else logits
 
 
+class AbsentLayer(nn.Module):
+    """The place of a layer that another process has: no weights."""
+
+
 class Decoder(nn.Module):
     """Embedding, blocks and head.
 
@@ -169,10 +173,12 @@ class Decoder(nn.Module):
             of the threads that read them without work: four, of up to 2.5 MiB at a time.
         has_small_parts: True to split the head into parts of the size of a matrix, as layers can be where their blocks
             run in parts (graph/block_parts.py); False for parts of the size of a layer.
+        has_ends: False if another process has embedding and head, whose weights are then absent here.
     """
 
     least_part_nbytes = 10 << 20
     has_small_parts = False
+    has_ends = True
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
         super().__init__()
@@ -181,6 +187,24 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(block, dtype) for block in spec.blocks)
         lm_head = Linear(spec.dim, spec.vocab, bias=False, dtype=dtype)
         self.head = Head(build_norm(spec.norm, spec.dim), lm_head, dtype, spec.logit_cap, spec.logit_factor)
+        self._largest: tuple[int, int] | None = None  # what `_largest_nbytes` was before `keep`
+
+    def keep(self, layers: Container[int], has_ends: bool) -> None:
+        """Drop the weights of all other layers and, unless `has_ends`, of embedding and head.
+
+        Call it when all matrices are packed, because the head is split by the bytes of all layers.
+        """
+        self._largest = self._largest_nbytes()
+        self.has_ends = has_ends
+        for index in range(len(self.layers)):
+            if index not in layers:
+                self.layers[index] = AbsentLayer()
+
+    def blocks(self) -> Iterator[tuple[int, Block]]:
+        """Yield the layers that are here, each with its index."""
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, Block):
+                yield index, layer
 
     def add_low_rank(self, ranks: Mapping[int, Mapping[str, int]]) -> None:
         """Add low-rank factors beside projections of layers: ranks by layer and by the projection's name in it."""
@@ -193,10 +217,12 @@ class Decoder(nn.Module):
 
     def groups(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield the modules of the layer groups in order of use, each with the prefix of its weights' names."""
-        yield "embed_tokens.", self.embed_tokens
-        for index, block in enumerate(self.layers):
+        if self.has_ends:
+            yield "embed_tokens.", self.embed_tokens
+        for index, block in self.blocks():
             yield f"layers.{index}.", block
-        yield "", self.head
+        if self.has_ends:
+            yield "", self.head
 
     def table(self, weight: str) -> Table:
         """Return the table whose weight has this name: the embedding, or the per-layer features' table."""
@@ -205,19 +231,27 @@ class Decoder(nn.Module):
         return table
 
     def head_rows(self) -> list[range]:
-        """Return the ranges of the vocabulary into which the head is split, in order.
+        """Return the ranges of the vocabulary into which the head is split, in order; none if it is not here.
 
         A part has at most as many bytes as the largest layer's matrices, or as the largest group of them that streams
         alone, so that it fits in their slot. The split does not depend on what streams, because products of a different
         number of rows may differ in their last bits.
         """
+        if not self.has_ends:
+            return []
         lm_head = self.head.lm_head
-        most = max(map(movable_nbytes, self.layers))
+        most, of_matrix = self._largest_nbytes()
         if self.has_small_parts:
-            most = min(most, max(self.least_part_nbytes, *map(largest_movable_nbytes, self.layers)))
+            most = min(most, max(self.least_part_nbytes, of_matrix))
         if lm_head.packing is not None and not lm_head.packing.can_split:
             return [range(lm_head.outputs)]
         return equal_parts(lm_head.outputs, max(1, most * lm_head.outputs // lm_head.weight.nbytes))
+
+    def _largest_nbytes(self) -> tuple[int, int]:
+        """Return the bytes of the largest layer's matrices, and of the largest of all these matrices."""
+        if self._largest is not None:
+            return self._largest
+        return max(map(movable_nbytes, self.layers)), max(map(largest_movable_nbytes, self.layers))
 
     def use_backend(self, backend: Backend) -> None:
         """Set the kernel backend of all modules in the blocks; the default is plain PyTorch.
@@ -225,8 +259,7 @@ class Decoder(nn.Module):
         Float32 blocks with int8 activations stay with torch: they must equal the reference to the bit, and int8
         rounding would turn a difference in the last bit into a whole step of a code.
         """
-        for block in self.layers:
-            assert isinstance(block, Block), f"{type(block).__name__} is no block"
+        for _, block in self.blocks():
             is_reference = block.dtype is torch.float32 and block.spec.int8_activations is not None
             for module in block.modules():
                 kinds = Block | Attention | LatentAttention | DeltaNet | ShortConv | Linear | MLP | RMSNorm | UnitNorm

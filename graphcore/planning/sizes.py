@@ -127,11 +127,14 @@ def sizes_of(decoder: Decoder, is_tied: bool, layer_groups: Sequence[LayerGroup]
     nbytes = [group.layout.nbytes for group in groups]
     of_layers = groups[: len(layer_groups)]
     on_link = tuple(group.on_link.layout.nbytes for group in of_layers)
-    embedding = aligned(decoder.embed_tokens.weight.nbytes)
+    embedding, head = (
+        aligned(one.nbytes) if decoder.has_ends else 0
+        for one in (decoder.embed_tokens.weight, decoder.head.lm_head.weight)
+    )
     per_layer = decoder.embed_tokens.per_layer
     return WeightSizes(
         embedding=embedding,
-        head=embedding if is_tied else aligned(decoder.head.lm_head.weight.nbytes),
+        head=embedding if is_tied else head,
         head_slices=tuple(nbytes[len(layer_groups) :]),
         is_tied=is_tied,
         groups=tuple(nbytes[: len(layer_groups)]),

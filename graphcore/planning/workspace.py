@@ -166,7 +166,7 @@ def carried_nbytes(decoder: Decoder, dtype: torch.dtype) -> int:
     These are the stream after attention, its norm, the results of all projections before attention or of the largest
     one behind it, and the chosen experts' outputs.
     """
-    return max(_carried_nbytes(block, dtype.itemsize) for block in decoder.layers)
+    return max((_carried_nbytes(block, dtype.itemsize) for _, block in decoder.blocks()), default=0)
 
 
 def _carried_nbytes(block: nn.Module, itemsize: int) -> int:

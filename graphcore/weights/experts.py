@@ -8,11 +8,7 @@ PARTS = ("gate_proj", "up_proj", "down_proj")
 
 def expert_layers(decoder: Decoder) -> dict[int, MoE]:
     """Return the mixture-of-experts modules of a decoder, by layer."""
-    return {
-        index: block.get_submodule("mlp")  # type: ignore[misc]  # an MoE, as the condition says
-        for index, block in enumerate(decoder.layers)
-        if isinstance(block.get_submodule("mlp"), MoE)
-    }
+    return {index: block.mlp for index, block in decoder.blocks() if isinstance(block.mlp, MoE)}
 
 
 def expert_weight(layer: int, part: str) -> str:

@@ -169,8 +169,12 @@ class LayerGroup:
 
 def split_layers(num_layers: int, group_size: int) -> list[LayerGroup]:
     """Return groups of whole layers; the last one may have fewer."""
-    begins = range(0, num_layers, group_size)
-    return [LayerGroup(range(begin, min(begin + group_size, num_layers))) for begin in begins]
+    return split_run(range(num_layers), group_size)
+
+
+def split_run(layers: range, group_size: int) -> list[LayerGroup]:
+    """Return groups of neighbouring layers; the last one may have fewer."""
+    return [LayerGroup(layers[at : at + group_size]) for at in range(0, len(layers), group_size)]
 
 
 def numbered_groups(

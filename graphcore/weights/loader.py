@@ -1,7 +1,7 @@
 """The loader, which turns stored tensors into weights: read, fold, then pack, or unpack and cast."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,10 @@ class Loader:
     def is_tied(self) -> bool:
         """Whether the head reads the embedding's bytes."""
         return is_tied(self.sources)
+
+    def kept(self, names: Container[str]) -> "Loader":
+        """Return a loader of some of the weights."""
+        return replace(self, sources={name: source for name, source in self.sources.items() if name in names})
 
     @property
     def stored_nbytes(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from graphcore.kvcache.buffers import LayerCache, allocate_cache, tokens_together
+from graphcore.kvcache.buffers import KVCache, LayerCache, allocate_cache, tokens_together
 from graphcore.kvcache.sizes import CacheSizes, buffer_shapes, cache_nbytes, page_size, touched_pages
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MixerSpec, MLPSpec, ModelSpec, NormSpec
 
@@ -130,3 +130,23 @@ def test_a_delta_layer_keeps_its_state_in_float32_whatever_the_context() -> None
     (cache,) = allocate_cache(model(DELTA), CacheSizes(3, 64, torch.float16), torch.device("cpu"))
     assert [tensor.shape for tensor in cache.tensors] == [(3, 6, 4, 5), (3, 46, 3)]
     assert {tensor.dtype for tensor in cache.tensors} == {torch.float32}
+
+
+def test_layers_of_other_processes_have_the_same_pages_and_rows_and_no_bytes() -> None:
+    spec = model(FULL, SLIDING, DELTA, SLIDING, FULL)
+    sizes = CacheSizes(3, 64, torch.float16, chunk=1, snapshots=2)
+    whole = allocate_cache(spec, sizes, torch.device("cpu"))
+    some = replace(sizes, layers={1, 4})
+    part = allocate_cache(spec, some, torch.device("cpu"))
+    for layer, (one, other) in enumerate(zip(whole, part, strict=True)):
+        shapes = [[tuple(tensor.shape) for tensor in cache.tensors] for cache in (one, other)]
+        if layer in (1, 4):
+            assert shapes[0] == shapes[1]
+            continue
+        assert all(tensor.numel() == 0 for tensor in other.tensors)
+        assert [len(tensor) for tensor in other.tensors] == [len(tensor) for tensor in one.tensors]
+    tables = [[cache.inputs[2] for cache in caches if cache.inputs[2] is not None] for caches in (whole, part)]
+    assert all(torch.equal(one, other) for one, other in zip(*tables, strict=True))
+    slots = [[cache.slots for cache in caches if isinstance(cache, KVCache)] for caches in (whole, part)]
+    assert slots[0] == slots[1]
+    assert cache_nbytes(spec, some) == nbytes_of(part) < cache_nbytes(spec, sizes)

@@ -5,11 +5,12 @@ import torch
 
 from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.registry import architecture_of
+from graphcore.arch.weight_map import weight_shapes
 from graphcore.config.compose import compose_settings
 from graphcore.graph.matrix_groups import matrix_groups
 from graphcore.nn.decoder import Decoder
 from graphcore.planning.sizes import ExpertSizes, WeightSizes, sizes_of
-from graphcore.weights.groups import split_layers
+from graphcore.weights.groups import split_layers, split_run
 from graphcore.weights.layout import layout_of
 
 
@@ -100,3 +101,21 @@ def test_gpt_oss_experts_are_apart_and_their_biases_stay() -> None:
 def test_a_tied_head_counts_once() -> None:
     assert WeightSizes(1000, 1000, (600, 400), True, (300, 310), 5).total_nbytes == 1000 + 610 + 5
     assert WeightSizes(1000, 1000, (600, 400), False, (300, 310), 5).total_nbytes == 2000 + 610 + 5
+
+
+@pytest.mark.parametrize("has_ends", [True, False])
+def test_a_decoder_that_keeps_some_layers_has_their_bytes_and_the_whole_one_s_head_slices(has_ends: bool) -> None:
+    whole, part = decoder_of("qwen3_moe"), decoder_of("qwen3_moe")
+    kept = range(3, 9)
+    part.keep(kept, has_ends)
+    groups = split_run(kept, 2)
+    sizes, share = sizes_of(whole, False), sizes_of(part, False, groups)
+    assert share.groups == tuple(2 * nbytes for nbytes in sizes.groups[3:9:2])
+    assert (share.embedding, share.head) == ((sizes.embedding, sizes.head) if has_ends else (0, 0))
+    assert share.head_slices == (sizes.head_slices if has_ends else ())
+    assert share.experts is not None
+    assert sizes.experts is not None
+    assert share.experts.expert_nbytes_by_layer == sizes.experts.expert_nbytes_by_layer[3:9]
+    names = set(weight_shapes(part))
+    assert {name.split(".")[1] for name in names if name.startswith("layers.")} == set(map(str, kept))
+    assert ("embed_tokens.weight" in names, "lm_head.weight" in names) == (has_ends, has_ends)
