@@ -120,13 +120,15 @@ def find_cpp_compiler() -> str | None:
         raise GraphError(f"no C++ compiler could be tried: {error}; make room there, or set TMPDIR") from error
 
 
-def use_threads(asked: int | None) -> None:
+def use_threads(asked: int | None, processes: int = 1) -> None:
     """Set the number of threads that torch and graphcore's kernels compute with.
 
     Args:
         asked: number of threads; None for torch's default, limited to the processors that this process may use.
+        processes: processes that share these processors, which torchrun tells to take one thread each.
     """
-    torch.set_num_threads(asked or min(torch.get_num_threads(), usable_processors()))
+    usual = torch.get_num_threads() if processes == 1 else max(1, usable_processors() // processes)
+    torch.set_num_threads(asked or min(usual, usable_processors()))
 
 
 def return_freed_memory() -> None:

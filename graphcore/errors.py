@@ -101,3 +101,7 @@ class BusyError(GraphcoreError, RuntimeError):
 
 class StreamingError(GraphcoreError, RuntimeError):
     """Weights cannot be moved: a thread that reads them has failed, the device has failed, or the engine is closed."""
+
+
+class ParallelError(GraphcoreError, RuntimeError):
+    """The ranks of a process group cannot work together: one has ended, or they have different files or settings."""

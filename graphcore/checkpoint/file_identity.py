@@ -1,8 +1,12 @@
 """The identity of a file, which tells whether it is still the one whose header was read."""
 
+import hashlib
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
+
+SAMPLES, SAMPLE_NBYTES = 64, 4096  # parts of a file that tell it from another of its size
 
 
 @dataclass(frozen=True)
@@ -39,3 +43,22 @@ class FileIdentity:
             return "it was written to"
         is_same = now.changed_ns == self.changed_ns
         return "" if is_same else "it was written to and its time set back, or its owner, permissions or links changed"
+
+
+def sampled_hash(path: Path, size: int) -> str:
+    """Return a hash of parts of a file, evenly spaced from its first bytes to its last, in a few milliseconds.
+
+    It tells another model's file from this one, on whatever machine, but not a file with a few changed bytes.
+
+    Args:
+        size: bytes of the file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    found = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for number in range(SAMPLES):
+            file.seek(max(0, size - SAMPLE_NBYTES) * number // (SAMPLES - 1))
+            found.update(file.read(SAMPLE_NBYTES))
+    return found.hexdigest()

@@ -26,6 +26,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from graphcore import __version__
+from graphcore.cli.follower import follows, without_folder
 from graphcore.cli.help_text import help_text
 from graphcore.cli.quoting import (
     HELP_FLAGS,
@@ -124,6 +125,7 @@ def compose_and_run(arguments: Sequence[str], is_quoted: bool) -> int:
         if VERSION_FLAG in arguments:
             print(f"graphcore {__version__}")
             return 0
+    arguments = without_folder(arguments)
     _check_arguments(arguments)
     jobs = Jobs()
     try:
@@ -192,6 +194,11 @@ class Jobs:
         from graphcore.cli.single_run import run_job
 
         try:
+            if follows(composed):
+                from graphcore.cli.follower import run_follower
+
+                self.statuses.append(run_follower(composed))
+                return
             folder = Path(hydra_config.runtime.output_dir) if composed.outputs else None
             chosen = any(one.lstrip("+").startswith(CHOOSE_MODEL) for one in hydra_config.overrides.task)
             self.statuses.append(run_job(composed, folder, chosen))
@@ -201,6 +208,8 @@ class Jobs:
     def _run_child(self, composed: DictConfig, hydra_config: HydraConf) -> None:
         if not composed.outputs:  # set in an experiment's file
             raise ConfigError("outputs=false has no effect with hydra.mode=MULTIRUN; leave it out")
+        if composed.parallel.kind == "ring":
+            raise ConfigError("parallel=ring runs one job for all ranks; start each job of a sweep with torchrun")
         from graphcore.cli.sweep.child_processes import run_child
 
         run_child(hydra_config)

@@ -137,6 +137,16 @@ class SpeculationSettings:
 
 
 @dataclass
+class ParallelSettings:
+    """conf/parallel/*: the processes that run one model together."""
+
+    kind: str = MISSING
+    interface: str | None = MISSING
+    open: bool = MISSING
+    timeout: float = MISSING
+
+
+@dataclass
 class SamplingSettings:
     """conf/sampling/*: how the next token is sampled."""
 
@@ -189,6 +199,7 @@ class Settings:
     streaming: StreamingSettings = field(default_factory=StreamingSettings)
     graph: GraphSettings = field(default_factory=GraphSettings)
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
+    parallel: ParallelSettings = field(default_factory=ParallelSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     task: Any = MISSING  # the task's own schema is checked by the task
     prompt: str | None = MISSING

@@ -29,6 +29,7 @@ NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget ap
 }
 
 QUANT_FORMATS = ("stored", *PACKABLE)
+RING_TASKS = ("generate", "chat", "bench", "serve")  # tasks that rank 0 runs for all ranks
 CACHE_KEYS = ("cache.save", "cache.load")
 PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", *CACHE_KEYS)  # of tasks that answer prompts
 
@@ -43,6 +44,7 @@ def validate_settings(settings: Settings) -> None:
     kv_names(settings.kv_dtype)
     _check_sizes(settings)
     _check_adapter(settings)
+    _check_parallel(settings)
     check_sampling(vars(settings.sampling))
     check_truncation(vars(settings.sampling))
     _check_prompts(settings)
@@ -65,6 +67,7 @@ def _check_choices(settings: Settings) -> None:
         ("model.attention", settings.model.attention, ("auto", "eager", "sdpa", "flash_attention_2")),
         ("speculation.kind", settings.speculation.kind, ("off", "auto", "lookup", "self")),
         ("speculation.draft_format", settings.speculation.draft_format, PACKABLE),
+        ("parallel.kind", settings.parallel.kind, ("off", "ring")),
         ("quant.format", settings.quant.format, QUANT_FORMATS),
         ("quant.activations", settings.quant.activations, ("auto", "float", "int8")),
     )
@@ -118,6 +121,31 @@ def _check_sizes(settings: Settings) -> None:
         raise ConfigError(
             f"threads={settings.threads} is too many for {os.cpu_count()} processors; use {most_threads} at most"
         )
+
+
+def _check_parallel(settings: Settings) -> None:
+    """Check the settings of several processes, and refuse with them what the ranks of a ring do not do yet."""
+    parallel = settings.parallel
+    if not parallel.timeout > 0:
+        raise ConfigError(f"parallel.timeout={parallel.timeout} must be a number of seconds above 0")
+    if parallel.kind == "off":
+        if parallel.interface is not None or parallel.open:
+            given = "open" if parallel.interface is None else "interface"
+            raise ConfigError(f"parallel.{given} has no effect with parallel=off; add parallel=ring, or leave it out")
+        return
+    task = settings.task.get("name") if isinstance(settings.task, dict) else None
+    refused = {
+        f"task={task}": task not in RING_TASKS,
+        f"speculation={settings.speculation.kind}": settings.speculation.kind != "off",
+        f"model.fallback={settings.model.fallback}": settings.model.fallback is not None,
+        f"model.adapter={settings.model.adapter}": settings.model.adapter is not None,
+        "cache.save": settings.cache.save is not None,
+        "cache.load": settings.cache.load is not None,
+        "trace=true": settings.trace,
+    }
+    asked = next((name for name, is_asked in refused.items() if is_asked), None)
+    if asked is not None:
+        raise ConfigError(f"{asked} does not work with parallel=ring yet; leave one of them out")
 
 
 def _check_adapter(settings: Settings) -> None:

@@ -30,12 +30,15 @@ from graphcore.engine.loading.load_model import Check, LoadedModel, load_model, 
 from graphcore.engine.loading.runtime_config import describe_runtime
 from graphcore.engine.masks import Mask
 from graphcore.engine.model_runner import ModelRunner, StaticRunner
-from graphcore.engine.output import Generation
+from graphcore.engine.output import Generation, closed_error
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.queue import Answer, RequestQueue
 from graphcore.engine.request import Request, RequestStatus, TokenTotals
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.request_handle import RequestHandle, TokenStream
+from graphcore.engine.ring.lead import LeadBatching, LeadSampler
+from graphcore.engine.ring.lead_runner import LeadRunner
+from graphcore.engine.ring.shared_requests import LedRequests
 from graphcore.engine.saved_caches import SavedCaches
 from graphcore.engine.scoring import decoded_logits
 from graphcore.engine.sequence_state import Extension, SequenceState, extend_states
@@ -44,6 +47,7 @@ from graphcore.engine.speculation.self_speculation import SelfSpeculation
 from graphcore.engine.speculation.speculation import Speculation
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport, measure_compile
+from graphcore.parallel.launch import Launch
 from graphcore.progress import Progress, ignore_progress
 from graphcore.sampling_params import SamplingParams
 from graphcore.tokenizer.chat_template import Message, Tool
@@ -129,6 +133,11 @@ class Engine:
             check: function that is called before weights are read; it may raise an error to stop loading.
         """
         report = on_progress or ignore_progress
+        if settings.parallel.kind == "ring" and Launch.of().rank:
+            raise ConfigError(
+                "parallel=ring: only rank 0 has an engine; the other ranks call graphcore.engine.ring.follow.follow "
+                "with the same settings, as the command line does"
+            )
         return cls(load_model(settings, report, check), report)
 
     @property
@@ -419,6 +428,8 @@ class Engine:
 
     def _saved_caches(self, name: str) -> SavedCaches:
         self._queue.check_open()
+        if isinstance(self.batching, LeadBatching):
+            raise ConfigError(f"{name}: parallel=ring keeps a prompt's cache on several ranks; use parallel=off")
         if not isinstance(self.batching, ContinuousBatching):
             raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
         return SavedCaches(name, self.loaded, self.batching.snapshots, self._queue, self._on_progress)
@@ -676,6 +687,8 @@ class Engine:
         with self._rebuilding:
             if self.failure is None and not self._queue.is_closed:
                 return
+            if self.loaded.ranks is not None:
+                raise self.failure or closed_error()  # all ranks have to start again
             self.close()
             self._use(load_model(self.settings, self._on_progress, no_check))
 
@@ -729,6 +742,8 @@ def batching_of(runner: ModelRunner, folder: Path, kind: str = "off") -> Batchin
     if isinstance(runner, StaticRunner):
         return StaticBatching(runner)
     assert isinstance(runner, ProgramRunner), "sequences run in passes"
+    if isinstance(runner, LeadRunner):
+        return lead_batching(runner, folder)
     if runner.captures is not None:
         decoding: DecodeLoop = DeviceDecodeLoop(runner)
     else:
@@ -741,6 +756,15 @@ def speculation_of(runner: ProgramRunner, kind: str) -> Speculation | None:
     if kind == "self":
         return SelfSpeculation.of(runner)
     return LookupSpeculation.of(runner) if kind == "lookup" else None
+
+
+def lead_batching(runner: LeadRunner, folder: Path) -> LeadBatching:
+    """Return the batching of rank 0; `folder` is that of `batching_of`."""
+    ranks, requests = runner.ranks, LedRequests()
+    sampler = LeadSampler(runner, ranks, requests)
+    decoding = HostDecodeLoop(runner, sampler=sampler)
+    batching = ContinuousBatching(runner, decoding, CacheAdmission.of(runner, folder, ranks.all_agree))
+    return LeadBatching(batching, sampler, ranks, requests, runner.sizes.batch_size)
 
 
 Rows = Sequence[Sequence[int]]

@@ -68,7 +68,8 @@ class ProgramRunner(ModelRunner):
         self.builder = builder
         self.policy = policy
         self.device, spec = builder.device, builder.decoder.spec
-        self.sizes = RunnerSizes(batch_size, prefill_chunk, spec.vocab, builder.context, spec.context)
+        vocab = spec.vocab if builder.decoder.has_ends else 0  # without the head there are no logits
+        self.sizes = RunnerSizes(batch_size, prefill_chunk, vocab, builder.context, spec.context)
         self.prompt_tokens, self.draft_tokens = prompt_tokens or prefill_chunk, draft_tokens
         self.backend = builder.backend
         self.chunks = Chunks(prefill_chunk, DENSE_TOKENS if isinstance(self.backend, NativeBackend) else prefill_chunk)
@@ -184,6 +185,8 @@ class ProgramRunner(ModelRunner):
             for chunk, program in zip(chunks, programs, strict=True)
         ]
         try:
+            for place, program in enumerate((*decodes, *running)):
+                program.state.place = place
             run_together([*decodes, *running], policy, is_stopped)
             yield [program.state for program in running]
         finally:

@@ -117,6 +117,9 @@ class SequenceSampler:
             if request.mask is not None and not is_waiting and is_masked(request):
                 self._take_forced(request)
 
+    def share(self) -> None:
+        """Let the other ranks have the tokens that were sampled since the last call; nothing without other ranks."""
+
     def forget(self, request: Request) -> None:
         """Free the sampling state of a request."""
         self._rows.pop(request, None)

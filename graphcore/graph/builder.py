@@ -19,6 +19,7 @@ from graphcore.graph.cpu.native_decode import Recorder
 from graphcore.graph.gpu.capture import Captures, captured
 from graphcore.graph.gpu.partition import BoundaryBuffers
 from graphcore.graph.gpu.sampling import SamplingRows, choose_step
+from graphcore.graph.hand_over import HandedStep, HandOver, PositionsStep, handed, hidden_of
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
@@ -53,6 +54,8 @@ class GraphBuilder:
         streamed: groups whose weights are streamed; a captured program is partitioned at them, and a block whose parts
             are groups runs in these parts if one of them is streamed.
         functions: functions that run blocks and heads.
+        hand_over: this rank's share of the layers, which `layer_groups` has, and its process group; None if one process
+            has all layers.
 
     Args:
         on_compile: function called with the name of each function before it is compiled.
@@ -77,6 +80,7 @@ class GraphBuilder:
     fetched: InitVar[FetchedExperts | None] = None
     decode_kernels: InitVar[DecodeKernels | None] = None
     uses_pdl: InitVar[bool] = False
+    hand_over: HandOver | None = None
     tables: tuple[Tensor, ...] = field(init=False)
     captures: Captures = field(init=False)
     functions: BlockFunctions = field(init=False)
@@ -173,7 +177,7 @@ class GraphBuilder:
         groups, where = self.layer_groups, (self.caches, self.tables, backend)
         fetched = self.functions.fetched
         fetcher = None if fetched is None else fetched.fetcher
-        recorder = Recorder(self.decoder, groups, heads, *where, self.streamed, fetcher)
+        recorder = Recorder(self.decoder, groups, heads, *where, self.streamed, fetcher, self.hand_over)
         return Program(state, recorder.record(state, is_greedy))
 
     def token(self, batch: int, first: int = 0, is_greedy: bool = False) -> Program:
@@ -208,7 +212,7 @@ class GraphBuilder:
         state = self._state(batch) if state is None else state
         ropes = self.decoder.rope_index()
         memory = self.functions.fusion_memory(batch, phase)
-        steps: list[Step] = [EmbedStep(0, state, self.decoder.embed_tokens, self.tables)]
+        steps: list[Step] = [self._first_step(state)]
         for layers, found in groupby(enumerate(self.layer_groups, start=1), key=lambda item: item[1].layers):
             numbers = [number for number, _ in found]
             bound = [
@@ -222,10 +226,34 @@ class GraphBuilder:
                 for index in layers
             ]
             if len(numbers) > 1 and any(number in self.streamed for number in numbers):
-                steps += part_steps(bound[0], self._parts(numbers), numbers[0], state)
+                ready = part_steps(bound[0], self._parts(numbers), numbers[0], state)
             else:
-                steps.append(BlocksStep(numbers[0], state, bound))
-        return Program(state, [*steps, *self._head_steps(state, None)], fusion=memory)
+                ready = [BlocksStep(numbers[0], state, bound)]
+            steps += self._with_hand_overs(ready, layers, state)
+        return Program(state, [*steps, *self._last_receive(state), *self._head_steps(state, None)], fusion=memory)
+
+    def _first_step(self, state: StepState) -> Step:
+        """Return the step that begins a program: the embedding, unless another rank has it."""
+        if not self.decoder.has_ends:
+            return PositionsStep(0, state, self.tables, self.decoder.spec.dim)
+        return EmbedStep(0, state, self.decoder.embed_tokens, self.tables)
+
+    def _with_hand_overs(self, steps: list[Step], layers: range, state: StepState) -> list[Step]:
+        """Return the steps of a layer group, or of a layer, with the hand-overs before the first and after the last."""
+        if self.hand_over is None:
+            return steps
+        share, stream = self.hand_over.share, hidden_of(state)
+        steps[0] = handed(steps[0], state, stream, self.hand_over, share.source(layers.start), None)
+        steps[-1] = handed(steps[-1], state, stream, self.hand_over, None, share.target(layers[-1]))
+        return steps
+
+    def _last_receive(self, state: StepState) -> list[Step]:
+        """Return the step that receives the residual stream after the last layer, if another rank has that layer."""
+        hand_over = self.hand_over
+        if hand_over is None or not self.decoder.has_ends or hand_over.share.last_owner == hand_over.share.rank:
+            return []
+        source = hand_over.share.last_owner
+        return [HandedStep(0, state, None, hidden_of(state), hand_over.ranks, source)]
 
     def _parts(self, numbers: Sequence[int]) -> BlockParts:
         """Return the operations of a layer's groups, traced once for all layers of its spec that have these parts."""
@@ -238,14 +266,19 @@ class GraphBuilder:
 
     def _state(self, batch: int) -> StepState:
         state = StepState.empty(batch, 1, self.device)
-        state.logits = torch.zeros(batch, self.decoder.spec.vocab, device=self.device, dtype=torch.float32)
+        vocab = self.decoder.spec.vocab if self.decoder.has_ends else 0
+        state.logits = torch.zeros(batch, vocab, device=self.device, dtype=torch.float32)
         return state
 
     def _head_steps(self, state: StepState, tokens: int | None, takes_all: bool = False) -> list[Step]:
-        """Return a step for each part of the head; `tokens` is the same as in `BlockFunctions.head_function`.
+        """Return a step for each part of the head, none if another rank has it.
+
+        `tokens` is the same as in `BlockFunctions.head_function`.
 
         On decode kernels a row's summation order does not depend on the other rows, so a resident head is one step.
         """
+        if not self.decoder.has_ends:
+            return []
         first = len(self.layer_groups) + 1
         batch = len(state.token_ids)
         if tokens is None and self._is_head_whole:

@@ -36,6 +36,7 @@ class StepState:
             finite.
         carried: values that the parts of a block pass on, by the operation that computes them; empty between blocks.
         most_together: int, largest number of consecutive tokens of one sequence in one step of a decode program.
+        place: int, number of the program among those of a pass; it tells residual streams that ranks hand over apart.
     """
 
     token_ids: Tensor
@@ -48,6 +49,7 @@ class StepState:
     per_layer: Tensor | None = None
     carried: dict[Any, Any] = field(default_factory=dict)
     most_together: int = 1
+    place: int = 0
     _are_rows_named: bool = False  # True after `put_tokens`, until `put_rows`
     _views: tuple[memoryview, ...] = ()  # a decode program's inputs on a CPU
 

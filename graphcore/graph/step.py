@@ -108,8 +108,13 @@ class EmbedStep:
         state.hidden = self.embedding(state.token_ids, state.span)
         if self.embedding.per_layer is not None:
             state.per_layer = self.embedding.per_layer(state.token_ids, state.hidden)
-        positions = state.span.positions(state.token_ids.shape[1])
-        state.ropes = tuple(table[positions] for table in self.tables)
+        state.ropes = rope_rows(state, self.tables)
+
+
+def rope_rows(state: StepState, tables: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the rows of the rope tables at the positions of a state's tokens."""
+    positions = state.span.positions(state.token_ids.shape[1])
+    return tuple(table[positions] for table in tables)
 
 
 @dataclass(frozen=True)

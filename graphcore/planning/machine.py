@@ -8,7 +8,7 @@ A run is planned for this machine only; `task=plan` can also plan for others.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -68,6 +68,11 @@ class Machine:
             return cls(device, memory, max(0, ram - RESERVE_NBYTES), is_here=True)
         left = max(0, ram - RESERVE_NBYTES)
         return cls(device, Memory(str(device), left, physical_device_nbytes(device)), left, is_here=True)
+
+    def shared(self, processes: int) -> "Machine":
+        """Return the part of the machine's memory that each of some processes may take."""
+        part = self.memory.free_nbytes // processes
+        return replace(self, memory=replace(self.memory, free_nbytes=part), ram_nbytes=self.ram_nbytes // processes)
 
     @classmethod
     def described(cls, device_nbytes: int | None, ram_nbytes: int) -> "Machine":

@@ -10,6 +10,7 @@ from graphcore.errors import (
     ConfigError,
     GraphcoreError,
     GraphError,
+    ParallelError,
     PlanError,
     ResidencyError,
     StreamingError,
@@ -33,6 +34,7 @@ BUILT_INS = {
     ResidencyError: RuntimeError,
     StreamingError: RuntimeError,
     BusyError: RuntimeError,
+    ParallelError: RuntimeError,
 }
 
 

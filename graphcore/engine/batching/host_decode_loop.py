@@ -31,11 +31,17 @@ class HostDecodeLoop(DecodeLoop):
 
     Args:
         speculation: source of draft tokens; None for none.
+        sampler: sampler of the tokens; None for one of this process alone.
     """
 
-    def __init__(self, runner: ProgramRunner, speculation: Speculation | None = None) -> None:
+    def __init__(
+        self,
+        runner: ProgramRunner,
+        speculation: Speculation | None = None,
+        sampler: SequenceSampler | None = None,
+    ) -> None:
         self._programs, self._pages, self._context = runner.programs, runner.pages, runner.sizes.context
-        self._chooser, self.speculation = SequenceSampler(runner), speculation
+        self._chooser, self.speculation = sampler or SequenceSampler(runner), speculation
         self.most_together = min(runner.programs.most_together, runner.programs.most_rows)
         self._runs: list[DecodeRun] = []
         self._began, self._is_alone = 0.0, True
@@ -91,8 +97,10 @@ class HostDecodeLoop(DecodeLoop):
         while due := [(run.request, place) for run in self._runs if (place := run.next_place()) is not None]:
             has_chosen = True
             self._choose(due, likeliest)
+            self._chooser.share()
         for request, after in ended:
             self._chooser.choose([request], after.unbind(0))
+        self._chooser.share()
         self._count(seconds)
         self._runs = []
         return has_chosen

@@ -29,6 +29,8 @@ class PromptOutputs:
         Args:
             hidden: [1, T, D] residual stream after the last block.
         """
+        if not self._runner.builder.decoder.has_ends:
+            return  # another process has the head, and the request
         if request.pooled is not None:
             request.pooled.add(self._runner.final_norm(hidden)[0])
         if request.num_prompt_logprobs is not None:

@@ -7,20 +7,26 @@ from pathlib import Path
 import torch
 
 from graphcore.config.settings import Settings
+from graphcore.engine.loading.dealt_decoder import dealt
 from graphcore.engine.loading.model_loader import ModelLoader, Running
 from graphcore.engine.loading.open_model import Model, open_model
+from graphcore.engine.loading.plan_run import plan_run
 from graphcore.engine.loading.plan_speculation import plan_with_speculation
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.ring.lead_runner import LeadRunner
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import code_folder, compile_cache, compiler_loading
+from graphcore.graph.hand_over import HandOver
 from graphcore.graph.step import DecodeKernels
 from graphcore.kernels.gpu.registration import register
 from graphcore.kvcache.buffers import LayerCache, allocate_cache
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
+from graphcore.parallel.deal import Share, deal
+from graphcore.parallel.process_group import ProcessGroup
 from graphcore.planning.machine import Machine, Speeds
 from graphcore.planning.prediction import Rates
 from graphcore.planning.rates import measure_rates
@@ -32,7 +38,15 @@ from graphcore.weights.resident_weights import load_resident
 
 
 class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
-    """Models of graphcore's own architectures, which its own programs run. Programs are built at first use."""
+    """Models of graphcore's own architectures, which its own programs run. Programs are built at first use.
+
+    Args:
+        ranks: process group whose ranks share the layers; None if this process has all.
+        deals_in_turn: True to deal groups of layers to the ranks in turn; False for neighbouring layers on each.
+    """
+
+    def __init__(self, ranks: ProcessGroup | None = None, deals_in_turn: bool = False) -> None:
+        self._ranks, self._deals_in_turn = ranks, deals_in_turn
 
     def open(self, settings: Settings, on_progress: Progress) -> Model:
         """Return the model that the settings name, downloaded if need be; no weight is read."""
@@ -40,7 +54,12 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
 
     def prepare(self, settings: Settings, model: Model, on_progress: Progress) -> PreparedDecoder:
         """Return the model's decoder on the meta device, for this machine; kernels are built if they are missing."""
-        return prepare_model(settings, model, on_progress=on_progress)
+        parts = prepare_model(settings, model, on_progress=on_progress)
+        if self._ranks is None:
+            return parts
+        sizes = len(model.spec.blocks), self._ranks.world_size, settings.streaming.layers_per_group
+        owners = deal(*sizes, is_contiguous=not self._deals_in_turn)
+        return dealt(parts, model, Share(self._ranks.rank, owners))
 
     def plan(
         self, settings: Settings, parts: PreparedDecoder, on_progress: Progress
@@ -53,6 +72,10 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
             PlanError: the model does not fit; the message has the smallest budget that works.
             ConfigError: streaming.source names a tier that the weights cannot be read from.
         """
+
+        if self._ranks is not None:
+            machine = Machine.here(parts.runtime.device).shared(self._ranks.launch.local_world_size)
+            return plan_run(settings, parts, machine)
 
         def measure(parts: PreparedDecoder, plan: Plan, tier: Tier) -> Rates | None:
             on_progress("measure", None, 0, 0)
@@ -76,12 +99,14 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
             stream = stream_weights(loader, moving, tier, runtime.device, streaming.pinned_memory, decoder)
         with ExitStack() as undo:
             undo.callback(stream.close)  # if there is no memory left for the caches
-            builder = _builder(parts, stream, compiled_dir, on_progress)
+            builder = _builder(parts, stream, compiled_dir, on_progress, self._ranks)
             undo.pop_all()
         prompt_tokens = settings.batching.prompt_tokens(runtime.prefill_chunk, plan.is_streaming)
         sizes = runtime.batch_size, runtime.prefill_chunk, prompt_tokens, runtime.draft_tokens
         drafting = None if draft is None else builder.with_decoder(draft)
-        return Running(ProgramRunner(builder, stream.policy, *sizes, drafting), stream)
+        is_lead = self._ranks is not None and self._ranks.is_lead
+        runner = (LeadRunner if is_lead else ProgramRunner)(builder, stream.policy, *sizes, drafting)
+        return Running(runner, stream)
 
     @staticmethod
     def _draft(parts: PreparedDecoder, moving: MovingWeights, on_progress: Progress) -> Decoder | None:
@@ -92,7 +117,9 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         return parts.draft.load(parts.loader, streamed, on_progress)
 
 
-def _builder(parts: PreparedDecoder, stream: WeightStream, compiled_dir: Path, on_progress: Progress) -> GraphBuilder:
+def _builder(
+    parts: PreparedDecoder, stream: WeightStream, compiled_dir: Path, on_progress: Progress, ranks: ProcessGroup | None
+) -> GraphBuilder:
     runtime, moving = parts.runtime, stream.moving
     caches = _caches(parts.decoder.spec, runtime, moving.plan.is_streaming)
     compiled: list[str] = []
@@ -117,6 +144,7 @@ def _builder(parts: PreparedDecoder, stream: WeightStream, compiled_dir: Path, o
         compiles=runtime.prefill == "compiled",
         decode_kernels=_decode_kernels(runtime, caches),
         uses_pdl=runtime.uses_pdl,
+        hand_over=None if ranks is None or runtime.share is None else HandOver(runtime.share, ranks),
     )
 
 

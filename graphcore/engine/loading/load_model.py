@@ -9,7 +9,7 @@ import torch
 
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
-from graphcore.config.settings import ModelSettings, Settings
+from graphcore.config.settings import Settings
 from graphcore.device import collect_garbage, resolve_device, return_blocks_when_freed, return_freed_memory, use_threads
 from graphcore.engine.loading.decoder_loader import DecoderLoader
 from graphcore.engine.loading.model_loader import M, ModelLoader, P
@@ -17,8 +17,12 @@ from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.prompt_encoder import PromptEncoder
+from graphcore.engine.ring.facts import facts_of, together, with_batching_of_lead
 from graphcore.errors import PlanError
 from graphcore.gpu_memory import FreeMemory
+from graphcore.parallel.deal import described
+from graphcore.parallel.handshake import compare_ranks
+from graphcore.parallel.process_group import ProcessGroup
 from graphcore.processors import refuse_forked, spinning_note
 from graphcore.progress import Progress
 from graphcore.streaming.weight_stream import WeightStream
@@ -46,6 +50,7 @@ class LoadedModel:
         runner: runner of the programs; None after `give_back`.
         draft: draft model, with the bytes of all copies that it could have; None without one.
         free_memory: record of a GPU's free memory since before loading; None on the CPU.
+        ranks: process group of the ranks that run the model together; None if this process runs it alone.
     """
 
     settings: Settings
@@ -60,6 +65,7 @@ class LoadedModel:
     runner: ModelRunner | None
     draft: DraftCopy | None = None
     free_memory: FreeMemory | None = None
+    ranks: ProcessGroup | None = None
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -98,6 +104,8 @@ class LoadedModel:
         if device.type == "cuda":
             torch.zeros(1, dtype=torch.float32, device=device).add_(1)
             torch.cuda.synchronize(device)
+        if self.ranks is not None:
+            self.ranks.check()
         self.weight_stream.check_usable()
 
     def give_back(self) -> None:
@@ -108,6 +116,8 @@ class LoadedModel:
             self.runner.release()
             self.weight_stream.close()
         finally:
+            if self.ranks is not None:
+                self.ranks.dismiss()
             self.weight_stream = self.weight_stream.without_weights()
             self.runner = None
             if self.plan.total_nbytes >= COLLECTED_NBYTES:
@@ -135,11 +145,17 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches kernels on the device that is current
         free_memory = FreeMemory.begin(device)
-    use_threads(settings.threads)
+    ranks = ProcessGroup.join(settings.parallel) if settings.parallel.kind == "ring" else None
+    use_threads(settings.threads, 1 if ranks is None else ranks.launch.local_world_size)
     refuse_forked(torch.get_num_threads())
     try:
-        loaded = _load(loader_of(settings.model), settings, on_progress, check)
-    except (torch.OutOfMemoryError, MemoryError) as error:
+        settings = settings if ranks is None else with_batching_of_lead(settings, ranks)
+        loaded = _load(loaders_of(settings, ranks), settings, on_progress, check, ranks)
+    except BaseException as error:
+        if ranks is not None:
+            ranks.leave(error)
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError):
+            raise
         reason = str(error).strip().partition("\n")[0]
         raise PlanError(
             f"the device has less memory than the plan counted on ({reason}); end what else uses it, or set a smaller "
@@ -157,16 +173,29 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
     return replace(loaded, notes=notes, free_memory=free_memory)
 
 
-def _load(loader: ModelLoader[M, P], settings: Settings, on_progress: Progress, check: Check) -> LoadedModel:
-    """Load a model with a loader of its kind; notes about memory and threads are left to `load_model`."""
-    model = loader.open(settings, on_progress)
-    if model.tokenizer is not None and settings.chat != "off" and settings.prompt_ids is None:
-        model.tokenizer.prepare_chat()
-    source, vocab = model.checkpoint.source, model.config.vocab_size
-    prompts = PromptEncoder(model.tokenizer, source, settings.special_tokens, vocab, model.unread)
-    check(prompts)
-    parts, plan, tier = loader.plan(settings, loader.prepare(settings, model, on_progress), on_progress)
-    running = loader.build(settings, parts, plan, tier, on_progress)
+def _load(
+    loaders: Sequence[ModelLoader[M, P]],
+    settings: Settings,
+    on_progress: Progress,
+    check: Check,
+    ranks: ProcessGroup | None,
+) -> LoadedModel:
+    """Load a model with the first of the loaders under whose plan nothing streams on any rank, else with the last.
+
+    Notes about memory and threads are left to `load_model`.
+    """
+    with together(ranks):
+        model, prompts = _open(loaders[0], settings, on_progress, check)
+    for loader in loaders:
+        with together(ranks):
+            parts, plan, tier = loader.plan(settings, loader.prepare(settings, model, on_progress), on_progress)
+        if ranks is None or not any(ranks.all_say(plan.is_streaming)):
+            break
+    if ranks is not None:
+        parts.notes.extend(compare_ranks(ranks.all_say(facts_of(settings, parts))))
+        parts.notes.append(described(parts.runtime.share.owners) if parts.runtime.share is not None else "")
+    with together(ranks):
+        running = loader.build(settings, parts, plan, tier, on_progress)
     if isinstance(model.checkpoint, GGUFCheckpoint):
         model.checkpoint.forget_arrays()  # the tokenizer has read what it needs of them
     return LoadedModel(
@@ -181,13 +210,35 @@ def _load(loader: ModelLoader[M, P], settings: Settings, on_progress: Progress, 
         running.stream,
         running.runner,
         parts.draft if isinstance(parts, PreparedDecoder) else None,
+        ranks=ranks,
     )
 
 
-def loader_of(settings: ModelSettings) -> ModelLoader[Any, Any]:
-    """Return the loader that the settings name: of graphcore's own models, or of model.fallback=transformers."""
-    if settings.fallback is None:
-        return DecoderLoader()
+def _open(
+    loader: ModelLoader[M, P], settings: Settings, on_progress: Progress, check: Check
+) -> tuple[M, PromptEncoder]:
+    """Open a model, and return it with the encoder of its prompts."""
+    model = loader.open(settings, on_progress)
+    if model.tokenizer is not None and settings.chat != "off" and settings.prompt_ids is None:
+        model.tokenizer.prepare_chat()
+    source, vocab = model.checkpoint.source, model.config.vocab_size
+    prompts = PromptEncoder(model.tokenizer, source, settings.special_tokens, vocab, model.unread)
+    check(prompts)
+    return model, prompts
+
+
+def loaders_of(settings: Settings, ranks: ProcessGroup | None = None) -> Sequence[ModelLoader[Any, Any]]:
+    """Return the loaders to try: of graphcore's own models, or of model.fallback=transformers.
+
+    Args:
+        ranks: process group of the ranks that share the model: neighbouring layers if nothing streams, else layers in
+            turn. None if this process has the model alone.
+    """
+    if settings.model.fallback is None:
+        if ranks is None:
+            return [DecoderLoader()]
+        turns = {"all": (False,), "nothing": (True,), "most": (False, True)}[settings.streaming.keeps]
+        return [DecoderLoader(ranks, in_turn) for in_turn in turns]
     from graphcore.engine.fallback.transformers_loader import TransformersLoader  # optional, a dozen modules
 
-    return TransformersLoader()
+    return [TransformersLoader()]

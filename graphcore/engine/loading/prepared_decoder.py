@@ -31,7 +31,7 @@ from graphcore.streaming.experts.reading import expert_obstacle
 from graphcore.weights.conversion import first_row
 from graphcore.weights.draft_copy import DraftCopy
 from graphcore.weights.experts import expert_linears
-from graphcore.weights.groups import LayerGroup, split_layers
+from graphcore.weights.groups import LayerGroup, split_run
 from graphcore.weights.matching import EMBEDDING, FEATURES
 from graphcore.weights.plan import Plan, Tier
 
@@ -86,9 +86,10 @@ class PreparedDecoder(PreparedModel):
 
     def layer_groups(self, streaming: StreamingSettings) -> Sequence[LayerGroup]:
         """Return the layer groups, in the order of use: layers, or matrices where blocks can run in parts."""
-        num_layers = len(self.decoder.layers)
         if streaming.layer_group_size != "auto" or streaming.keeps == "all" or not self.decoder.has_small_parts:
-            return split_layers(num_layers, streaming.layers_per_group)
+            share = self.runtime.share
+            runs = [range(len(self.decoder.layers))] if share is None else share.runs
+            return [group for run in runs for group in split_run(run, streaming.layers_per_group)]
         if self.decoder not in _MATRIX_GROUPS:
             _MATRIX_GROUPS[self.decoder] = matrix_groups(self.decoder)
         return _MATRIX_GROUPS[self.decoder]
@@ -136,7 +137,7 @@ class PreparedDecoder(PreparedModel):
             return lambda context_length: 0
         is_streaming = streaming.keeps != "all"
         fetches = is_streaming and bool(expert_linears(self.decoder))
-        groups = tuple(self.layer_groups(streaming)) if is_streaming else ()
+        groups = tuple(self.layer_groups(streaming)) if is_streaming or runtime.share is not None else ()
         widths = widths_of(most_step_rows(runtime.batch_size, runtime.draft_tokens))
         sizes = ProgramSizes(
             tuple(widths), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches, groups
@@ -154,7 +155,7 @@ class PreparedDecoder(PreparedModel):
         loader = self.loader
         movable = [
             loader.sources[f"layers.{index}.{name}"]
-            for index, layer in enumerate(self.decoder.layers)
+            for index, layer in self.decoder.blocks()
             for name, tensor in layer.named_buffers()
             if is_movable(name, tensor)
         ]

@@ -16,6 +16,7 @@ from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import ModelSpec, RecurrentSpec
+from graphcore.parallel.deal import Share
 from graphcore.planning.machine import free_device_nbytes
 from graphcore.progress import Progress, ignore_progress
 from graphcore.weights.packed_weights import PackingPolicy
@@ -41,6 +42,7 @@ class RuntimeConfig:
         draft_tokens: most draft tokens of one sequence in a decode step; 0 without speculation.
         draft_format: format of the copies that the draft model of "self" has.
         uses_pdl: True if a captured step's kernels use programmatic dependent launch (kernels/gpu/pdl.py).
+        share: this process's share of the layers; None if it has all.
     """
 
     device: torch.device
@@ -58,6 +60,7 @@ class RuntimeConfig:
     draft_tokens: int = 0
     draft_format: str = ""
     uses_pdl: bool = False
+    share: Share | None = None
 
     @property
     def backend(self) -> Backend:
@@ -74,7 +77,8 @@ class RuntimeConfig:
         shared = self.cache_tokens or max(context_length, self.batch_size * min(context_length, DEFAULT_CONTEXT))
         kept = context_length, self.kv_dtype, self.prefill_chunk
         together = 1 + self.draft_tokens
-        return CacheSizes(self.batch_size, *kept, together=together, tokens=shared, snapshots=self.snapshots)
+        sizes = CacheSizes(self.batch_size, *kept, together=together, tokens=shared, snapshots=self.snapshots)
+        return sizes if self.share is None else replace(sizes, layers=self.share.layers)
 
     def shortened(self, context_length: int) -> "RuntimeConfig":
         """Return the configuration for the context length of a plan, which may be smaller."""

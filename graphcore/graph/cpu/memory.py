@@ -32,7 +32,7 @@ class ProgramSizes:
         chunk: largest number of tokens of a sequence in one pass.
         backend: C++ kernels that run the program.
         fetches_experts: True if experts may be fetched between a layer's instructions.
-        layer_groups: layer groups, all of which may stream; none if all weights are resident.
+        layer_groups: layer groups, all of which may stream; none if all weights of all layers are resident.
     """
 
     widths: Sequence[int]
@@ -59,7 +59,7 @@ def programs_nbytes(decoder: Decoder, sizes: ProgramSizes, context: int) -> int:
         decoder: decoder on the meta device.
         context: tokens of KV cache for each sequence.
     """
-    spec = decoder.spec
+    spec, heads = decoder.spec, [(range(decoder.spec.vocab), decoder.head)] if decoder.has_ends else []
     tables = decoder.rope_tables(1, CPU)
     with META:
         kept = CacheSizes(sizes.sequences, context, sizes.kv_dtype, sizes.chunk, tokens=context)  # any size will do
@@ -67,7 +67,7 @@ def programs_nbytes(decoder: Decoder, sizes: ProgramSizes, context: int) -> int:
         recorder = Recorder(
             decoder,
             sizes.layer_groups or [LayerGroup(range(len(spec.blocks)))],
-            [(range(spec.vocab), decoder.head)],
+            heads,
             caches,
             tables,
             sizes.backend,

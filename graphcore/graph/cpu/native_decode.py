@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from graphcore.graph.cpu.embedding_instructions import append_embedding, append_features, features_of
 from graphcore.graph.cpu.instruction_entries import GroupEnds, ModuleRecorder, obstacle_of_operations
 from graphcore.graph.cpu.operands import Routing
+from graphcore.graph.hand_over import HandOver, handed, rows_in_use
 from graphcore.graph.lowering.targets import lower_to_instructions
 from graphcore.graph.lowering.tracing import Traced
 from graphcore.graph.state import StepState
@@ -99,8 +100,8 @@ def native_obstacle(decoder: Decoder) -> str | None:
 
 
 def kinds_of(decoder: Decoder) -> dict[BlockSpec, nn.Module]:
-    """Return one layer of each spec."""
-    return dict(zip(reversed(decoder.spec.blocks), reversed(decoder.layers), strict=True))
+    """Return one layer of each spec, of the layers that are here."""
+    return {decoder.spec.blocks[index]: block for index, block in reversed([*decoder.blocks()])}
 
 
 @dataclass
@@ -116,6 +117,7 @@ class Recorder:
         backend: C++ kernels that run the programs.
         streamed: groups whose weights are streamed. The other groups between two of them become one step.
         fetcher: source of non-resident experts; None if all are resident.
+        hand_over: this rank's share of the layers, which the groups have; None if one process has all.
     """
 
     decoder: Decoder
@@ -126,23 +128,65 @@ class Recorder:
     backend: NativeBackend
     streamed: Collection[int] = ()
     fetcher: ExpertFetcher | None = None
+    hand_over: HandOver | None = None
 
     _features: Tensor | None = None  # [B, L P], per-layer features of the tokens
+    _sources: dict[int, int] = field(default_factory=dict)  # rank that sends the stream before an instruction, by index
+    _targets: dict[int, int] = field(default_factory=dict)  # rank that gets it after the one before an index
     _operations: dict[BlockSpec | None, Traced] = field(default_factory=dict)  # by block spec; None for the head
 
     def record(self, state: StepState, is_greedy: bool) -> list[Step]:
-        """Return the steps of one decode step; they fill the state's `logits` and, if greedy, `chosen`."""
+        """Return the steps of one decode step; they fill the state's `logits` and, if greedy, `chosen`.
+
+        Without the head there are none, as another rank has it.
+        """
         program = self.backend.new_program(state.span.counts, state.sequences)
         x = program.buffer(self.decoder.spec.dim)
         ends = GroupEnds(program.arguments)
         choices: list[Routing] = []
-        gather = append_embedding(program, state, self.decoder.embed_tokens, x)
-        self._features = append_features(program, gather, x)
-        program.end_block()
+        gathers: list[Step] = []
+        self._sources, self._targets = {}, {}
+        if self.decoder.has_ends:
+            gathers = self._embedding(program, state, x)
         for layers, parts in self._layers():
+            self._note_rank(self._sources, program, self._source(layers.start))
             ends.begin(parts[0][0], {name: number for number, group in parts for name in group.matrices})
             for index in layers:
                 choices += self._block(program, state, x, index, ends)
+            self._note_rank(self._targets, program, self._target(layers[-1]))
+        if self.decoder.has_ends:
+            self._head(program, state, x, ends, is_greedy)
+        else:
+            state.logits = program.buffer(0)
+        return [*gathers, *self._steps(program, state, x, ends.found(), choices if self.fetcher is not None else ())]
+
+    def _source(self, layer: int) -> int | None:
+        """Return the rank that hands over the residual stream before a layer; None if it is here."""
+        return None if self.hand_over is None else self.hand_over.share.source(layer)
+
+    def _target(self, layer: int) -> int | None:
+        """Return the rank that gets the residual stream after a layer; None if it stays."""
+        return None if self.hand_over is None else self.hand_over.share.target(layer)
+
+    @staticmethod
+    def _note_rank(ranks: dict[int, int], program: native.NativeProgram, rank: int | None) -> None:
+        """Note the rank of a hand-over before the next instruction; None for no hand-over."""
+        if rank is not None:
+            ranks[len(program.arguments)] = rank
+
+    def _embedding(self, program: native.NativeProgram, state: StepState, x: Tensor) -> list[Step]:
+        """Append the lookup of the tokens' embedding; return the step that gathers rows on the host, if needed."""
+        gather = append_embedding(program, state, self.decoder.embed_tokens, x)
+        self._features = append_features(program, gather, x)
+        program.end_block()
+        return [gather] if gather.fetches else []
+
+    def _head(
+        self, program: native.NativeProgram, state: StepState, x: Tensor, ends: GroupEnds, is_greedy: bool
+    ) -> None:
+        """Append the head and, if greedy, the choice of the likeliest token."""
+        if self.hand_over is not None and self.hand_over.share.last_owner != self.hand_over.share.rank:
+            self._sources[len(program.arguments)] = self.hand_over.share.last_owner
         state.logits = program.buffer(self.decoder.spec.vocab)
         for group, (rows, head) in enumerate(self._heads(), start=len(self.groups) + 1):
             ends.begin(group)
@@ -151,8 +195,6 @@ class Recorder:
         if is_greedy:
             ends.begin(0)
             self._choose(program, state)
-        steps = self._steps(program, ends.found(), choices if self.fetcher is not None else ())
-        return [gather, *steps] if gather.fetches else steps
 
     def _layers(self) -> Iterator[tuple[range, list[tuple[int, LayerGroup]]]]:
         """Yield the layers of each layer group, or a layer whose matrices are groups, with their numbers.
@@ -174,16 +216,23 @@ class Recorder:
         return [(range(self.decoder.spec.vocab), self.decoder.head)]
 
     def _steps(
-        self, program: native.NativeProgram, ends: Sequence[tuple[int, int]], choices: Sequence[Routing]
+        self,
+        program: native.NativeProgram,
+        state: StepState,
+        x: Tensor,
+        ends: Sequence[tuple[int, int]],
+        choices: Sequence[Routing],
     ) -> list[Step]:
-        """Return one step for each streamed group, and one for all groups between two of them."""
+        """Return one step for each streamed group, and one for all groups between two of them or two hand-overs."""
         steps: list[Step] = []
-        begin = 0
+        begin, stream = 0, rows_in_use(state, x)
         for index, (group, end) in enumerate(ends):
-            is_last = index + 1 == len(ends)
+            is_last = index + 1 == len(ends) or end in self._sources or end in self._targets
             if is_last or group in self.streamed or ends[index + 1][0] in self.streamed:
                 inside = [choice for choice in choices if begin <= choice.begin < end]
-                steps.append(NativeStep(group, program, begin, end - begin, inside, self.fetcher))
+                step = NativeStep(group, program, begin, end - begin, inside, self.fetcher)
+                ranks = self._sources.get(begin), self._targets.get(end)
+                steps.append(handed(step, state, stream, self.hand_over, *ranks))
                 begin = end
         return steps
 

@@ -51,13 +51,13 @@ def replica_resources(settings: Settings) -> Mapping[str, float]:
 def planned_resources(settings: Settings) -> Mapping[str, float]:
     """Return num_cpus (threads) and memory (planned bytes of RAM) of a replica, planned on this machine."""
     from graphcore.device import use_threads
-    from graphcore.engine.loading.load_model import loader_of
+    from graphcore.engine.loading.load_model import loaders_of
     from graphcore.engine.loading.plan_run import ram_of
 
     threads = settings.threads or usable_processors()
     settings = replace(settings, threads=threads)
     use_threads(threads)
-    loader = loader_of(settings.model)
+    (loader,) = loaders_of(settings)
     parts = loader.prepare(settings, loader.open(settings, ignore_progress), ignore_progress)
     parts, plan, tier = loader.plan(settings, parts, ignore_progress)
     ram = ram_of(parts, plan, tier) + (plan.peak_nbytes if plan.device == "cpu" else 0)

@@ -1,0 +1,37 @@
+"""A prepared decoder of which a rank keeps its share of the layers (graphcore/parallel)."""
+
+from dataclasses import replace
+
+from graphcore.arch.weight_map import weight_shapes
+from graphcore.engine.loading.open_model import Model
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
+from graphcore.errors import ConfigError
+from graphcore.parallel.deal import Share
+
+
+def dealt(parts: PreparedDecoder, model: Model, share: Share) -> PreparedDecoder:
+    """Return the part of a prepared decoder that a rank has: its layers and, on rank 0, embedding and head.
+
+    Raises:
+        ConfigError: the model's layers cannot be dealt to ranks, or not on this device.
+    """
+    reason = _obstacle(parts, model)
+    if reason:
+        raise ConfigError(f"parallel=ring: {reason}")
+    parts.decoder.keep(share.layers, share.has_ends)
+    loader = parts.loader.kept(weight_shapes(parts.decoder))
+    return replace(parts, runtime=replace(parts.runtime, share=share), loader=loader)
+
+
+def _obstacle(parts: PreparedDecoder, model: Model) -> str:
+    """Return why a model's layers cannot be dealt; empty if they can."""
+    runtime, spec, family = parts.runtime, model.spec, model.config.model_type
+    if runtime.device.type != "cpu":
+        return f"ranks compute on CPUs so far, and this one on {runtime.device}; set device=cpu"
+    if runtime.prefill == "compiled":
+        return "compiled blocks are not dealt to ranks yet; set graph=auto or graph=eager"
+    if spec.per_layer is not None:
+        return f"{family} has per-layer features, which no rank sends to another yet; use parallel=off"
+    if spec.cache_layers != tuple(range(len(spec.blocks))):
+        return f"layers of {family} read the caches of others, which other ranks may have; use parallel=off"
+    return ""

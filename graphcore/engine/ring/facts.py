@@ -1,0 +1,81 @@
+"""What a rank says of itself before it reads weights, and errors of loading that all ranks learn of."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from graphcore import __version__
+from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.file_identity import sampled_hash
+from graphcore.config.settings import BatchingSettings, Settings
+from graphcore.device import cpu_flags
+from graphcore.engine.loading.model_loader import PreparedModel
+from graphcore.parallel.handshake import KERNELS, PROCESSOR, Facts, refuse_any
+from graphcore.parallel.process_group import ProcessGroup
+
+OWN = (
+    *("parallel", "task", "sampling", "batch_size", "max_new_tokens", "system", "stop", "chat", "special_tokens"),
+    *("threads", "cache_dir", "progress", "outputs", "debug", "prompt", "prompt_file", "prompt_ids"),
+)
+"""Settings that may differ between ranks, or that only rank 0 uses."""
+DEALING = ("policy", "layer_group_size")
+"""Keys of `streaming` that the deal of layers follows from."""
+PRODUCTS = frozenset({"avx512_bf16", "amx_tile"})
+"""Processor features that change how prompts are multiplied, besides those that choose the kernels."""
+
+
+@contextmanager
+def together(ranks: ProcessGroup | None) -> Iterator[None]:
+    """Run the block on all ranks; if it raises on one, the others raise, too, and none waits for it.
+
+    Raises:
+        ParallelError: the block has raised on another rank; the message has its error.
+    """
+    if ranks is None:
+        yield
+        return
+    try:
+        yield
+    except BaseException as error:
+        ranks.all_say(str(error) or type(error).__name__)
+        raise
+    refuse_any(ranks.all_say(None), ranks.rank)
+
+
+def with_batching_of_lead(settings: Settings, ranks: ProcessGroup) -> Settings:
+    """Return the settings with rank 0's limits of sequences and tokens, which its task may have set."""
+    told: list[dict[str, Any]] = ranks.all_say(asdict(settings.batching))
+    return replace(settings, batching=BatchingSettings(**told[0]))
+
+
+def facts_of(settings: Settings, parts: PreparedModel) -> Facts:
+    """Return what this rank's results depend on, besides its place among the ranks."""
+    runtime = parts.runtime
+    own = {name: value for name, value in asdict(settings).items() if name not in OWN}
+    own["model"] = {name: value for name, value in own["model"].items() if name != "checkpoint"}  # a path may differ
+    own["streaming"] = {name: own["streaming"][name] for name in DEALING}  # budgets are each machine's own
+    instruction_set, _, build = runtime.backend.kernels_name.rpartition("-")
+    products = sorted(cpu_flags() & PRODUCTS)
+    return {
+        "graphcore": __version__,
+        "torch": torch.__version__,
+        **{name: json.dumps(value, sort_keys=True, default=str) for name, value in own.items()},
+        "layers": "" if runtime.share is None else ",".join(map(str, runtime.share.owners)),
+        "context_length": str(runtime.context_length),
+        "dtype": str(runtime.dtype),
+        KERNELS: build,
+        "files": files_hash(parts.loader.checkpoint),
+        PROCESSOR: " ".join([instruction_set.removeprefix("kernels-"), *products]),
+    }
+
+
+def files_hash(checkpoint: Checkpoint) -> str:
+    """Return a hash of a checkpoint's tensors and of samples of its files, whose folders and times may differ."""
+    tensors = [[name, info.encoding, list(info.shape)] for name, info in checkpoint.tensors.items()]
+    files = [[path.name, sampled_hash(path, identity.size)] for path, identity in sorted(checkpoint.files.items())]
+    return hashlib.sha256(json.dumps([tensors, files]).encode()).hexdigest()[:16]

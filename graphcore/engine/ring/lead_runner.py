@@ -1,0 +1,72 @@
+"""The runner of rank 0: the calls between two passes that the other ranks run along, and the refusal of all others."""
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from graphcore.engine.program_runner import ProgramRunner
+from graphcore.errors import ConfigError
+from graphcore.kvcache.forward_sequences import ForwardCache, ForwardSequences
+from graphcore.parallel.process_group import ProcessGroup
+from graphcore.progress import Progress, ignore_progress
+
+
+class LeadRunner(ProgramRunner):
+    """Runner whose layers other ranks share; it tells them what to run."""
+
+    @property
+    def ranks(self) -> ProcessGroup:
+        """The process group."""
+        assert self.builder.hand_over is not None, "a runner that leads has a process group"
+        return self.builder.hand_over.ranks
+
+    def extend(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress
+    ) -> Tensor:
+        """As in `ProgramRunner`, with all ranks."""
+        self.sizes.check_context(max(start + len(ids) for start, ids in zip(starts, rows, strict=True)))
+        self.ranks.tell({"call": "extend", "rows": _plain(rows), "starts": list(starts)})
+        with self.ranks.leaving_on_error():
+            return super().extend(rows, starts, on_progress)
+
+    def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """As in `ProgramRunner`, with all ranks."""
+        self.sizes.check_context(max(map(len, rows)))
+        self.ranks.tell({"call": "logits", "rows": _plain(rows)})
+        with self.ranks.leaving_on_error():
+            return super().logits(rows)
+
+    def logit_slices(self, token_ids: Sequence[int], first: int, most: int) -> Iterator[Tensor]:
+        """As in `ProgramRunner`, with all ranks."""
+        self.sizes.check_context(len(token_ids))
+        self.ranks.tell({"call": "logit_slices", "token_ids": list(token_ids), "first": first, "most": most})
+        with self.ranks.leaving_on_error():
+            yield from super().logit_slices(token_ids, first, most)
+
+    def last_logits(self, rows: Sequence[Sequence[int]], starts: Sequence[int], count: int) -> list[Tensor]:
+        """Refuse."""
+        raise _refused("states of sequences")
+
+    def residuals_by_layer(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[Tensor]]:
+        """Refuse."""
+        raise _refused("hidden states of layers")
+
+    def blocks(self, hidden: Tensor, start: int = 0) -> Tensor:
+        """Refuse."""
+        raise _refused("forward()")
+
+    def extend_state(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
+        """Refuse."""
+        raise _refused("forward()")
+
+    def new_state(self) -> ForwardSequences:
+        """Refuse."""
+        raise _refused("forward()")
+
+
+def _plain(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [[int(token_id) for token_id in row] for row in rows]
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(f"parallel=ring: {what} need all layers in one process; load the model with parallel=off")

@@ -1,0 +1,102 @@
+"""Hand-overs of the residual stream between the ranks that run one model's layers (graphcore/parallel).
+
+    rank 0   embed  layer 0 -> send                receive -> layer 2 -> send                receive  head
+    rank 1          receive -> layer 1 -> send                receive -> layer 3 -> send
+
+A step receives before it runs and sends when it has run, so that it waits for the stream after its weights are there.
+
+Legend: B batch, T tokens, D model dim.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graphcore.graph.state import StepState
+from graphcore.graph.step import Step, rope_rows
+from graphcore.parallel.deal import Share
+from graphcore.parallel.process_group import ProcessGroup
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """A rank's share of the layers, and the process group that it hands the residual stream over in."""
+
+    share: Share
+    ranks: ProcessGroup
+
+
+@dataclass
+class PositionsStep:
+    """What a rank without the embedding begins with: the rope rows of the tokens, and room for the residual stream."""
+
+    group: int
+    state: StepState
+    tables: Sequence[Tensor]
+    dim: int
+
+    def replay(self) -> None:
+        """Fill `ropes`, and allocate `hidden`."""
+        ids = self.state.token_ids
+        self.state.hidden = torch.empty(*ids.shape, self.dim, dtype=torch.float32, device=ids.device)
+        self.state.ropes = rope_rows(self.state, self.tables)
+
+
+@dataclass
+class HandedStep:
+    """A step whose residual stream comes from another rank, or goes to one, or both.
+
+    Attributes:
+        step: the step; None to receive only.
+        stream: function that returns the residual stream, where the step reads and writes it.
+        source: rank that sends the stream; None if it is here.
+        target: rank that it goes to; None if it stays.
+    """
+
+    group: int
+    state: StepState
+    step: Step | None
+    stream: Callable[[], Tensor]
+    ranks: ProcessGroup
+    source: int | None = None
+    target: int | None = None
+
+    def replay(self) -> None:
+        """Receive the stream, run the step, send the stream."""
+        if self.source is not None:
+            self.ranks.receive(self.stream(), self.source, self.state.place)
+        if self.step is not None:
+            self.step.replay()
+        if self.target is not None:
+            self.ranks.send(self.stream(), self.target, self.state.place)
+
+
+def handed(
+    step: Step,
+    state: StepState,
+    stream: Callable[[], Tensor],
+    hand_over: HandOver | None,
+    source: int | None,
+    target: int | None,
+) -> Step:
+    """Return a step with its hand-overs; the step itself if it has none. Arguments as for `HandedStep`."""
+    if hand_over is None or (source is None and target is None):
+        return step
+    return HandedStep(step.group, state, step, stream, hand_over.ranks, source, target)
+
+
+def hidden_of(state: StepState) -> Callable[[], Tensor]:
+    """Return the function that returns a state's residual stream, [B, T, D] float32."""
+    return lambda: state.hidden
+
+
+def rows_in_use(state: StepState, x: Tensor) -> Callable[[], Tensor]:
+    """Return the function that returns the rows of a native program's stream, [B, D], up to the last in use."""
+
+    def rows() -> Tensor:
+        counts: list[int] = state.span.counts.tolist()
+        return x[: max((row for row, count in enumerate(counts, start=1) if count), default=0)]
+
+    return rows

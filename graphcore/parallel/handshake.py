@@ -1,0 +1,65 @@
+"""The handshake: before any weight is read, ranks compare what the bits of their results depend on.
+
+files, settings, versions, kernels    must be equal, or all ranks refuse, each saying which rank differs and in what
+processor                             may differ; a note says that results then are no single machine's
+"""
+
+from collections.abc import Mapping, Sequence
+
+from graphcore.errors import ParallelError
+
+Facts = Mapping[str, str]
+"""What a rank has: a value by the name of each fact."""
+
+PROCESSOR = "instruction set"
+KERNELS = "kernels"  # their build, which differs between instruction sets
+ADVICE = {
+    "graphcore": "install the same version on all machines",
+    "torch": "install the same version on all machines",
+    "files": "copy the same model to all machines",
+    KERNELS: "install graphcore from the same wheel on all machines",
+    "context_length": "set context_length, which is halved where memory is little",
+}
+OTHERWISE = "start all ranks with the same settings"
+
+
+def compare_ranks(facts: Sequence[Facts]) -> tuple[str, ...]:
+    """Return notes about what differs between ranks and may.
+
+    Args:
+        facts: facts of each rank, in order.
+
+    Raises:
+        ParallelError: something differs that may not; the message says which rank, in what, and what to do.
+    """
+    first = facts[0]
+    for rank, other in enumerate(facts):
+        for name in [*first, *(name for name in other if name not in first)]:
+            here, there = first.get(name, "nothing"), other.get(name, "nothing")
+            is_other_build = name == KERNELS and first.get(PROCESSOR) != other.get(PROCESSOR)
+            if name != PROCESSOR and not is_other_build and here != there:
+                raise ParallelError(
+                    f"rank {rank} has other {name} than rank 0: {there}, not {here}; {ADVICE.get(name, OTHERWISE)}"
+                )
+    kinds = {one.get(PROCESSOR, "") for one in facts}
+    if len(kinds) == 1:
+        return ()
+    return (
+        f"ranks have different instruction sets ({', '.join(sorted(kinds))}): results have other last bits than on one "
+        "machine, and change if ranks change places",
+    )
+
+
+def refuse_any(errors: Sequence[str | None], rank: int) -> None:
+    """Check that no other rank has an error.
+
+    Args:
+        errors: error of each rank; None where there is none.
+        rank: number of this rank, which raises its own error itself.
+
+    Raises:
+        ParallelError: another rank has one.
+    """
+    for other, error in enumerate(errors):
+        if error is not None and other != rank:
+            raise ParallelError(f"rank {other} cannot run its share: {error}")

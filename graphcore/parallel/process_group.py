@@ -1,0 +1,221 @@
+"""A torch.distributed process group of ranks: rank 0's messages, and the residual stream from one rank to another.
+
+    rank 0   tell ------->  all others: hear        JSON in a uint8 tensor; nothing that is executed, no pickle
+    rank a   send ------->  rank b: receive         float32, in the order in which both run the layers
+
+Messages have a group of their own, in which a rank waits for any time: an idle server says nothing. If a rank's process
+ends, the connections to it end, too, and everything that waits for it raises at once.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from graphcore.config.settings import ParallelSettings
+from graphcore.errors import ConfigError, ParallelError
+from graphcore.parallel.launch import Launch, interface_of
+
+CLOSE = "close"
+EVER = timedelta(days=365)
+PACKET = 2048  # bytes of a message's first part: its length in LENGTH bytes, then its beginning
+LENGTH = 8
+INTERFACE = "GLOO_SOCKET_IFNAME"  # where torch looks for the interface of gloo
+
+
+class ProcessGroup:
+    """The ranks that run one model. One thread of a rank at a time may use it.
+
+    Attributes:
+        launch: this rank's place.
+        failure: error of the rank that was lost; None while all are there.
+    """
+
+    def __init__(self, launch: Launch, timeout: timedelta) -> None:
+        self.launch = launch
+        self.failure: ParallelError | None = None
+        self._sent: list[tuple[Tensor, torch.distributed.Work]] = []
+        with self._noticing("the ranks did not meet"):
+            torch.distributed.init_process_group("gloo", timeout=timeout)
+            self._messages: Any = torch.distributed.new_group(timeout=EVER, backend="gloo")  # its type has no name
+
+    @classmethod
+    def join(cls, settings: ParallelSettings) -> "ProcessGroup":
+        """Return the process group of the ranks that torchrun has started, of which this process is one.
+
+        Raises:
+            ConfigError: torchrun has not started this process, or the interface is refused.
+            ParallelError: the ranks did not meet in time.
+        """
+        launch = Launch.of()
+        os.environ[INTERFACE] = interface_of(settings, launch)
+        return cls(launch, timedelta(seconds=settings.timeout))
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return self.launch.rank
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this is rank 0, which has the requests."""
+        return self.rank == 0
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.launch.world_size
+
+    def tell(self, message: Any) -> None:
+        """Send a message of rank 0, plain data for JSON, to all other ranks.
+
+        Raises:
+            ParallelError: a rank was lost.
+        """
+        self.check()
+        self._finish_sends()
+        payload = json.dumps(message, separators=(",", ":")).encode()
+        whole = torch.zeros(max(PACKET, LENGTH + len(payload)), dtype=torch.uint8, device="cpu")
+        whole[:LENGTH] = _bytes(len(payload).to_bytes(LENGTH, "little"))
+        whole[LENGTH : LENGTH + len(payload)] = _bytes(payload)
+        with self._noticing("a message did not reach all ranks"):
+            self._broadcast(whole[:PACKET])
+            if len(whole) > PACKET:
+                self._broadcast(whole[PACKET:])
+
+    def hear(self) -> Any:
+        """Wait for rank 0's next message and return it.
+
+        Raises:
+            ParallelError: rank 0 was lost.
+        """
+        self.check()
+        self._finish_sends()
+        with self._noticing("rank 0 says nothing any more"):
+            first = self._broadcast(torch.zeros(PACKET, dtype=torch.uint8, device="cpu"))
+            length = int.from_bytes(first[:LENGTH].numpy().tobytes(), "little")
+            left = LENGTH + length - PACKET
+            rest = self._broadcast(torch.zeros(left, dtype=torch.uint8, device="cpu")) if left > 0 else first[:0]
+        return json.loads((first[LENGTH:].numpy().tobytes() + rest.numpy().tobytes())[:length])
+
+    def all_say(self, said: Any) -> list[Any]:
+        """Return what each rank says, plain data for JSON, in the order of ranks; all call it at once.
+
+        Raises:
+            ParallelError: a rank was lost.
+        """
+        payload = json.dumps(said).encode()
+        length = torch.tensor([len(payload)], dtype=torch.int64, device="cpu")
+        with self._noticing("a rank did not answer"):
+            lengths = [torch.zeros_like(length) for _ in range(self.world_size)]
+            torch.distributed.all_gather(lengths, length, group=self._messages)
+            most = max(int(one) for one in lengths)
+            parts = [torch.zeros(most, dtype=torch.uint8, device="cpu") for _ in lengths]
+            own = torch.zeros(most, dtype=torch.uint8, device="cpu")
+            own[: len(payload)] = _bytes(payload)
+            torch.distributed.all_gather(parts, own, group=self._messages)
+        return [json.loads(part[: int(one)].numpy().tobytes()) for part, one in zip(parts, lengths, strict=True)]
+
+    def all_agree(self, is_true: bool) -> bool:
+        """Return whether something is true on all ranks, which ask each other at the same point of the same pass."""
+        return all(self.all_say(is_true))
+
+    def send(self, hidden: Tensor, target: int, tag: int) -> None:
+        """Begin to send numbers to a rank, which may change at once, because a copy is sent.
+
+        Raises:
+            ParallelError: the rank was lost.
+        """
+        copied = hidden.clone(memory_format=torch.contiguous_format)
+        with self._noticing(f"rank {target} takes nothing any more"):
+            work = torch.distributed.isend(copied, target, tag=tag)
+        assert work is not None, "this rank is one of the group"
+        self._sent.append((copied, work))
+
+    def receive(self, hidden: Tensor, source: int, tag: int) -> None:
+        """Wait for the next numbers that a rank sends with this tag, and write them into a tensor.
+
+        Raises:
+            ParallelError: the rank was lost, or has sent nothing for `parallel.timeout` seconds.
+        """
+        with self._noticing(f"rank {source} sends nothing any more"):
+            torch.distributed.recv(hidden, source, tag=tag)
+
+    def check(self) -> None:
+        """Check that no rank was lost.
+
+        Raises:
+            ParallelError: one was.
+        """
+        if self.failure is not None:
+            raise self.failure
+
+    @contextmanager
+    def leaving_on_error(self) -> Iterator[None]:
+        """Leave the group if the block raises: this rank is then not where the others wait for it.
+
+        A ConfigError is one of all ranks, raised before any of them runs a layer.
+        """
+        try:
+            yield
+        except ConfigError:
+            raise
+        except BaseException as error:
+            self.leave(error)
+            raise
+
+    def dismiss(self) -> None:
+        """Leave together with the others, whom rank 0 tells that no message follows; at once if a rank was lost."""
+        if self.failure is None:
+            with suppress(ParallelError):
+                if self.is_lead:
+                    self.tell({"call": CLOSE})
+                self.all_say(None)  # so that no rank closes its connections while others read
+        self.leave()
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Close all connections; the others then notice that this rank is gone."""
+        self._sent.clear()
+        self._messages = None  # the last reference: threads of a group that is freed at exit would abort the process
+        why = "" if error is None else f", because a pass has failed on it: {error}"
+        self.failure = self.failure or ParallelError(f"rank {self.rank} has left its process group{why}")
+        with suppress(RuntimeError, ValueError, AssertionError):  # it may have left before, or half of it failed
+            torch.distributed.destroy_process_group()
+
+    def _broadcast(self, part: Tensor) -> Tensor:
+        torch.distributed.broadcast(part, src=0, group=self._messages)
+        return part
+
+    def _finish_sends(self) -> None:
+        """Wait until all sends have arrived, so that their copies can go."""
+        with self._noticing("a rank takes nothing any more"):
+            for _, work in self._sent:
+                work.wait()
+        self._sent.clear()
+
+    @contextmanager
+    def _noticing(self, what: str) -> Iterator[None]:
+        """Raise and keep a ParallelError if torch.distributed raises inside the block."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
+            self.failure = ParallelError(
+                f"rank {self.rank} of {self.world_size}: {what}: a process has ended, or the network has failed; start "
+                f"all ranks again, or let torchrun do it (--max-restarts). {reason}"
+            )
+            raise self.failure from error
+
+
+def _bytes(raw: bytes) -> Tensor:
+    """Return bytes as a tensor, [n] uint8."""
+    return (
+        torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.zeros(0, dtype=torch.uint8, device="cpu")
+    )

@@ -1,0 +1,192 @@
+"""parallel=ring: two and four processes answer as one does, to the bit; and what happens if one is lost or differs."""
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ring_ranks import Case, answers_of, ended, free_ports, load, run_ranks, start_ranks
+from tiny_models import BUILDERS, add_tokenizer, save_tiny
+
+from graphcore import Engine
+from graphcore.config.compose import compose_settings
+from graphcore.errors import ConfigError
+
+SCRIPT = str(Path(__file__).parents[1] / "ring_ranks.py")
+RUN = Path(__file__).parents[2] / "run.py"
+TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "dense, resident": ("llama3", ("streaming=off", "dtype=fp32")),
+    "dense, streamed": ("llama3", ("streaming=on", "dtype=bf16")),
+    "dense, pages run out": ("llama3", ("streaming=off", "dtype=fp32", "batching.cache_tokens=128")),
+    "windows, in groups of layers": ("gemma3", ("streaming=on", "streaming.layer_group_size=2", "dtype=fp32")),
+    "windows, pages run out": ("gemma3", ("streaming=on", "dtype=fp32", "batching.cache_tokens=128")),
+    "recurrent, eager": ("qwen3_next", ("streaming=on", "graph=eager", "dtype=fp32")),
+    "recurrent, pages run out": ("qwen3_next", ("streaming=off", "dtype=fp32", "batching.cache_tokens=128")),
+    "convolutions, nothing streams": ("lfm2_moe", ("streaming=auto", "dtype=fp32")),
+    "mixture": ("qwen3_moe", ("streaming=on", "streaming.expert_cache=0", "dtype=fp32")),
+    "larger, some layers stream": ("large", ("streaming=auto", "streaming.memory_budget=28MB", "dtype=fp32")),
+    "latent": ("deepseek_v2", ("streaming=on", "dtype=fp32", "kv_dtype=q8_0")),
+}
+FOUR: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "windows, streamed": ("gemma3", ("streaming=on", "dtype=fp32")),
+    "recurrent, resident": ("qwen3_next", ("streaming=off", "dtype=fp32", "batching.cache_tokens=160")),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models of all cases."""
+    made = tmp_path_factory.mktemp("ring")
+    for model in {model for model, _ in (*TWO.values(), *FOUR.values())} - {"large"}:
+        save_tiny(model, made / model)
+    torch.manual_seed(0)
+    BUILDERS["llama3"](hidden_size=256, intermediate_size=1024, num_hidden_layers=20).save_pretrained(made / "large")
+    return made
+
+
+def case_of(folder: Path, given: tuple[str, tuple[str, ...]]) -> Case:
+    """Return a case with its model's folder."""
+    return Case(str(folder / given[0]), given[1])
+
+
+@pytest.fixture(scope="module")
+def of_two(folder: Path) -> dict[str, Any]:
+    """What rank 0 of two answers."""
+    return run_ranks(2, {name: case_of(folder, given) for name, given in TWO.items()}, folder)
+
+
+@pytest.fixture(scope="module")
+def of_four(folder: Path) -> dict[str, Any]:
+    """What rank 0 of four answers."""
+    return run_ranks(4, {name: case_of(folder, given) for name, given in FOUR.items()}, folder)
+
+
+@functools.cache
+def alone(case: Case) -> dict[str, Any]:
+    """Return what one process answers."""
+    threads = torch.get_num_threads()
+    try:
+        with closing(load(case, [])) as engine:
+            return answers_of(engine)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Check that both have the same bits."""
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(found[name], value), f"{name} differs by {(found[name] - value).abs().max()}"
+        else:
+            assert found[name] == value, name
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_ranks_answer_as_one_process_to_the_bit(name: str, of_two: dict[str, Any], folder: Path) -> None:
+    assert_same(of_two[name], alone(case_of(folder, TWO[name])))
+    assert any(note.startswith("2 ranks have ") for note in of_two[name]["notes"])
+
+
+def test_a_budget_keeps_some_layers_of_each_rank_in_memory(of_two: dict[str, Any]) -> None:
+    found = of_two["larger, some layers stream"]
+    assert 0 < len(found["streamed"]) < found["groups"]
+    assert "2 ranks have 10, 10 layers, and a pass has 20 hand-overs" in found["notes"]
+    assert of_two["convolutions, nothing streams"]["streamed"] == []
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_four_ranks_answer_as_one_process_to_the_bit(name: str, of_four: dict[str, Any], folder: Path) -> None:
+    assert_same(of_four[name], alone(case_of(folder, FOUR[name])))
+    assert any(note.startswith("4 ranks have ") for note in of_four[name]["notes"])
+
+
+def test_requests_fail_and_all_ranks_end_when_one_is_lost(folder: Path) -> None:
+    given = [str(folder / "llama3"), "batch_size=1", "lose"]
+    first, lost, other = ended(start_ranks(SCRIPT, [given] * 3, *free_ports(1)), seconds=60)
+    assert lost.status == 9
+    said = first.errors.splitlines()
+    lines = [line for line in said if line.startswith(("request:", "failure:", "later:"))]
+    assert [line.partition(":")[0] for line in lines] == ["request", "request", "failure", "later"]
+    assert all("a process has ended, or the network has failed" in line for line in lines)
+    assert (first.status, other.status) == (0, 1)
+    assert "ParallelError: rank 2 of 3: " in other.errors
+
+
+def test_ranks_with_other_files_or_settings_refuse_to_start(folder: Path, tmp_path: Path) -> None:
+    save_tiny("llama3", tmp_path / "other")
+    weights = tmp_path / "other" / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-4] ^= 1  # of the last weight
+    weights.write_bytes(raw)
+    models = [[str(folder / "llama3"), "dtype=fp32"], [str(tmp_path / "other"), "dtype=fp32"]]
+    dtypes = [[str(folder / "llama3"), dtype] for dtype in ("dtype=fp32", "dtype=bf16")]
+    for name, advice, given in (
+        ("files", "copy the same model to all machines", models),
+        ("dtype", "start all ranks with the same settings", dtypes),
+    ):
+        ranks = ended(start_ranks(SCRIPT, given, *free_ports(1)), seconds=60)
+        assert [rank.status for rank in ranks] == [1, 1]
+        for rank in ranks:
+            assert f"ParallelError: rank 1 has other {name} than rank 0: " in rank.errors
+            assert advice in rank.errors
+
+
+def test_an_error_of_one_rank_ends_the_others_with_it(folder: Path) -> None:
+    given = [
+        [str(folder / "llama3"), "streaming=on", f"streaming.memory_budget={budget}"] for budget in ("1GB", "1KiB")
+    ]
+    first, second = ended(start_ranks(SCRIPT, given, *free_ports(1)), seconds=60)
+    assert "PlanError: streaming=on needs " in second.errors
+    assert "ParallelError: rank 1 cannot run its share: streaming=on needs " in first.errors
+
+
+def test_only_rank_0_has_an_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(ConfigError, match=r"only rank 0 has an engine; the other ranks call .*follow with the same"):
+        Engine.load(folder / "llama3", overrides=["parallel=ring"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["task=perplexity"], "task=perplexity does not work with parallel=ring yet"),
+        (["speculation=lookup"], "speculation=lookup does not work with parallel=ring yet"),
+        (["model.fallback=transformers"], "model.fallback=transformers does not work with parallel=ring yet"),
+        (["cache.save=/tmp/cache"], "cache.save does not work with parallel=ring yet"),
+        (["parallel.timeout=0"], "parallel.timeout=0.* must be a number of seconds above 0"),
+    ],
+)
+def test_what_does_not_work_on_a_ring_is_refused_by_name(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compose_settings(["parallel=ring", *overrides])
+
+
+def test_keys_of_a_ring_have_no_effect_without_one() -> None:
+    with pytest.raises(ConfigError, match=r"parallel.interface has no effect with parallel=off; add parallel=ring"):
+        compose_settings(["parallel.interface=wg0"])
+
+
+def test_torchrun_prints_what_one_process_prints(folder: Path, tmp_path: Path) -> None:
+    add_tokenizer(folder / "llama3")
+    model = [f"model.checkpoint={folder / 'llama3'}", "dtype=fp32", "streaming=on", "prompt=hello", "max_new_tokens=8"]
+    runs = tmp_path / "runs"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", str(free_ports(1)[0]), str(RUN), "parallel=ring", "threads=1"]
+    together = subprocess.run(
+        [*command, *model, f"hydra.run.dir={runs}/together"], capture_output=True, text=True, timeout=100
+    )
+    one = subprocess.run(
+        [sys.executable, str(RUN), *model, "threads=1", f"hydra.run.dir={runs}/one"], capture_output=True, text=True
+    )
+    assert together.returncode == 0, together.stderr
+    assert together.stdout == one.stdout
+    assert "2 ranks have 2, 1 layers, and a pass has 2 hand-overs" in together.stderr
+    assert json.loads((runs / "together" / "result.json").read_text())["status"] == "ok"

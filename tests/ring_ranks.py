@@ -1,0 +1,246 @@
+"""Ranks of a ring as processes, without torchrun: what rank 0 answers in each of several cases, one after another.
+
+Started by `run_ranks` with torchrun's variables; all cases share the processes, because each takes seconds to start.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+AFTER_FAILURE = 10.0  # seconds in which all ranks have to end after the first
+SIZES = ("batch_size=4", "prefill_chunk=16", "context_length=128", "threads=1", "device=cpu")
+
+
+class Case(NamedTuple):
+    """A model and its settings."""
+
+    folder: str
+    overrides: Sequence[str]
+
+
+class Rank(NamedTuple):
+    """How a rank's process ended: its status, None if it had to be killed, and its standard error."""
+
+    status: int | None
+    errors: str
+
+
+class Process(NamedTuple):
+    """A rank that runs, and the file of its standard error."""
+
+    process: subprocess.Popen[bytes]
+    said: IO[str]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nobody uses now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def start_ranks(script: str, arguments: Sequence[Sequence[str]], port: int = 0) -> list[Process]:
+    """Start a process for each rank's arguments, with the variables that torchrun sets."""
+    size = str(len(arguments))
+    everywhere = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    found = []
+    for rank, given in enumerate(arguments):
+        said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # read in `ended`; a pipe might be full
+        environment = {**os.environ, **everywhere, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        found.append(Process(subprocess.Popen([sys.executable, script, *given], env=environment, stderr=said), said))
+    return found
+
+
+def ended(processes: Sequence[Process], seconds: float = 100) -> list[Rank]:
+    """Wait for the ranks, not much longer than for the first that fails, and return how each has ended."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(one.process.poll() is None for one in processes):
+        if any(one.process.poll() for one in processes):
+            end = min(end, time.monotonic() + AFTER_FAILURE)
+        time.sleep(0.05)
+    found = []
+    for process, said in processes:
+        status = process.poll()
+        process.kill()
+        process.wait()
+        said.seek(0)
+        found.append(Rank(status, said.read()))
+    return found
+
+
+def run_ranks(world_size: int, cases: Mapping[str, Case], folder: Path) -> dict[str, Any]:
+    """Return what rank 0 of `world_size` ranks answers in each case, by its name."""
+    import torch
+
+    ports = free_ports(len(cases))
+    described = folder / f"cases_{world_size}.json"
+    described.write_text(
+        json.dumps([[name, *case, port] for (name, case), port in zip(cases.items(), ports, strict=True)])
+    )
+    answers = folder / f"answers_{world_size}.pt"
+    ranks = ended(start_ranks(__file__, [[str(described), str(answers)]] * world_size))
+    assert [rank.status for rank in ranks] == [0] * world_size, "\n".join(rank.errors for rank in ranks)
+    found: dict[str, Any] = torch.load(answers)
+    return found
+
+
+def answers_of(engine: Any) -> dict[str, Any]:
+    """Return what an engine of any number of processes answers: whatever may differ in a bit."""
+    import torch
+
+    vocab = engine.config.vocab_size
+    rows = torch.randint(1, vocab, (3, 50), generator=torch.Generator().manual_seed(3)).tolist()
+    found: dict[str, Any] = {"logits": engine.logits([row[:37] for row in rows[:2]])}
+    found["by_token"] = engine.logits([row[:5] for row in rows], by_token=True)
+    found["refusals"] = [_refusal(engine, [[1] * 1000]), _refusal(engine, [[1] * 100] * 4)]
+    with engine.holding_back():
+        handles = list(_requests(engine, rows))
+    found["answers"] = [_facts(handle) for handle in handles]
+    found["again"] = _facts(engine.submit(rows[0], max_new_tokens=4, logprobs=True, ignore_eos=True))
+    found["embedding"] = engine.embed([rows[1], rows[0][:9]])
+    is_cancelled = threading.Event()
+    held = engine.submit(rows[2], max_new_tokens=60, ignore_eos=True, mask=lambda ids: _wait(is_cancelled, ids))
+    next(iter(held))
+    held.cancel()
+    is_cancelled.set()
+    found["cancelled"] = held.result(60).finish_reason
+    found["after"] = _facts(engine.submit(rows[2], max_new_tokens=6, logprobs=True, ignore_eos=True))
+    return found
+
+
+def _requests(engine: Any, rows: Sequence[Sequence[int]]) -> Iterator[Any]:
+    """Submit more requests than run at once, of different lengths, so that they join and leave while others run."""
+    kept = {"logprobs": True, "ignore_eos": True}
+    yield engine.submit(rows[0], max_new_tokens=20, **kept)
+    yield engine.submit(rows[1][:7], max_new_tokens=9, temperature=1.0, seed=5, n=2, **kept)
+    yield engine.submit(rows[0][:33], max_new_tokens=14, top_logprobs=3, **kept)
+    yield engine.submit([rows[2][0]], max_new_tokens=30, temperature=0.7, top_p=0.9, **kept)
+    yield engine.submit(rows[2], max_new_tokens=5, prompt_logprobs=2, **kept)
+    yield engine.submit(rows[1], max_new_tokens=8, reuse_cache=True, **kept)
+    allowed = engine_mask(engine.config.vocab_size)
+    yield engine.submit(rows[1][:20], max_new_tokens=6, mask=allowed, ignore_eos=True)
+
+
+def engine_mask(vocab: int) -> Any:
+    """Return a mask that allows every third token."""
+    import torch
+
+    allowed = torch.arange(vocab) % 3 == 0
+    return lambda _ids: allowed
+
+
+def _wait(event: threading.Event, token_ids: Sequence[int]) -> None:
+    """Allow all tokens, the second one when an event is set."""
+    if token_ids:
+        event.wait(60)
+
+
+def _facts(handle: Any) -> list[str]:
+    """Return what is in a request's answers, without times; Python writes numbers with all their bits."""
+    parts = ("token_ids", "finish_reason", "logprobs", "top_logprobs", "prompt_logprobs")
+    return [repr([one.timings.cached_tokens, *(getattr(one, part) for part in parts)]) for one in handle.results(60)]
+
+
+def _refusal(engine: Any, rows: Sequence[Sequence[int]]) -> str:
+    from graphcore.errors import ConfigError
+
+    try:
+        engine.logits(rows)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def load(case: Case, more: Sequence[str]) -> Any:
+    """Return the engine of a case, or follow rank 0 and return None."""
+    from graphcore import Engine
+
+    settings = settings_of(case, more)
+    if more and os.environ["RANK"] != "0":
+        from graphcore.engine.ring.follow import follow
+
+        follow(settings)
+        return None
+    return Engine.from_settings(settings)
+
+
+def settings_of(case: Case, more: Sequence[str]) -> Any:
+    """Return the settings of a case."""
+    from graphcore.config.compose import compose_settings
+
+    settings = compose_settings([*SIZES, *case.overrides, *more])
+    settings.model.checkpoint = case.folder
+    return settings
+
+
+def main(described: str, answers: str) -> None:
+    """Run all cases as one of their ranks."""
+    import torch
+
+    from graphcore import Engine  # before torch, whose threads would spin otherwise
+
+    found = {}
+    for name, folder, overrides, port in json.loads(Path(described).read_text()):
+        os.environ["MASTER_PORT"] = str(port)
+        engine: Engine | None = load(Case(folder, overrides), ["parallel=ring"])
+        if engine is not None:
+            with closing(engine):
+                found[name] = answers_of(engine)
+                groups = engine.plan.groups
+                found[name].update(streamed=list(groups.streamed), groups=groups.num_layer_groups)
+                found[name]["notes"] = list(engine.notes)
+    if found:
+        torch.save(found, answers)
+
+
+def run_one(folder: str, *overrides: str) -> None:
+    """Run one case as one of its ranks; with "lose" among the overrides rank 1 dies in the middle of an answer."""
+    from graphcore.errors import ParallelError
+    from graphcore.parallel.process_group import ProcessGroup
+
+    if "lose" in overrides and os.environ["RANK"] == "1":
+        ProcessGroup.hear = _dying(ProcessGroup.hear)  # type: ignore[method-assign]
+    engine = load(Case(folder, [one for one in overrides if one != "lose"]), ["parallel=ring"])
+    if engine is None:
+        return
+    with closing(engine):
+        running, waiting = (engine.submit([1, 2, 3], max_new_tokens=100, ignore_eos=True) for _ in range(2))
+        for handle in (running, waiting):
+            try:
+                handle.result(30)
+            except ParallelError as error:
+                print("request:", error, file=sys.stderr)
+        print("failure:", engine.failure, file=sys.stderr)
+        try:
+            engine.submit([1])
+        except ParallelError as error:
+            print("later:", error, file=sys.stderr)
+
+
+def _dying(hear: Any) -> Any:
+    """Return a function that ends the process, as a kill does, instead of hearing the 40th message."""
+    heard = 0
+
+    def hear_or_die(ranks: Any) -> Any:
+        nonlocal heard
+        heard += 1
+        if heard == 40:
+            os._exit(9)
+        return hear(ranks)
+
+    return hear_or_die
+
+
+if __name__ == "__main__":
+    (main if sys.argv[1].endswith(".json") else run_one)(*sys.argv[1:])
