@@ -61,7 +61,7 @@ Resident = Callable[..., Mapping[str, object]]
 
 def check(folder: Path, resident: Resident, combination: Sequence[str], dtype: str, graph: str = "eager") -> None:
     expected = resident(folder, dtype, graph, 16)
-    with load(folder, *settings_of(folder, combination, dtype), dtype=dtype, graph=graph) as engine:
+    with load(folder, *settings_of(folder, combination, dtype, graph), dtype=dtype, graph=graph) as engine:
         assert engine.plan.is_streaming
         assert len(engine.plan.groups.streamed) >= 2
         assert differing(results(engine, 16), expected) == []
