@@ -113,6 +113,12 @@ def _check_sizes(settings: Settings) -> None:
     at_least(1, "batching.", settings.batching, ("max_sequences", "max_tokens_per_step", "max_waiting", "cache_tokens"))
     at_least(0, "batching.", settings.batching, ("snapshots",))
     at_least(1, "speculation.", settings.speculation, ("num_speculative_tokens",))
+    drafted = settings.speculation.num_speculative_tokens
+    if drafted is not None and drafted > MOST_DRAFT_TOKENS:
+        raise ConfigError(
+            f"speculation.num_speculative_tokens={drafted} must be at most {MOST_DRAFT_TOKENS}: each takes memory for "
+            "a row of the decode programs, and so many are never accepted"
+        )
     at_least(2, "", settings, ("prefill_chunk",))
     at_least(1, "model.", settings.model, ("num_hidden_layers",))
     check_seed(settings.seed)
@@ -199,6 +205,7 @@ def at_least(least: int, prefix: str, settings: object, keys: Sequence[str]) -> 
             raise ConfigError(f"{prefix}{key}={value} must be at least {least}")
 
 
+MOST_DRAFT_TOKENS = 127
 GENERATES_NOTHING = ("microbench", "models", "pack", "perplexity")  # tasks
 
 

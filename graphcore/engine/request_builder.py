@@ -149,7 +149,7 @@ class RequestBuilder:
         if kind not in (None, "off", asked, runs):
             raise ConfigError(
                 f'speculation={kind!r:.40} must be "off" or the engine\'s own, {runs}; load the engine with '
-                f"speculation={kind if kind in ('lookup', 'self') else 'lookup'} for others"
+                f"speculation={kind if kind in ('auto', 'lookup', 'self') else 'lookup'} for others"
             )
         return kind != "off"
 

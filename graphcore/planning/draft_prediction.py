@@ -50,14 +50,16 @@ def predict_drafts(
 ) -> DraftPrediction | None:
     """Predict the decode speed under a plan with a draft model; None if the format's acceptance is not known.
 
+    It is None, too, if nothing streams: what the copies then save follows from nothing in a plan.
+
     Args:
         plain: plan for the same budget without a draft model.
         most_tokens: most draft tokens of a step.
     """
     acceptance = ACCEPTANCE.get(draft_format)
-    if acceptance is None:
+    if acceptance is None or not plan.groups.streamed:
         return None
-    kept_nbytes = 0 if not plan.groups.streamed else plan.read_nbytes - plan.groups.streamed_nbytes
+    kept_nbytes = plan.read_nbytes - plan.groups.streamed_nbytes
     draft_seconds = (plan.draft_nbytes + kept_nbytes) / rates.memory
     without = predict(plain, rates).tokens_per_second
 

@@ -222,6 +222,8 @@ def _refusal(smallest: Plan, request: PlanRequest, budget: int) -> str:
     """Return the message that no plan fits in the budget, with the smallest budget that works."""
     has = f"{in_words(budget)} are free" if request.budget is None else f"the budget is {in_words(budget)}"
     context = f"at context_length={smallest.context_length} "
+    if smallest.draft_nbytes:
+        context += f"with a draft model of {in_words(smallest.draft_nbytes)} (speculation=off needs none) "
     if request.keeps == "all":
         return f"{needs_in_words(smallest)}, {has}; {ADVICE}; {smallest.peak_nbytes} bytes would do {context}".rstrip()
     return (

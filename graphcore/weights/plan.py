@@ -302,7 +302,8 @@ def needs_in_words(plan: Plan) -> str:
     needed = f"streaming={plan.policy} needs {in_words(plan.peak_nbytes)} on {plan.device}"
     if plan.peak_nbytes > plan.total_nbytes:
         held, made = in_words(plan.peak_nbytes - plan.other.loading_nbytes), in_words(plan.other.loading_nbytes)
-        return f"{needed} while loading (weights {held}, making them {made})"
+        drafts = f", {in_words(plan.draft_nbytes)} of them a draft model" if plan.draft_nbytes else ""
+        return f"{needed} while loading (weights {held}{drafts}, making them {made})"
     return f"{needed} ({listed})"
 
 

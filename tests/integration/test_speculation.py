@@ -237,7 +237,10 @@ def test_a_draft_longer_than_one_native_program_runs_as_several(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("graph=eager",), "needs decode steps as native programs on the CPU .graph=captured., and they run eager"),
+        (
+            ("graph=eager",),
+            "needs decode steps as native programs on the CPU .graph=captured there., and they run eager",
+        ),
         (("graph=compiled",), "and they run compiled on cpu; use speculation=off"),
         (("model.fallback=transformers", "graph=eager"), "transformers' caches cannot take draft tokens back"),
     ],

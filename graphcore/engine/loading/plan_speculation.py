@@ -51,7 +51,9 @@ def plan_with_speculation(
         return _noted(plain, "lookup, because nothing streams")
     rates = measure(*plain)
     if rates is None:
-        return _noted(plain, "lookup, because the speed of a draft model cannot be predicted: no rates are known")
+        return _noted(
+            plain, "lookup here, because no rates are known to predict a draft model's speed; a run measures them"
+        )
     candidates = [*_candidates(settings, parts, plan, rates, machine)]
     if not candidates:
         return _noted(plain, "lookup, because no draft model fits in the budget")

@@ -76,11 +76,11 @@ class PreparedDecoder(PreparedModel):
             )
         if plan.draft_nbytes and not plan.groups.streamed:
             beside = in_words(plan.draft_nbytes)
-            return (f"speculation=self: nothing streams, so the draft model is a copy of all matrices, {beside}",)
+            return (f"speculation=self: nothing streams, so the draft model copies what gets smaller: {beside}",)
         if not plan.draft_nbytes:
             reason = "there is no room for a draft model beside it"
             if not self.draft.smaller:
-                reason = "no copy of a matrix would be smaller than it is; set a smaller speculation.draft_format"
+                reason = "no matrix would be smaller in speculation.draft_format; q2_k is the smallest format"
             return (f"speculation=self drafts nothing: nothing streams, and {reason}",)
         return ()
 

@@ -187,7 +187,9 @@ def choose_speculation(settings: Settings, device: torch.device, graph: str) -> 
     if kind == "off" or is_possible:
         tokens = settings.speculation.draft_tokens(settings.streaming.policy != "off")
         return ("lookup" if kind == "auto" else kind), tokens, ""
-    reason = f"needs decode steps as native programs on the CPU (graph=captured), and they run {graph} on {device}"
+    reason = (
+        f"needs decode steps as native programs on the CPU (graph=captured there), and they run {graph} on {device}"
+    )
     if kind == "auto":
         return "off", 0, f"speculation=auto checks no drafts: it {reason}"
     raise ConfigError(f"speculation={kind} {reason}; use speculation=off")

@@ -136,8 +136,9 @@ class SelfSpeculation(Speculation):
         for request, token in found.items():
             self._append(request, growing[request], token)
         seconds = time.perf_counter() - began
+        if self.times.draft_steps:  # the first step has costs that no other has
+            self._draft_costs.record(len(ready), seconds)
         self.times.draft_steps += 1
-        self._draft_costs.record(len(ready), seconds)
         return seconds
 
     def _append(self, request: Request, growing: _Growing, token: DraftToken | None) -> None:

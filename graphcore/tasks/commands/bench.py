@@ -144,11 +144,16 @@ def measure(context: Context, engine: Engine, work: RandomBatch, repeats: int) -
         context.console.progress(f"bench {phase}", None, 0, 0)
         work.fill()
         run_once()
-        began = time.perf_counter()
+        drafting = engine.batching.speculation if phase == "decode" else None
+        began, before = time.perf_counter(), 0 if drafting is None else drafting.steps
         seconds[phase] = time_repeats(run_once, repeats, device, work.fill)
-        intervals[phase] = Interval(began, time.perf_counter(), (num_passes + work.num_fill_passes()) * repeats)
+        ended, all_passes = time.perf_counter(), num_passes * repeats
+        if drafting is not None:
+            all_passes = drafting.steps - before
+        intervals[phase] = Interval(began, ended, all_passes + work.num_fill_passes() * repeats)
+        steps = all_passes / repeats
     nbytes = work.weight_nbytes()
-    step_seconds = Spread.of(seconds["decode"]).median / work.new_tokens
+    step_seconds = Spread.of(seconds["decode"]).median / steps
     record = {
         "prefill": phase_record(seconds["prefill"], work.batch * work.prompt_tokens),
         "decode": {

@@ -36,7 +36,11 @@ def tier_rows(plan: Plan, free: int) -> Iterator[Row]:
         yield "experts", plan.resident_expert_nbytes, "all" if plan.experts is None else "of the other layers"
     yield "vectors", plan.always_nbytes, ""
     if plan.draft_nbytes:
-        yield "draft model", plan.draft_nbytes, "copies of what streams" if plan.groups.streamed else "a copy of all"
+        yield (
+            "draft model",
+            plan.draft_nbytes,
+            "copies of what streams" if plan.groups.streamed else "copies of what gets smaller",
+        )
     yield "kv cache", plan.kv_nbytes, f"{plan.context_length} tokens"
     if plan.other.workspace_nbytes:
         yield "workspace", plan.other.workspace_nbytes, ""

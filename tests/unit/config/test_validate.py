@@ -11,6 +11,8 @@ REFUSED = [
     ("context_length=0", "context_length=0 must be at least 1"),
     ("prefill_chunk=1", "prefill_chunk=1 must be at least 2"),
     ("threads=0", "threads=0 must be at least 1"),
+    ("speculation=self speculation.num_speculative_tokens=0", "num_speculative_tokens=0 must be at least 1"),
+    ("speculation=self speculation.num_speculative_tokens=128", "num_speculative_tokens=128 must be at most 127"),
     ("max_new_tokens=-2", "max_new_tokens=-2 must be at least 1"),
     ("seed=-9223372036854775809", "must be a number of 64 bits"),
     ("seed=18446744073709551616", "must be a number of 64 bits"),
@@ -42,6 +44,7 @@ REFUSED = [
 ALLOWED = [
     "max_new_tokens=1 batch_size=1 context_length=1 prefill_chunk=2 threads=1 seed=0",
     "seed=9223372036854775807",
+    "speculation=lookup speculation.num_speculative_tokens=127",
     "seed=18446744073709551615 max_new_tokens=-1",
     "seed=-9223372036854775808",
     "sampling=nucleus sampling.top_k=0 sampling.top_p=1 sampling.min_p=0",
