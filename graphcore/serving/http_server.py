@@ -30,7 +30,7 @@ from graphcore.serving.served_model import ServedModel
 
 LOG = logging.getLogger("graphcore.serving")
 KEEP_ALIVE = 65  # seconds that an idle connection stays open: longer than a proxy's 60
-LAST_SECONDS = 1.0  # in which answers that are ended by the server's end are sent
+LAST_SECONDS = 5  # in which answers that are ended by the server's end are sent
 STEP = 0.05  # seconds between two looks at whether all answers have ended
 SPARE_CONNECTIONS = 50  # open beyond task.max_connections, so that their requests can be answered with status 503
 OTHER_FILES = 256  # that a process has open besides its connections
@@ -258,6 +258,6 @@ def new_server(app: ASGIApp, served: ServedModel) -> DrainingServer:
         timeout_keep_alive=KEEP_ALIVE,
         limit_concurrency=settings.max_connections,
         h11_max_incomplete_event_size=LARGEST_HEAD,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=LAST_SECONDS,
     )
     return DrainingServer(config, served, settings.grace)
