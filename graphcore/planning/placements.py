@@ -170,17 +170,16 @@ class GroupPlacement:
 def group_placements(keeps: Keeps, sizes: WeightSizes) -> Iterator[GroupPlacement]:
     """Yield the possible placements; of those that stream the same groups, a gathered embedding comes first."""
     num_groups = len(sizes.groups)
-    has_table = sizes.embedding > 0  # else another process has it
     if keeps == "all":
         yield GroupPlacement((), is_head_streamed=False, is_embedding_gathered=False)
         return
     if keeps == "nothing":
-        yield GroupPlacement(tuple(range(num_groups)), is_head_streamed=True, is_embedding_gathered=has_table)
+        yield GroupPlacement(tuple(range(num_groups)), is_head_streamed=True, is_embedding_gathered=sizes.has_table)
         return
     for streamed_groups in _choices(sizes.groups):
         for is_head_streamed in (False, True):
             if not sizes.is_tied:
-                for is_gathered in (True, False) if has_table else (False,):
+                for is_gathered in (True, False) if sizes.has_table else (False,):
                     yield GroupPlacement(streamed_groups, is_head_streamed, is_embedding_gathered=is_gathered)
             else:
                 yield GroupPlacement(streamed_groups, is_head_streamed, is_embedding_gathered=is_head_streamed)

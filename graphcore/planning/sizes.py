@@ -86,6 +86,7 @@ class WeightSizes:
         features: bytes of the table of layers' features; 0 for none.
         experts: sizes of the experts; None if the model has none.
         draft: sizes of a draft model's copies; None without one.
+        has_table: False if another process has the embedding.
     """
 
     embedding: int
@@ -98,6 +99,7 @@ class WeightSizes:
     features: int = 0
     on_link: tuple[int, ...] = ()
     draft: DraftSizes | None = None
+    has_table: bool = True
 
     @property
     def total_nbytes(self) -> int:
@@ -142,6 +144,7 @@ def sizes_of(decoder: Decoder, is_tied: bool, layer_groups: Sequence[LayerGroup]
         experts=_expert_sizes(decoder),
         features=0 if per_layer is None else aligned(per_layer.table.weight.nbytes),
         on_link=on_link if any(group.is_expanded for group in of_layers) else (),
+        has_table=decoder.has_ends,
     )
 
 
