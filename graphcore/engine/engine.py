@@ -759,7 +759,11 @@ def speculation_of(runner: ProgramRunner, kind: str) -> Speculation | None:
 
 
 def lead_batching(runner: LeadRunner, folder: Path) -> LeadBatching:
-    """Return the batching of rank 0; `folder` is that of `batching_of`."""
+    """Return rank 0's continuous batching, which forwards each call to the other ranks.
+
+    Args:
+        folder: folder of the files of requests that are swapped out.
+    """
     ranks, requests = runner.ranks, LedRequests()
     sampler = LeadSampler(runner, ranks, requests)
     decoding = HostDecodeLoop(runner, sampler=sampler)

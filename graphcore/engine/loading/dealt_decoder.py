@@ -24,7 +24,7 @@ def dealt(parts: PreparedDecoder, model: Model, share: Share) -> PreparedDecoder
 
 
 def _obstacle(parts: PreparedDecoder, model: Model) -> str:
-    """Return why a model's layers cannot be dealt; empty if they can."""
+    """Return why a model's layers cannot be split across ranks; empty if they can."""
     runtime, spec, family = parts.runtime, model.spec, model.config.model_type
     if runtime.device.type != "cpu":
         return f"ranks compute on CPUs so far, and this one on {runtime.device}; set device=cpu"

@@ -99,7 +99,7 @@ def prepare_model(
 
 
 def draft_of(runtime: RuntimeConfig, decoder: Decoder, loader: Loader) -> DraftCopy | None:
-    """Return the draft model of speculation=self, on the meta device; None for other kinds.
+    """Return the draft model for speculation=self, its weights not yet loaded; None for other kinds.
 
     Raises:
         ConfigError: no native program can run it.

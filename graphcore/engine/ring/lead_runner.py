@@ -1,4 +1,4 @@
-"""The runner of rank 0: the calls between two passes that the other ranks run along, and the refusal of all others."""
+"""Rank 0's runner: it forwards the calls that all ranks run together, and refuses those that need every layer here."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ from graphcore.progress import Progress, ignore_progress
 
 
 class LeadRunner(ProgramRunner):
-    """Runner whose layers other ranks share; it tells them what to run."""
+    """Rank 0's runner, which forwards each call to the other ranks before it runs it."""
 
     @property
     def ranks(self) -> ProcessGroup:

@@ -75,7 +75,7 @@ class FollowedRequests:
         self._requests: dict[int, Request] = {}
 
     def add(self, descriptions: Iterable[dict[str, Any]]) -> None:
-        """Add the requests that rank 0 describes."""
+        """Add new requests, from rank 0's descriptions (`description_of`)."""
         for description in descriptions:
             self._requests[description["number"]] = described_request(description)
 

@@ -101,7 +101,7 @@ class DraftModel:
         self._draws.pop(request, None)
 
     def choose(self, request: Request, program: Program, at: int, draw: Draw) -> int | None:
-        """Return the token that follows in a row of a program; None if a logit is not finite."""
+        """Return the next token, chosen from a row's logits; None if one of them is not finite."""
         if request.params.is_greedy:
             token = int(program.state.chosen[at])
             return token if token >= 0 else None

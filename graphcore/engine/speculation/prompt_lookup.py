@@ -90,7 +90,7 @@ class LookupSpeculation(Speculation):
 
     @classmethod
     def of(cls, runner: ProgramRunner) -> "LookupSpeculation":
-        """Return a runner's speculation."""
+        """Return prompt lookup for a runner's requests."""
         return cls(step_costs_of(runner), runner.draft_tokens)
 
     def propose(self, room: StepRoom, reserve: Reserve) -> dict[Request, Sequence[int]]:

@@ -47,7 +47,7 @@ class StepRoom:
 
     @property
     def tokens(self) -> int:
-        """Number of known tokens of the step."""
+        """Number of tokens of the step without drafts."""
         return sum(map(len, self.known.values()))
 
 
