@@ -1,6 +1,7 @@
 """Compiles every Triton kernel for GPUs that are not there, down to machine code, and says what came of it.
 
     python tests/gpu_compile.py 90 [part of a case's name ...]        one line of JSON for each kernel
+    python tests/gpu_compile.py 90 --each [part ...]                  the first case of each kernel, too
     python tests/gpu_compile.py table [--write] [part ...]            what the loops cost an H100 (gpu_loops.py)
 
 A case calls a kernel's wrapper with tensors on the meta device; the launch is left out. Triton specialises on what it
@@ -82,11 +83,29 @@ def cases() -> Iterator[Case]:
             yield f"{path.stem.removesuffix('_gpu_cases')}: {name}", call
 
 
-def compile_all(capability: int, *parts: str) -> Iterator[Compiled]:
+def first_cases() -> Iterator[str]:
+    """Yield the names of the cases that are the first to launch a kernel; nothing is compiled."""
+    from triton.runtime.jit import JITFunction
+
+    known: set[str] = set()
+    launched: set[str] = set()
+    compile_and_launch = JITFunction.run
+    JITFunction.run = lambda self, *_args, **_options: launched.add(self.__name__)
+    for name, call in cases():
+        launched.clear()
+        call()
+        if launched - known:
+            yield name
+        known |= launched
+    JITFunction.run = compile_and_launch
+
+
+def compile_all(capability: int, *parts: str, each: bool = False) -> Iterator[Compiled]:
     """Yield each kernel that the cases launch, compiled for GPUs of a compute capability (90 is a Hopper's).
 
     Args:
         parts: of names; cases whose name has one of them are compiled, or all if there are none.
+        each: True for the cases of `parts` and the first case of each kernel.
     """
     import torch
     import triton
@@ -97,6 +116,7 @@ def compile_all(capability: int, *parts: str) -> Iterator[Compiled]:
 
     driver.set_active(AbsentGpu(capability))
     torch.cuda.get_device_capability = lambda _device=None: divmod(capability, 10)  # type: ignore[assignment]
+    is_whole, first = not parts and not each, set(first_cases()) if each else set[str]()
     compile_and_launch = JITFunction.run
     found: list[tuple[str, Any, gpu_loops.Trip | None]] = []
 
@@ -113,7 +133,7 @@ def compile_all(capability: int, *parts: str) -> Iterator[Compiled]:
     launches = []
     with ThreadPoolExecutor(1) as beside:  # the disassembler runs while the next kernel is compiled
         for name, call in cases():
-            if parts and not any(part in name for part in parts):
+            if not (is_whole or name in first or any(part in name for part in parts)):
                 continue
             found.clear()
             with pdl.dependent_launches(pdl.supports_pdl(torch.device("cuda"))):
@@ -198,5 +218,6 @@ if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "0"
     if sys.argv[1] == "table":
         sys.exit(table(*sys.argv[2:]))
-    for one in compile_all(int(sys.argv[1]), *sys.argv[2:]):
+    words = [word for word in sys.argv[2:] if word != "--each"]
+    for one in compile_all(int(sys.argv[1]), *words, each="--each" in sys.argv):
         print(json.dumps(asdict(one)), flush=True)

@@ -477,7 +477,9 @@ def gemma(**changes: object) -> nn.Module:
     from transformers import GemmaConfig, GemmaForCausalLM
 
     heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 24, "num_hidden_layers": 3}
-    return GemmaForCausalLM(GemmaConfig(**{**SIZES, **heads, "hidden_act": "gelu", **NO_TOKENS, **changes}))
+    model = GemmaForCausalLM(GemmaConfig(**{**SIZES, **heads, **NO_TOKENS, **changes}))
+    model.config.hidden_act = "gelu"  # in the file; some versions of transformers would compute it exactly
+    return model
 
 
 def gemma2(**changes: object) -> nn.Module:

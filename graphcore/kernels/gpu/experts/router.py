@@ -53,7 +53,7 @@ def choose_for(
     at = tl.arange(0, EXPERTS)
     row = scores + token * num_experts
     left = tl.load(row + at, mask=at < num_experts, other=-float("inf"), cache_modifier=".cg").to(tl.float32)
-    if FUNCTION:
+    if FUNCTION != "":
         if FUNCTION == "sigmoid":
             own = 1.0 / (1.0 + tl.exp(-left))
         else:
@@ -72,12 +72,12 @@ def choose_for(
     who = tl.zeros([BEST], tl.int32)
     for rank in tl.static_range(TOP_K):
         score, expert = tl.max(left, 0, return_indices=True, return_indices_tie_break_left=True)
-        if FUNCTION:
+        if FUNCTION != "":
             score = tl.sum(tl.where(at == expert, own, 0.0), 0)
         best = tl.where(ranks == rank, score, best)
         who = tl.where(ranks == rank, expert, who)
         left = tl.where(at == expert, -float("inf"), left)
-    if FUNCTION:
+    if FUNCTION != "":
         share = tl.where(ranks < TOP_K, best, 0.0)
         if NORMALISES:
             share = share / (tl.sum(share, 0) + EPS)

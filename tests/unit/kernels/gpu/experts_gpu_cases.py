@@ -15,6 +15,7 @@ from graphcore.kernels.gpu.experts.operands import mixture_of
 from graphcore.kernels.gpu.experts.router import launch_choose_experts, launch_route
 from graphcore.kernels.gpu.mean_squares import FusedNorm
 from graphcore.kernels.ops.expert_slots import ExpertSlots
+from graphcore.routing import ScoredRouting
 
 DIM, EXPERTS, TOP_K = 2880, 32, 4
 SWIGLU = Gating(CLAMPED_SWIGLU, 7.0, 1.702)
@@ -71,6 +72,7 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "router in one launch x 4", lambda: route(4)
     yield "router", lambda: launch_choose_experts(empty(1, EXPERTS), empty(1, dtype=torch.int64), TOP_K, False)
     yield from cases_of_qwen()
+    yield from cases_of_scored_routers()
     yield from cases_of_slots()
 
 
@@ -91,6 +93,21 @@ def cases_of_qwen() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"silu summed {form}", lambda form=form: summed(form)
         yield f"silu many {form}", lambda form=form: many(form)
     yield "router over all", lambda: launch_choose_experts(empty(1, experts), None, top_k, True)
+
+
+def cases_of_scored_routers() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield routers that score by a rule of their own: of DeepSeek V3, DeepSeek V2 and LFM2 8B-A1B."""
+    models = {
+        "DeepSeek V3": (256, 8, 7168, ScoredRouting("sigmoid", groups=8, used_groups=4, factor=2.5)),
+        "DeepSeek V2": (160, 6, 5120, ScoredRouting("softmax", 8, 3, normalises=False, factor=16.0, ranked_by=1)),
+        "LFM2": (32, 4, 2048, ScoredRouting("sigmoid", eps=1e-6)),
+    }
+    for name, (experts, top_k, dim, routing) in models.items():
+        bias = None if name == "DeepSeek V2" else empty(experts, dtype=torch.float32)
+        product = empty(1, dim), empty(experts, dim), None, None, top_k, False, None, routing, bias, True
+        yield f"scored router of {name} in one launch", lambda product=product: launch_route(*product)
+        scores = empty(1, experts, dtype=torch.float32), None, top_k, False, routing, bias
+        yield f"scored router of {name}", lambda scores=scores: launch_choose_experts(*scores)
 
 
 def cases_of_slots() -> Iterator[tuple[str, Callable[[], object]]]:
