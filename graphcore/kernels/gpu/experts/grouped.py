@@ -205,8 +205,8 @@ def _grouped_down(
 
 
 def _shape(x: Tensor, mixture: MixtureOperands) -> dict[str, int]:
-    """Return columns of a tile and warps: a thread has fewer weights if they are unpacked one by one."""
-    if all(form is None or (form.low == 4 and form.high == 0 and form.step == 16) for form in mixture.forms):
+    """Return columns of a tile and warps: a thread has fewer weights if `tile_at` unpacks them one by one."""
+    if all(form is None or ((form.low, form.high, form.step, form.group) == (4, 0, 16, 32)) for form in mixture.forms):
         return {"BLOCK": 128 // x.element_size(), "num_warps": 4}
     return {"BLOCK": 32, "num_warps": 8}
 
