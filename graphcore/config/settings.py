@@ -82,6 +82,7 @@ class QuantSettings:
 
 Keeps = Literal["all", "nothing", "most"]  # matrices that stay on the device; "most": as many as the budget allows
 RESIDENT_DRAFT = 15  # draft tokens: with the known one, the rows of one native program
+DRAFT_FORMAT = "q4_k"  # of the copies that speculation=self drafts with
 STREAMED_DRAFT = 31  # more rows are computed while weights are read
 KEPT: Mapping[str, Keeps] = {"auto": "most", "on": "nothing", "off": "all"}  # by streaming.policy
 
@@ -127,7 +128,7 @@ class SpeculationSettings:
 
     kind: str = MISSING
     num_speculative_tokens: int | None = MISSING
-    draft_format: str = MISSING
+    draft_format: str | None = MISSING
 
     def draft_tokens(self, is_streaming: bool) -> int:
         """Return the most draft tokens of one sequence in a step; 0 without speculation."""

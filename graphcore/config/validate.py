@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.dtype_names import DTYPES, KV_ALIASES, KV_DTYPES, real_kv_name
-from graphcore.config.settings import KEPT, Settings, StreamingSettings
+from graphcore.config.settings import KEPT, Settings, SpeculationSettings, StreamingSettings
 from graphcore.encodings import PACKABLE
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
@@ -66,7 +66,7 @@ def _check_choices(settings: Settings) -> None:
         ("model.fallback", settings.model.fallback, (None, "transformers")),
         ("model.attention", settings.model.attention, ("auto", "eager", "sdpa", "flash_attention_2")),
         ("speculation.kind", settings.speculation.kind, ("off", "auto", "lookup", "self")),
-        ("speculation.draft_format", settings.speculation.draft_format, PACKABLE),
+        ("speculation.draft_format", settings.speculation.draft_format, (None, *PACKABLE)),
         ("parallel.kind", settings.parallel.kind, ("off", "ring")),
         ("quant.format", settings.quant.format, QUANT_FORMATS),
         ("quant.activations", settings.quant.activations, ("auto", "float", "int8")),
@@ -112,13 +112,7 @@ def _check_sizes(settings: Settings) -> None:
         at_least(1, "", settings, ("max_new_tokens",))
     at_least(1, "batching.", settings.batching, ("max_sequences", "max_tokens_per_step", "max_waiting", "cache_tokens"))
     at_least(0, "batching.", settings.batching, ("snapshots",))
-    at_least(1, "speculation.", settings.speculation, ("num_speculative_tokens",))
-    drafted = settings.speculation.num_speculative_tokens
-    if drafted is not None and drafted > MOST_DRAFT_TOKENS:
-        raise ConfigError(
-            f"speculation.num_speculative_tokens={drafted} must be at most {MOST_DRAFT_TOKENS}: each takes memory for "
-            "a row of the decode programs, and so many are never accepted"
-        )
+    _check_speculation(settings.speculation)
     at_least(2, "", settings, ("prefill_chunk",))
     at_least(1, "model.", settings.model, ("num_hidden_layers",))
     check_seed(settings.seed)
@@ -126,6 +120,26 @@ def _check_sizes(settings: Settings) -> None:
     if settings.threads is not None and settings.threads > most_threads:
         raise ConfigError(
             f"threads={settings.threads} is too many for {os.cpu_count()} processors; use {most_threads} at most"
+        )
+
+
+def _check_speculation(speculation: SpeculationSettings) -> None:
+    at_least(1, "speculation.", speculation, ("num_speculative_tokens",))
+    drafted, draft_format = speculation.num_speculative_tokens, speculation.draft_format
+    if drafted is not None and drafted > MOST_DRAFT_TOKENS:
+        raise ConfigError(
+            f"speculation.num_speculative_tokens={drafted} must be at most {MOST_DRAFT_TOKENS}: each takes memory for "
+            "a row of the decode programs, and so many are never accepted"
+        )
+    if drafted is not None and speculation.kind == "off":
+        raise ConfigError(
+            f"speculation.num_speculative_tokens={drafted} has no effect with speculation=off; leave it out, or add "
+            "speculation=lookup"
+        )
+    if draft_format is not None and speculation.kind not in ("self", "auto"):
+        raise ConfigError(
+            f"speculation.draft_format={draft_format} has no effect with speculation={speculation.kind}, which has no "
+            "draft model; leave it out, or add speculation=self"
         )
 
 

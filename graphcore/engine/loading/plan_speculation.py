@@ -39,6 +39,12 @@ def plan_with_speculation(
     Raises:
         PlanError, ConfigError: as `plan_run`.
     """
+    asked = settings.speculation.draft_format
+    if settings.speculation.kind == "auto" and asked is not None and asked not in ACCEPTANCE:
+        raise ConfigError(
+            f"speculation.draft_format={asked} does not work with speculation=auto, which predicts copies in "
+            f"{', '.join(ACCEPTANCE)}; leave it out, or use speculation=self"
+        )
     if settings.speculation.kind != "auto" or parts.runtime.speculation == "off":
         return plan_run(settings, parts, machine)
     plain = plan_run(settings, replace(parts, notes=[*parts.notes]), machine)
@@ -90,7 +96,8 @@ def _candidates(
     settings: Settings, parts: PreparedDecoder, plain: Plan, rates: Rates, machine: Machine | None
 ) -> Iterator[tuple[Planned, DraftPrediction]]:
     """Yield the plans with a draft model that fit, one for each format whose acceptance is known."""
-    for draft_format in ACCEPTANCE:
+    asked = settings.speculation.draft_format
+    for draft_format in [asked] if asked is not None else ACCEPTANCE:
         runtime = replace(parts.runtime, speculation="self", draft_format=draft_format)
         try:
             draft = draft_of(runtime, parts.decoder, parts.loader)

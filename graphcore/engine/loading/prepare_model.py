@@ -12,7 +12,7 @@ from graphcore.arch.config.rope_parameters import advice_on_context, note_on_lon
 from graphcore.arch.registry import architecture_of
 from graphcore.arch.weight_map import weight_shapes
 from graphcore.checkpoint.quantized.layout import ORDER_ADVICE
-from graphcore.config.settings import Settings
+from graphcore.config.settings import DRAFT_FORMAT, Settings
 from graphcore.config.user_path import lacks_home
 from graphcore.device import find_cpp_compiler
 from graphcore.engine.loading.kv_dtype import choose_kv_types, note_on_kv_types
@@ -88,7 +88,7 @@ def prepare_model(
         snapshots=choose_snapshots(settings, model.spec),
         speculation=speculation,
         draft_tokens=draft_tokens,
-        draft_format=settings.speculation.draft_format,
+        draft_format=settings.speculation.draft_format or DRAFT_FORMAT,
         batch_size=settings.batching.max_sequences,
         prefill_chunk=min(settings.prefill_chunk, context_length),
         packing=packing,

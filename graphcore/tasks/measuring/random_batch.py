@@ -71,17 +71,19 @@ class RandomBatch:
         self._run(self._whole(1), self.depth, self.new_tokens)
 
     def decode_some(self, steps: int) -> None:
-        """Run `steps` greedy decode steps, starting with `depth` cached tokens."""
-        self._run(self._whole(1), self.depth, steps)
+        """Run `steps` greedy decode steps of one token of a sequence, starting with `depth` cached tokens."""
+        self._run(self._whole(1), self.depth, steps, speculates=False)
 
     def _whole(self, count: int) -> list[list[int]]:
         """Return for each prompt the tokens of the depth and then the prompt's first `count`."""
         return [[*before, *prompt[:count]] for before, prompt in zip(self._before, self._prompts, strict=True)]
 
     @torch.inference_mode()
-    def _run(self, prompts: Sequence[Sequence[int]], cached: int, new_tokens: int) -> None:
+    def _run(self, prompts: Sequence[Sequence[int]], cached: int, new_tokens: int, speculates: bool = True) -> None:
         """Run a request for each prompt until all have ended; its row already holds the first `cached` tokens."""
-        requests = [Request(ids, new_tokens, frozenset(), None, StopStrings([])) for ids in prompts]
+        requests = [
+            Request(ids, new_tokens, frozenset(), None, StopStrings([]), speculates=speculates) for ids in prompts
+        ]
         batching = self.engine.batching
         with self.engine.while_idle():
             batching.resume(requests, cached)

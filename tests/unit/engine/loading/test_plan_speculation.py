@@ -11,6 +11,7 @@ from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.plan_speculation import Planned, plan_with_speculation
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
+from graphcore.errors import ConfigError
 from graphcore.planning.draft_prediction import ACCEPTANCE
 from graphcore.planning.prediction import Rates
 from graphcore.weights.plan import Plan, Tier
@@ -55,6 +56,15 @@ def test_a_slow_disk_gets_the_draft_model_that_promises_most(llama: TinyModel) -
     assert plan.draft_nbytes > 0
     assert "self, a draft model of" in note
     assert parts.runtime.draft_format in note
+
+
+def test_auto_takes_a_format_that_is_asked_for_and_refuses_one_that_it_cannot_predict(llama: TinyModel) -> None:
+    asked = "speculation.draft_format="
+    (parts, _, _), note = planned(llama.folder, SLOW_DISK, "streaming=on", f"{asked}q2_k")
+    assert parts.runtime.draft_format == "q2_k"
+    assert "copies in q2_k" in note
+    with pytest.raises(ConfigError, match=r"draft_format=q5_0 does not work with speculation=auto, .* q4_0, "):
+        planned(llama.folder, SLOW_DISK, "streaming=on", f"{asked}q5_0")
 
 
 def test_a_format_that_takes_long_to_pack_has_to_promise_more(
