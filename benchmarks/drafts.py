@@ -129,10 +129,13 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=160)
-    parser.add_argument("--kinds", nargs="*", choices=[*PROMPTS], default=[*PROMPTS])
+    parser.add_argument("--prompts", default=",".join(PROMPTS), help="of these, separated by commas")
     parser.add_argument("--kind", choices=["lookup", "self"], default="lookup")
     parser.add_argument("--accepted", type=float)
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
+    kinds = given.prompts.split(",")
+    if unknown := [kind for kind in kinds if kind not in PROMPTS]:
+        parser.error(f"--prompts {unknown[0]}: one of {', '.join(PROMPTS)}")
     drafts = [*given.overrides, f"speculation={given.kind}"]
     with (
         Engine.load(given.model, overrides=given.overrides) as plain,
@@ -143,7 +146,7 @@ def main() -> None:
         answers: dict[int, Sequence[int]] = {}
         if given.accepted is not None:
             impose(engine, given.accepted, answers)
-        for kind in given.kinds:
+        for kind in kinds:
             found: tuple[list[Generation], list[Generation]] = ([], [])
             times = replace(speculation.times)
             for each in (plain, engine):  # the prompt is cached then
