@@ -105,6 +105,7 @@ def movement_record(engine: Engine, num_events: int) -> dict[str, Any]:
         "bytes": moved.nbytes,
         "copy_seconds": round(moved.copy_seconds, 6),
         "hidden_seconds": round(moved.hidden_seconds, 6),
+        "hidden_by_drafts_seconds": round(moved.hidden_by_drafts_seconds, 6),
         "stall_seconds": round(moved.stall_seconds, 6),
         "expert_hit_rate": stream.expert_hit_rate,
         "events": [

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphcore.streaming.timeline import Event, Interval, Timeline, minus, split, total, union
+from graphcore.streaming.timeline import Event, Interval, Lane, Timeline, common, minus, split, total, union
 
 RECENT_SECONDS = 30.0  # a longer event may be counted twice where it overlaps others
 MOST_RECENT = 2000  # intervals; beyond that, the older half is summed up early
@@ -18,12 +18,14 @@ class Movement:
         nbytes: bytes that arrived in slots.
         copy_seconds: time in which at least one copy or read was running.
         hidden_seconds: part of `copy_seconds` in which no step waited.
+        hidden_by_drafts_seconds: part of `hidden_seconds` in which a draft model ran.
         stall_seconds: time in which steps waited for weights.
     """
 
     nbytes: int = 0
     copy_seconds: float = 0.0
     hidden_seconds: float = 0.0
+    hidden_by_drafts_seconds: float = 0.0
     stall_seconds: float = 0.0
 
 
@@ -42,34 +44,47 @@ class MovementTotals:
         self._seen, self._summed = 0, Movement()
         self._copies: list[Interval] = []
         self._stalls: list[Interval] = []
+        self._drafts: list[Interval] = []
 
     def now(self) -> Movement:
         """Return the counters of all finished events."""
         with self._lock:
             events, self._seen = self._timeline.after(self._seen)
             self._add(events)
-            return _sum(self._summed, self._copies, self._stalls)
+            return _sum(self._summed, self._copies, self._stalls, self._drafts)
 
     def _add(self, events: Sequence[Event]) -> None:
+        def times(*lanes: Lane) -> list[Interval]:
+            return [(event.begin, event.end) for event in events if event.lane in lanes]
+
         nbytes = sum(event.nbytes for event in events if event.lane == "copy")
-        moving = [(event.begin, event.end) for event in events if event.lane in ("copy", "read")]
-        waiting = [(event.begin, event.end) for event in events if event.lane == "stall"]
-        self._copies, self._stalls = union([*self._copies, *moving]), union([*self._stalls, *waiting])
-        known = [*self._copies, *self._stalls]
+        self._copies = union([*self._copies, *times("copy", "read")])
+        self._stalls = union([*self._stalls, *times("stall")])
+        self._drafts = union([*self._drafts, *times("draft")])
+        known = [*self._copies, *self._stalls, *self._drafts]
         if known:
             cut = max(end for _, end in known) - RECENT_SECONDS
             if len(known) > MOST_RECENT:
                 cut = max(cut, sorted(end for _, end in known)[len(known) // 2])
             copies, self._copies = split(self._copies, cut)
             stalls, self._stalls = split(self._stalls, cut)
-            self._summed = _sum(self._summed, copies, stalls, nbytes)
+            drafts, self._drafts = split(self._drafts, cut)
+            self._summed = _sum(self._summed, copies, stalls, drafts, nbytes)
 
 
-def _sum(before: Movement, copies: Sequence[Interval], stalls: Sequence[Interval], nbytes: int = 0) -> Movement:
+def _sum(
+    before: Movement,
+    copies: Sequence[Interval],
+    stalls: Sequence[Interval],
+    drafts: Sequence[Interval],
+    nbytes: int = 0,
+) -> Movement:
     """Add intervals, sorted and disjoint as `union` returns them, to counters."""
+    hidden = minus(copies, stalls)
     return Movement(
         before.nbytes + nbytes,
         before.copy_seconds + total(copies),
-        before.hidden_seconds + total(minus(copies, stalls)),
+        before.hidden_seconds + total(hidden),
+        before.hidden_by_drafts_seconds + total(common(hidden, drafts)),
         before.stall_seconds + total(stalls),
     )

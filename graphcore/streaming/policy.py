@@ -8,6 +8,7 @@ others, described by a `Ring`: the groups in the order of use, the slots that th
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -81,6 +82,10 @@ class Policy(ABC):
     def reset(self) -> None:  # noqa: B027  # only policies that read ahead use it
         """Discard groups that were read ahead; no bytes move any more when this returns."""
 
+    def drafting(self) -> AbstractContextManager[object]:
+        """Return a context in which a draft model runs between two passes; a timeline of movement shows it."""
+        return nullcontext()
+
     def activity(self) -> Activity:
         """Return a snapshot of the slots and of the group that computes. Thread-safe."""
         return Activity()
@@ -128,6 +133,10 @@ class Watched(Policy):
     def reset(self) -> None:
         """Discard groups that were read ahead."""
         self._policy.reset()
+
+    def drafting(self) -> AbstractContextManager[object]:
+        """Return the context of the wrapped policy."""
+        return self._policy.drafting()
 
     def activity(self) -> Activity:
         """Return the snapshot of the wrapped policy."""

@@ -4,6 +4,7 @@
     copy     ==========  ===========    ====================    copy_seconds: while anything was copied, or read
     stall           ~~~                     ~~~~~~              stall_seconds: while the caller waited
     compute  #######   #################### #         ######    compute_seconds: while a step ran
+    draft           #                                           draft_seconds: while a draft model ran
     hidden   =======     ===========    ====      ==========    copied while the caller did not wait
 
     overlap = hidden / copy
@@ -16,7 +17,7 @@ in proportion to the part inside, and so do its bytes.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from graphcore.streaming.timeline import Event, Interval, minus, total, union
+from graphcore.streaming.timeline import Event, Interval, common, minus, total, union
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class StreamingReport:
         nbytes: bytes moved in the interval.
         copy_seconds: time in which at least one copy or read was running (the link was busy).
         hidden_seconds: part of `copy_seconds` in which the caller did not wait.
+        hidden_by_drafts_seconds: part of `hidden_seconds` in which a draft model ran.
+        draft_seconds: time in which a draft model ran.
         compute_seconds: time in which a step ran.
         stall_seconds: time in which the caller waited for any group.
         stall_seconds_per_group: time in which the caller waited for a group, by group.
@@ -77,6 +80,8 @@ class StreamingReport:
     nbytes: int
     copy_seconds: float
     hidden_seconds: float
+    hidden_by_drafts_seconds: float
+    draft_seconds: float
     compute_seconds: float
     stall_seconds: float
     stall_seconds_per_group: tuple[float, ...]
@@ -123,6 +128,7 @@ def report_streaming(events: Sequence[Event], measured: Measured) -> StreamingRe
     stalls = [event for event in events if event.lane == "stall"]
     moving = (event for event in events if event.lane in ("copy", "read"))
     busy, waiting = _times(moving, begin, end), _times(stalls, begin, end)
+    hidden, drafting = minus(busy, waiting), _times((one for one in events if one.lane == "draft"), begin, end)
     waits: list[list[Event]] = [[] for _ in range(measured.num_groups)]
     for stall in stalls:
         assert 0 <= stall.group < measured.num_groups, f"group {stall.group} of {measured.num_groups} was waited for"
@@ -132,7 +138,9 @@ def report_streaming(events: Sequence[Event], measured: Measured) -> StreamingRe
         num_passes=measured.num_passes,
         nbytes=round(sum(_nbytes_inside(copy, begin, end) for copy in copies)),
         copy_seconds=total(busy),
-        hidden_seconds=total(minus(busy, waiting)),
+        hidden_seconds=total(hidden),
+        hidden_by_drafts_seconds=total(common(hidden, drafting)),
+        draft_seconds=total(drafting),
         compute_seconds=total(_times((event for event in events if event.lane == "compute"), begin, end)),
         stall_seconds=total(waiting),
         stall_seconds_per_group=tuple(total(_times(group, begin, end)) for group in waits),

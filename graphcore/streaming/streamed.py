@@ -9,8 +9,8 @@ waits for its bytes. This module decides which group is moved when. The filler m
 """
 
 from collections import deque
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import Generic
 
 from graphcore.errors import StreamingError
@@ -79,6 +79,15 @@ class Streamed(Policy, Generic[Work, SlotFillT]):
         self.ring.filler.cancel(self._begun)
         self._begun.clear()
         self._last_of_slot.clear()
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Record the time of a draft model in the timeline."""
+        draft = self.ring.watch.start("draft", 0)
+        try:
+            yield
+        finally:
+            draft.stop()
 
     def activity(self) -> Activity:
         """Return a snapshot of the slots and of the group that computes. Thread-safe: each attribute is read once."""

@@ -4,6 +4,7 @@ copy     a job's bytes move from the tier below into a slot             (worker 
 read     bytes are read into a host slot, to be copied to a device      (worker threads)
 stall    the caller, or the device's compute queue, waits for the bytes of a group
 compute  a step runs
+draft    a draft model runs, between two passes over the weights
 
 Sets of times are sorted, disjoint, half-open intervals [begin, end):
 
@@ -22,7 +23,7 @@ from typing import Literal, Protocol
 
 Interval = tuple[float, float]
 
-Lane = Literal["copy", "read", "stall", "compute"]
+Lane = Literal["copy", "read", "stall", "compute", "draft"]
 LIMIT = 200_000  # number of the newest events that are kept; about 20 MB
 JOINED_SECONDS = 50e-6  # longest gap between two copies that `join_copies` merges
 LATE_LIMIT = 4096  # number of events whose times are not read yet; each holds two timers of a device
@@ -33,7 +34,7 @@ class Event:
     """One interval of activity in a lane.
 
     Attributes:
-        group: number of the group that the weights belong to.
+        group: number of the group that the weights belong to; 0 in the lane of the draft model.
         begin, end: times in seconds of time.perf_counter.
         nbytes: bytes moved; 0 if none were.
         worker: number of the thread within the lane.
@@ -208,6 +209,11 @@ def minus(these: Sequence[Interval], others: Sequence[Interval]) -> list[Interva
         if begin < end:
             left.append((begin, end))
     return left
+
+
+def common(these: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+    """Return the parts of `these` that `others` cover. Both must be in the form that `union` returns."""
+    return minus(these, minus(these, others))
 
 
 def split(intervals: Sequence[Interval], at: float) -> tuple[list[Interval], list[Interval]]:

@@ -271,7 +271,7 @@ def test_a_draft_model_is_refused_where_no_native_program_runs(tiny_model: Tiny)
     for graph in ("eager", "compiled"):
         with pytest.raises(ConfigError, match="speculation=self needs decode steps as native programs on the CPU"):
             load(tiny_model("llama3"), "off", *SELF, f"graph={graph}")
-    with pytest.raises(ConfigError, match=r"speculation\.draft_format=iq1_s is not one of q4_0, "):
+    with pytest.raises(ConfigError, match=r"speculation\.draft_format=iq1_s is not one of null, q4_0, "):
         load(tiny_model("llama3"), "off", "speculation=self", "speculation.draft_format=iq1_s")
 
 
@@ -317,6 +317,9 @@ def test_groups_of_the_next_pass_are_read_while_a_draft_model_drafts(
     monkeypatch.setattr(DraftModel, "step", slow_step)
     with load(tiny_model("llama3"), "on", *SELF) as engine:
         engine.generate([prompts()[1]], 8, ignore_eos=True)
+        stream = engine.loaded.weight_stream
+        assert {"draft", "stall", "copy"} <= {event.lane for event in stream.timeline.since(0.0)}
+        assert stream.totals.now().hidden_by_drafts_seconds <= stream.totals.now().hidden_seconds
     assert states
     assert all(found == {"ready"} for found in states)
 

@@ -58,7 +58,7 @@ class DraftModel:
     """
 
     def __init__(self, runner: ProgramRunner, programs: Programs) -> None:
-        self._programs, self._pages = programs, runner.pages
+        self._programs, self._pages, self._policy = programs, runner.pages, runner.policy
         self._vocab, self._device = runner.sizes.vocab, runner.device
         self._sampler = Sampler(runner.backend)
         self._draws: dict[Request, Draw] = {}
@@ -85,8 +85,9 @@ class DraftModel:
             ahead.ids = ahead.ids[share:]
         places: dict[int, tuple[Program, int]] = {}
         for program, rows in self._programs.step(inputs):
-            for step in program.steps:
-                step.replay()
+            with self._policy.drafting():
+                for step in program.steps:
+                    step.replay()
             places |= {row: (program, at[-1]) for row, at in rows.items()}
         return {one: self._token(one, *places[one.own_row]) for one in requests if not self._ahead[one].ids}
 

@@ -23,6 +23,8 @@ MOVED = (
     "bytes_per_token",
     "overlap",
     "copy_seconds",
+    "hidden_by_drafts_seconds",
+    "draft_seconds",
     "stall_seconds",
     "stall_seconds_per_group",
     "device_peak_bytes",
@@ -182,6 +184,8 @@ def streaming_record(
         "bytes_per_token": report.nbytes_per_pass,
         "overlap": report.overlap,
         "copy_seconds": report.copy_seconds,
+        "hidden_by_drafts_seconds": report.hidden_by_drafts_seconds,
+        "draft_seconds": report.draft_seconds,
         "stall_seconds": report.stall_seconds,
         "stall_seconds_per_group": list(report.stall_seconds_per_group),
         "device_peak_bytes": report.device.peak_nbytes,
@@ -215,6 +219,8 @@ def _wait_words(report: StreamingReport) -> str:
     hidden = (
         "" if report.overlap is None else f"{report.overlap:.0%} of {report.copy_seconds:.2f} s of copying hidden; "
     )
+    drafts = f"{report.hidden_by_drafts_seconds:.2f} s of it behind {report.draft_seconds:.2f} s of drafting; "
+    hidden += drafts if report.draft_seconds else ""
     words = f"{hidden}waited {report.stall_seconds:.2f} s of {report.seconds:.2f} s"
     if not report.stall_seconds:
         return words

@@ -25,10 +25,11 @@ FONT = 8.5
 LONG = 10.0  # seconds from which on the axis counts seconds, not milliseconds
 LANE_ORDER: tuple[Lane, ...] = (
     "compute",
+    "draft",
     "stall",
     "copy",
     "read",
-)  # from top to bottom: computation, stalls, then each worker that copied or read
+)  # from top to bottom: computation, a draft model, stalls, then each worker that copied or read
 
 LaneKey = tuple[Lane, int]  # lane and worker's number
 
@@ -133,14 +134,15 @@ def _draw_lane(axes: Any, row: int, events: Sequence[Event], drawn: DrawnPart, c
         bars = [
             (max(event.begin, drawn.begin) - drawn.begin, min(event.end, drawn.end) - drawn.begin) for event in members
         ]
-        is_stall = events[0].lane == "stall"
-        colour = STALL if is_stall else colours[group]
+        lane = events[0].lane
+        colour = {"stall": STALL, "draft": RESIDENT}.get(lane, colours[group])
         # an edge of the bar's own colour makes bars narrower than a pixel visible
         spans = [(begin * scale, (end - begin) * scale) for begin, end in bars]
         axes.broken_barh(spans, (row - 0.4, 0.8), facecolor=colour, edgecolor=colour, linewidth=0.5)
         first, last = bars[0][0], bars[-1][1]
         pixels = (last - first) / (drawn.end - drawn.begin) * AXES_PIXELS
-        label = next((text for text in (f"group {group}", str(group)) if len(text) * LETTER_PIXELS < pixels - 4), "")
+        texts = () if lane == "draft" else (f"group {group}", str(group))  # a draft model has no groups
+        label = next((text for text in texts if len(text) * LETTER_PIXELS < pixels - 4), "")
         ink = "black" if colour in LIGHT else "white"
         axes.text((first + last) / 2 * scale, row, label, ha="center", va="center_baseline", color=ink, fontsize=FONT)
 

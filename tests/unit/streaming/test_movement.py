@@ -12,7 +12,7 @@ from graphcore.streaming.report import Measured, report_streaming
 from graphcore.streaming.timeline import Event, Lane, Timeline, join_copies, split
 
 TICKS = st.integers(0, 20)
-LANES: tuple[Lane, ...] = ("copy", "read", "stall", "compute")
+LANES: tuple[Lane, ...] = ("copy", "read", "stall", "compute", "draft")
 EVENTS = st.lists(st.builds(Event, st.sampled_from(LANES), st.just(0), TICKS, TICKS, st.integers(0, 9)), max_size=20)
 
 
@@ -36,6 +36,7 @@ def test_totals_are_those_of_all_events_at_once(events: list[Event], asked_at: l
     assert found == totals.now()
     assert (found.nbytes, found.copy_seconds) == (expected.nbytes, expected.copy_seconds)
     assert (found.hidden_seconds, found.stall_seconds) == (expected.hidden_seconds, expected.stall_seconds)
+    assert found.hidden_by_drafts_seconds == expected.hidden_by_drafts_seconds
 
 
 def test_of_older_times_only_the_sums_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,14 +47,16 @@ def test_of_older_times_only_the_sums_are_kept(monkeypatch: pytest.MonkeyPatch) 
     for number in range(1000):
         begin += chance.random()
         end = begin + chance.random()
-        timeline.add(Event("stall" if number % 3 == 0 else "copy", 0, begin, end, 7))
+        timeline.add(Event(("stall", "draft", "copy", "copy", "copy")[number % 5], 0, begin, end, 7))
+        timeline.add(Event("draft", 0, begin, begin + 0.4))
         if number % 10 == 9:
             found = totals.now()
-            assert len(totals._copies) + len(totals._stalls) <= 2 * 40
+            assert len(totals._copies) + len(totals._stalls) + len(totals._drafts) <= 3 * 40
     expected = report_streaming(list(timeline.events), Measured(0.0, 2000.0, 1, 1))
     assert found.copy_seconds == pytest.approx(expected.copy_seconds, rel=1e-9)
     assert found.hidden_seconds == pytest.approx(expected.hidden_seconds, rel=1e-9)
     assert found.stall_seconds == pytest.approx(expected.stall_seconds, rel=1e-9)
+    assert 0 < found.hidden_by_drafts_seconds == pytest.approx(expected.hidden_by_drafts_seconds, rel=1e-9)
 
 
 def test_a_reader_gets_each_event_once_and_the_newest_in_order() -> None:

@@ -43,6 +43,15 @@ def test_a_case_worked_out_by_hand() -> None:
     assert report.compute_seconds == 7.5
 
 
+def test_drafting_hides_what_is_copied_while_nobody_waits() -> None:
+    drafting = (Event("draft", 0, 1.5, 2.5), Event("draft", 0, 3.5, 4.5), Event("draft", 0, 8, 9.5))
+    report = report_streaming((*BY_HAND, *drafting), Measured(0, 10, num_passes=2, num_groups=3))
+    assert report.draft_seconds == 3.5
+    assert report.hidden_by_drafts_seconds == 2  # 1.5 to 2, 3.5 to 4 and 8 to 9
+    assert (report.copy_seconds, report.hidden_seconds) == (6, 4.5)
+    assert report_streaming(BY_HAND, Measured(0, 10, 2, 3)).hidden_by_drafts_seconds == 0
+
+
 def test_events_that_reach_out_of_the_interval_count_by_the_part_inside() -> None:
     report = report_streaming(BY_HAND, Measured(2, 8, num_passes=1, num_groups=2))
     assert report.nbytes == round(100 / 3 + 120 * 2 / 3 + 60 / 2)

@@ -1,11 +1,12 @@
-// The timeline: a lane for computing, one for waiting, and one for each worker that moves bytes; a bar for each event.
+// The timeline: a lane for computing, one for a draft model, one for waiting, and one for each worker that moves bytes;
+// a bar for each event.
 
 import { groupColours, groupLabel, numberName } from "./groups.js";
 import { fillRows, make, makeSection, makeTable, setAttribute, setText } from "./elements.js";
 import { inBytes, inTime } from "./words.js";
 
-const LANE_ORDER = ["compute", "stall", "copy", "read"];
-const LANE_NAMES = { compute: "compute", stall: "waiting", copy: "copy", read: "read" };
+const LANE_ORDER = ["compute", "draft", "stall", "copy", "read"];
+const LANE_NAMES = { compute: "compute", draft: "draft", stall: "waiting", copy: "copy", read: "read" };
 const NARROW = 560; // pixels from which on the lanes' names lie beside the bars
 const LANE_SIZES = { bar: 20, gap: 6, name: 15, beside: 76, axis: 22 };
 const LETTER = 6.6; // pixels, approximately
@@ -198,11 +199,12 @@ class LaneDrawing {
 
   #fill(lane, group) {
     if (lane === "stall") return this.#styles.stall;
+    if (lane === "draft") return this.#styles.resident;
     return this.colours.has(group) ? this.#styles.groups[this.colours.get(group)] : this.#styles.resident;
   }
 
   #label(bars, lane, top) {
-    if (bars === null) return;
+    if (bars === null || lane === "draft") return; // a draft model has no groups
     const text = this.labels.get(bars.group) ?? String(bars.group);
     if (text.length * LETTER + 4 > bars.right - bars.left) return;
     const { stallInk, groupInk, residentInk } = this.#styles;
