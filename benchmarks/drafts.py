@@ -106,7 +106,8 @@ def step_times(speculation: Speculation, before: SpeculationTimes) -> str:
     now = speculation.times
     drafting, checking = now.draft_seconds - before.draft_seconds, now.check_seconds - before.check_seconds
     drafts, checks = now.draft_steps - before.draft_steps, now.check_steps - before.check_steps
-    return f"draft step {1e3 * drafting / max(drafts, 1):.1f} ms, check {1e3 * checking / max(checks, 1):.1f} ms"
+    each = [("draft step", drafting, drafts), ("check", checking, checks)]  # what is looked up has no draft steps
+    return ", ".join(f"{name} {1e3 * seconds / count:.1f} ms" for name, seconds, count in each if count)
 
 
 def line(kind: str, plain: Sequence[Generation], drafted: Sequence[Generation], steps: int) -> str:
