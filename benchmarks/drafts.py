@@ -138,8 +138,9 @@ def main() -> None:
     if unknown := [kind for kind in kinds if kind not in PROMPTS]:
         parser.error(f"--prompts {unknown[0]}: one of {', '.join(PROMPTS)}")
     drafts = [*given.overrides, f"speculation={given.kind}"]
+    without = [one for one in given.overrides if not one.startswith("speculation.")]
     with (
-        Engine.load(given.model, overrides=given.overrides) as plain,
+        Engine.load(given.model, overrides=without) as plain,
         Engine.load(given.model, overrides=drafts) as engine,
     ):
         speculation = engine.batching.speculation
