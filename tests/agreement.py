@@ -16,6 +16,17 @@ def largest_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return difference.max().item() if bool(difference.isfinite().all()) else float("inf")
 
 
+def error_of_most(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest error of the nine tenths of all positions whose errors are least, of logits [..., V].
+
+    In half precision a mixture sends a few tokens to other experts, where two have nearly the same score.
+    """
+    errors = (found.double() - expected.double()).abs().amax(-1).flatten()
+    return (
+        errors.sort().values[: errors.numel() * 9 // 10].max().item() if bool(errors.isfinite().all()) else float("inf")
+    )
+
+
 def step_logits(engine: Engine, rows: Sequence[Sequence[int]], prompt: int) -> torch.Tensor:
     """Return the logits after the prompt and after each token behind it, one by one: [len(rows), T - prompt + 1, V]."""
     with torch.inference_mode():

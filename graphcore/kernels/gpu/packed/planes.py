@@ -133,7 +133,7 @@ def float_level(code, LEVELS: tl.constexpr):
         value = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256
     elif LEVELS == "fp4":
         size = one_of_eight(code, FP4, 0)
-        value = tl.where(code & 8 != 0, -size, size)
+        value = tl.where(code & 8 != 0, size * -1.0, size)  # -size is 0 - size, which has no negative zero
     else:
         value = tl.where(code & 8 != 0, one_of_eight(code, NF4, 8), one_of_eight(code, NF4, 0))
     return value
