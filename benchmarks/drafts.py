@@ -8,7 +8,7 @@ of a step that checks drafts.
 
 `--kind self` drafts with a copy of the model (`speculation.draft_format`). `--accepted 0.9` then imposes the share of
 draft tokens that are right: the draft model's steps run, but their tokens are those of the answer without drafts, some
-of them spoilt.
+of them spoilt. `GRAPHCORE_LIMIT_CPU=avx2` leaves AVX-512 unused (benchmarks/instruction_sets.py).
 """
 
 import argparse
@@ -17,6 +17,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from benchmarks.instruction_sets import apply_limit
 from graphcore import Engine
 from graphcore.engine.output import Generation
 from graphcore.engine.program_runner import ProgramRunner
@@ -125,6 +126,7 @@ def line(kind: str, plain: Sequence[Generation], drafted: Sequence[Generation], 
 
 def main() -> None:
     """Print a line for each kind of prompt."""
+    apply_limit()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("overrides", nargs="*")
