@@ -1,6 +1,6 @@
 """Times answers with draft tokens and without, by kind of prompt, and prints how many were accepted.
 
-`python -m benchmarks.drafts MODEL [key=value ...]`, with a checkpoint as in `model.checkpoint`. Both engines are loaded
+`python benchmarks/drafts.py MODEL [key=value ...]`, with a checkpoint as in `model.checkpoint`. Both engines are loaded
 at once and answer in turn, so that a slow minute counts for both. Answers are compared: they must be equal. Each line
 gives decode tokens/s without and with drafts (medians over rounds), the ratio (median of the rounds' ratios, least and
 most), draft tokens accepted and checked, new tokens for each decode step, and milliseconds of a draft model's step and
@@ -17,7 +17,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from benchmarks.instruction_sets import apply_limit
+from instruction_sets import apply_limit
+
 from graphcore import Engine
 from graphcore.engine.output import Generation
 from graphcore.engine.program_runner import ProgramRunner
