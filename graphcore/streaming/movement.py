@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphcore.streaming.timeline import Event, Interval, Lane, Timeline, common, minus, split, total, union
+from graphcore.streaming.timeline import Event, Interval, Lane, Timeline, minus, shared_part, split, total, union
 
 RECENT_SECONDS = 30.0  # a longer event may be counted twice where it overlaps others
 MOST_RECENT = 2000  # intervals; beyond that, the older half is summed up early
@@ -85,6 +85,6 @@ def _sum(
         before.nbytes + nbytes,
         before.copy_seconds + total(copies),
         before.hidden_seconds + total(hidden),
-        before.hidden_by_drafts_seconds + total(common(hidden, drafts)),
+        before.hidden_by_drafts_seconds + total(shared_part(hidden, drafts)),
         before.stall_seconds + total(stalls),
     )

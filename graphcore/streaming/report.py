@@ -17,7 +17,7 @@ in proportion to the part inside, and so do its bytes.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from graphcore.streaming.timeline import Event, Interval, common, minus, total, union
+from graphcore.streaming.timeline import Event, Interval, minus, shared_part, total, union
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def report_streaming(events: Sequence[Event], measured: Measured) -> StreamingRe
         nbytes=round(sum(_nbytes_inside(copy, begin, end) for copy in copies)),
         copy_seconds=total(busy),
         hidden_seconds=total(hidden),
-        hidden_by_drafts_seconds=total(common(hidden, drafting)),
+        hidden_by_drafts_seconds=total(shared_part(hidden, drafting)),
         draft_seconds=total(drafting),
         compute_seconds=total(_times((event for event in events if event.lane == "compute"), begin, end)),
         stall_seconds=total(waiting),

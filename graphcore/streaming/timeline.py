@@ -211,7 +211,7 @@ def minus(these: Sequence[Interval], others: Sequence[Interval]) -> list[Interva
     return left
 
 
-def common(these: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+def shared_part(these: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
     """Return the parts of `these` that `others` cover. Both must be in the form that `union` returns."""
     return minus(these, minus(these, others))
 
