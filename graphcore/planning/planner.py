@@ -20,6 +20,7 @@ from graphcore.planning.sizes import WeightSizes
 from graphcore.weights.plan import ADVICE, GroupPlan, OtherMemory, Plan, needs_in_words
 
 LEAST_CONTEXT = 512  # tokens; lower limit when a default context is halved to fit
+TURNS = 3  # in simulated rings of 2 to 4 ranks two more turns than the one that runs keep all disks busy
 GRAIN = 10**6  # bytes; a suggested budget is rounded down to it, because free memory differs slightly between starts
 AUTO_SHARE = {"cpu": 0.90, "cuda": 0.95}  # shares of free memory; a CPU shares its memory with the rest of the system
 
@@ -39,6 +40,7 @@ class PlanRequest:
         may_halve_context: True if the context is a default, so that a shorter one is acceptable.
         has_device_readable_experts: True if experts wait in page-locked memory that the device's kernels can read.
         has_layer_slots: True if such experts may have slots that the kernels fill; the experts of all layers then wait.
+        groups_of_turn: layer groups that run between two hand-overs to other processes; 0 if one process runs all.
     """
 
     policy: str
@@ -51,6 +53,7 @@ class PlanRequest:
     may_halve_context: bool
     has_device_readable_experts: bool = False
     has_layer_slots: bool = True
+    groups_of_turn: int = 0
 
     @property
     def experts(self) -> ExpertPlanRequest:
@@ -59,10 +62,24 @@ class PlanRequest:
 
     @property
     def prefetches(self) -> tuple[int, ...]:
-        """Numbers of groups to read ahead, in the order in which they are tried."""
+        """Numbers of groups to read ahead, in the order in which they are tried.
+
+        While other processes run layers, this one's disk goes on: with slots for TURNS turns it never waits for a slot.
+        """
         if self.mode == "sync":
             return (0,)
-        return (1, 0) if self.prefetch is None else (self.prefetch,)
+        if self.prefetch is not None:
+            return (self.prefetch,)
+        turns = (turns * self.groups_of_turn - 1 for turns in range(TURNS, 0, -1))
+        return (*(groups for groups in turns if groups > 1), 1, 0)
+
+    def num_slots(self, prefetch: int, slices: int, groups: int) -> int:
+        """Return the number of slots for streamed layer groups and slices of the head, `prefetch` groups being ahead.
+
+        If other processes run the layers between the head and this one's next group, slices are read meanwhile.
+        """
+        ahead = slices if self.groups_of_turn and self.prefetch is None and prefetch > 1 else 0
+        return min(prefetch + 1 + ahead, groups + slices)
 
     @property
     def context_lengths(self) -> tuple[int, ...]:
@@ -173,7 +190,9 @@ def _plans(
             rest.groups,
             streamed=placement.streamed_group_numbers(sizes),
             is_embedding_resident=not placement.is_embedding_gathered,
-            num_slots=min(prefetch + 1, len(units)),
+            num_slots=request.num_slots(
+                prefetch, len(units) - len(placement.streamed_groups), len(placement.streamed_groups)
+            ),
             slot_nbytes=max(units, default=0),
             arrival_nbytes=placement.arrival_nbytes(sizes),
             are_features_resident=keeps_features,

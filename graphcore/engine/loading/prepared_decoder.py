@@ -94,6 +94,14 @@ class PreparedDecoder(PreparedModel):
             _MATRIX_GROUPS[self.decoder] = matrix_groups(self.decoder)
         return _MATRIX_GROUPS[self.decoder]
 
+    def groups_of_turn(self, settings: Settings) -> int:
+        """Return how many layer groups run between two hand-overs to other ranks; 0 if one process runs all."""
+        share = self.runtime.share
+        if share is None or not share.layers:
+            return 0
+        groups = self.layer_groups(settings.streaming)
+        return max(sum(group.layers.start in run for group in groups) for run in share.runs)
+
     def costs(self, settings: Settings, tier: Tier) -> Costs:
         """Return the memory that is needed besides weights; on a GPU this includes CUDA's own."""
         runtime, spec = self.runtime, self.decoder.spec
