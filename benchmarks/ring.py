@@ -158,7 +158,8 @@ def run_ranks(run: Run) -> tuple[list[Measured], list[str]]:
     ]
     command = [sys.executable, __file__, "--as-rank", json.dumps(asdict(run))]
     processes = [subprocess.Popen(command, env=environment) for environment in environments]
-    if any([process.wait() for process in processes]):
+    ended = [process.wait() for process in processes]
+    if any(ended):
         raise SystemExit("a rank has failed")
     said = json.loads(Path(run.folder, "measured.json").read_text())
     return [Measured(**one) for one in said["measured"]], said["notes"]
@@ -202,7 +203,8 @@ def main() -> None:
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.as_rank:
-        return run_rank(Run(**json.loads(arguments.as_rank)))
+        run_rank(Run(**json.loads(arguments.as_rank)))
+        return
     alone: dict[int, float] = {}
     for row in rows(arguments):
         first = alone.setdefault(row["sequences"], row["tokens_per_second"])

@@ -13,12 +13,12 @@ the next layer is another rank's it is handed over.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from graphcore.errors import ConfigError
 
 ENDS = 0  # the rank that has embedding and head
-SAME_RATE = 0.85  # share of the fastest rank's rate from which on a rank counts as equally fast: measurements vary
+SAME_RATE = 0.85  # share of the fastest rank's rate from which on a rank counts as equally fast
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,24 @@ class Offer:
 
     Attributes:
         room_nbytes: bytes for weights and caches that stay in memory; 0 if all weights stream.
-        disk: bytes per second at which weights that do not stay arrive.
-        memory: bytes per second at which products read memory.
+        disk: bytes per second at which weights that do not stay arrive; None if unknown.
+        memory: bytes per second at which products read memory; None if unknown.
         layers: layers whose weights are in its files; None for all.
     """
 
     room_nbytes: int
-    disk: float = 1.0
-    memory: float = 1.0
+    disk: float | None = None
+    memory: float | None = None
     layers: Sequence[int] | None = None
 
     def may_have(self, layers: Sequence[int]) -> bool:
         """Return whether the rank's files hold these layers."""
         return self.layers is None or set(layers) <= set(self.layers)
 
-    def seconds(self, needs: "Needs") -> tuple[float, float]:
-        """Return the time in which a pass's bytes of weights arrive, without those that stay, and that of products."""
+    def streamed_nbytes(self, needs: "Needs") -> float:
+        """Return the bytes of weights that stream for a token, if the rank has to keep these."""
         away = max(0.0, 1 - self.room_nbytes / needs.held_nbytes) if needs.held_nbytes else 0.0
-        return away * needs.read_nbytes / self.disk, needs.read_nbytes / self.memory
+        return away * needs.read_nbytes
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,9 @@ def deal(
         ranks = range(len(counts)) if group else (ENDS,)  # what follows the embedding is where the embedding is
         able = [rank for rank in ranks if not offers or offers[rank].may_have(layers)]
         if not able:
+            who, where = ("no rank", "one of the machines") if group else ("rank 0", "its machine")
             raise ConfigError(
-                f"parallel=ring: {'no rank' if group else 'rank 0'} has the files of {_in_words(layers)}; put the files "
-                f"that hold them on {'one of the machines' if group else 'its machine'}"
+                f"parallel=ring: {who} has the files of {_in_words(layers)}; put the files that hold them on {where}"
             )
         due = [counts[rank] * (1 if is_contiguous else (group + 1) / groups) - had[rank] for rank in range(len(counts))]
         owed = [rank for rank in able if due[rank] > 0]
@@ -163,18 +163,16 @@ def fair_counts(num_groups: int, offers: Sequence[Offer], layer: Needs, ends: Ne
         ConfigError: there are fewer groups of layers than ranks.
     """
     _check_enough(num_groups, len(offers))
-    fastest = max(one.disk for one in offers), max(one.memory for one in offers)
-    known = [
-        replace(one, disk=_leveled(one.disk, fastest[0]), memory=_leveled(one.memory, fastest[1])) for one in offers
-    ]
+    disks, memories = leveled([one.disk for one in offers]), leveled([one.memory for one in offers])
     besides = [ends if rank == ENDS else Needs(0, 0) for rank in range(len(offers))]
     counts = [1] * len(offers)
 
-    def needed(rank: int) -> tuple[float, float]:
-        return known[rank].seconds(besides[rank].with_layers(layer, counts[rank] + 1))
+    def seconds_with_another(rank: int) -> tuple[float, float]:
+        needs = besides[rank].with_layers(layer, counts[rank] + 1)
+        return offers[rank].streamed_nbytes(needs) / disks[rank], needs.read_nbytes / memories[rank]
 
     for _ in range(num_groups - len(offers)):
-        counts[min(range(len(offers)), key=needed)] += 1
+        counts[min(range(len(offers)), key=seconds_with_another)] += 1
     return counts
 
 
@@ -191,9 +189,12 @@ def split_counts(num_groups: int, split: Sequence[float]) -> list[int]:
     return counts
 
 
-def _leveled(rate: float, fastest: float) -> float:
-    """Return a rate, or the fastest one if that is nearly as fast."""
-    return fastest if rate >= SAME_RATE * fastest else rate
+def leveled(rates: Sequence[float | None]) -> list[float]:
+    """Return rates, of which those that are nearly the fastest are that, because measurements vary; 1 if unknown."""
+    known = [rate for rate in rates if rate is not None]
+    if len(known) < len(rates):
+        return [1.0] * len(rates)
+    return [max(known) if rate >= SAME_RATE * max(known) else rate for rate in known]
 
 
 def _check_enough(num_groups: int, ranks: int) -> None:
@@ -211,5 +212,10 @@ def _in_words(layers: range) -> str:
 def described(owners: Sequence[int]) -> str:
     """Return the deal in a few words for a note."""
     counts = [owners.count(rank) for rank in range(max(owners) + 1)]
-    changes = sum(one != other for one, other in zip((ENDS, *owners), (*owners, ENDS), strict=True))
-    return f"{len(counts)} ranks have {', '.join(map(str, counts))} layers, and a pass has {changes} hand-overs"
+    layers, handed = ", ".join(map(str, counts)), num_hand_overs(owners)
+    return f"{len(counts)} ranks have {layers} layers, and a pass has {handed} hand-overs"
+
+
+def num_hand_overs(owners: Sequence[int]) -> int:
+    """Return how often the residual stream goes from one rank to another in a pass."""
+    return sum(one != other for one, other in zip((ENDS, *owners), (*owners, ENDS), strict=True))

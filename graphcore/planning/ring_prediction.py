@@ -9,10 +9,46 @@ is followed group by group until passes repeat.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from graphcore.parallel.deal import ENDS
+from graphcore.planning.prediction import Rates, predict
+from graphcore.weights.groups import LayerGroup
+from graphcore.weights.plan import Plan
+
 PASSES = 6  # simulated; the first ones fill the slots
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank's plan.
+
+    Attributes:
+        layer_groups: layers, or matrices of a layer, of each of its layer groups.
+        rates: rates of its machine.
+    """
+
+    plan: Plan
+    layer_groups: Sequence[LayerGroup]
+    rates: Rates
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the ranks hand the residual stream over.
+
+    Attributes:
+        bytes_per_second: rate of a connection.
+        latency: seconds until the first byte arrives.
+    """
+
+    bytes_per_second: float
+    latency: float
+
+    def seconds(self, nbytes: int) -> float:
+        """Return the time of one hand-over."""
+        return self.latency + nbytes / self.bytes_per_second
 
 
 @dataclass(frozen=True)
@@ -52,6 +88,34 @@ class RingPrediction:
     def tokens_per_second(self) -> float:
         """Decode speed of all sequences together."""
         return self.sequences / self.seconds
+
+
+def turns_of(owners: Sequence[int], ranks: Sequence[RankPlan], sequences: int = 1) -> list[Turn]:
+    """Return the groups of a pass in their order.
+
+    Args:
+        owners: rank of each layer.
+        ranks: plan of each rank, for its own layers.
+    """
+    of_rank = [list(_turns_of_rank(rank, own, sequences)) for rank, own in enumerate(ranks)]
+    found: list[Turn] = []
+    for layer, rank in enumerate(owners):
+        own = zip(ranks[rank].layer_groups, of_rank[rank], strict=False)  # slices of the head follow the groups
+        found += [turn for group, turn in own if group.layers.start == layer]
+    return [*found, *of_rank[ENDS][len(ranks[ENDS].layer_groups) :]]
+
+
+def _turns_of_rank(rank: int, own: RankPlan, sequences: int) -> Iterator[Turn]:
+    """Yield the turns of a rank's layer groups and of its head's slices; each computes as long as its bytes ask."""
+    groups, whole = own.plan.groups, predict(own.plan, own.rates, sequences)
+    first_slice = groups.num_layer_groups + 1
+    numbers = range(1, first_slice + len(groups.head_slices))
+    nbytes = [groups.nbytes_of(number) for number in numbers]
+    fetched = whole.fetch_seconds / groups.num_layer_groups
+    for number, size in zip(numbers, nbytes, strict=True):
+        copied = size / own.rates.link if number in groups.streamed else 0.0
+        computed = whole.compute_seconds * size / sum(nbytes) + (fetched if number < first_slice else 0.0)
+        yield Turn(rank, copied, computed + copied * own.rates.link_busy)
 
 
 def predict_ring(

@@ -6,13 +6,13 @@ decoder, machine  --offer_of-->  Offer of each rank  --share_layers-->  rank of 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from graphcore.config.byte_sizes import in_words, parse_nbytes
-from graphcore.config.settings import Settings
+from graphcore.config.byte_sizes import in_words, rate_in_words
+from graphcore.config.settings import Settings, StreamingSettings
 from graphcore.engine.loading.plan_run import plan_request
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import ConfigError
 from graphcore.kvcache.sizes import cache_nbytes
-from graphcore.parallel.deal import Needs, Offer, Share, deal, fair_counts, split_counts
+from graphcore.parallel.deal import Needs, Offer, Share, deal, described, fair_counts, split_counts
 from graphcore.planning.machine import Machine, Speeds
 from graphcore.planning.planner import budget_of
 from graphcore.planning.rates import measure_rates
@@ -20,9 +20,14 @@ from graphcore.planning.sizes import WeightSizes, sizes_of
 from graphcore.planning.tier import choose_tier
 from graphcore.streaming.moving_weights import MovingWeights
 from graphcore.weights.groups import movable_groups, split_layers
-from graphcore.weights.plan import GroupPlan, Plan, Tier
+from graphcore.weights.plan import GroupPlan, Plan
 
 PROBED_SLOTS = 2
+
+
+def ways_to_deal(streaming: StreamingSettings) -> tuple[bool, ...]:
+    """Return the ways to try: False for neighbouring layers, kept if nothing streams; True for layers in turn."""
+    return {"all": (False,), "nothing": (True,), "most": (False, True)}[streaming.keeps]
 
 
 def offer_of(settings: Settings, parts: PreparedDecoder, machine: Machine, speeds: Speeds, in_turn: bool) -> Offer:
@@ -52,7 +57,7 @@ def offer_of(settings: Settings, parts: PreparedDecoder, machine: Machine, speed
         moving = _probed(parts)
         rates = measure_rates(parts.loader, moving, tier, machine, speeds, parts.runtime.backend)
     known = speeds if rates is None else Speeds(disk=rates.link, bandwidth=rates.memory)
-    return Offer(room, known.disk or 1.0, known.bandwidth or 1.0)
+    return Offer(room, known.disk, known.bandwidth)
 
 
 def share_layers(settings: Settings, parts: PreparedDecoder, offers: Sequence[Offer], in_turn: bool) -> tuple[int, ...]:
@@ -72,6 +77,21 @@ def share_layers(settings: Settings, parts: PreparedDecoder, offers: Sequence[Of
     else:
         counts = split_counts(groups, split)
     return deal(layers, together, counts, is_contiguous=not in_turn, offers=offers)
+
+
+def shares_note(share: Share, read_nbytes: Sequence[float]) -> str:
+    """Return a line about what each rank has and reads.
+
+    Args:
+        read_nbytes: by rank, bytes that stream for a token.
+    """
+    if not any(read_nbytes):
+        return f"{described(share.owners)}; nothing streams"
+    reads = []
+    for rank, nbytes in enumerate(read_nbytes):
+        disk = share.offers[rank].disk
+        reads.append(f"rank {rank} reads {in_words(int(nbytes))}" + (f" at {rate_in_words(disk)}" if disk else ""))
+    return f"{described(share.owners)}; for a token {', '.join(reads)}"
 
 
 def needs_of(parts: PreparedDecoder) -> tuple[Needs, Needs]:

@@ -1,5 +1,6 @@
 """A prepared model of graphcore's own architectures: its decoder, and the sizes and costs for a plan."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
@@ -95,12 +96,10 @@ class PreparedDecoder(PreparedModel):
         return _MATRIX_GROUPS[self.decoder]
 
     def groups_of_turn(self, settings: Settings) -> int:
-        """Return how many layer groups run between two hand-overs to other ranks; 0 if one process runs all."""
-        share = self.runtime.share
-        if share is None or not share.layers:
+        """Return how many layer groups run in a rank's turn, which are those of a layer; 0 if one process runs all."""
+        if self.runtime.share is None:
             return 0
-        groups = self.layer_groups(settings.streaming)
-        return max(sum(group.layers.start in run for group in groups) for run in share.runs)
+        return max(Counter(group.layers.start for group in self.layer_groups(settings.streaming)).values())
 
     def costs(self, settings: Settings, tier: Tier) -> Costs:
         """Return the memory that is needed besides weights; on a GPU this includes CUDA's own."""
