@@ -2,10 +2,12 @@
 
     python benchmarks/ring.py MODEL                                   # disks of 100 MB/s, 1, 2 and 4 ranks
     python benchmarks/ring.py MODEL --ranks 2 --rates 300MB,100MB     # a disk of its own for each rank
+    python benchmarks/ring.py MODEL --network 125MB --latency 0.0002  # a network like Gigabit Ethernet between ranks
 
-Each rank is a process with one thread and a paced disk (paced_disk.py). A hand-over is timed from the moment when its
-sender sends and its receiver waits until it has arrived; what a receiver waits for a sender that still reads or
-computes is none of it. Ranks of one machine read the same clock.
+Each rank is a process with one thread and a paced disk (paced_disk.py). With a network each hand-over arrives later by
+its latency and its bytes / rate. A hand-over is timed from the moment when its sender sends and its receiver waits
+until it has arrived; what a receiver waits for a sender that still reads or computes is none of it. Ranks of one
+machine read the same clock.
 """
 
 import argparse
@@ -40,6 +42,8 @@ class Run:
         folder: folder of what the ranks report.
         tokens: tokens of each answer that are timed.
         sequences: numbers of sequences that run together, one after another.
+        network: bytes per second between ranks; 0 for no limit but the machine's.
+        latency: seconds by which each hand-over arrives later.
         overrides: further settings.
     """
 
@@ -49,6 +53,8 @@ class Run:
     port: int
     tokens: int
     sequences: Sequence[int]
+    network: float
+    latency: float
     overrides: Sequence[str]
 
 
@@ -81,7 +87,7 @@ def run_rank(run: Run) -> None:
 
     rank = int(os.environ["RANK"])
     pace_files(run.rates[rank])
-    hand_overs = _record_hand_overs()
+    hand_overs = _record_hand_overs(run)
     most = max(run.sequences)
     given = [f"batching.max_sequences={most}", "threads=1", "device=cpu", "context_length=256", *run.overrides]
     settings = compose_settings([*given, *(["parallel=ring"] if len(run.rates) > 1 else [])])
@@ -112,22 +118,27 @@ def measure(engine: Any, sequences: int, tokens: int) -> Measured:
     return Measured(sequences, timed[-1] - timed[0], tokens, timed[0], timed[-1])
 
 
-def _record_hand_overs() -> list[tuple[str, int, int, float, float]]:
+def _record_hand_overs(run: Run) -> list[tuple[str, int, int, float, float]]:
     """Note each hand-over of this process from now on: what it did, with which rank, its tag, and from when to when."""
     from graphcore.parallel.process_group import ProcessGroup
 
     found: list[tuple[str, int, int, float, float]] = []
+    send, receive = ProcessGroup.send, ProcessGroup.receive
 
-    def timed(kind: str, call: Any) -> Any:
-        def run(ranks: Any, hidden: Any, other: int, tag: int) -> None:
-            began = time.perf_counter()
-            call(ranks, hidden, other, tag)
-            found.append((kind, other, tag, began, time.perf_counter()))
+    def timed_send(ranks: Any, hidden: Any, target: int, tag: int) -> None:
+        began = time.perf_counter()
+        send(ranks, hidden, target, tag)
+        found.append(("send", target, tag, began, time.perf_counter()))
 
-        return run
+    def timed_receive(ranks: Any, hidden: Any, source: int, tag: int) -> None:
+        began = time.perf_counter()
+        receive(ranks, hidden, source, tag)
+        late = run.latency + (hidden.nbytes / run.network if run.network else 0.0)
+        if late:
+            time.sleep(late)
+        found.append(("receive", source, tag, began, time.perf_counter()))
 
-    ProcessGroup.send = timed("send", ProcessGroup.send)  # type: ignore[method-assign]
-    ProcessGroup.receive = timed("receive", ProcessGroup.receive)  # type: ignore[method-assign]
+    ProcessGroup.send, ProcessGroup.receive = timed_send, timed_receive  # type: ignore[method-assign]
     return found
 
 
@@ -183,7 +194,8 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for ranks in arguments.ranks:
         with tempfile.TemporaryDirectory() as folder:
             sizes = rates_of(arguments.rates, ranks), folder, free_port(), arguments.tokens, arguments.sequences
-            measured, notes = run_ranks(Run(arguments.model, *sizes, arguments.settings))
+            network = parse_nbytes("--network", arguments.network) or 0, arguments.latency
+            measured, notes = run_ranks(Run(arguments.model, *sizes, *network, arguments.settings))
             for one in measured:
                 handed = hand_over_seconds(Path(folder), ranks, one) / one.seconds
                 speeds = {"tokens_per_second": one.tokens_per_second, "hand_over_share": handed}
@@ -199,6 +211,10 @@ def main() -> None:
     parser.add_argument("--rates", default="100MB", help="bytes per second of each rank's disk, such as 300MB,100MB")
     parser.add_argument("--sequences", type=_numbers, default=[1, 8], help="numbers of sequences, such as 1,8")
     parser.add_argument("--tokens", type=int, default=8, help="timed tokens of each sequence")
+    parser.add_argument(
+        "--network", default="auto", help="bytes per second between two ranks, such as 125MB; default: no limit"
+    )
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds by which each hand-over arrives later")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each row")
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

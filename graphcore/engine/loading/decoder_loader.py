@@ -9,7 +9,7 @@ import torch
 
 from graphcore.config.settings import Settings
 from graphcore.engine.loading.dealt_decoder import check_dealable, dealt
-from graphcore.engine.loading.layer_shares import offer_of, share_layers
+from graphcore.engine.loading.layer_shares import check_ends, offer_of, share_layers
 from graphcore.engine.loading.model_loader import ModelLoader, Running
 from graphcore.engine.loading.open_model import Model, open_model
 from graphcore.engine.loading.plan_run import plan_run
@@ -20,6 +20,7 @@ from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.ring.facts import together
 from graphcore.engine.ring.lead_runner import LeadRunner
+from graphcore.engine.ring.shared_headers import headers_elsewhere
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import code_folder, compile_cache, compiler_loading
 from graphcore.graph.hand_over import HandOver
@@ -53,7 +54,8 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
 
     def open(self, settings: Settings, on_progress: Progress) -> Model:
         """Return the model that the settings name, downloaded if need be; no weight is read."""
-        return open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
+        elsewhere = {} if self._ranks is None else headers_elsewhere(settings, self._ranks)
+        return open_model(settings.model, settings.seed, settings.cache_folder, on_progress, elsewhere)
 
     def prepare(self, settings: Settings, model: Model, on_progress: Progress) -> PreparedDecoder:
         """Return the model's decoder on the meta device, for this machine; kernels are built if they are missing."""
@@ -62,6 +64,8 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
             return parts
         with together(self._ranks):
             check_dealable(parts, model)
+            if self._ranks.is_lead:
+                check_ends(parts.loader)
             offer = offer_of(settings, parts, self._machine(parts), Speeds(), self._deals_in_turn)
         offers = [Offer(**told) for told in self._ranks.all_say(asdict(offer))]
         owners = share_layers(settings, parts, offers, self._deals_in_turn)

@@ -3,14 +3,14 @@
 decoder, machine  --offer_of-->  Offer of each rank  --share_layers-->  rank of each layer, the same on all ranks
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from graphcore.config.byte_sizes import in_words, rate_in_words
 from graphcore.config.settings import Settings, StreamingSettings
 from graphcore.engine.loading.plan_run import plan_request
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
-from graphcore.errors import ConfigError
+from graphcore.errors import CheckpointNotFoundError, ConfigError
 from graphcore.kvcache.sizes import cache_nbytes
 from graphcore.parallel.deal import Needs, Offer, Share, deal, described, fair_counts, split_counts
 from graphcore.planning.machine import Machine, Speeds
@@ -19,7 +19,8 @@ from graphcore.planning.rates import measure_rates
 from graphcore.planning.sizes import WeightSizes, sizes_of
 from graphcore.planning.tier import choose_tier
 from graphcore.streaming.moving_weights import MovingWeights
-from graphcore.weights.groups import movable_groups, split_layers
+from graphcore.weights.groups import LayerGroup, movable_groups, split_layers
+from graphcore.weights.loader import Loader
 from graphcore.weights.plan import GroupPlan, Plan
 
 PROBED_SLOTS = 2
@@ -44,7 +45,9 @@ def offer_of(settings: Settings, parts: PreparedDecoder, machine: Machine, speed
     """
     streaming = settings.streaming
     obstacle = "" if streaming.keeps == "all" else parts.disk_obstacle(settings, machine)
-    tier = choose_tier(streaming, parts.runtime.device, parts.loader, obstacle, machine.is_here)
+    absent, names = absent_weights(parts.loader), parts.loader.sources.keys()
+    tier = choose_tier(streaming, parts.runtime.device, parts.loader.kept(names - absent), obstacle, machine.is_here)
+    layers = [layer for layer in range(len(parts.decoder.layers)) if not _of_layer(absent, layer)]
     room = 0
     if streaming.keeps != "nothing":
         whole_layers = replace(settings, streaming=replace(streaming, layer_group_size=1))
@@ -53,11 +56,39 @@ def offer_of(settings: Settings, parts: PreparedDecoder, machine: Machine, speed
         taken = costs.workspace_nbytes + costs.moving_nbytes + costs.attention_nbytes(context) + costs.buffer_nbytes
         room = max(0, free - taken)
     rates = None
-    if in_turn and machine.is_here and settings.parallel.split is None:
-        moving = _probed(parts)
+    if in_turn and layers and machine.is_here and settings.parallel.split is None:
+        moving = _probed(parts, layers)
         rates = measure_rates(parts.loader, moving, tier, machine, speeds, parts.runtime.backend)
     known = speeds if rates is None else Speeds(disk=rates.link, bandwidth=rates.memory)
-    return Offer(room, known.disk, known.bandwidth)
+    return Offer(room, known.disk, known.bandwidth, layers if absent else None)
+
+
+def absent_weights(loader: Loader) -> frozenset[str]:
+    """Return the names of the weights whose files are not here."""
+    checkpoint = loader.checkpoint
+    return frozenset(
+        name
+        for name, source in loader.sources.items()
+        if any(span.file not in checkpoint.files for span in checkpoint.spans(source.name))
+    )
+
+
+def check_ends(loader: Loader) -> None:
+    """Check that the files of embedding and head are here, which rank 0 needs.
+
+    Raises:
+        CheckpointNotFoundError: one is not.
+    """
+    for name in sorted(absent_weights(loader)):
+        if not name.startswith("layers."):
+            file = loader.checkpoint.spans(loader.sources[name].name)[0].file
+            raise CheckpointNotFoundError(
+                f"{file}: rank 0 has embedding and head, and needs this file for {name}; put it on its machine"
+            )
+
+
+def _of_layer(weights: Collection[str], layer: int) -> list[str]:
+    return [name for name in weights if name.startswith(f"layers.{layer}.")]
 
 
 def share_layers(settings: Settings, parts: PreparedDecoder, offers: Sequence[Offer], in_turn: bool) -> tuple[int, ...]:
@@ -108,12 +139,12 @@ def _sizes(parts: PreparedDecoder) -> WeightSizes:
     return sizes_of(parts.decoder, parts.loader.is_tied, split_layers(len(parts.decoder.layers), 1))
 
 
-def _probed(parts: PreparedDecoder) -> MovingWeights:
-    """Return the weights whose reading is timed: layers, as if all of them streamed."""
-    layers = split_layers(len(parts.decoder.layers), 1)
-    groups = movable_groups(parts.decoder, layers, [])
+def _probed(parts: PreparedDecoder, layers: Sequence[int]) -> MovingWeights:
+    """Return the weights whose reading is timed: layers whose files are here, as if all of them streamed."""
+    each = [LayerGroup(range(layer, layer + 1)) for layer in layers]
+    groups = movable_groups(parts.decoder, each, [])
     sizes = [group.layout.nbytes for group in groups]
     placed = GroupPlan(
         (0, *sizes, 0), streamed=tuple(range(1, len(sizes) + 1)), num_slots=PROBED_SLOTS, slot_nbytes=max(sizes)
     )
-    return MovingWeights(Plan(placed, 0, str(parts.runtime.device)), groups, layer_groups=layers)
+    return MovingWeights(Plan(placed, 0, str(parts.runtime.device)), groups, layer_groups=each)
