@@ -7,6 +7,7 @@ wait for megabytes of a layer.
 
 import threading
 import time
+from typing import Any
 
 from torch import Tensor
 
@@ -43,4 +44,5 @@ def pace_files(rate: float) -> None:
         disk.wait(count)
         return count
 
-    StreamedFile.read_into = paced  # type: ignore[method-assign]
+    streamed_file: Any = StreamedFile
+    streamed_file.read_into = paced
