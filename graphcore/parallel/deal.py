@@ -131,7 +131,7 @@ def deal(
         offers: what the ranks bring; a rank gets no layer that its files lack. Empty if all files hold all.
 
     Raises:
-        ConfigError: no rank has the files of a layer.
+        ConfigError: no rank has the files of a layer, or a rank has those of none.
     """
     owners: list[int] = []
     groups, had = sum(counts), [0] * len(counts)
@@ -149,6 +149,11 @@ def deal(
         rank = owed[0] if is_contiguous and owed else max(able, key=lambda one: due[one])
         had[rank] += 1
         owners += [rank] * len(layers)
+    if 0 in had:
+        raise ConfigError(
+            f"parallel=ring: rank {had.index(0)} gets no layer, because its files hold none that another rank has not "
+            "got already; give it the files of more layers, or start fewer ranks"
+        )
     return tuple(owners)
 
 
@@ -169,7 +174,8 @@ def fair_counts(num_groups: int, offers: Sequence[Offer], layer: Needs, ends: Ne
 
     def seconds_with_another(rank: int) -> tuple[float, float]:
         needs = besides[rank].with_layers(layer, counts[rank] + 1)
-        return offers[rank].streamed_nbytes(needs) / disks[rank], needs.read_nbytes / memories[rank]
+        reads = offers[rank].streamed_nbytes(needs) / disks[rank]
+        return reads, 0.0 if reads else needs.read_nbytes / memories[rank]
 
     for _ in range(num_groups - len(offers)):
         counts[min(range(len(offers)), key=seconds_with_another)] += 1

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
 from graphcore.engine.loading.dealt_decoder import check_dealable, dealt
@@ -22,7 +20,9 @@ from graphcore.errors import ConfigError, PlanError
 from graphcore.parallel.deal import Share, num_hand_overs
 from graphcore.planning.machine import Machine, Speeds
 from graphcore.planning.prediction import Rates
+from graphcore.planning.rates import moved_bytes_per_stored_byte, moves_weights
 from graphcore.planning.ring_prediction import Network, RankPlan, RingPrediction, predict_ring, turns_of
+from graphcore.streaming.moving_weights import find_moving
 from graphcore.tasks.plan_machine import machine_of, rate_of, speeds_of, target_on
 from graphcore.tasks.task import Record
 from graphcore.weights.plan import Plan, expected_bytes_per_token
@@ -156,8 +156,10 @@ def _planned(
         parts, plan, tier = plan_run(settings, dealt(prepare_model(settings, model, target), share), on.machine)
     except PlanError as error:
         raise PlanError(f"rank {share.rank} of {len(share.offers)}: {error}") from error
-    moves = bool(plan.groups.streamed) or (plan.experts is not None and not plan.experts.is_all)
-    rates = on.speeds.rates(on.machine, tier.kind, moves)
+    moves = moves_weights(plan)
+    moving = find_moving(parts.decoder, plan, parts.layer_groups(settings.streaming))
+    per_stored = moved_bytes_per_stored_byte(parts.loader, moving, tier)
+    rates = on.speeds.rates(on.machine, tier.kind, moves, per_stored)
     return PlannedRank(share, parts, plan, on, rates, on.speeds.missing(on.machine, tier.kind, moves))
 
 
@@ -196,9 +198,7 @@ def ring_line(ring: PlannedRing) -> str:
 def ring_record(ring: PlannedRing, network: Network) -> Record:
     """Return the entries of result.json for the ranks and their speeds."""
     predicted = ring.predictions[0] if ring.predictions else None
-    threads = torch.get_num_threads()
     return {
-        "threads": threads,
         "ranks": [_rank_record(rank, one, predicted) for rank, one in enumerate(ring.ranks)],
         "network": {"bytes_per_second": network.bytes_per_second, "latency_seconds": network.latency},
         "hand_overs": num_hand_overs(ring.ranks[0].share.owners),

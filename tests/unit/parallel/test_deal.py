@@ -87,6 +87,11 @@ def test_what_stays_is_dealt_by_the_rate_of_memory() -> None:
     assert fair_counts(12, [Offer(1000, memory=10e9), Offer(1000, memory=50e9)], LAYER, NO_ENDS) == [2, 10]
 
 
+def test_the_rate_of_memory_does_not_change_what_streams() -> None:
+    offers = [Offer(0, disk=1e9, memory=rate) for rate in (10e9, 50e9, 90e9)]
+    assert fair_counts(10, offers, LAYER, NO_ENDS) == [4, 3, 3]
+
+
 def test_rates_that_are_nearly_the_fastest_count_as_it() -> None:
     assert leveled([1.0, 0.9, 0.84]) == [1.0, 1.0, 0.84]
     assert leveled([2.0, None]) == [1.0, 1.0]
@@ -112,6 +117,11 @@ def test_a_layer_that_no_rank_has_is_refused() -> None:
         deal(3, 1, [2, 1], False, [Offer(0, layers=(0, 1)), Offer(0, layers=(0, 1))])
     with pytest.raises(ConfigError, match="rank 0 has the files of layers 0 to 1; put the files"):
         deal(4, 2, [1, 1], False, [Offer(0, layers=(1, 2, 3)), Offer(0)])
+
+
+def test_a_rank_that_gets_no_layer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rank 1 gets no layer, because its files hold none"):
+        deal(3, 1, [2, 1], False, [Offer(0), Offer(0, layers=())])
 
 
 def test_neighbours_are_one_run_and_turns_are_many() -> None:
