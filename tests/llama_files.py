@@ -40,16 +40,22 @@ def build(name: str, seed: int = 0, **changes: object) -> nn.Module:
 
 
 def write_gguf(
-    path: Path, model: nn.Module, architecture: str, stored: Mapping[str, StoredMatrix] | None = None, **keys: object
+    path: Path,
+    model: nn.Module,
+    architecture: str,
+    stored: Mapping[str, StoredMatrix] | None = None,
+    most_tensors: int = 0,
+    **keys: object,
 ) -> Path:
     """Write the model as an F32 file.
 
     Args:
         architecture: general.architecture.
+        most_tensors: tensors of each part of a split model; 0 for one file.
         stored: matrices that are written in other formats, by transformers' names; llama's q and k in the file's order.
         keys: keys of the architecture, `__` for a dot, added to those of every file or put in place of them.
     """
-    config, writer = model.config, gguf.GGUFWriter(path, architecture)
+    config, writer = model.config, gguf.GGUFWriter(path, architecture, split_max_tensors=most_tensors)
     rope = config.rope_parameters
     stated = {
         "block_count": config.num_hidden_layers,

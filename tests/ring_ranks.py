@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 AFTER_FAILURE = 10.0  # seconds in which all ranks have to end after the first
@@ -50,15 +51,27 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def start_ranks(script: str, arguments: Sequence[Sequence[str]], port: int = 0) -> list[Process]:
-    """Start a process for each rank's arguments, with the variables that torchrun sets."""
+def start_ranks(
+    script: str,
+    arguments: Sequence[Sequence[str]],
+    port: int = 0,
+    prefixes: Sequence[Sequence[str]] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> list[Process]:
+    """Start a process for each rank's arguments, with the variables that torchrun sets.
+
+    Args:
+        prefixes: commands that start each rank's command; none for no such commands.
+        variables: variables that are other than those of ranks of one machine.
+    """
     size = str(len(arguments))
     everywhere = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     found = []
     for rank, given in enumerate(arguments):
         said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # read in `ended`; a pipe might be full
-        environment = {**os.environ, **everywhere, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        found.append(Process(subprocess.Popen([sys.executable, script, *given], env=environment, stderr=said), said))
+        environment = {**os.environ, **everywhere, **variables, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        command = [*(prefixes[rank] if prefixes else ()), sys.executable, script, *given]
+        found.append(Process(subprocess.Popen(command, env=environment, stderr=said), said))
     return found
 
 
@@ -176,11 +189,11 @@ def load(case: Case, more: Sequence[str]) -> Any:
 
 
 def settings_of(case: Case, more: Sequence[str]) -> Any:
-    """Return the settings of a case."""
+    """Return the settings of a case; on a ring, a model's folder may have a folder for each rank."""
     from graphcore.config.compose import compose_settings
 
     settings = compose_settings([*SIZES, *case.overrides, *more])
-    settings.model.checkpoint = case.folder
+    settings.model.checkpoint = case.folder.replace("RANK", os.environ["RANK"] if more else "all")
     return settings
 
 

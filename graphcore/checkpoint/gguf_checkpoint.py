@@ -6,6 +6,7 @@ the same numbers for different mixtures.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -53,6 +54,7 @@ class GGUFCheckpoint(Checkpoint):
 
     Args:
         path: path of a GGUF file; any part of a split model opens the whole model.
+        elsewhere: tensors of parts that are missing here, by the part's name; the first part has to be here.
 
     Attributes:
         folder: folder of the file.
@@ -67,17 +69,20 @@ class GGUFCheckpoint(Checkpoint):
 
     metadata: Mapping[str, MetadataValue]
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, elsewhere: Mapping[str, Sequence[TensorInfo]] = MappingProxyType({})) -> None:
         self.source = str(path)
         self.layout = "gguf"
         self.folder = Path(path).parent
-        headers = read_split_headers(Path(path))
+        headers = read_split_headers(Path(path), elsewhere)
         self.metadata, self.kinds = headers[0].metadata, headers[0].kinds
         check_gguf_is_model(Path(path), self.metadata)
         architecture = self.metadata.get("general.architecture")
+        known = architecture if isinstance(architecture, str) else ""
+        parts = {header.path.name: place_tensors(header, known) for header in headers}
+        for part, infos in elsewhere.items():
+            parts[part] = {info.name: replace(info, file=self.folder / part) for info in infos}
         tensors: dict[str, TensorInfo] = {}
-        for header in headers:
-            placed = place_tensors(header, architecture if isinstance(architecture, str) else "")
+        for _, placed in sorted(parts.items()):
             _check_disjoint(tensors, placed)
             tensors.update(placed)
         self.tensors = MappingProxyType(tensors)

@@ -31,8 +31,8 @@ class Mxfp4Checkpoint(SafetensorsCheckpoint):
         CheckpointError: as for `SafetensorsCheckpoint`, or blocks and scales do not match.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: str | Path, elsewhere: Mapping[str, Sequence[TensorInfo]] = MappingProxyType({})) -> None:
+        super().__init__(path, elsewhere)
         self._stored = self.tensors
         self.tensors = MappingProxyType(join_pairs(self._stored, self.source))
         self.faults = self.faults_of_parts({name: (_scales_of(name),) for name in self.tensors})

@@ -1,7 +1,9 @@
 """Selection of the reader for a local checkpoint or adapter, by its path."""
 
 from pathlib import Path
+from types import MappingProxyType
 
+from graphcore.checkpoint.absent_files import Elsewhere
 from graphcore.checkpoint.adapter import Adapter
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.file_bytes import file_names, is_folder
@@ -15,7 +17,7 @@ from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.errors import CheckpointError
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path, elsewhere: Elsewhere = MappingProxyType({})) -> Checkpoint:
     """Open the checkpoint at `path` and check its headers; no tensor is read.
 
     Args:
@@ -30,26 +32,27 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     if is_folder(path):
-        return _open_folder(path)
+        return _open_folder(path, elsewhere)
     # Other kinds of files are refused by the safetensors reader, with a message that names the kind.
-    return GGUFCheckpoint(path) if kind_of(path) is FileKind.GGUF else _open_safetensors(path)
+    is_gguf = kind_of(path) is FileKind.GGUF
+    return GGUFCheckpoint(path, elsewhere) if is_gguf else _open_safetensors(path, elsewhere)
 
 
-def _open_folder(folder: Path) -> Checkpoint:
+def _open_folder(folder: Path, elsewhere: Elsewhere) -> Checkpoint:
     names = file_names(folder)
     if INDEX_NAME in names or SINGLE_NAME in names:
-        return _open_safetensors(folder)
+        return _open_safetensors(folder, elsewhere)
     models = model_names(names)
     if len(models) > 1:
         raise CheckpointError(
             f"{folder}: holds {len(models)} GGUF models ({', '.join(models)}); name one of these files"
         )
-    return GGUFCheckpoint(folder / models[0]) if models else _open_safetensors(folder)
+    return GGUFCheckpoint(folder / models[0], elsewhere) if models else _open_safetensors(folder, elsewhere)
 
 
-def _open_safetensors(path: Path) -> SafetensorsCheckpoint:
-    plain = SafetensorsCheckpoint(path)
-    return Mxfp4Checkpoint(path) if has_pairs(plain.tensors) else plain
+def _open_safetensors(path: Path, elsewhere: Elsewhere) -> SafetensorsCheckpoint:
+    plain = SafetensorsCheckpoint(path, elsewhere)
+    return Mxfp4Checkpoint(path, elsewhere) if has_pairs(plain.tensors) else plain
 
 
 def open_adapter(path: str | Path) -> Adapter:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import torch
 
 from graphcore.checkpoint.adapter_files import adapter_refusal, is_adapter
-from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
 from graphcore.checkpoint.dense_types import as_stored
 from graphcore.checkpoint.file_bytes import FileSpan, file_names, is_folder
 from graphcore.checkpoint.file_kind import ARCHIVES, FileKind, kind_of, pickle_folder_refusal, refusal
@@ -45,6 +45,7 @@ class SafetensorsCheckpoint(Checkpoint):
     Args:
         path: path of a .safetensors file, or of a folder with, in this order, model.safetensors,
             model.safetensors.index.json and its shards, or exactly one other .safetensors file.
+        elsewhere: tensors of shards that may be missing here, by the shard's name.
 
     Attributes:
         folder: folder of the weights, where config.json and the tokenizer's files lie.
@@ -54,13 +55,13 @@ class SafetensorsCheckpoint(Checkpoint):
         CheckpointError: headers and files contradict each other, the weights are pickled, or they are an adapter.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, elsewhere: Mapping[str, Sequence[TensorInfo]] = MappingProxyType({})) -> None:
         self.source = str(path)
         self.layout = "hf"
         weights = _weights_file(Path(path))
         self.folder = weights.parent
         if weights.name == INDEX_NAME:
-            found = read_indexed_headers(weights)
+            found = read_indexed_headers(weights, elsewhere)
         else:
             tensors, identity = read_safetensors_header(weights)
             found = IndexedHeaders(tensors, {weights: identity}, {})

@@ -4,9 +4,10 @@
 """
 
 import codecs
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from graphcore.checkpoint.checkpoint import TensorInfo
 from graphcore.checkpoint.file_bytes import file_size, opened
@@ -34,18 +35,26 @@ class IndexedHeaders:
     faults: dict[str, str]
 
 
-def read_indexed_headers(index: Path) -> IndexedHeaders:
+def read_indexed_headers(
+    index: Path, elsewhere: Mapping[str, Sequence[TensorInfo]] = MappingProxyType({})
+) -> IndexedHeaders:
     """Return the headers of all shards that an index names.
+
+    Args:
+        elsewhere: tensors of shards that may be missing here, by the shard's name.
 
     Raises:
         CheckpointNotFoundError: a shard is missing.
         CheckpointError: the index or a shard is damaged.
     """
-    weight_map = _read_weight_map(index)
-    shards = _shard_paths(index, weight_map)
+    weight_map = read_weight_map(index)
+    shards = _shard_paths(index, weight_map, elsewhere)
     found = IndexedHeaders({}, {}, {})
     for shard, path in shards.items():
-        infos, found.files[path] = read_safetensors_header(path)
+        if shard in elsewhere:
+            infos = {info.name: replace(info, file=path) for info in elsewhere[shard]}
+        else:
+            infos, found.files[path] = read_safetensors_header(path)
         for name, info in infos.items():
             fault = _fault(index, name, shard, weight_map, found.tensors)
             if fault:
@@ -60,7 +69,12 @@ def read_indexed_headers(index: Path) -> IndexedHeaders:
     return found
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Return the name of the shard that should hold each tensor, by the tensor's name.
+
+    Raises:
+        CheckpointError: the index is damaged.
+    """
     size = file_size(index)
     if size > MAX_INDEX:
         raise CheckpointError(f"{index}: has {size} bytes, more than any index ({MAX_INDEX}); fetch it again")
@@ -84,9 +98,9 @@ def _check_shard_name(index: Path, name: str, shard: object) -> None:
         raise CheckpointError(f"{where}, outside the checkpoint's folder; such an index is not followed")
 
 
-def _shard_paths(index: Path, weight_map: Mapping[str, str]) -> dict[str, Path]:
+def _shard_paths(index: Path, weight_map: Mapping[str, str], elsewhere: Container[str]) -> dict[str, Path]:
     shards = {shard: index.parent / shard for shard in sorted(set(weight_map.values()))}
-    missing = [shard for shard, path in shards.items() if not _is_there(path)]
+    missing = [shard for shard, path in shards.items() if shard not in elsewhere and not _is_there(path)]
     if missing:
         raise CheckpointNotFoundError(
             f"{index.parent / missing[0]}: shard is missing ({len(missing)} of {len(shards)} are); "

@@ -145,6 +145,7 @@ class ParallelSettings:
     interface: str | None = MISSING
     open: bool = MISSING
     timeout: float = MISSING
+    split: list[float] | None = MISSING
 
 
 @dataclass

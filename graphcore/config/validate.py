@@ -29,7 +29,7 @@ NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget ap
 }
 
 QUANT_FORMATS = ("stored", *PACKABLE)
-RING_TASKS = ("generate", "chat", "bench", "serve")  # tasks that rank 0 runs for all ranks
+RING_TASKS = ("generate", "chat", "bench", "serve", "plan")  # tasks that rank 0 runs for all ranks, and the plan
 CACHE_KEYS = ("cache.save", "cache.load")
 PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", *CACHE_KEYS)  # of tasks that answer prompts
 
@@ -148,9 +148,12 @@ def _check_parallel(settings: Settings) -> None:
     parallel = settings.parallel
     if not parallel.timeout > 0:
         raise ConfigError(f"parallel.timeout={parallel.timeout} must be a number of seconds above 0")
+    if parallel.split is not None and not (parallel.split and all(part > 0 for part in parallel.split)):
+        raise ConfigError(f"parallel.split={parallel.split} must be a number above 0 for each rank, such as [3,1]")
     if parallel.kind == "off":
-        if parallel.interface is not None or parallel.open:
-            given = "open" if parallel.interface is None else "interface"
+        keys = {"interface": parallel.interface is not None, "open": parallel.open, "split": parallel.split is not None}
+        if any(keys.values()):
+            given = next(key for key, is_given in keys.items() if is_given)
             raise ConfigError(f"parallel.{given} has no effect with parallel=off; add parallel=ring, or leave it out")
         return
     task = settings.task.get("name") if isinstance(settings.task, dict) else None

@@ -1,6 +1,7 @@
 """The handshake: before any weight is read, ranks compare what the bits of their results depend on.
 
-files, settings, versions, kernels    must be equal, or all ranks refuse, each saying which rank differs and in what
+files, settings, versions, kernels    must be equal, or all ranks refuse, each saying which rank differs and in what;
+                                      a file is compared on the ranks that have it
 processor                             may differ; a note says that results then are no single machine's
 """
 
@@ -12,6 +13,7 @@ Facts = Mapping[str, str]
 """What a rank has: a value by the name of each fact."""
 
 PROCESSOR = "instruction set"
+FILE = "file "  # begins the name of a fact about a file, which ranks without the layers in it may lack
 KERNELS = "kernels"  # their build, which differs between instruction sets
 ADVICE = {
     "graphcore": "install the same version on all machines",
@@ -32,9 +34,10 @@ def compare_ranks(facts: Sequence[Facts]) -> tuple[str, ...]:
     Raises:
         ParallelError: something differs that may not; the message says which rank, in what, and what to do.
     """
+    _compare_files(facts)
     first = facts[0]
     for rank, other in enumerate(facts):
-        for name in [*first, *(name for name in other if name not in first)]:
+        for name in [name for name in {**first, **other} if not name.startswith(FILE)]:
             here, there = first.get(name, "nothing"), other.get(name, "nothing")
             is_other_build = name == KERNELS and first.get(PROCESSOR) != other.get(PROCESSOR)
             if name != PROCESSOR and not is_other_build and here != there:
@@ -48,6 +51,18 @@ def compare_ranks(facts: Sequence[Facts]) -> tuple[str, ...]:
         f"ranks have different instruction sets ({', '.join(sorted(kinds))}): results have other last bits than on one "
         "machine, and change if ranks change places",
     )
+
+
+def _compare_files(facts: Sequence[Facts]) -> None:
+    holders: dict[str, int] = {}
+    for rank, other in enumerate(facts):
+        for name in [name for name in other if name.startswith(FILE)]:
+            holder = holders.setdefault(name, rank)
+            if other[name] != facts[holder][name]:
+                raise ParallelError(
+                    f"rank {rank} has other files than rank {holder}: {name.removeprefix(FILE)} differs; copy the same "
+                    "model to all machines"
+                )
 
 
 def refuse_any(errors: Sequence[str | None], rank: int) -> None:

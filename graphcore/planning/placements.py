@@ -131,6 +131,10 @@ class GroupPlacement:
     is_head_streamed: bool
     is_embedding_gathered: bool
 
+    def num_slices(self, sizes: WeightSizes) -> int:
+        """Return the number of the head's slices that stream."""
+        return len(sizes.head_slices) if self.is_head_streamed else 0
+
     def unit_nbytes(self, sizes: WeightSizes) -> list[int]:
         """Return the bytes of each group that streams through slots, in the order of use."""
         slices = sizes.head_slices if self.is_head_streamed else ()

@@ -20,6 +20,7 @@ from graphcore.planning.sizes import WeightSizes
 from graphcore.weights.plan import ADVICE, GroupPlan, OtherMemory, Plan, needs_in_words
 
 LEAST_CONTEXT = 512  # tokens; lower limit when a default context is halved to fit
+TURNS = 2  # that slots hold: in simulated rings of 2 to 4 ranks all disks are then busy for 97 % of the time and more
 GRAIN = 10**6  # bytes; a suggested budget is rounded down to it, because free memory differs slightly between starts
 AUTO_SHARE = {"cpu": 0.90, "cuda": 0.95}  # shares of free memory; a CPU shares its memory with the rest of the system
 
@@ -39,6 +40,8 @@ class PlanRequest:
         may_halve_context: True if the context is a default, so that a shorter one is acceptable.
         has_device_readable_experts: True if experts wait in page-locked memory that the device's kernels can read.
         has_layer_slots: True if such experts may have slots that the kernels fill; the experts of all layers then wait.
+        groups_of_turn: layer groups of this process that run in a turn, between those of other processes; 0 if one
+            process runs all.
     """
 
     policy: str
@@ -51,6 +54,7 @@ class PlanRequest:
     may_halve_context: bool
     has_device_readable_experts: bool = False
     has_layer_slots: bool = True
+    groups_of_turn: int = 0
 
     @property
     def experts(self) -> ExpertPlanRequest:
@@ -62,7 +66,20 @@ class PlanRequest:
         """Numbers of groups to read ahead, in the order in which they are tried."""
         if self.mode == "sync":
             return (0,)
-        return (1, 0) if self.prefetch is None else (self.prefetch,)
+        if self.prefetch is not None:
+            return (self.prefetch,)
+        ahead = TURNS * self.groups_of_turn - 1
+        return (ahead, 1, 0) if ahead > 1 else (1, 0)
+
+    def num_slots(self, prefetch: int, groups: int, slices: int) -> int:
+        """Return the number of slots for streamed layer groups and slices of the head, `prefetch` groups being ahead.
+
+        While other processes run layers, this one's disk goes on: it needs slots for its next turn, and for the head,
+        which it reads between its turns.
+        """
+        is_chosen = self.prefetch is None and self.mode == "async" and prefetch == self.prefetches[0]
+        goes_on = is_chosen and self.groups_of_turn > 0
+        return min(prefetch + 1 + (slices if goes_on else 0), groups + slices)
 
     @property
     def context_lengths(self) -> tuple[int, ...]:
@@ -173,7 +190,7 @@ def _plans(
             rest.groups,
             streamed=placement.streamed_group_numbers(sizes),
             is_embedding_resident=not placement.is_embedding_gathered,
-            num_slots=min(prefetch + 1, len(units)),
+            num_slots=request.num_slots(prefetch, len(placement.streamed_groups), placement.num_slices(sizes)),
             slot_nbytes=max(units, default=0),
             arrival_nbytes=placement.arrival_nbytes(sizes),
             are_features_resident=keeps_features,

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -9,9 +11,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import llama_files
 import pytest
 import torch
 from ring_ranks import Case, answers_of, ended, free_ports, load, run_ranks, start_ranks
+from safetensors.torch import save_file
 from tiny_models import BUILDERS, add_tokenizer, save_tiny
 
 from graphcore import Engine
@@ -32,6 +36,8 @@ TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "mixture": ("qwen3_moe", ("streaming=on", "streaming.expert_cache=0", "dtype=fp32")),
     "larger, some layers stream": ("large", ("streaming=auto", "streaming.memory_budget=28MB", "dtype=fp32")),
     "latent": ("deepseek_v2", ("streaming=on", "dtype=fp32", "kv_dtype=q8_0")),
+    "shards of other ranks are missing": ("shards_RANK", ("streaming=on", "dtype=fp32")),
+    "parts of GGUF are missing": ("parts_RANK/m-00001-of-00003.gguf", ("streaming=off", "dtype=fp32")),
 }
 FOUR: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "windows, streamed": ("gemma3", ("streaming=on", "dtype=fp32")),
@@ -43,11 +49,40 @@ FOUR: Mapping[str, tuple[str, tuple[str, ...]]] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The models of all cases."""
     made = tmp_path_factory.mktemp("ring")
-    for model in {model for model, _ in (*TWO.values(), *FOUR.values())} - {"large"}:
+    for model in {model for model, _ in (*TWO.values(), *FOUR.values())} & {*BUILDERS}:
         save_tiny(model, made / model)
     torch.manual_seed(0)
     BUILDERS["llama3"](hidden_size=256, intermediate_size=1024, num_hidden_layers=20).save_pretrained(made / "large")
+    save_shards(made)
+    save_gguf_parts(made)
     return made
+
+
+SHARDS = {"a": ("model.embed", "model.norm", "lm_head", "model.layers.0."), "b": ("model.layers.1.", "model.layers.3.")}
+
+
+def save_shards(made: Path) -> None:
+    """Save a model of 6 layers as three shards, and for each of two ranks those that it has."""
+    model = BUILDERS["llama3"](num_hidden_layers=6)
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    shard_of = {name: next((shard for shard, of in SHARDS.items() if name.startswith(of)), "c") for name in tensors}
+    for rank, shards in {"all": "abc", "0": "ac", "1": "b"}.items():
+        folder = made / f"shards_{rank}"
+        model.config.save_pretrained(folder)
+        index = {"metadata": {}, "weight_map": {name: f"{shard}.safetensors" for name, shard in shard_of.items()}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        for shard in shards:
+            held = {name: tensor for name, tensor in tensors.items() if shard_of[name] == shard}
+            save_file(held, folder / f"{shard}.safetensors", metadata={"format": "pt"})
+
+
+def save_gguf_parts(made: Path) -> None:
+    """Save a model as three parts of a split GGUF file, of which rank 0 lacks the second."""
+    for rank in ("all", "0", "1"):
+        (made / f"parts_{rank}").mkdir()
+        model = llama_files.build("llama", num_hidden_layers=6)
+        llama_files.write_gguf(made / f"parts_{rank}" / "m.gguf", model, "llama", most_tensors=19)
+    (made / "parts_0" / "m-00002-of-00003.gguf").unlink()
 
 
 def case_of(folder: Path, given: tuple[str, tuple[str, ...]]) -> Case:
@@ -93,10 +128,38 @@ def test_two_ranks_answer_as_one_process_to_the_bit(name: str, of_two: dict[str,
     assert any(note.startswith("2 ranks have ") for note in of_two[name]["notes"])
 
 
+def test_a_rank_has_the_layers_whose_files_it_has(of_two: dict[str, Any]) -> None:
+    notes = {name: " ".join(of_two[name]["notes"]) for name in of_two}
+    assert "2 ranks have 4, 2 layers" in notes["shards of other ranks are missing"]
+    assert "2 ranks have 3, 3 layers" in notes["parts of GGUF are missing"]
+
+
+def test_files_that_no_rank_has_or_that_rank_0_needs_are_named(folder: Path, tmp_path: Path) -> None:
+    for name, ranks, said in (
+        (
+            "gone",
+            ("b", "b"),
+            r"CheckpointNotFoundError: .*a\.safetensors is missing on every rank \(2 such files\); put",
+        ),
+        ("ends", ("bc", "abc"), r"a\.safetensors: rank 0 has embedding and head, and needs this file for embed_tokens"),
+    ):
+        for rank, shards in enumerate(ranks):
+            shutil.copytree(folder / "shards_all", tmp_path / f"{name}_{rank}")
+            for shard in {*"abc"} - {*shards}:
+                (tmp_path / f"{name}_{rank}" / f"{shard}.safetensors").unlink()
+        processes = start_ranks(SCRIPT, [[str(tmp_path / f"{name}_{rank}")] for rank in (0, 1)], *free_ports(1))
+        found = ended(processes, seconds=60)
+        assert [rank.status for rank in found] == [1, 1]
+        assert re.search(said, found[0].errors), found[0].errors
+
+
 def test_a_budget_keeps_some_layers_of_each_rank_in_memory(of_two: dict[str, Any]) -> None:
     found = of_two["larger, some layers stream"]
     assert 0 < len(found["streamed"]) < found["groups"]
-    assert "2 ranks have 10, 10 layers, and a pass has 20 hand-overs" in found["notes"]
+    note = next(note for note in found["notes"] if note.startswith("2 ranks have "))
+    counts = [int(count) for count in re.findall(r"\d+", note.partition(" layers")[0])][1:]
+    assert sum(counts) == 20
+    assert re.search(r"hand-overs; for a token rank 0 reads .*B at .*B/s, rank 1 reads .*B at .*B/s$", note)
     assert of_two["convolutions, nothing streams"]["streamed"] == []
 
 
@@ -179,7 +242,7 @@ def test_torchrun_prints_what_one_process_prints(folder: Path, tmp_path: Path) -
     model = [f"model.checkpoint={folder / 'llama3'}", "dtype=fp32", "streaming=on", "prompt=hello", "max_new_tokens=8"]
     runs = tmp_path / "runs"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", str(free_ports(1)[0]), str(RUN), "parallel=ring", "threads=1"]
+    command += ["--master-port", str(free_ports(1)[0]), str(RUN), "parallel=ring", "parallel.split=[2,1]", "threads=1"]
     together = subprocess.run(
         [*command, *model, f"hydra.run.dir={runs}/together"], capture_output=True, text=True, timeout=100
     )

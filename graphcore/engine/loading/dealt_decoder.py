@@ -9,18 +9,22 @@ from graphcore.errors import ConfigError
 from graphcore.parallel.deal import Share
 
 
-def dealt(parts: PreparedDecoder, model: Model, share: Share) -> PreparedDecoder:
-    """Return the part of a prepared decoder that a rank has: its layers and, on rank 0, embedding and head.
+def dealt(parts: PreparedDecoder, share: Share) -> PreparedDecoder:
+    """Return the part of a prepared decoder that a rank has: its layers and, on rank 0, embedding and head."""
+    parts.decoder.keep(share.layers, share.has_ends)
+    loader = parts.loader.kept(weight_shapes(parts.decoder))
+    return replace(parts, runtime=replace(parts.runtime, share=share), loader=loader)
+
+
+def check_dealable(parts: PreparedDecoder, model: Model) -> None:
+    """Check that a model's layers can be dealt to ranks.
 
     Raises:
-        ConfigError: the model's layers cannot be dealt to ranks, or not on this device.
+        ConfigError: they cannot be, or not on this device.
     """
     reason = _obstacle(parts, model)
     if reason:
         raise ConfigError(f"parallel=ring: {reason}")
-    parts.decoder.keep(share.layers, share.has_ends)
-    loader = parts.loader.kept(weight_shapes(parts.decoder))
-    return replace(parts, runtime=replace(parts.runtime, share=share), loader=loader)
 
 
 def _obstacle(parts: PreparedDecoder, model: Model) -> str:

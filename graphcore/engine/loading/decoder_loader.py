@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from graphcore.config.settings import Settings
-from graphcore.engine.loading.dealt_decoder import dealt
+from graphcore.engine.loading.dealt_decoder import check_dealable, dealt
+from graphcore.engine.loading.layer_shares import check_ends, offer_of, share_layers
 from graphcore.engine.loading.model_loader import ModelLoader, Running
 from graphcore.engine.loading.open_model import Model, open_model
 from graphcore.engine.loading.plan_run import plan_run
@@ -16,7 +18,9 @@ from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.ring.facts import together
 from graphcore.engine.ring.lead_runner import LeadRunner
+from graphcore.engine.ring.shared_headers import headers_elsewhere
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import code_folder, compile_cache, compiler_loading
 from graphcore.graph.hand_over import HandOver
@@ -25,7 +29,7 @@ from graphcore.kernels.gpu.registration import register
 from graphcore.kvcache.buffers import LayerCache, allocate_cache
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
-from graphcore.parallel.deal import Share, deal
+from graphcore.parallel.deal import Offer, Share
 from graphcore.parallel.process_group import ProcessGroup
 from graphcore.planning.machine import Machine, Speeds
 from graphcore.planning.prediction import Rates
@@ -50,16 +54,22 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
 
     def open(self, settings: Settings, on_progress: Progress) -> Model:
         """Return the model that the settings name, downloaded if need be; no weight is read."""
-        return open_model(settings.model, settings.seed, settings.cache_folder, on_progress)
+        elsewhere = {} if self._ranks is None else headers_elsewhere(settings, self._ranks)
+        return open_model(settings.model, settings.seed, settings.cache_folder, on_progress, elsewhere)
 
     def prepare(self, settings: Settings, model: Model, on_progress: Progress) -> PreparedDecoder:
         """Return the model's decoder on the meta device, for this machine; kernels are built if they are missing."""
         parts = prepare_model(settings, model, on_progress=on_progress)
         if self._ranks is None:
             return parts
-        sizes = len(model.spec.blocks), self._ranks.world_size, settings.streaming.layers_per_group
-        owners = deal(*sizes, is_contiguous=not self._deals_in_turn)
-        return dealt(parts, model, Share(self._ranks.rank, owners))
+        with together(self._ranks):
+            check_dealable(parts, model)
+            if self._ranks.is_lead:
+                check_ends(parts.loader)
+            offer = offer_of(settings, parts, self._machine(parts), Speeds(), self._deals_in_turn)
+        offers = [Offer(**told) for told in self._ranks.all_say(asdict(offer))]
+        owners = share_layers(settings, parts, offers, self._deals_in_turn)
+        return dealt(parts, Share(self._ranks.rank, owners, tuple(offers)))
 
     def plan(
         self, settings: Settings, parts: PreparedDecoder, on_progress: Progress
@@ -74,8 +84,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         """
 
         if self._ranks is not None:
-            machine = Machine.here(parts.runtime.device).shared(self._ranks.launch.local_world_size)
-            return plan_run(settings, parts, machine)
+            return plan_run(settings, parts, self._machine(parts))
 
         def measure(parts: PreparedDecoder, plan: Plan, tier: Tier) -> Rates | None:
             on_progress("measure", None, 0, 0)
@@ -84,6 +93,11 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
             return measure_rates(parts.loader, moving, tier, here, Speeds(), parts.runtime.backend)
 
         return plan_with_speculation(settings, parts, measure)
+
+    def _machine(self, parts: PreparedDecoder) -> Machine:
+        """Return this machine, or this rank's part of it."""
+        here = Machine.here(parts.runtime.device)
+        return here if self._ranks is None else here.shared(self._ranks.launch.local_world_size)
 
     @torch.inference_mode()
     def build(

@@ -12,6 +12,7 @@ from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.config.settings import Settings
 from graphcore.device import collect_garbage, resolve_device, return_blocks_when_freed, return_freed_memory, use_threads
 from graphcore.engine.loading.decoder_loader import DecoderLoader
+from graphcore.engine.loading.layer_shares import shares_note, ways_to_deal
 from graphcore.engine.loading.model_loader import M, ModelLoader, P
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
@@ -20,7 +21,6 @@ from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.ring.facts import facts_of, together, with_batching_of_lead
 from graphcore.errors import PlanError
 from graphcore.gpu_memory import FreeMemory
-from graphcore.parallel.deal import described
 from graphcore.parallel.handshake import compare_ranks
 from graphcore.parallel.process_group import ProcessGroup
 from graphcore.processors import refuse_forked, spinning_note
@@ -28,7 +28,7 @@ from graphcore.progress import Progress
 from graphcore.streaming.weight_stream import WeightStream
 from graphcore.weights.draft_copy import DraftCopy
 from graphcore.weights.loader import Loader
-from graphcore.weights.plan import Plan, Tier
+from graphcore.weights.plan import Plan, Tier, expected_bytes_per_token
 
 COLLECTED_NBYTES = 64 << 20  # of a model whose memory is collected at once: a collection takes a tenth of a second
 
@@ -193,7 +193,8 @@ def _load(
             break
     if ranks is not None:
         parts.notes.extend(compare_ranks(ranks.all_say(facts_of(settings, parts))))
-        parts.notes.append(described(parts.runtime.share.owners) if parts.runtime.share is not None else "")
+        read = ranks.all_say(expected_bytes_per_token(plan))
+        parts.notes.append("" if parts.runtime.share is None else shares_note(parts.runtime.share, read))
     with together(ranks):
         running = loader.build(settings, parts, plan, tier, on_progress)
     if isinstance(model.checkpoint, GGUFCheckpoint):
@@ -237,8 +238,7 @@ def loaders_of(settings: Settings, ranks: ProcessGroup | None = None) -> Sequenc
     if settings.model.fallback is None:
         if ranks is None:
             return [DecoderLoader()]
-        turns = {"all": (False,), "nothing": (True,), "most": (False, True)}[settings.streaming.keeps]
-        return [DecoderLoader(ranks, in_turn) for in_turn in turns]
+        return [DecoderLoader(ranks, in_turn) for in_turn in ways_to_deal(settings.streaming)]
     from graphcore.engine.fallback.transformers_loader import TransformersLoader  # optional, a dozen modules
 
     return [TransformersLoader()]

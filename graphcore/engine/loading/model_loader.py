@@ -51,6 +51,10 @@ class PreparedModel(ABC):
     def read_nbytes(self, tier: Tier) -> int:
         """Return the bytes of the buffers through which weights are read from the tier into slots."""
 
+    def groups_of_turn(self, settings: Settings) -> int:
+        """Return how many layer groups run in a turn, between those of other ranks; 0 if one process runs all."""
+        return 0
+
     def notes_on(self, plan: Plan) -> Sequence[str]:
         """Return notes on what follows from a plan.
 

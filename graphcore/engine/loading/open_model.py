@@ -7,12 +7,14 @@ source -> local path -> Checkpoint                                   fetch_check
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 
 from graphcore.arch.checkpoint_config import read_config, stored_dtype, with_packed_weights
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.arch.registry import architecture_of
+from graphcore.checkpoint.absent_files import Elsewhere
 from graphcore.checkpoint.adapter import Adapter
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
@@ -65,7 +67,13 @@ class Model(OpenedModel):
     adapters: tuple[Adapter, ...] = ()
 
 
-def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress: Progress) -> Model:
+def open_model(
+    settings: ModelSettings,
+    seed: int,
+    cache_dir: Path,
+    on_progress: Progress,
+    elsewhere: Elsewhere = MappingProxyType({}),
+) -> Model:
     """Return the model that the settings name, downloading it if need be.
 
     Args:
@@ -73,12 +81,13 @@ def open_model(settings: ModelSettings, seed: int, cache_dir: Path, on_progress:
         seed: seed of random weights.
         cache_dir: folder for downloads and rebuilt tokenizers.
         on_progress: callback while downloading; see `graphcore.progress`.
+        elsewhere: tensors of files that other processes have, and that may be missing here.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it is not supported.
         ConfigError: a setting contradicts the checkpoint.
     """
-    found = fetch_checkpoint(settings, cache_dir, on_progress)
+    found = fetch_checkpoint(settings, cache_dir, on_progress, elsewhere)
     adapters = open_adapters(settings)
     if isinstance(found, RandomSource):
         return replace(_random_model(settings, seed, found.options), adapters=adapters)
@@ -166,7 +175,7 @@ def _random_model(settings: ModelSettings, seed: int, format_name: str) -> Model
 
 
 def fetch_checkpoint(
-    settings: ModelSettings, cache_dir: Path, on_progress: Progress
+    settings: ModelSettings, cache_dir: Path, on_progress: Progress, elsewhere: Elsewhere = MappingProxyType({})
 ) -> tuple[Path, Checkpoint] | RandomSource:
     """Return the local path and the checkpoint that the settings name, downloaded if need be; or the random source.
 
@@ -177,7 +186,7 @@ def fetch_checkpoint(
     if isinstance(source, RandomSource):
         return source
     path = fetch(source, cache_dir, settings.expected_sha256, on_progress)
-    return path, open_checkpoint(path)
+    return path, open_checkpoint(path, elsewhere)
 
 
 def read_tokenizer(checkpoint: Checkpoint, cache_dir: Path) -> tuple[Tokenizer | None, str]:

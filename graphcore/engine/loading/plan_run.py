@@ -78,8 +78,14 @@ def _fitting(
 
 def _plan(settings: Settings, parts: PreparedModel, tier: Tier, machine: Machine, layer_slots: bool) -> Plan:
     """Return the plan for weights that are streamed from the tier. Args: layer_slots: `PlanRequest.has_layer_slots`."""
+    request = plan_request(settings, parts, tier, layer_slots)
+    return plan_streaming(parts.sizes(settings), request, parts.costs(settings, tier), machine.memory)
+
+
+def plan_request(settings: Settings, parts: PreparedModel, tier: Tier, layer_slots: bool = True) -> PlanRequest:
+    """Return what the settings ask of the plan of a model. Args: layer_slots: `PlanRequest.has_layer_slots`."""
     streaming, keeps = settings.streaming, settings.streaming.keeps
-    request = PlanRequest(
+    return PlanRequest(
         policy=streaming.policy,
         keeps=keeps,
         budget=parse_nbytes("streaming.memory_budget", streaming.memory_budget),
@@ -90,8 +96,8 @@ def _plan(settings: Settings, parts: PreparedModel, tier: Tier, machine: Machine
         may_halve_context=settings.context_length is None and keeps != "all",
         has_device_readable_experts=parts.has_device_readable_experts(settings, tier),
         has_layer_slots=layer_slots,
+        groups_of_turn=parts.groups_of_turn(settings),
     )
-    return plan_streaming(parts.sizes(settings), request, parts.costs(settings, tier), machine.memory)
 
 
 def ram_of(parts: PreparedModel, plan: Plan, tier: Tier) -> int:

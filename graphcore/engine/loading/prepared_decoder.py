@@ -1,5 +1,6 @@
 """A prepared model of graphcore's own architectures: its decoder, and the sizes and costs for a plan."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
@@ -93,6 +94,12 @@ class PreparedDecoder(PreparedModel):
         if self.decoder not in _MATRIX_GROUPS:
             _MATRIX_GROUPS[self.decoder] = matrix_groups(self.decoder)
         return _MATRIX_GROUPS[self.decoder]
+
+    def groups_of_turn(self, settings: Settings) -> int:
+        """Return how many layer groups run in a rank's turn, which are those of a layer; 0 if one process runs all."""
+        if self.runtime.share is None:
+            return 0
+        return max(Counter(group.layers.start for group in self.layer_groups(settings.streaming)).values())
 
     def costs(self, settings: Settings, tier: Tier) -> Costs:
         """Return the memory that is needed besides weights; on a GPU this includes CUDA's own."""

@@ -15,7 +15,7 @@ from graphcore.checkpoint.file_identity import sampled_hash
 from graphcore.config.settings import BatchingSettings, Settings
 from graphcore.device import cpu_flags
 from graphcore.engine.loading.model_loader import PreparedModel
-from graphcore.parallel.handshake import KERNELS, PROCESSOR, Facts, refuse_any
+from graphcore.parallel.handshake import FILE, KERNELS, PROCESSOR, Facts, refuse_any
 from graphcore.parallel.process_group import ProcessGroup
 
 OWN = (
@@ -69,13 +69,16 @@ def facts_of(settings: Settings, parts: PreparedModel) -> Facts:
         "context_length": str(runtime.context_length),
         "dtype": str(runtime.dtype),
         KERNELS: build,
-        "files": files_hash(parts.loader.checkpoint),
+        "files": tensors_hash(parts.loader.checkpoint),
+        **{FILE + path.name: sampled_hash(path, one.size)[:16] for path, one in parts.loader.checkpoint.files.items()},
         PROCESSOR: " ".join([instruction_set.removeprefix("kernels-"), *products]),
     }
 
 
-def files_hash(checkpoint: Checkpoint) -> str:
-    """Return a hash of a checkpoint's tensors and of samples of its files, whose folders and times may differ."""
-    tensors = [[name, info.encoding, list(info.shape)] for name, info in checkpoint.tensors.items()]
-    files = [[path.name, sampled_hash(path, identity.size)] for path, identity in sorted(checkpoint.files.items())]
-    return hashlib.sha256(json.dumps([tensors, files]).encode()).hexdigest()[:16]
+def tensors_hash(checkpoint: Checkpoint) -> str:
+    """Return a hash of a checkpoint's tensors and of the names of their files, whose folders may differ."""
+    tensors = [
+        [name, info.encoding, list(info.shape), sorted({span.file.name for span in checkpoint.spans(name)})]
+        for name, info in checkpoint.tensors.items()
+    ]
+    return hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:16]

@@ -43,6 +43,7 @@ from graphcore.progress import Progress
 from graphcore.streaming.moving_weights import find_moving
 from graphcore.streaming.weight_stream import link_opener
 from graphcore.tasks.plan_machine import machine_of, speeds_of, target_on
+from graphcore.tasks.plan_ring import machines_of, network_of, plan_ring, rank_rows, ring_line, ring_record
 from graphcore.tasks.report.plan_report import drafts_line, group_rows, movement_line, ram_rows, tier_rows
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import group_note
@@ -62,6 +63,9 @@ class PlanSettings:
     link: Any = MISSING
     disk: Any = MISSING
     bandwidth: Any = MISSING
+    ranks: int | None = MISSING
+    network: Any = MISSING
+    latency: float = MISSING
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ def run(context: Context, task: PlanSettings) -> Record:
     settings, console = context.settings, context.console
     refuse_unused_settings(settings, "plan", PROMPT_KEYS)
     use_threads(settings.threads)
+    if settings.parallel.kind == "ring":
+        return _run_ring(context, task)
     speeds = speeds_of(task.link, task.disk, task.bandwidth)
     machine = machine_of(settings, task.device_memory, task.ram)
     outcome = planned(settings, machine, speeds, console.progress)
@@ -123,7 +129,7 @@ def run(context: Context, task: PlanSettings) -> Record:
         console.line(drafts_line(outcome.drafts))
     return {
         **_fit(outcome),
-        **_ran(settings, outcome),
+        **_what_ran(settings, config, outcome.runtime, outcome.notes),
         "streaming": planned_streaming_record(plan, outcome.source),
         "groups": group_records(groups),
         "memory": {**memory_record(plan), "ram_bytes": outcome.ram_nbytes},
@@ -132,6 +138,26 @@ def run(context: Context, task: PlanSettings) -> Record:
         "budget_bytes": plan.budget,
         "free_bytes": free,
     }
+
+
+def _run_ring(context: Context, task: PlanSettings) -> Record:
+    """Print the plan of the ranks of a ring, a row for each."""
+    settings, console = context.settings, context.console
+    machines = machines_of(settings, task.ranks, task.ram, task.disk, task.bandwidth)
+    network = network_of(task.network, task.latency)
+    with model_to_plan(settings, console.progress) as (model, note):
+        opened = open_model(model, settings.seed, settings.cache_folder, console.progress)
+        ring = plan_ring(settings, opened, machines, network, PREDICTED_SEQUENCES)
+    runtime, config = ring.ranks[0].parts.runtime, opened.config
+    keys = " and ".join(f"task.{name}" for name in ring.missing)
+    notes = [*ring.ranks[0].parts.notes, note, f"tokens/s are left out: give {keys}" if keys else ""]
+    for line in filter(None, notes):
+        console.note(line)
+    title = f"{settings.model.display_name} ({config.model_type}) on {len(ring.ranks)} ranks"
+    columns = ("rank", "layers", "resident", "read for a token", "memory", "reading", "computing")
+    console.table(f"{title}, streaming={settings.streaming.policy}", columns, list(rank_rows(ring)))
+    console.line(ring_line(ring))
+    return {**_what_ran(settings, config, runtime, notes), **ring_record(ring, network)}
 
 
 def planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: Progress) -> Outcome:
@@ -242,8 +268,7 @@ def _fit(outcome: Outcome) -> Record:
     return {"fits": True}
 
 
-def _ran(settings: Settings, outcome: Outcome) -> Record:
-    config, runtime = outcome.config, outcome.runtime
+def _what_ran(settings: Settings, config: ModelConfig, runtime: RuntimeConfig, notes: Sequence[str]) -> Record:
     return {
         "model": {
             "source": settings.model.checkpoint,
@@ -256,7 +281,7 @@ def _ran(settings: Settings, outcome: Outcome) -> Record:
         "graph": {"kind": runtime.graph, "prefill": runtime.prefill},
         "context_length": runtime.context_length,
         "threads": torch.get_num_threads(),
-        "notes": list(outcome.notes),
+        "notes": [*filter(None, notes)],
     }
 
 

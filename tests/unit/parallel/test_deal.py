@@ -1,39 +1,50 @@
 """Which rank has which layers, and where the residual stream is handed over."""
 
+from itertools import pairwise
+
 import pytest
 
 from graphcore.errors import ConfigError
-from graphcore.parallel.deal import Share, deal, described
+from graphcore.parallel.deal import Needs, Offer, Share, deal, described, fair_counts, leveled, split_counts
+
+LAYER = Needs(held_nbytes=10, read_nbytes=10)
+NO_ENDS = Needs(0, 0)
+
+
+def equal_counts(groups: int, ranks: int) -> list[int]:
+    """Return counts of ranks that are alike."""
+    return fair_counts(groups, [Offer(0)] * ranks, LAYER, NO_ENDS)
 
 
 @pytest.mark.parametrize(
-    ("layers", "ranks", "together", "is_contiguous", "expected"),
+    ("layers", "together", "counts", "is_contiguous", "expected"),
     [
-        (8, 2, 1, False, "01010101"),
-        (8, 2, 1, True, "00001111"),
-        (5, 4, 1, False, "01230"),
-        (5, 4, 1, True, "00123"),
-        (7, 2, 2, False, "0011001"),
-        (7, 3, 2, True, "0000112"),
-        (3, 3, 1, True, "012"),
+        (8, 1, [4, 4], False, "01010101"),
+        (8, 1, [4, 4], True, "00001111"),
+        (8, 1, [3, 5], False, "01101101"),
+        (8, 1, [3, 5], True, "00011111"),
+        (5, 1, [2, 1, 1, 1], False, "01230"),
+        (7, 2, [2, 2], False, "0011001"),
+        (7, 2, [2, 1, 1], True, "0000112"),
+        (10, 1, [1, 3, 3, 3], False, "0123123123"),
     ],
 )
 def test_layers_are_dealt_in_turn_or_as_neighbours(
-    layers: int, ranks: int, together: int, is_contiguous: bool, expected: str
+    layers: int, together: int, counts: list[int], is_contiguous: bool, expected: str
 ) -> None:
-    assert "".join(map(str, deal(layers, ranks, together, is_contiguous))) == expected
+    assert "".join(map(str, deal(layers, together, counts, is_contiguous))) == expected
 
 
 @pytest.mark.parametrize("is_contiguous", [True, False])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("layers", [4, 5, 9, 80])
-def test_the_stream_reaches_every_layer_and_comes_back_to_the_head(
-    layers: int, ranks: int, is_contiguous: bool
-) -> None:
-    owners = deal(layers, ranks, 1, is_contiguous)
+@pytest.mark.parametrize("counts", [[2, 2], [1, 4], [3, 1, 1], [9, 20, 25, 26], [1, 1, 1, 2]])
+def test_the_stream_reaches_every_layer_and_comes_back_to_the_head(counts: list[int], is_contiguous: bool) -> None:
+    layers, ranks = sum(counts), len(counts)
+    owners = deal(layers, 1, counts, is_contiguous)
     shares = [Share(rank, owners) for rank in range(ranks)]
     assert sorted(layer for share in shares for layer in share.layers) == list(range(layers))
-    holder = 0  # the embedding's rank
+    assert [len(share.layers) for share in shares] == counts
+    assert owners[0] == 0  # where the embedding is
+    holder = 0
     for layer in range(layers):
         share = shares[owners[layer]]
         assert share.source(layer) == (None if holder == share.rank else holder)
@@ -42,14 +53,81 @@ def test_the_stream_reaches_every_layer_and_comes_back_to_the_head(
         after = owners[layer + 1] if layer + 1 < layers else 0
         assert target == (None if after == holder else after)
     assert holder == shares[0].last_owner
-    counts = [len(share.layers) for share in shares]
-    assert max(counts) - min(counts) <= 1
+
+
+def test_turns_are_spread_evenly() -> None:
+    owners = deal(30, 1, [2, 10, 9, 9], is_contiguous=False)
+    for rank in (1, 2, 3):
+        places = [layer for layer, owner in enumerate(owners) if owner == rank]
+        assert all(one - other in (3, 4) for other, one in pairwise(places))
+
+
+def test_the_head_counts_as_what_rank_0_reads() -> None:
+    ends = Needs(held_nbytes=80, read_nbytes=80)  # as much as 8 layers
+    assert fair_counts(30, [Offer(0)] * 2, LAYER, ends) == [11, 19]
+    assert fair_counts(30, [Offer(0)] * 4, LAYER, ends) == [2, 10, 9, 9]
+    assert fair_counts(4, [Offer(0)] * 2, LAYER, ends) == [1, 3]  # each has one at least
+
+
+def test_a_faster_disk_gets_more_layers_and_a_little_faster_one_does_not() -> None:
+    assert fair_counts(12, [Offer(0, disk=3e9), Offer(0, disk=1e9)], LAYER, NO_ENDS) == [9, 3]
+    assert fair_counts(12, [Offer(0, disk=1.1e9), Offer(0, disk=1e9)], LAYER, NO_ENDS) == [6, 6]
+    assert fair_counts(12, [Offer(0, disk=3e9), Offer(0)], LAYER, NO_ENDS) == [6, 6]  # one is unknown
+
+
+def test_layers_stay_where_there_is_room_and_stream_by_the_disks_rate() -> None:
+    assert fair_counts(12, [Offer(1000), Offer(40)], LAYER, NO_ENDS) == [8, 4]  # all stay
+    small, large = Offer(20, disk=1e9), Offer(60, disk=1e9)  # 2 and 6 layers stay; 4 of the other 8 stream on each
+    assert fair_counts(16, [small, large], LAYER, NO_ENDS) == [6, 10]
+    slow = Offer(60, disk=0.5e9)
+    assert fair_counts(17, [small, slow], LAYER, NO_ENDS) == [8, 9]
+
+
+def test_what_stays_is_dealt_by_the_rate_of_memory() -> None:
+    assert fair_counts(12, [Offer(1000, memory=10e9), Offer(1000, memory=50e9)], LAYER, NO_ENDS) == [2, 10]
+
+
+def test_the_rate_of_memory_does_not_change_what_streams() -> None:
+    offers = [Offer(0, disk=1e9, memory=rate) for rate in (10e9, 50e9, 90e9)]
+    assert fair_counts(10, offers, LAYER, NO_ENDS) == [4, 3, 3]
+
+
+def test_rates_that_are_nearly_the_fastest_count_as_it() -> None:
+    assert leveled([1.0, 0.9, 0.84]) == [1.0, 1.0, 0.84]
+    assert leveled([2.0, None]) == [1.0, 1.0]
+
+
+def test_a_split_gives_proportions_and_each_rank_a_layer() -> None:
+    assert split_counts(8, [3, 1]) == [6, 2]
+    assert split_counts(10, [1, 1, 1]) == [4, 3, 3]
+    assert split_counts(4, [1000, 1, 1]) == [2, 1, 1]
+
+
+def test_a_rank_gets_only_layers_that_its_files_hold() -> None:
+    offers = [Offer(0, layers=(0, 1, 2, 3)), Offer(0, layers=(2, 3, 4, 5)), Offer(0)]
+    owners = deal(6, 1, [2, 2, 2], False, offers)
+    assert owners[0] == 0
+    assert all(offers[owner].may_have([layer]) for layer, owner in enumerate(owners))
+    assert deal(6, 1, [3, 3], True, [Offer(0, layers=(0, 1, 2)), Offer(0, layers=(3, 4, 5))]) == (0, 0, 0, 1, 1, 1)
+    assert deal(4, 1, [2, 2], False, [Offer(0, layers=(0,)), Offer(0)]) == (0, 1, 1, 1)
+
+
+def test_a_layer_that_no_rank_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no rank has the files of layer 2; put the files that hold them on one of"):
+        deal(3, 1, [2, 1], False, [Offer(0, layers=(0, 1)), Offer(0, layers=(0, 1))])
+    with pytest.raises(ConfigError, match="rank 0 has the files of layers 0 to 1; put the files"):
+        deal(4, 2, [1, 1], False, [Offer(0, layers=(1, 2, 3)), Offer(0)])
+
+
+def test_a_rank_that_gets_no_layer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rank 1 gets no layer, because its files hold none"):
+        deal(3, 1, [2, 1], False, [Offer(0), Offer(0, layers=())])
 
 
 def test_neighbours_are_one_run_and_turns_are_many() -> None:
-    assert Share(1, deal(6, 2, 1, is_contiguous=True)).runs == [range(3, 6)]
-    assert Share(1, deal(6, 2, 1, is_contiguous=False)).runs == [range(1, 2), range(3, 4), range(5, 6)]
-    assert Share(0, deal(7, 2, 2, is_contiguous=False)).runs == [range(2), range(4, 6)]
+    assert Share(1, deal(6, 1, [3, 3], is_contiguous=True)).runs == [range(3, 6)]
+    assert Share(1, deal(6, 1, [3, 3], is_contiguous=False)).runs == [range(1, 2), range(3, 4), range(5, 6)]
+    assert Share(0, deal(7, 2, [2, 2], is_contiguous=False)).runs == [range(2), range(4, 6)]
 
 
 def test_only_rank_0_has_embedding_and_head() -> None:
@@ -58,9 +136,12 @@ def test_only_rank_0_has_embedding_and_head() -> None:
 
 def test_more_ranks_than_groups_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 groups of layers cannot be dealt to 3 ranks; start 2 ranks at most"):
-        deal(4, 3, 2, is_contiguous=False)
+        equal_counts(2, 3)
+    with pytest.raises(ConfigError, match="2 groups of layers cannot be dealt to 3 ranks; start 2 ranks at most"):
+        split_counts(2, [1, 1, 1])
 
 
 def test_the_deal_is_said_in_a_few_words() -> None:
-    assert described(deal(5, 2, 1, is_contiguous=False)) == "2 ranks have 3, 2 layers, and a pass has 4 hand-overs"
-    assert described(deal(5, 2, 1, is_contiguous=True)) == "2 ranks have 3, 2 layers, and a pass has 2 hand-overs"
+    turns, runs = (deal(5, 1, [3, 2], is_contiguous) for is_contiguous in (False, True))
+    assert described(turns) == "2 ranks have 3, 2 layers, and a pass has 4 hand-overs"
+    assert described(runs) == "2 ranks have 3, 2 layers, and a pass has 2 hand-overs"

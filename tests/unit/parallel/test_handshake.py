@@ -3,7 +3,7 @@
 import pytest
 
 from graphcore.errors import ParallelError
-from graphcore.parallel.handshake import KERNELS, PROCESSOR, compare_ranks, refuse_any
+from graphcore.parallel.handshake import FILE, KERNELS, PROCESSOR, compare_ranks, refuse_any
 
 FACTS = {"graphcore": "1.0", "files": "abc", "dtype": "torch.bfloat16", KERNELS: "0123", PROCESSOR: "x86-64-v4"}
 
@@ -30,6 +30,15 @@ def test_a_difference_names_the_rank_and_what_to_do(name: str, advice: str) -> N
 def test_a_fact_that_only_one_rank_has_is_a_difference() -> None:
     with pytest.raises(ParallelError, match="rank 1 has other context_length than rank 0: 512, not nothing"):
         compare_ranks([FACTS, {**FACTS, "context_length": "512"}])
+
+
+def test_a_file_is_compared_on_the_ranks_that_have_it() -> None:
+    first, second = f"{FILE}1.gguf", f"{FILE}2.gguf"
+    assert compare_ranks([{**FACTS, first: "a"}, {**FACTS, second: "b"}, {**FACTS, first: "a", second: "b"}]) == ()
+    with pytest.raises(
+        ParallelError, match=r"rank 2 has other files than rank 1: 2\.gguf differs; copy the same model"
+    ):
+        compare_ranks([{**FACTS, first: "a"}, {**FACTS, second: "b"}, {**FACTS, first: "a", second: "c"}])
 
 
 def test_another_instruction_set_is_a_note_and_has_other_kernels() -> None:

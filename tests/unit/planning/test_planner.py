@@ -4,6 +4,7 @@ The seed's memory budget "never exceeded" is a property here; that the engine ke
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -293,3 +294,24 @@ def test_refusals_say_what_is_needed_and_what_there_is() -> None:
         caught.value
     )
     assert "\n" not in str(caught.value)
+
+
+def test_slots_hold_two_turns_and_the_head_if_other_processes_run_layers_between() -> None:
+    def slots_of(**changes: Any) -> int:
+        return plan_of(SIZES, replace(plan_request("on"), **changes)).groups.num_slots
+
+    assert slots_of() == 2
+    assert slots_of(groups_of_turn=1) == 2 + 3  # of the head's three slices
+    assert slots_of(groups_of_turn=2) == 4 + 3
+    assert slots_of(groups_of_turn=4) == 6 + 3  # all that streams
+    assert slots_of(groups_of_turn=2, prefetch=1) == 2
+    assert slots_of(groups_of_turn=2, mode="sync") == 1
+    least = FIXED + 4 * 1000
+    assert slots_of(groups_of_turn=2, budget=least) == 2  # there is no room for more
+
+
+def test_a_head_that_stays_takes_no_slots() -> None:
+    asked = replace(plan_request("auto", FIXED + 7 * 1000), groups_of_turn=1)
+    groups = plan_of(replace(SIZES, embedding=0, has_table=False), asked).groups
+    assert groups.is_head_resident
+    assert groups.num_slots == 2

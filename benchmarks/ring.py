@@ -1,0 +1,244 @@
+"""parallel=ring on disks of known rates: tokens/s of one, two and four ranks on this machine, and of their hand-overs.
+
+    python benchmarks/ring.py MODEL                                   # disks of 100 MB/s, 1, 2 and 4 ranks
+    python benchmarks/ring.py MODEL --ranks 2 --rates 300MB,100MB     # a disk of its own for each rank
+    python benchmarks/ring.py MODEL --network 125MB --latency 0.0002  # a network like Gigabit Ethernet between ranks
+
+Each rank is a process with one thread and a paced disk (paced_disk.py). With a network each hand-over arrives later by
+its latency and its bytes / rate. A hand-over is timed from the moment when its sender sends and its receiver waits
+until it has arrived; what a receiver waits for a sender that still reads or computes is none of it. Ranks of one
+machine read the same clock.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paced_disk import pace_files
+
+from graphcore.config.byte_sizes import parse_nbytes
+
+PROMPT = (7, 11, 13, 17)
+WARM_UP = 2  # tokens of each answer before its time counts
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of some ranks.
+
+    Attributes:
+        rates: bytes per second of each rank's disk.
+        folder: folder of what the ranks report.
+        tokens: tokens of each answer that are timed.
+        sequences: numbers of sequences that run together, one after another.
+        network: bytes per second between ranks; 0 for no limit but the machine's.
+        latency: seconds by which each hand-over arrives later.
+        overrides: further settings.
+    """
+
+    model: str
+    rates: Sequence[float]
+    folder: str
+    port: int
+    tokens: int
+    sequences: Sequence[int]
+    network: float
+    latency: float
+    overrides: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured with some sequences.
+
+    Attributes:
+        seconds: time of the timed passes.
+        passes: number of them.
+        begins, ends: the same, in seconds of the clock that all ranks share.
+    """
+
+    sequences: int
+    seconds: float
+    passes: int
+    begins: float
+    ends: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of all sequences together."""
+        return self.sequences * self.passes / self.seconds
+
+
+def run_rank(run: Run) -> None:
+    """Run one rank; rank 0 measures."""
+    from graphcore import Engine
+    from graphcore.config.compose import compose_settings
+
+    rank = int(os.environ["RANK"])
+    pace_files(run.rates[rank])
+    hand_overs = _record_hand_overs(run)
+    most = max(run.sequences)
+    given = [f"batching.max_sequences={most}", "threads=1", "device=cpu", "context_length=256", *run.overrides]
+    settings = compose_settings([*given, *(["parallel=ring"] if len(run.rates) > 1 else [])])
+    settings.model.checkpoint = run.model
+    if rank:
+        from graphcore.engine.ring.follow import follow
+
+        follow(settings)
+    else:
+        with closing(Engine.from_settings(settings)) as engine:
+            measured = [asdict(measure(engine, count, run.tokens)) for count in run.sequences]
+            notes = list(engine.notes)
+        Path(run.folder, "measured.json").write_text(json.dumps({"measured": measured, "notes": notes}))
+    Path(run.folder, f"rank_{rank}.json").write_text(json.dumps(hand_overs))
+
+
+def measure(engine: Any, sequences: int, tokens: int) -> Measured:
+    """Return the time of passes that each give a token to so many sequences."""
+    with engine.holding_back():
+        handles = [
+            engine.submit([*PROMPT, index], max_new_tokens=WARM_UP + tokens + 1, ignore_eos=True)
+            for index in range(sequences)
+        ]
+    times = [time.perf_counter() for _ in handles[0]]
+    for handle in handles:
+        handle.result()
+    timed = times[WARM_UP : WARM_UP + tokens + 1]
+    return Measured(sequences, timed[-1] - timed[0], tokens, timed[0], timed[-1])
+
+
+def _record_hand_overs(run: Run) -> list[tuple[str, int, int, float, float]]:
+    """Note each hand-over of this process from now on: what it did, with which rank, its tag, and from when to when."""
+    from graphcore.parallel.process_group import ProcessGroup
+
+    found: list[tuple[str, int, int, float, float]] = []
+    group: Any = ProcessGroup
+    send, receive = group.send, group.receive
+
+    def timed_send(ranks: Any, hidden: Any, target: int, tag: int) -> None:
+        began = time.perf_counter()
+        send(ranks, hidden, target, tag)
+        found.append(("send", target, tag, began, time.perf_counter()))
+
+    def timed_receive(ranks: Any, hidden: Any, source: int, tag: int) -> None:
+        began = time.perf_counter()
+        receive(ranks, hidden, source, tag)
+        late = run.latency + (hidden.nbytes / run.network if run.network else 0.0)
+        if late:
+            time.sleep(late)
+        found.append(("receive", source, tag, began, time.perf_counter()))
+
+    group.send, group.receive = timed_send, timed_receive
+    return found
+
+
+def hand_over_seconds(folder: Path, ranks: int, measured: Measured) -> float:
+    """Return the time that hand-overs of the measured passes took in all."""
+    sent: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    received: dict[tuple[int, int, int], list[tuple[float, float]]] = defaultdict(list)
+    for rank in range(ranks):
+        for kind, other, tag, began, ended in json.loads((folder / f"rank_{rank}.json").read_text()):
+            if kind == "send":
+                sent[rank, other, tag].append(began)
+            else:
+                received[other, rank, tag].append((began, ended))
+    return sum(
+        arrived - max(began, waits)
+        for way, begins in sent.items()
+        for began, (waits, arrived) in zip(begins, received[way], strict=True)
+        if measured.begins <= arrived <= measured.ends
+    )
+
+
+def run_ranks(run: Run) -> tuple[list[Measured], list[str]]:
+    """Run all ranks; return what rank 0 has measured, and its notes."""
+    size = str(len(run.rates))
+    everywhere = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    environments = [
+        {**os.environ, **everywhere, "MASTER_PORT": str(run.port), "RANK": str(rank)} for rank in range(len(run.rates))
+    ]
+    command = [sys.executable, __file__, "--as-rank", json.dumps(asdict(run))]
+    processes = [subprocess.Popen(command, env=environment) for environment in environments]
+    ended = [process.wait() for process in processes]
+    if any(ended):
+        raise SystemExit("a rank has failed")
+    said = json.loads(Path(run.folder, "measured.json").read_text())
+    return [Measured(**one) for one in said["measured"]], said["notes"]
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody uses now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def rates_of(text: str, ranks: int) -> list[float]:
+    """Return the bytes per second of each rank's disk, from rates that are repeated as often as needed."""
+    given = [float(parse_nbytes("--rates", one) or 0) for one in text.split(",")]
+    return [given[rank % len(given)] for rank in range(ranks)]
+
+
+def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield what was measured with each number of ranks and of sequences."""
+    for ranks in arguments.ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            sizes = rates_of(arguments.rates, ranks), folder, free_port(), arguments.tokens, arguments.sequences
+            network = parse_nbytes("--network", arguments.network) or 0, arguments.latency
+            measured, notes = run_ranks(Run(arguments.model, *sizes, *network, arguments.settings))
+            for one in measured:
+                handed = hand_over_seconds(Path(folder), ranks, one) / one.seconds
+                speeds = {"tokens_per_second": one.tokens_per_second, "hand_over_share": handed}
+                yield {"ranks": ranks, "sequences": one.sequences, **speeds, "notes": notes}
+
+
+def main() -> None:
+    """Print a table, or JSON lines."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", nargs="?", help="folder or file of the checkpoint")
+    parser.add_argument("settings", nargs="*", default=[], help="further settings, as on graphcore's command line")
+    parser.add_argument("--ranks", type=_numbers, default=[1, 2, 4], help="numbers of ranks, such as 1,2,4")
+    parser.add_argument("--rates", default="100MB", help="bytes per second of each rank's disk, such as 300MB,100MB")
+    parser.add_argument("--sequences", type=_numbers, default=[1, 8], help="numbers of sequences, such as 1,8")
+    parser.add_argument("--tokens", type=int, default=8, help="timed tokens of each sequence")
+    parser.add_argument(
+        "--network", default="auto", help="bytes per second between two ranks, such as 125MB; default: no limit"
+    )
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds by which each hand-over arrives later")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each row")
+    parser.add_argument("--as-rank", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.as_rank:
+        run_rank(Run(**json.loads(arguments.as_rank)))
+        return
+    alone: dict[int, float] = {}
+    for row in rows(arguments):
+        first = alone.setdefault(row["sequences"], row["tokens_per_second"])
+        if arguments.json:
+            print(json.dumps(row), flush=True)
+            continue
+        shared = next((note for note in row["notes"] if " hand-overs" in note), "")
+        print(
+            f"{row['ranks']} ranks, {row['sequences']} sequences: {row['tokens_per_second']:.3f} tokens/s, "
+            f"{row['tokens_per_second'] / first:.2f} x, hand-overs {row['hand_over_share']:.2%}; {shared}",
+            flush=True,
+        )
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(one) for one in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

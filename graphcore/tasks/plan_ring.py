@@ -1,0 +1,231 @@
+"""task=plan with parallel=ring: what ranks on described machines would get, and the speed that they would have.
+
+One process prepares every rank's share, one after another, as the ranks themselves would.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graphcore.config.byte_sizes import in_words
+from graphcore.config.settings import Settings
+from graphcore.engine.loading.dealt_decoder import check_dealable, dealt
+from graphcore.engine.loading.layer_shares import offer_of, share_layers, ways_to_deal
+from graphcore.engine.loading.open_model import Model
+from graphcore.engine.loading.plan_run import plan_run
+from graphcore.engine.loading.prepare_model import prepare_model
+from graphcore.engine.loading.prepared_decoder import PreparedDecoder
+from graphcore.engine.loading.runtime_config import ComputeTarget
+from graphcore.errors import ConfigError, PlanError
+from graphcore.parallel.deal import Share, num_hand_overs
+from graphcore.planning.machine import Machine, Speeds
+from graphcore.planning.prediction import Rates
+from graphcore.planning.rates import moved_bytes_per_stored_byte, moves_weights
+from graphcore.planning.ring_prediction import Network, RankPlan, RingPrediction, predict_ring, turns_of
+from graphcore.streaming.moving_weights import find_moving
+from graphcore.tasks.plan_machine import machine_of, rate_of, speeds_of, target_on
+from graphcore.tasks.task import Record
+from graphcore.weights.plan import Plan, expected_bytes_per_token
+
+RESIDUAL_NBYTES = 4  # bytes of a number of the residual stream, float32
+
+
+@dataclass(frozen=True)
+class RankMachine:
+    """The machine of one rank, and its known rates."""
+
+    machine: Machine
+    speeds: Speeds
+
+
+@dataclass(frozen=True)
+class PlannedRank:
+    """What one rank gets.
+
+    Attributes:
+        rates: rates of its machine; None where the prediction needs one that was not given.
+        missing: names of those that were not given.
+    """
+
+    share: Share
+    parts: PreparedDecoder
+    plan: Plan
+    on: RankMachine
+    rates: Rates | None
+    missing: Sequence[str]
+
+
+@dataclass(frozen=True)
+class PlannedRing:
+    """What all ranks get.
+
+    Attributes:
+        predictions: speeds for numbers of sequences; empty where a rate is not known.
+    """
+
+    ranks: Sequence[PlannedRank]
+    predictions: Sequence[RingPrediction]
+
+    @property
+    def missing(self) -> Sequence[str]:
+        """Names of the rates that a prediction needs and that were not given."""
+        return sorted({name for rank in self.ranks for name in rank.missing})
+
+
+def machines_of(settings: Settings, ranks: Any, ram: Any, disk: Any, bandwidth: Any) -> list[RankMachine]:
+    """Return the machines of the ranks.
+
+    Args:
+        ranks: number of ranks.
+        ram, disk, bandwidth: as for `machine_of` and `speeds_of`, or a list with one of each rank.
+
+    Raises:
+        ConfigError: the number of ranks is missing, a list has another length, or a size is invalid.
+    """
+    if not isinstance(ranks, int) or ranks < 2:
+        raise ConfigError(
+            f"task.ranks={ranks}: a plan with parallel=ring is for a number of ranks of 2 or more; give task.ranks=4, "
+            "and what each has: task.ram=16GiB task.disk=3GB task.bandwidth=50GB"
+        )
+    given = {"ram": ram, "disk": disk, "bandwidth": bandwidth}
+    for name, value in given.items():
+        if isinstance(value, list) and len(value) != ranks:
+            raise ConfigError(f"task.{name} has {len(value)} values, and task.ranks={ranks}; give one for each rank")
+    found = []
+    for rank in range(ranks):
+        own = {name: value[rank] if isinstance(value, list) else value for name, value in given.items()}
+        here = machine_of(settings, None, own["ram"])
+        described = Machine(here.device, here.memory, here.ram_nbytes, is_here=False)  # no rank runs here
+        found.append(RankMachine(described, speeds_of(None, own["disk"], own["bandwidth"])))
+    return found
+
+
+def network_of(rate: Any, latency: float) -> Network:
+    """Return the network that the task's settings describe.
+
+    Raises:
+        ConfigError: the rate is no rate, or the latency no time.
+    """
+    if not latency >= 0:
+        raise ConfigError(f"task.latency={latency} must be a number of seconds, such as 0.0002")
+    return Network(rate_of("task.network", rate), latency)
+
+
+def plan_ring(
+    settings: Settings, model: Model, machines: Sequence[RankMachine], network: Network, sequences: Sequence[int]
+) -> PlannedRing:
+    """Return what each rank gets.
+
+    Args:
+        sequences: numbers of sequences whose speed is predicted.
+
+    Raises:
+        PlanError: a rank's share does not fit; the message says which rank, and what would do.
+        ConfigError: the model's layers cannot be dealt to so many ranks.
+    """
+    target = target_on(machines[0].machine, settings)
+    for in_turn in ways_to_deal(settings.streaming):
+        whole = prepare_model(settings, model, target)
+        check_dealable(whole, model)
+        offers = tuple(offer_of(settings, whole, one.machine, one.speeds, in_turn) for one in machines)
+        owners = share_layers(settings, whole, offers, in_turn)
+        shares = [Share(rank, owners, offers) for rank in range(len(machines))]
+        ranks = [_planned(settings, model, target, share, machines[share.rank]) for share in shares]
+        if not any(rank.plan.is_streaming for rank in ranks):
+            break
+    plans = [
+        RankPlan(rank.plan, rank.parts.layer_groups(settings.streaming), rank.rates)
+        for rank in ranks
+        if rank.rates is not None
+    ]
+    if len(plans) < len(ranks):
+        return PlannedRing(ranks, ())
+    residual = model.spec.dim * RESIDUAL_NBYTES
+    slots = [plan.plan.groups.num_slots for plan in plans]
+    predictions = [
+        predict_ring(turns_of(owners, plans, count), slots, network.seconds(count * residual), count)
+        for count in sequences
+    ]
+    return PlannedRing(ranks, predictions)
+
+
+def _planned(
+    settings: Settings, model: Model, target: ComputeTarget | None, share: Share, on: RankMachine
+) -> PlannedRank:
+    try:
+        parts, plan, tier = plan_run(settings, dealt(prepare_model(settings, model, target), share), on.machine)
+    except PlanError as error:
+        raise PlanError(f"rank {share.rank} of {len(share.offers)}: {error}") from error
+    moves = moves_weights(plan)
+    moving = find_moving(parts.decoder, plan, parts.layer_groups(settings.streaming))
+    per_stored = moved_bytes_per_stored_byte(parts.loader, moving, tier)
+    rates = on.speeds.rates(on.machine, tier.kind, moves, per_stored)
+    return PlannedRank(share, parts, plan, on, rates, on.speeds.missing(on.machine, tier.kind, moves))
+
+
+def rank_rows(ring: PlannedRing) -> Iterator[Sequence[str]]:
+    """Yield the table's rows: one for each rank."""
+    predicted = ring.predictions[0] if ring.predictions else None
+    for rank, one in enumerate(ring.ranks):
+        streamed = expected_bytes_per_token(one.plan)
+        layers = f"{len(one.share.layers)}{' and the head' if one.share.has_ends else ''}"
+        yield (
+            str(rank),
+            layers,
+            in_words(one.plan.groups.resident_nbytes + one.plan.resident_expert_nbytes),
+            in_words(int(streamed)),
+            f"{in_words(one.plan.peak_nbytes)} of {in_words(one.on.machine.memory.free_nbytes)}",
+            "" if predicted is None else f"{predicted.copy_seconds[rank]:.3g} s",
+            "" if predicted is None else f"{predicted.compute_seconds[rank]:.3g} s",
+        )
+
+
+def ring_line(ring: PlannedRing) -> str:
+    """Return a line about hand-overs and speeds."""
+    owners = ring.ranks[0].share.owners
+    handed = f"{num_hand_overs(owners)} hand-overs a pass"
+    if not ring.predictions:
+        return handed
+    first, *others = ring.predictions
+    together = ", ".join(f"{each.tokens_per_second:.3g} with {each.sequences}" for each in others)
+    share = first.hand_over_seconds / first.seconds
+    return (
+        f"{handed}, {first.hand_over_seconds:.3g} s ({share:.1%}); predicted {first.tokens_per_second:.3g} tokens/s, "
+        f"{first.seconds:.3g} s a token; in all {together} sequences"
+    )
+
+
+def ring_record(ring: PlannedRing, network: Network) -> Record:
+    """Return the entries of result.json for the ranks and their speeds."""
+    predicted = ring.predictions[0] if ring.predictions else None
+    return {
+        "ranks": [_rank_record(rank, one, predicted) for rank, one in enumerate(ring.ranks)],
+        "network": {"bytes_per_second": network.bytes_per_second, "latency_seconds": network.latency},
+        "hand_overs": num_hand_overs(ring.ranks[0].share.owners),
+        "predicted": {
+            "tokens_per_second": None if predicted is None else predicted.tokens_per_second,
+            "tokens_per_second_of": {str(one.sequences): one.tokens_per_second for one in ring.predictions},
+            "seconds": None if predicted is None else predicted.seconds,
+            "hand_over_seconds": None if predicted is None else predicted.hand_over_seconds,
+        },
+    }
+
+
+def _rank_record(rank: int, one: PlannedRank, predicted: RingPrediction | None) -> Record:
+    plan = one.plan
+    return {
+        "rank": rank,
+        "layers": sorted(one.share.layers),
+        "has_head": one.share.has_ends,
+        "streamed_groups": len(plan.groups.streamed),
+        "slots": plan.groups.num_slots,
+        "resident_bytes": plan.groups.resident_nbytes + plan.resident_expert_nbytes,
+        "expected_bytes_per_token": expected_bytes_per_token(plan),
+        "total_bytes": plan.total_nbytes,
+        "budget_bytes": plan.budget,
+        "ram_bytes": one.on.machine.ram_nbytes,
+        "disk_bytes_per_second": one.on.speeds.disk,
+        "bandwidth_bytes_per_second": one.on.speeds.bandwidth,
+        "copy_seconds": None if predicted is None else predicted.copy_seconds[rank],
+        "compute_seconds": None if predicted is None else predicted.compute_seconds[rank],
+    }

@@ -1,0 +1,85 @@
+"""task=plan with parallel=ring: a row for each rank, from described machines, without any of them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from chat_folder import TINY
+from task_runs import RunTask
+from test_results_documented import COMMON, documented, written
+from tiny_models import BUILDERS
+
+PLAN = ("task=plan", "parallel=ring", "streaming=on", "dtype=fp32", "context_length=64")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 12 layers of 3.9 MB, with a head of about a quarter of one."""
+    made = tmp_path_factory.mktemp("plan_ring")
+    BUILDERS["llama3"](hidden_size=256, intermediate_size=1024, num_hidden_layers=12).save_pretrained(made)
+    return made
+
+
+def test_every_field_of_a_ring_s_plan_is_documented_and_every_documented_one_is_there(run_task: RunTask) -> None:
+    given = "task.ranks=2", "task.disk=1GB", "task.bandwidth=10GB", "task.ram=4GB"
+    run = run_task(*PLAN, *given, f"model.checkpoint={TINY / 'llama3'}")
+    assert run.status == 0
+    assert set(written(run.record)) == documented()[COMMON][1] | documented()["task=plan with parallel=ring"][1]
+
+
+def test_four_disks_are_nearly_four_times_as_fast_as_one(run_task: RunTask, folder: Path) -> None:
+    rates = "task.disk=100MB", "task.bandwidth=10GB", "task.ram=4GB"
+    model = f"model.checkpoint={folder}"
+    alone = run_task("task=plan", "streaming=on", "dtype=fp32", "context_length=64", *rates, model).record
+    speeds = [alone["predicted"]["tokens_per_second"]]
+    for ranks in (2, 4):
+        run = run_task(*PLAN, *rates, model, f"task.ranks={ranks}", "task.network=10GB", "task.latency=0")
+        layers = [rank["layers"] for rank in run.record["ranks"]]
+        assert sorted(layer for of_rank in layers for layer in of_rank) == list(range(12))
+        assert [rank["has_head"] for rank in run.record["ranks"]] == [True, *[False] * (ranks - 1)]
+        speeds.append(run.record["predicted"]["tokens_per_second"])
+    assert speeds[1] / speeds[0] == pytest.approx(2, rel=0.1)
+    assert speeds[2] / speeds[0] == pytest.approx(4, rel=0.15)
+
+
+def test_each_rank_may_have_another_machine(run_task: RunTask, folder: Path) -> None:
+    lists = "task.disk=[300MB,100MB]", "task.bandwidth=10GB", "task.ram=[4GB,2GB]", "task.ranks=2"
+    record = run_task(*PLAN, *lists, f"model.checkpoint={folder}").record
+    first, second = record["ranks"]
+    assert (len(first["layers"]), len(second["layers"])) == (9, 3)
+    assert first["disk_bytes_per_second"] == 3 * second["disk_bytes_per_second"]
+    assert first["ram_bytes"] > second["ram_bytes"]
+
+
+def test_what_stays_in_memory_has_neighbouring_layers_and_few_hand_overs(run_task: RunTask, folder: Path) -> None:
+    given = "task.ranks=2", "task.bandwidth=10GB", "task.ram=4GB", f"model.checkpoint={folder}"
+    run = run_task("task=plan", "parallel=ring", "streaming=auto", "dtype=fp32", *given)
+    assert run.record["ranks"][0]["layers"] == list(range(len(run.record["ranks"][0]["layers"])))
+    assert run.record["hand_overs"] == 2
+    assert run.record["predicted"]["hand_over_seconds"] > 2 * 0.0002
+
+
+def test_a_split_is_a_proportion_of_the_layers(run_task: RunTask, folder: Path) -> None:
+    given = "task.ranks=3", "parallel.split=[2,1,1]", f"model.checkpoint={folder}", "task.ram=4GB"
+    run = run_task(*PLAN, *given)
+    assert [len(rank["layers"]) for rank in run.record["ranks"]] == [6, 3, 3]
+    assert run.record["predicted"]["tokens_per_second"] is None
+    assert "tokens/s are left out: give task.bandwidth and task.disk" in run.record["notes"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), r"task.ranks=None: a plan with parallel=ring is for a number of ranks of 2 or more"),
+        (("task.ranks=2", "task.disk=[1GB]"), "task.disk has 1 values, and task.ranks=2; give one for each rank"),
+        (("task.ranks=20",), "12 groups of layers cannot be dealt to 20 ranks; start 12 ranks at most"),
+        (("task.ranks=2", "task.latency=-1"), "task.latency=-1.* must be a number of seconds"),
+        (("task.ranks=2", "task.ram=[4GB,136MB]"), "rank 1 of 2: streaming=on needs"),
+        (("task.ranks=2", "parallel.split=[1,1,1]"), r"parallel.split=\[1.*\] is for 3 ranks, and there are 2"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(run_task: RunTask, folder: Path, given: tuple[str, ...], said: str) -> None:
+    run = run_task(*PLAN, *given, f"model.checkpoint={folder}")
+    assert run.status == 1
+    assert re.search(said, json.dumps(run.record["error"]).replace('\\"', '"')), run.record["error"]
