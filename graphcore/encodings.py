@@ -8,6 +8,7 @@ Each encoding is described in its module in quant/formats/, next to the code tha
     float_levels                          kernels/, quant/         values of codes that are no integers
     planes                                kernels/, quant/         what a GPU holds (kernels/gpu/layout.py draws it)
     is_ternary, narrower, head            quant/format_choice.py   the format that dense weights are packed as
+    stretches                             quant/, kernels/cpu/     searches for scales, in torch and in C++
 """
 
 from collections.abc import Sequence
@@ -105,6 +106,7 @@ class Encoding:
         is_ternary: True if weights are -1, 0 and 1 times a scale.
         narrower: encoding of about the same width in blocks of 32, for rows that are no multiple of the block.
         head: encoding that the head is packed as, where matrices are packed as this one.
+        stretches: offsets that the search for a group's scale tries (quant/k_search.py); empty if there is no search.
     """
 
     name: str
@@ -122,6 +124,7 @@ class Encoding:
     is_ternary: bool = False
     narrower: str | None = None
     head: str = "q6_k"
+    stretches: tuple[float, ...] = ()
 
     @property
     def is_dense(self) -> bool:

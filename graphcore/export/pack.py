@@ -5,7 +5,7 @@ any other      metadata made from the config and the tokenizer, tensors by `gguf
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from shutil import disk_usage
@@ -26,6 +26,7 @@ from graphcore.errors import CheckpointError, PlanError, UnsupportedError, quote
 from graphcore.export.gguf_file import GGUFFile, TensorEntry, replaced_when_whole
 from graphcore.export.gguf_tensors import Member, gguf_members, gguf_shape, unfolded
 from graphcore.export.metadata import Metadata, metadata_of, rope_divisors
+from graphcore.kernels.backend import Backend, TorchBackend
 from graphcore.nn.decoder import Decoder
 from graphcore.planning.loading_peak import packing_nbytes
 from graphcore.planning.machine import check_free, free_device_nbytes
@@ -33,7 +34,7 @@ from graphcore.planning.workspace import FLOAT32_NBYTES
 from graphcore.progress import Progress
 from graphcore.quant import FORMATS
 from graphcore.quant.format_choice import EMBEDDING, HEAD, NEVER_PACKED, STORED, choose_format, packable_names
-from graphcore.quant.packing_error import SquaredError, packing_error
+from graphcore.quant.packing_error import SquaredError
 from graphcore.quant.registry import has_tensor_scale
 from graphcore.weights.conversion import first_row
 from graphcore.weights.loader import PACKED_WEIGHTS, Loader
@@ -61,10 +62,12 @@ class Packer:
     Attributes:
         model: model of any source.
         asked: format that matrices are packed in, or "stored".
+        backend: kernels that quantise.
     """
 
     model: Model
     asked: str
+    backend: Backend = field(default_factory=TorchBackend)
 
     @cached_property
     def _matched(self) -> tuple[Decoder, Loader]:
@@ -232,17 +235,12 @@ class Packer:
             return checkpoint.read(entry.name).reshape(-1).view(torch.uint8), 0.0
         if self.asked == STORED and not self.is_gguf and self._stays_packed(self._members[entry.name]):
             return self._moved_rows(entry), 0.0
-        one, raw, error, at = (
-            FORMATS[entry.encoding],
-            torch.empty(entry.nbytes, dtype=torch.uint8, device="cpu"),
-            SquaredError(),
-            0,
-        )
+        raw, error, at = torch.empty(entry.nbytes, dtype=torch.uint8, device="cpu"), SquaredError(), 0
         try:
             for dense in self._dense_parts(entry):
-                part = one.quantize(dense)
+                part, parts_error = self.backend.quantize(entry.encoding, dense)
                 raw[at : at + len(part)] = part
-                error, at = error + packing_error(dense, part, one, dense.shape), at + len(part)
+                error, at = error + parts_error, at + len(part)
         except CheckpointError as refusal:
             raise type(refusal)(f"{checkpoint.source}: tensor '{entry.name}': {refusal}") from refusal
         return raw, error.relative

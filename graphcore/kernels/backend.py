@@ -20,6 +20,7 @@ from graphcore.errors import GraphError
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.cpu.library import find_runnable_library, prebuilt_library
 from graphcore.kernels.cpu.program import NativeProgram, seconds_late
+from graphcore.kernels.cpu.quantize import quantize_weights
 from graphcore.kernels.cpu.token_rows import TokenRows, runs_now
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.registration import register
@@ -31,6 +32,7 @@ from graphcore.kernels.ops.gated_delta import DeltaParts, delta_heads
 from graphcore.kernels.packing import Packing
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.progress import Progress, ignore_progress
+from graphcore.quant.packing_error import SquaredError
 from graphcore.quant.registry import FORMATS
 
 # A torch.fx trace of a module (graph/lowering/tracing.py) stops at these functions, whichever backend calls them.
@@ -123,6 +125,15 @@ class Backend:
         """Return the packing of a matrix whose rows are whole blocks."""
         return StoredPacking(name, rows, columns)
 
+    def quantize(self, name: str, dense: Tensor) -> tuple[Tensor, SquaredError]:
+        """Return the stored bytes of dense weights and their error, as `quantize_weights` does.
+
+        Args:
+            name: name of the format.
+            dense: [..., I] any float dtype, on the CPU.
+        """
+        return quantize_weights(FORMATS[name], dense)
+
     def draw_kernel(self) -> DrawKernel | None:
         """Return a new kernel that samples tokens from logits on the CPU; None to sample with torch."""
         return None
@@ -199,6 +210,10 @@ class NativeBackend(Backend):
         if FORMATS[name].kernel_number is None:
             return super()._packing(name, rows, columns)
         return KernelPacking(name, rows, columns, self.library)
+
+    def quantize(self, name: str, dense: Tensor) -> tuple[Tensor, SquaredError]:
+        """Return the stored bytes of dense weights and their error, computed in C++."""
+        return quantize_weights(FORMATS[name], dense, self.library)
 
     def draw_kernel(self) -> DrawKernel:
         """Return a new sampling kernel that uses all of torch's threads."""

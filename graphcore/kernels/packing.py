@@ -17,7 +17,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from graphcore.quant.registry import has_tensor_scale
+from graphcore.kernels.cpu.quantize import quantize_weights
+from graphcore.quant.packing_error import SquaredError
+from graphcore.quant.registry import FORMATS, has_tensor_scale
 
 GROUP_ROWS = 16  # rows that are interleaved in packed matrices
 
@@ -55,6 +57,21 @@ class Packing(ABC):
         self.pack_rows(rows, 0, packed, threads=threads)
         self.write_scale(packed, scale)
         return packed
+
+    def quantize(self, dense: Tensor, *, threads: int | None = None) -> tuple[Tensor, SquaredError]:
+        """Return dense rows as the file would have them, and their error.
+
+        Args:
+            dense: [R, I] any float dtype, on the CPU.
+            threads: number of threads that C++ kernels may use; None for torch's number.
+
+        Returns:
+            [nbytes] uint8, the same bytes whether torch or C++ makes them.
+
+        Raises:
+            CheckpointError: a weight is infinite, NaN or too large for the format.
+        """
+        return quantize_weights(FORMATS[self.format], dense)
 
     @abstractmethod
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:

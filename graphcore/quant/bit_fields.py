@@ -103,6 +103,14 @@ def extreme(values: torch.Tensor) -> torch.Tensor:
     return values.gather(1, values.abs().argmax(dim=1, keepdim=True)).add_(0.0)
 
 
+def smallest(values: torch.Tensor) -> torch.Tensor:
+    """Return the smallest value of each row; of zeros with both signs the first, as libggml: [N, n] -> [N, 1]."""
+    found = values.amin(1, keepdim=True)
+    return (
+        torch.where(found == 0, values.gather(1, values.argmin(1, keepdim=True)), found) if not found.all() else found
+    )
+
+
 def round_half_away(values: torch.Tensor) -> torch.Tensor:
     """Return the nearest whole numbers, halves away from zero as C's roundf: float32, same shape."""
     whole = values.trunc()

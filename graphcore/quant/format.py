@@ -101,15 +101,38 @@ class Format(Encoding, ABC):
             CheckpointError: a weight is infinite, NaN or too large for the format's scales.
         """
         largest = dense.abs().max().item() if dense.numel() else 0.0
+        self.check_finite(largest)
+        blocks = self.quantize_blocks(dense)
+        self.check_range(blocks, largest)
+        return blocks
+
+    def check_finite(self, largest: float) -> None:
+        """Check that weights are finite.
+
+        Args:
+            largest: largest magnitude of a weight; NaN if one is NaN.
+
+        Raises:
+            CheckpointError: a weight is infinite or NaN.
+        """
         if not isfinite(largest):
             raise CheckpointError(f"{self.name}: the tensor has infinite or NaN weights, which no format can pack")
-        blocks = self.quantize_blocks(dense)
+
+    def check_range(self, blocks: torch.Tensor, largest: float) -> None:
+        """Check that packed weights are finite.
+
+        Args:
+            blocks: [N, W] uint8, blocks made of the weights.
+            largest: largest magnitude of a weight.
+
+        Raises:
+            CheckpointError: the weights are too large for the format's scales.
+        """
         if largest > SURELY_IN_RANGE and not self.dequantize_blocks(blocks).isfinite().all():
             raise CheckpointError(
                 f"{self.name}: the tensor has weights as large as {largest:.3g}, beyond the range of this format; "
                 "pack it as bf16 or f32"
             )
-        return blocks
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Return the stored size of a tensor, in bytes.

@@ -18,6 +18,7 @@ from torch import Tensor
 from graphcore.quant.bit_fields import extreme, inverse, through_fp16
 
 TINIEST = torch.finfo(torch.float32).tiny
+SUMMED = 16  # weights of a group that are added one after another; see `column_sums`
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,19 @@ def as_rows(codes: Tensor, num_blocks: int) -> Tensor:
     return codes.to(torch.uint8).T.reshape(num_blocks, -1)
 
 
+def column_sums(x: Tensor) -> Tensor:
+    """Return the sum of each group: [n, G] -> [G]; sixteen rows are added in turn, then the sums of sixteen.
+
+    `x.sum(0)` adds in this order too, but not in its last columns, whose number depends on the processor. C++ kernels
+    (native/quantize.cpp) add in this order.
+    """
+    parts = x.view(-1, SUMMED, x.shape[1])
+    totals = torch.zeros_like(parts[:, 0])
+    for index in range(SUMMED):
+        totals += parts[:, index]
+    return totals[0] if len(totals) == 1 else totals[0] + totals[1]
+
+
 def affine_codes(x: Tensor, scale: Tensor, minimum: Tensor, top: int) -> Tensor:
     """Return the nearest codes: [n, G], [G], [G] -> [n, G] float32."""
     return (x + minimum).mul_(inverse(scale)).round_().clamp_(0, top)
@@ -75,20 +89,22 @@ def fit_affine(x: Tensor, top: int, stretches: tuple[float, ...]) -> tuple[Tenso
     """
     floor = x.amin(0).clamp_(max=0)
     above = x - floor
-    per_value = inverse(above.amax(0))
+    reach = above.amax(0)
+    per_value = inverse(reach)
     scale, minimum, saved = torch.zeros_like(floor), torch.zeros_like(floor), torch.full_like(floor, -1)
+    sum_x = column_sums(x)
     for stretch in stretches:
         codes = (above * ((top + stretch) * per_value)).round_().clamp_(max=top)
-        scale, minimum, saved = _keep_better((scale, minimum, saved), _solve_affine(x, codes))
+        scale, minimum, saved = _keep_better((scale, minimum, saved), _solve_affine(x, sum_x, codes))
     codes = affine_codes(x, scale, minimum, top)
-    scale, minimum, _ = _keep_better((scale, minimum, saved), _solve_affine(x, codes))
-    return scale, minimum
+    scale, minimum, _ = _keep_better((scale, minimum, saved), _solve_affine(x, sum_x, codes))
+    return torch.where(reach.isinf(), reach, scale), minimum  # an infinite scale has the weights refused
 
 
-def _solve_affine(x: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _solve_affine(x: Tensor, sum_x: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the best scale and minimum for these codes, and how much of the sum of squares they explain: [G] each."""
     num = x.shape[0]
-    sum_q, sum_qq, sum_x, sum_xq = codes.sum(0), (codes * codes).sum(0), x.sum(0), (x * codes).sum(0)
+    sum_q, sum_qq, sum_xq = codes.sum(0), (codes * codes).sum(0), column_sums(x * codes)
     determinant = num * sum_qq - sum_q * sum_q
     scale = (num * sum_xq - sum_x * sum_q) / determinant.clamp(min=TINIEST)
     minimum = (scale * sum_q - sum_x) / num
@@ -122,9 +138,10 @@ def refine_affine(x: Tensor, scales: StoredScales, minimums: StoredScales, top: 
     best_codes = affine_codes(x, unit * first_scale, low_unit * first_low, top)
     best_scale, best_low = first_scale, first_low
     best_error = _affine_error(x, best_codes, unit * first_scale, low_unit * first_low)
+    mean = column_sums(x) / len(x)
     for shift in (-1, 0, 1):
         scale = (first_scale + shift).clamp_(0, top_scale)
-        mean_low = (unit * scale * best_codes.mean(0) - x.mean(0)) * inverse(low_unit)
+        mean_low = (unit * scale * best_codes.mean(0) - mean) * inverse(low_unit)
         for low in (mean_low.round().clamp_(0, top_scale), first_low):
             codes = affine_codes(x, unit * scale, low_unit * low, top)
             error = _affine_error(x, codes, unit * scale, low_unit * low)
@@ -139,7 +156,7 @@ def refine_affine(x: Tensor, scales: StoredScales, minimums: StoredScales, top: 
 
 def _affine_error(x: Tensor, codes: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
     """Return the sum of squared errors of each group: [G]."""
-    return (codes * scale).sub_(minimum).sub_(x).square_().sum(0)
+    return column_sums((codes * scale).sub_(minimum).sub_(x).square_())
 
 
 def symmetric_codes(x: Tensor, scale: Tensor, low: int) -> Tensor:
@@ -159,7 +176,7 @@ def fit_symmetric(x: Tensor, low: int, stretches: tuple[float, ...]) -> Tensor:
     for stretch in (*stretches, None):
         steps = inverse(scale) if stretch is None else (low - stretch) * per_value  # None: around the best so far
         codes = (x * steps).round_().clamp_(low, -low - 1)
-        sum_xq, sum_qq = (x * codes).sum(0), (codes * codes).sum(0).clamp_(min=TINIEST)
+        sum_xq, sum_qq = column_sums(x * codes), (codes * codes).sum(0).clamp_(min=TINIEST)
         new = sum_xq / sum_qq
         is_better = new * sum_xq > saved
         saved, scale = torch.where(is_better, new * sum_xq, saved), torch.where(is_better, new, scale)
@@ -180,7 +197,7 @@ def refine_symmetric(x: Tensor, scales: StoredScales, low: int, low_scale: int) 
     for shift in (0, -1, 1):
         scale = (first + shift).clamp_(low_scale, -low_scale - 1)
         codes = symmetric_codes(x, unit * scale, low)
-        error = (codes * (unit * scale)).sub_(x).square_().sum(0)
+        error = column_sums((codes * (unit * scale)).sub_(x).square_())
         is_better = error < best_error
         best_error, best_scale = torch.where(is_better, error, best_error), torch.where(is_better, scale, best_scale)
         best_codes = torch.where(is_better, codes, best_codes)

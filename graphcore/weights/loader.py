@@ -12,7 +12,7 @@ from graphcore.checkpoint.quantized.layout import ORDER
 from graphcore.errors import CheckpointError
 from graphcore.kernels.packing import GROUP_ROWS, Packing
 from graphcore.quant import FORMATS
-from graphcore.quant.packing_error import SquaredError, packing_error
+from graphcore.quant.packing_error import SquaredError
 from graphcore.quant.registry import has_tensor_scale
 from graphcore.weights.matching import SCALE
 from graphcore.weights.packed_weights import is_tied
@@ -143,10 +143,9 @@ class Loader:
         if not packing.can_split:  # one scale for the whole matrix
             step = len(dense)
         for at in range(0, len(dense), step):
-            some = dense[at : at + step].to(torch.float32).contiguous()
-            raw = one.quantize(some)
-            before = self.squared_errors.get(name, SquaredError())
-            self.squared_errors[name] = before + packing_error(some, raw, one, some.shape)
+            some = dense[at : at + step]
+            raw, error = packing.quantize(some, threads=threads)
+            self.squared_errors[name] = self.squared_errors.get(name, SquaredError()) + error
             rows, scale = one.split_rows(raw, some.shape)
             packing.pack_rows(rows, begin + at, out, threads=threads)
             packing.write_scale(out, scale)

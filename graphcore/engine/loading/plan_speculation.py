@@ -3,7 +3,7 @@
 nothing streams        lookup: it costs nothing, and a draft model would take memory for little
 experts stream         off: each further token of a step reads further experts
 else                   a plan without a draft model, and one with copies in each format that fits beside it;
-                       the first of them that is clearly faster by prediction; else lookup
+                       the fastest of them by prediction, if it is clearly faster than none; else lookup
 """
 
 from collections.abc import Callable, Iterator
@@ -20,8 +20,7 @@ from graphcore.planning.machine import Machine
 from graphcore.planning.prediction import Rates
 from graphcore.weights.plan import Plan, Tier
 
-# Predicted speed, relative to a plan without a draft model, or with one that is packed faster, that is worth its memory
-# and the time to load it.
+# Predicted speed, relative to a plan without a draft model, that is worth its memory and the time to load it.
 CLEARLY_FASTER = 1.15
 
 Planned = tuple[PreparedDecoder, Plan, Tier]
@@ -63,10 +62,7 @@ def plan_with_speculation(
     candidates = [*_candidates(settings, parts, plan, rates, machine)]
     if not candidates:
         return _noted(plain, "lookup, because no draft model fits in the budget")
-    best, predicted = candidates[0]
-    for other, others_speed in candidates[1:]:
-        if others_speed.tokens_per_second > CLEARLY_FASTER * predicted.tokens_per_second:
-            best, predicted = other, others_speed
+    best, predicted = max(candidates, key=lambda one: one[1].tokens_per_second)
     speed, plain_speed = predicted.tokens_per_second, predicted.tokens_per_second_without
     told = f"predicted {speed:.3g} tokens/s with copies in {predicted.draft_format}, {plain_speed:.3g} without"
     if speed < CLEARLY_FASTER * plain_speed:

@@ -27,8 +27,10 @@ from graphcore.device import product_dtype
 from graphcore.kernels.cpu import products
 from graphcore.kernels.cpu.library import DTYPE_NUMBERS, FORMAT_NUMBERS, ROUNDINGS, Matrix, open_library
 from graphcore.kernels.cpu.products import Operand
+from graphcore.kernels.cpu.quantize import quantize_weights
 from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows, write_tail
+from graphcore.quant.packing_error import SquaredError
 from graphcore.quant.registry import FORMATS
 
 TAIL_NBYTES = 64  # bytes after the last group, if the tensor has a float32 scale
@@ -57,6 +59,10 @@ class KernelPacking(Packing):
     def numbers(self) -> tuple[int, int, int]:
         """The format's number, rows and columns, as arguments of the library's functions."""
         return FORMAT_NUMBERS[self.format], self.rows, self.columns
+
+    def quantize(self, dense: Tensor, *, threads: int | None = None) -> tuple[Tensor, SquaredError]:
+        """Return dense rows as the file would have them, and their error; computed in C++."""
+        return quantize_weights(FORMATS[self.format], dense, self.library, threads)
 
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
         """Write some rows to the packed matrix, in the kernels' layout.

@@ -201,6 +201,8 @@ def open_library(path: str) -> ctypes.CDLL:
         "packed_nbytes": (size, [number, number, number]),
         "unpacks": (ctypes.c_bool, [number]),
         "pack": (None, [number, number, number, number, pointer, size, pointer]),
+        "can_quantize": (ctypes.c_bool, [number]),
+        "quantize": (None, [number, number, number, ctypes.c_int64, pointer, pointer, pointer]),
         "pack_level_planes": (None, [number, number, number, pointer, size, pointer]),
         "unpack": (None, [number, matrix, number, pointer]),
         "rows": (None, [matrix, pointer, number, number, pointer]),

@@ -45,6 +45,9 @@ constexpr bool has_tensor_scale(int32_t format) {{ return {scaled}; }}
 // Values of codes that are floats.
 {floats}
 
+// Offsets that the search for a group's scale tries.
+{stretches}
+
 struct Encoding {{
     int columns, nbytes;    // columns and bytes of a stored block
     int bits;               // bits of a code
@@ -116,6 +119,7 @@ def encodings_header() -> str:
         scaled=" || ".join(f"format == {_constant(one)}" for one in known if one.has_tensor_scale),
         tables="\n".join(_table(levels, name) for levels, name in _tables().items()),
         floats="\n".join(_float_table(one) for one in known if len(one.float_levels) == TABLE_SIZE),
+        stretches="\n".join(_stretches(one) for one in known if one.stretches),
         facts="\n".join(f"    {_facts(one)},  // {one.name}" for one in known),
     )
 
@@ -143,6 +147,10 @@ def _float_table(one: Encoding) -> str:
     numbers = [f"{level:.9e}f" for level in one.float_levels]
     lines = [f"    {', '.join(numbers[start : start + 4])}," for start in range(0, TABLE_SIZE, 4)]
     return "\n".join((f"inline constexpr float {one.name.upper()}_LEVELS[{TABLE_SIZE}] = {{", *lines, "};"))
+
+
+def _stretches(one: Encoding) -> str:
+    return f"inline constexpr double {one.name.upper()}_STRETCHES[] = {{{', '.join(map(str, one.stretches))}}};"
 
 
 def _facts(one: Encoding) -> str:

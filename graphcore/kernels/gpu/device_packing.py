@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from graphcore.kernels.cpu.library import FORMAT_NUMBERS, open_library
+from graphcore.kernels.cpu.quantize import quantize_weights
 from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS, TAIL_NBYTES, DeviceLayout
 from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows, write_tail
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.quant.level_formats import LevelFormat, grid_tensor
+from graphcore.quant.packing_error import SquaredError
 from graphcore.quant.registry import FORMATS
 
 
@@ -31,8 +33,8 @@ class DevicePacking(Packing):
     """A matrix in groups of sixteen rows, split into planes (layout.py); `format` is one of DEVICE_LAYOUTS.
 
     Attributes:
-        library: path of the C++ kernels' file, which look the levels of rows in RAM up 20 times as fast as torch; empty
-            without kernels.
+        library: path of the C++ kernels' file, which quantise, and look the levels of rows in RAM up, 20 times as fast
+            as torch; empty without kernels.
     """
 
     library: str = ""
@@ -79,6 +81,10 @@ class DevicePacking(Packing):
     def offset(self, row: int) -> int:
         """Return the offset in bytes of a row's group."""
         return row // GROUP_ROWS * GROUP_ROWS * sum(self.planes)
+
+    def quantize(self, dense: Tensor, *, threads: int | None = None) -> tuple[Tensor, SquaredError]:
+        """Return dense rows as the file would have them, and their error; computed in C++ if there are kernels."""
+        return quantize_weights(FORMATS[self.format], dense, self.library, threads)
 
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
         """Write some rows to their planes, and zeros to the padding rows of the matrix's last group.

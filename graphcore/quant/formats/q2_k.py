@@ -15,8 +15,6 @@ from graphcore.quant.bit_fields import field, fp16, fp16_bytes, pack_planes, pla
 from graphcore.quant.format import Format
 from graphcore.quant.k_search import as_columns, as_rows, fit_affine, refine_affine, round_scales
 
-STRETCHES = (0.0, -0.5, -0.3, -0.1, 0.1, 0.3, 0.5, 0.7, 0.9, 1.2)  # see k_search.fit_affine
-
 
 class Q2KFormat(Format):
     """Two bits, with an offset per 16 weights."""
@@ -33,7 +31,7 @@ class Q2KFormat(Format):
     def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
         """Encode: [N, 256] float32 -> [N, 84] uint8; scales by search, see k_search."""
         groups = as_columns(dense, num_groups=16)
-        scale, minimum = (found.view(-1, 16) for found in fit_affine(groups, 3, STRETCHES))  # [N, 16] each
+        scale, minimum = (found.view(-1, 16) for found in fit_affine(groups, 3, self.stretches))  # [N, 16] each
         scales, minimums = round_scales(scale, 0, 15), round_scales(minimum, 0, 15)
         found = refine_affine(groups, scales, minimums, 3, 15)
         codes = as_rows(found, len(dense))  # [N, 256]
@@ -52,4 +50,5 @@ Q2_K = Q2KFormat(
     bits=2,
     narrower="q4_0",
     planes=Planes(low=(16, 80), scales=(0, 16), supers=(80, 84), scale="nibbles", group=16, step=32),
+    stretches=(0.0, -0.5, -0.3, -0.1, 0.1, 0.3, 0.5, 0.7, 0.9, 1.2),
 )

@@ -32,9 +32,6 @@ def pack_scales(scales: torch.Tensor) -> torch.Tensor:
     return torch.cat((low, pack_planes((scales >> 4).view(-1, 4, 4), bits=2)), dim=1)
 
 
-STRETCHES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9)  # see k_search.fit_symmetric
-
-
 class Q3KFormat(Format):
     """Three bits, symmetric."""
 
@@ -51,7 +48,7 @@ class Q3KFormat(Format):
     def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
         """Encode: [N, 256] float32 -> [N, 110] uint8; scales by search, see k_search."""
         groups = as_columns(dense, num_groups=16)
-        scales = round_scales(fit_symmetric(groups, -4, STRETCHES).view(-1, 16), -32, 31)  # [N, 16]
+        scales = round_scales(fit_symmetric(groups, -4, self.stretches).view(-1, 16), -32, 31)  # [N, 16]
         codes = as_rows(refine_symmetric(groups, scales, -4, -32).add_(4), len(dense))  # [N, 256], 0 to 7
         third_bits = pack_planes((codes >> 2).view(-1, 8, 32), bits=1)
         low = pack_planes((codes & 3).view(-1, 2, 4, 32), bits=2).flatten(1)
@@ -70,4 +67,5 @@ Q3_K = Q3KFormat(
     zero=4,
     narrower="q4_0",
     planes=Planes(low=(32, 96), high=(0, 32), scales=(96, 108), supers=(108, 110), scale="signed", group=16, step=32),
+    stretches=(0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9),
 )

@@ -10,7 +10,7 @@ Legend: N blocks.
 import torch
 
 from graphcore.encodings import Planes
-from graphcore.quant.bit_fields import field, fp16, fp16_bytes, inverse, pack_planes, planes
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes, inverse, pack_planes, planes, smallest
 from graphcore.quant.format import Format
 
 
@@ -24,8 +24,8 @@ class Q41Format(Format):
 
     def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
         """Encode as libggml does, byte for byte: [N, 32] float32 -> [N, 20] uint8."""
-        minimum = dense.amin(1, keepdim=True)
-        scale = (dense.amax(1, keepdim=True) - minimum) / 15  # [N, 1]
+        minimum = smallest(dense)
+        scale = (dense.amax(1, keepdim=True) - minimum).abs_() / 15  # [N, 1]; not -0
         codes = (dense - minimum).mul_(inverse(scale)).add_(0.5).clamp_(max=15).to(torch.uint8)  # [N, 32]
         return torch.cat((fp16_bytes(scale), fp16_bytes(minimum), pack_planes(codes.view(-1, 2, 16), bits=4)), dim=1)
 

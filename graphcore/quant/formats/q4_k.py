@@ -14,8 +14,6 @@ from graphcore.quant.bit_fields import field, pack_planes, planes
 from graphcore.quant.format import Format
 from graphcore.quant.k_scales import REGROUPED, WIDENED, affine_weights, quantize_affine
 
-STRETCHES = (0.0, -1.5, -1.0, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2)  # see k_search.fit_affine
-
 
 class Q4KFormat(Format):
     """Four bits, with an offset per 32 weights."""
@@ -29,7 +27,7 @@ class Q4KFormat(Format):
 
     def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
         """Encode: [N, 256] float32 -> [N, 144] uint8; scales by search, see k_search."""
-        head, codes = quantize_affine(dense, 15, STRETCHES)
+        head, codes = quantize_affine(dense, 15, self.stretches)
         nibbles = pack_planes(codes.view(-1, 4, 2, 32), bits=4).flatten(1)
         return torch.cat((head, nibbles), dim=1)
 
@@ -44,4 +42,5 @@ Q4_K = Q4KFormat(
     bits=4,
     narrower="q5_0",
     planes=Planes(low=(16, 144), scales=(4, 16), supers=(0, 4), scale="bytes"),
+    stretches=(0.0, -1.5, -1.0, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2),
 )

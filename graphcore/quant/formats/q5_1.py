@@ -11,7 +11,7 @@ Legend: N blocks.
 import torch
 
 from graphcore.encodings import Planes
-from graphcore.quant.bit_fields import field, fp16, fp16_bytes, inverse, pack_planes, pack_runs, planes, runs
+from graphcore.quant.bit_fields import field, fp16, fp16_bytes, inverse, pack_planes, pack_runs, planes, runs, smallest
 from graphcore.quant.format import Format
 
 
@@ -26,8 +26,8 @@ class Q51Format(Format):
 
     def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
         """Encode as libggml does, byte for byte: [N, 32] float32 -> [N, 24] uint8."""
-        minimum = dense.amin(1, keepdim=True)
-        scale = (dense.amax(1, keepdim=True) - minimum) / 31  # [N, 1]
+        minimum = smallest(dense)
+        scale = (dense.amax(1, keepdim=True) - minimum).abs_() / 31  # [N, 1]; not -0
         codes = (dense - minimum).mul_(inverse(scale)).add_(0.5).clamp_(max=31).to(torch.uint8)  # [N, 32]
         nibbles = pack_planes((codes & 15).view(-1, 2, 16), bits=4)
         return torch.cat((fp16_bytes(scale), fp16_bytes(minimum), pack_runs(codes >> 4, bits=1), nibbles), dim=1)

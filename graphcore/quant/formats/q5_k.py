@@ -15,8 +15,6 @@ from graphcore.quant.bit_fields import field, pack_planes, planes
 from graphcore.quant.format import Format
 from graphcore.quant.k_scales import REGROUPED, WIDENED, affine_weights, quantize_affine
 
-STRETCHES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2)  # see k_search.fit_affine
-
 
 class Q5KFormat(Format):
     """Five bits, with an offset per 32 weights."""
@@ -31,7 +29,7 @@ class Q5KFormat(Format):
 
     def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
         """Encode: [N, 256] float32 -> [N, 176] uint8; scales by search, see k_search."""
-        head, codes = quantize_affine(dense, 31, STRETCHES)
+        head, codes = quantize_affine(dense, 31, self.stretches)
         fifth_bits = pack_planes((codes >> 4).view(-1, 8, 32), bits=1)
         nibbles = pack_planes((codes & 15).view(-1, 4, 2, 32), bits=4).flatten(1)
         return torch.cat((head, fifth_bits, nibbles), dim=1)
@@ -47,4 +45,5 @@ Q5_K = Q5KFormat(
     bits=5,
     narrower="q5_1",
     planes=Planes(low=(48, 176), high=(16, 48), scales=(4, 16), supers=(0, 4), scale="bytes"),
+    stretches=(0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2),
 )

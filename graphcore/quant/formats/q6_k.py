@@ -15,8 +15,6 @@ from graphcore.quant.bit_fields import field, fp16, fp16_bytes, pack_planes, pla
 from graphcore.quant.format import Format
 from graphcore.quant.k_search import as_columns, as_rows, fit_symmetric, refine_symmetric, round_scales
 
-STRETCHES = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9)  # see k_search.fit_symmetric
-
 
 class Q6KFormat(Format):
     """Six bits, symmetric."""
@@ -32,7 +30,7 @@ class Q6KFormat(Format):
     def quantize_blocks(self, dense: torch.Tensor) -> torch.Tensor:
         """Encode: [N, 256] float32 -> [N, 210] uint8; scales by search, see k_search."""
         groups = as_columns(dense, num_groups=16)
-        scales = round_scales(fit_symmetric(groups, -32, STRETCHES).view(-1, 16), -128, 127)  # [N, 16]
+        scales = round_scales(fit_symmetric(groups, -32, self.stretches).view(-1, 16), -128, 127)  # [N, 16]
         codes = as_rows(refine_symmetric(groups, scales, -32, -128).add_(32), len(dense))  # [N, 256], 0 to 63
         low = pack_planes((codes & 15).view(-1, 2, 2, 64), bits=4).flatten(1)
         high = pack_planes((codes >> 4).view(-1, 2, 4, 32), bits=2).flatten(1)
@@ -52,4 +50,5 @@ Q6_K = Q6KFormat(
     planes=Planes(
         low=(0, 128), high=(128, 192), scales=(192, 208), supers=(208, 210), scale="signed", group=16, step=64
     ),
+    stretches=(0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9),
 )

@@ -5,15 +5,18 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from omegaconf import MISSING
 
 from graphcore.config.byte_sizes import in_words
+from graphcore.config.settings import Settings
 from graphcore.config.user_path import user_path
 from graphcore.config.validate import PROMPT_KEYS, refuse_unused_settings
 from graphcore.device import use_threads
 from graphcore.engine.loading.open_model import open_model
 from graphcore.errors import ConfigError
 from graphcore.export.pack import PackedTensor, Packer
+from graphcore.kernels.backend import find_backend
 from graphcore.progress import Progress
 from graphcore.tasks.report.output_files import OutputError
 from graphcore.tasks.task import Context, Record, Task
@@ -35,15 +38,7 @@ class PackSettings:
 def run(context: Context, task: PackSettings) -> Record:
     """Write the file and print its formats and sizes."""
     settings, console = context.settings, context.console
-    refuse_unused_settings(settings, "pack", UNUSED_KEYS)
-    if settings.streaming.policy != "off":
-        raise ConfigError(
-            f"streaming={settings.streaming.policy} has no effect with task=pack, which runs nothing; leave it out"
-        )
-    if settings.model.fallback is not None:
-        raise ConfigError(
-            "model.fallback has no effect with task=pack, which knows graphcore's own models; leave it out"
-        )
+    refuse_settings_without_effect(settings)
     path = output_path(task)
     use_threads(settings.threads)
     began = time.perf_counter()
@@ -51,10 +46,12 @@ def run(context: Context, task: PackSettings) -> Record:
     if model.path is not None and model.path.exists() and path.exists() and path.samefile(model.path):
         raise ConfigError(f"task.output={path} is the model itself; choose another name")
     on_tokenizer = model.tokenizer.notes if model.tokenizer is not None else tuple(filter(None, (model.unread,)))
-    notes = (*model.config.notes, *on_tokenizer, *group_note(context, model.config.model_type))
+    backend, on_kernels = find_backend(torch.device("cpu"), settings.cache_folder, console.progress)
+    on_loading = (*on_tokenizer, *filter(None, (on_kernels,)))
+    notes = (*model.config.notes, *on_loading, *group_note(context, model.config.model_type))
     for note in notes:
         console.note(note)
-    packer = Packer(model, settings.quant.format)
+    packer = Packer(model, settings.quant.format, backend)
     tensors = packed_tensors(packer, path, console.progress)
     nbytes = path.stat().st_size
     console.table(f"{path}: {in_words(nbytes)}", COLUMNS, table_rows(tensors))
@@ -72,6 +69,23 @@ def run(context: Context, task: PackSettings) -> Record:
         "tensors": [tensor_record(tensor) for tensor in tensors],
         "total": total_record(tensors),
     }
+
+
+def refuse_settings_without_effect(settings: Settings) -> None:
+    """Refuse settings that have no effect with this task.
+
+    Raises:
+        ConfigError: one is.
+    """
+    refuse_unused_settings(settings, "pack", UNUSED_KEYS)
+    if settings.streaming.policy != "off":
+        raise ConfigError(
+            f"streaming={settings.streaming.policy} has no effect with task=pack, which runs nothing; leave it out"
+        )
+    if settings.model.fallback is not None:
+        raise ConfigError(
+            "model.fallback has no effect with task=pack, which knows graphcore's own models; leave it out"
+        )
 
 
 def packed_tensors(packer: Packer, path: Path, on_progress: Progress) -> list[PackedTensor]:

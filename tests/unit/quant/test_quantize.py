@@ -40,6 +40,14 @@ def test_blocks_are_libggmls_byte_for_byte(name: str) -> None:
     assert torch.equal(FORMATS[name].quantize_blocks(source), expected)
 
 
+@pytest.mark.parametrize("name", ["q4_1", "q5_1"])
+def test_of_zeros_with_both_signs_the_minimum_is_the_first_as_in_libggml(name: str) -> None:
+    """ggml-quants.c, quantize_row_q4_1_ref: `if (v < min) min = v`."""
+    for first, bits in ((0.0, 0x00), (-0.0, 0x80)):
+        dense = torch.tensor([first, 0.0, -0.0] * 11)[:32].view(1, 32)
+        assert FORMATS[name].quantize_blocks(dense)[0, :4].tolist() == [0, 0, 0, bits]
+
+
 @pytest.mark.parametrize("name", SEARCHED)
 def test_no_golden_block_is_further_from_its_weights_than_libggmls(name: str) -> None:
     source, expected = golden_source(name)
@@ -171,6 +179,8 @@ def test_infinite_and_nan_weights_are_refused_by_name(name: str, value: float) -
 def test_weights_beyond_the_range_of_a_float16_scale_are_refused(name: str) -> None:
     with pytest.raises(CheckpointError, match=r"beyond the range of this format; pack it as bf16 or f32"):
         FORMATS[name].quantize(torch.full((1, 256), -1e30))
+    with pytest.raises(CheckpointError, match="as large as 2e\\+38, beyond the range of this format"):
+        FORMATS[name].quantize(torch.tensor([2e38, -2e38]).repeat(1, 128))  # their difference overflows float32
 
 
 @pytest.mark.parametrize("name", ["f32", "bf16", "mxfp4", "i2_s"])

@@ -107,6 +107,13 @@ inline constexpr float FP4_LEVELS[16] = {
     -3.333333333e-01f, -5.000000000e-01f, -1.666666667e-01f, -2.500000000e-01f,
 };
 
+// Offsets that the search for a group's scale tries.
+inline constexpr double Q2_K_STRETCHES[] = {0.0, -0.5, -0.3, -0.1, 0.1, 0.3, 0.5, 0.7, 0.9, 1.2};
+inline constexpr double Q3_K_STRETCHES[] = {0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9};
+inline constexpr double Q4_K_STRETCHES[] = {0.0, -1.5, -1.0, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2};
+inline constexpr double Q5_K_STRETCHES[] = {0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9, 1.2};
+inline constexpr double Q6_K_STRETCHES[] = {0.0, -0.9, -0.6, -0.3, 0.3, 0.6, 0.9};
+
 struct Encoding {
     int columns, nbytes;    // columns and bytes of a stored block
     int bits;               // bits of a code

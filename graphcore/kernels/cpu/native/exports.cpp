@@ -7,6 +7,7 @@
 #include "experts.h"
 #include "panel_product.h"
 #include "planes.h"
+#include "quantize.h"
 
 using namespace graphcore;
 
@@ -155,6 +156,27 @@ void graphcore_pack(int threads, int format, int rows, int columns, const uint8_
             ops.pack_group(lanes, columns, packed + group * group_nbytes);
         }
     });
+}
+
+// Returns whether graphcore_quantize knows a format.
+bool graphcore_can_quantize(int format) { return can_quantize(format); }
+
+// Quantises dense weights to the blocks that a file stores; see quantize.h. dense: [weights] of dtype, a whole number of blocks.
+void graphcore_quantize(int threads, int format, int dtype, int64_t weights, const uint8_t* dense, uint8_t* blocks, QuantizedSums* total) {
+    *total = {};
+    if (!weights) return;
+    const int units = int((weights + UNIT_WEIGHTS - 1) / UNIT_WEIGHTS);
+    const size_t dense_nbytes = size_t(UNIT_WEIGHTS) * format_nbytes(dtype);
+    const size_t unit_nbytes = size_t(UNIT_WEIGHTS / ENCODINGS[format].columns) * ENCODINGS[format].nbytes;
+    const auto memory = scratch(size_t(units) * sizeof(QuantizedSums));
+    auto* sums = (QuantizedSums*)memory.get();
+    on_threads(threads, units, [&](Range mine) {
+        for (int unit = mine.begin; unit < mine.end; unit++) {
+            const int count = int(std::min(int64_t(UNIT_WEIGHTS), weights - int64_t(unit) * UNIT_WEIGHTS));
+            sums[unit] = quantize_unit(format, dtype, count, dense + unit * dense_nbytes, blocks + unit * unit_nbytes);
+        }
+    });
+    for (int unit = 0; unit < units; unit++) total->add(sums[unit]);  // in order, whatever the number of threads
 }
 
 // Packs a file's rows of a format of levels in a GPU's planes; see planes.h.

@@ -17,6 +17,7 @@ from graphcore.kernels.cpu import instructions as native_instructions
 from graphcore.kernels.cpu import library
 from graphcore.kernels.cpu.library import FORMAT_NUMBERS, ROUNDINGS
 from graphcore.kernels.cpu.native_header import HEADERS
+from graphcore.kernels.cpu.quantize import QuantizedSums
 
 build = library.build_library.__wrapped__  # without the process's own memory of what it has built
 SOURCES = library.SOURCES
@@ -201,8 +202,11 @@ def test_structures_lie_in_memory_as_the_kernels_read_them(tmp_path: Path) -> No
     compiler = find_cpp_compiler()
     if compiler is None:
         pytest.skip("no C++ compiler works here")
-    mirrored = (library.Matrix, native_instructions.Norm, native_instructions.Instruction, *instructions())
-    lines = [f'#include "{SOURCES / "step.h"}"', "#include <cstddef>"]
+    mirrored = (
+        *(library.Matrix, QuantizedSums, native_instructions.Norm, native_instructions.Instruction),
+        *instructions(),
+    )
+    lines = [f'#include "{SOURCES / name}"' for name in ("step.h", "quantize.h")] + ["#include <cstddef>"]
     for one in mirrored:
         owner = next(base for base in one.__mro__ if "_fields_" in vars(base))  # two instructions share `Delta`
         theirs = f"graphcore::{owner.__name__}"
