@@ -89,14 +89,18 @@ def run_ranks(world_size: int, cases: Mapping[str, Case], folder: Path) -> dict[
         json.dumps([[name, *case, port] for (name, case), port in zip(cases.items(), ports, strict=True)])
     )
     answers = folder / f"answers_{world_size}.pt"
-    ranks = ended(start_ranks(__file__, [[str(described), str(answers)]] * world_size))
+    ranks = ended(start_ranks(__file__, [[str(described), str(answers)]] * world_size), seconds=300)
     assert [rank.status for rank in ranks] == [0] * world_size, "\n".join(rank.errors for rank in ranks)
     found: dict[str, Any] = torch.load(answers)
     return found
 
 
-def answers_of(engine: Any) -> dict[str, Any]:
-    """Return what an engine of any number of processes answers: whatever may differ in a bit."""
+def answers_of(engine: Any, known: dict[tuple[int, ...], Sequence[int]]) -> dict[str, Any]:
+    """Return what an engine of any number of processes answers: whatever may differ in a bit.
+
+    Args:
+        known: answers from which drafts are made, if the engine drafts; those of a few prompts are added.
+    """
     import torch
 
     vocab = engine.config.vocab_size
@@ -116,7 +120,23 @@ def answers_of(engine: Any) -> dict[str, Any]:
     is_cancelled.set()
     found["cancelled"] = held.result(60).finish_reason
     found["after"] = _facts(engine.submit(rows[2], max_new_tokens=6, logprobs=True, ignore_eos=True))
+    found["known"] = _drafted(engine, rows, known)
     return found
+
+
+def _drafted(
+    engine: Any, rows: Sequence[Sequence[int]], known: dict[tuple[int, ...], Sequence[int]]
+) -> list[list[str]]:
+    """Return answers whose drafts are mostly right, greedy, drawn, and one without drafts beside the others."""
+    prompts = [rows[0][:5], rows[1][:30], rows[2][:16]]
+    asked: list[dict[str, Any]] = [{"temperature": 1.1, "seed": 4}, {}, {"temperature": 0.8, "frequency_penalty": 0.4}]
+    given: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "logprobs": True}
+    for prompt, more in zip(prompts, asked, strict=True):
+        known[tuple(prompt)] = engine.submit(prompt, speculation="off", **given, **more).result(60).token_ids
+    with engine.holding_back():
+        handles = [engine.submit(prompt, **given, **more) for prompt, more in zip(prompts, asked, strict=True)]
+        handles.append(engine.submit(rows[2][:16], speculation="off", **given))
+    return [_facts(handle) for handle in handles]
 
 
 def _requests(engine: Any, rows: Sequence[Sequence[int]]) -> Iterator[Any]:
@@ -189,19 +209,30 @@ def main(described: str, answers: str) -> None:
     import torch
 
     from graphcore import Engine  # before torch, whose threads would spin otherwise
+    from graphcore.engine.speculation.speculation_record import speculation_record
 
-    found = {}
+    drafts, found = drafts_from_answers(), {}
     for name, folder, overrides, port in json.loads(Path(described).read_text()):
         os.environ["MASTER_PORT"] = str(port)
         engine: Engine | None = load(Case(folder, overrides), ["parallel=ring"])
         if engine is not None:
             with closing(engine):
-                found[name] = answers_of(engine)
+                found[name] = answers_of(engine, drafts)
+                found[name]["speculation"] = speculation_record(engine)
                 groups = engine.plan.groups
                 found[name].update(streamed=list(groups.streamed), groups=groups.num_layer_groups)
                 found[name]["notes"] = list(engine.notes)
     if found:
         torch.save(found, answers)
+
+
+def drafts_from_answers() -> dict[tuple[int, ...], Sequence[int]]:
+    """Draft from known answers, with errors, whatever it costs; return the answers by prompt."""
+    from fallible_drafter import KnownAnswers
+
+    known = KnownAnswers()
+    known.patch(setattr)
+    return known.answers
 
 
 def run_one(folder: str, *overrides: str) -> None:

@@ -142,7 +142,6 @@ def _check_parallel(settings: Settings) -> None:
     task = settings.task.get("name") if isinstance(settings.task, dict) else None
     refused = {
         f"task={task}": task not in RING_TASKS,
-        f"speculation={settings.speculation.kind}": settings.speculation.kind != "off",
         f"model.fallback={settings.model.fallback}": settings.model.fallback is not None,
         f"model.adapter={settings.model.adapter}": settings.model.adapter is not None,
         "cache.save": settings.cache.save is not None,

@@ -20,6 +20,7 @@ from graphcore.errors import ConfigError
 
 SCRIPT = str(Path(__file__).parents[1] / "ring_ranks.py")
 RUN = Path(__file__).parents[2] / "run.py"
+SELF = ("speculation=self", "speculation.draft_format=q4_0")
 TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "dense, resident": ("llama3", ("streaming=off", "dtype=fp32")),
     "dense, streamed": ("llama3", ("streaming=on", "dtype=bf16")),
@@ -31,11 +32,24 @@ TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "convolutions, nothing streams": ("lfm2_moe", ("streaming=auto", "dtype=fp32")),
     "mixture": ("qwen3_moe", ("streaming=on", "streaming.expert_cache=0", "dtype=fp32")),
     "larger, some layers stream": ("large", ("streaming=auto", "streaming.memory_budget=28MB", "dtype=fp32")),
+    "dense, drafts": ("llama3", ("streaming=on", "dtype=bf16", "speculation=lookup")),
+    "dense, drafts, pages run out": ("llama3", ("dtype=fp32", "batching.cache_tokens=128", "speculation=lookup")),
+    "windows, draft model, pages run out": (
+        "gemma3",
+        ("streaming=on", "dtype=fp32", "batching.cache_tokens=128", *SELF),
+    ),
+    "recurrent, drafts": ("qwen3_next", ("streaming=off", "dtype=fp32", "speculation=lookup")),
+    "recurrent, draft model": ("qwen3_5", ("streaming=on", "dtype=fp32", *SELF)),
+    "larger, draft model of what streams": (
+        "large",
+        ("streaming=auto", "streaming.memory_budget=30MB", "dtype=fp32", *SELF),
+    ),
     "latent": ("deepseek_v2", ("streaming=on", "dtype=fp32", "kv_dtype=q8_0")),
 }
 FOUR: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "windows, streamed": ("gemma3", ("streaming=on", "dtype=fp32")),
     "recurrent, resident": ("qwen3_next", ("streaming=off", "dtype=fp32", "batching.cache_tokens=160")),
+    "dense, draft model": ("gemma3", ("streaming=on", "dtype=fp32", *SELF)),
 }
 
 
@@ -69,11 +83,12 @@ def of_four(folder: Path) -> dict[str, Any]:
 
 @functools.cache
 def alone(case: Case) -> dict[str, Any]:
-    """Return what one process answers."""
+    """Return what one process answers, without drafts."""
+    case = Case(case.folder, tuple(one for one in case.overrides if not one.startswith("speculation")))
     threads = torch.get_num_threads()
     try:
         with closing(load(case, [])) as engine:
-            return answers_of(engine)
+            return answers_of(engine, {})
     finally:
         torch.set_num_threads(threads)
 
@@ -98,6 +113,13 @@ def test_a_budget_keeps_some_layers_of_each_rank_in_memory(of_two: dict[str, Any
     assert 0 < len(found["streamed"]) < found["groups"]
     assert "2 ranks have 10, 10 layers, and a pass has 20 hand-overs" in found["notes"]
     assert of_two["convolutions, nothing streams"]["streamed"] == []
+
+
+@pytest.mark.parametrize("name", [name for name in TWO if "draft" in name])
+def test_two_ranks_check_drafts_and_accept_some(name: str, of_two: dict[str, Any]) -> None:
+    found = of_two[name]["speculation"]
+    assert 20 < found["accepted_tokens"] < found["draft_tokens"] - 20
+    assert (found["draft_steps"] > 20) == (found["kind"] == "self")
 
 
 @pytest.mark.parametrize("name", FOUR)
@@ -158,7 +180,6 @@ def test_only_rank_0_has_an_engine(folder: Path, monkeypatch: pytest.MonkeyPatch
     ("overrides", "said"),
     [
         (["task=perplexity"], "task=perplexity does not work with parallel=ring yet"),
-        (["speculation=lookup"], "speculation=lookup does not work with parallel=ring yet"),
         (["model.fallback=transformers"], "model.fallback=transformers does not work with parallel=ring yet"),
         (["cache.save=/tmp/cache"], "cache.save does not work with parallel=ring yet"),
         (["parallel.timeout=0"], "parallel.timeout=0.* must be a number of seconds above 0"),

@@ -20,7 +20,8 @@ def dealt(parts: PreparedDecoder, model: Model, share: Share) -> PreparedDecoder
         raise ConfigError(f"parallel=ring: {reason}")
     parts.decoder.keep(share.layers, share.has_ends)
     loader = parts.loader.kept(weight_shapes(parts.decoder))
-    return replace(parts, runtime=replace(parts.runtime, share=share), loader=loader)
+    draft = None if parts.draft is None else parts.draft.kept(share.layers, share.has_ends)
+    return replace(parts, runtime=replace(parts.runtime, share=share), loader=loader, draft=draft)
 
 
 def _obstacle(parts: PreparedDecoder, model: Model) -> str:

@@ -191,6 +191,7 @@ def _load(
             parts, plan, tier = loader.plan(settings, loader.prepare(settings, model, on_progress), on_progress)
         if ranks is None or not any(ranks.all_say(plan.is_streaming)):
             break
+    parts, plan, tier = loader.agree(settings, parts, plan, tier)
     if ranks is not None:
         parts.notes.extend(compare_ranks(ranks.all_say(facts_of(settings, parts))))
         parts.notes.append(described(parts.runtime.share.owners) if parts.runtime.share is not None else "")

@@ -67,6 +67,7 @@ def facts_of(settings: Settings, parts: PreparedModel) -> Facts:
         **{name: json.dumps(value, sort_keys=True, default=str) for name, value in own.items()},
         "layers": "" if runtime.share is None else ",".join(map(str, runtime.share.owners)),
         "context_length": str(runtime.context_length),
+        "speculation": f"{runtime.speculation} of {runtime.draft_tokens} tokens {runtime.draft_format}",
         "dtype": str(runtime.dtype),
         KERNELS: build,
         "files": files_hash(parts.loader.checkpoint),

@@ -11,11 +11,11 @@ from torch import Tensor
 from graphcore.config.settings import Settings
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.continuous import ContinuousBatching
-from graphcore.engine.batching.host_decode_loop import HostDecodeLoop
 from graphcore.engine.loading.load_model import load_model
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
+from graphcore.engine.ring.drafts import FollowingDecodeLoop
 from graphcore.engine.ring.shared_requests import FollowedRequests
 from graphcore.engine.sampler import SequenceSampler
 from graphcore.errors import ConfigError
@@ -47,11 +47,13 @@ class Follower:
 
     Args:
         folder: folder of the files of requests that are swapped out.
+        drafts: True if rank 0 drafts.
     """
 
-    def __init__(self, runner: ProgramRunner, ranks: ProcessGroup, folder: Path) -> None:
+    def __init__(self, runner: ProgramRunner, ranks: ProcessGroup, folder: Path, drafts: bool = False) -> None:
         self._runner, self._ranks, self._requests = runner, ranks, FollowedRequests()
-        decoding = HostDecodeLoop(runner, sampler=FollowingSampler(runner, ranks, self._requests))
+        sampler = FollowingSampler(runner, ranks, self._requests)
+        decoding = FollowingDecodeLoop(runner, sampler, ranks, self._requests, drafts)
         self._batching = ContinuousBatching(runner, decoding, CacheAdmission.of(runner, folder, ranks.all_agree))
         self._give_back: Callable[[], None] = lambda: None
 
@@ -117,6 +119,8 @@ def follow(settings: Settings, on_progress: Progress = ignore_progress) -> None:
     try:
         with ranks.leaving_on_error():
             loaded.enter_thread()
-            Follower(runner, ranks, settings.cache_folder / "swapped").follow()
+            kind = loaded.runtime.speculation
+            drafts = kind == "lookup" or (kind == "self" and runner.draft_programs is not None)
+            Follower(runner, ranks, settings.cache_folder / "swapped", drafts).follow()
     finally:
         loaded.give_back()
