@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -236,10 +237,16 @@ def drafts_from_answers() -> dict[tuple[int, ...], Sequence[int]]:
 
 
 def run_one(folder: str, *overrides: str) -> None:
-    """Run one case as one of its ranks; with "lose" among the overrides rank 1 dies in the middle of an answer."""
+    """Run one case as one of its ranks.
+
+    With "lose" among the overrides rank 1 dies in the middle of an answer, with "sleep" it answers no heartbeat.
+    """
     from graphcore.errors import ParallelError
     from graphcore.parallel.process_group import ProcessGroup
 
+    if "sleep" in overrides:
+        run_sleeping(folder)
+        return
     if "lose" in overrides and os.environ["RANK"] == "1":
         ProcessGroup.hear = _dying(ProcessGroup.hear)  # type: ignore[method-assign]
     engine = load(Case(folder, [one for one in overrides if one != "lose"]), ["parallel=ring"])
@@ -257,6 +264,29 @@ def run_one(folder: str, *overrides: str) -> None:
             engine.submit([1])
         except ParallelError as error:
             print("later:", error, file=sys.stderr)
+
+
+def run_sleeping(folder: str) -> None:
+    """Wait as rank 0, which asks for nothing, until it notices that rank 1 does not answer."""
+    from graphcore.engine.ring import heartbeat
+    from graphcore.parallel import process_group
+
+    heartbeat.begin_heartbeat.__defaults__ = (0.2,)
+    process_group.BEAT_LIMIT = timedelta(seconds=1)
+    if os.environ["RANK"] == "1":
+        process_group.ProcessGroup.beat = _sleep_and_die  # type: ignore[method-assign]
+    engine = load(Case(folder, []), ["parallel=ring"])
+    if engine is not None:
+        with closing(engine):
+            end = time.monotonic() + 30
+            while engine.failure is None and time.monotonic() < end:
+                time.sleep(0.02)
+            print("noticed:", engine.failure, file=sys.stderr)
+
+
+def _sleep_and_die(_ranks: Any) -> None:
+    time.sleep(4)
+    os._exit(9)
 
 
 def _dying(hear: Any) -> Any:

@@ -37,6 +37,7 @@ from graphcore.engine.request import Request, RequestStatus, TokenTotals
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.request_handle import RequestHandle, TokenStream
 from graphcore.engine.ring.drafts import DraftCalls, LeadDecodeLoop, LeadDraftSteps
+from graphcore.engine.ring.heartbeat import begin_heartbeat
 from graphcore.engine.ring.lead import LeadBatching, LeadSampler
 from graphcore.engine.ring.lead_runner import LeadRunner
 from graphcore.engine.ring.shared_requests import LedRequests
@@ -446,7 +447,11 @@ class Engine:
                 here._on_progress(stage, group, done, total)
 
         batching = batching_of(runner, self.settings.cache_folder / "swapped", self.choices.speculation)
-        return RequestQueue(batching, limits.max_waiting, self.loaded.enter_thread, report, self.loaded.check_usable)
+        ways = self.loaded.enter_thread, report, self.loaded.check_usable
+        queue = RequestQueue(batching, limits.max_waiting, *ways)
+        if isinstance(batching, LeadBatching):
+            begin_heartbeat(queue)
+        return queue
 
     def chat_ids(
         self,
@@ -677,6 +682,11 @@ class Engine:
         """
         return self._queue.failure
 
+    @property
+    def can_rebuild(self) -> bool:
+        """Whether `rebuild` may load the model again: the ranks of a ring can only start again together."""
+        return self.loaded.ranks is None
+
     def rebuild(self) -> None:
         """Load the model again with the same settings, after a `failure`; caches are empty, requests have ended.
 
@@ -689,8 +699,8 @@ class Engine:
         with self._rebuilding:
             if self.failure is None and not self._queue.is_closed:
                 return
-            if self.loaded.ranks is not None:
-                raise self.failure or closed_error()  # all ranks have to start again
+            if not self.can_rebuild:
+                raise self.failure or closed_error()
             self.close()
             self._use(load_model(self.settings, self._on_progress, no_check))
 

@@ -140,6 +140,14 @@ def test_requests_fail_and_all_ranks_end_when_one_is_lost(folder: Path) -> None:
     assert "ParallelError: rank 2 of 3: " in other.errors
 
 
+def test_a_rank_that_does_not_answer_is_noticed_while_nobody_asks(folder: Path) -> None:
+    given = [str(folder / "llama3"), "sleep"]
+    first, sleeping, other = ended(start_ranks(SCRIPT, [given] * 3, *free_ports(1)), seconds=60)
+    assert "noticed: rank 0 of 3: a rank did not answer" in first.errors
+    assert (first.status, sleeping.status, other.status) == (0, 9, 1)
+    assert "ParallelError: rank 2 of 3: a rank did not answer" in other.errors
+
+
 def test_ranks_with_other_files_or_settings_refuse_to_start(folder: Path, tmp_path: Path) -> None:
     save_tiny("llama3", tmp_path / "other")
     weights = tmp_path / "other" / "model.safetensors"

@@ -18,6 +18,7 @@ from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.ring.facts import facts_of, together, with_batching_of_lead
+from graphcore.engine.ring.rank_times import RankShare, shares_of
 from graphcore.errors import PlanError
 from graphcore.gpu_memory import FreeMemory
 from graphcore.parallel.deal import described
@@ -51,6 +52,7 @@ class LoadedModel:
         draft: draft model, with the bytes of all copies that it could have; None without one.
         free_memory: record of a GPU's free memory since before loading; None on the CPU.
         ranks: process group of the ranks that run the model together; None if this process runs it alone.
+        shares: what each of these ranks has, in order.
     """
 
     settings: Settings
@@ -66,6 +68,7 @@ class LoadedModel:
     draft: DraftCopy | None = None
     free_memory: FreeMemory | None = None
     ranks: ProcessGroup | None = None
+    shares: Sequence[RankShare] = ()
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -195,6 +198,7 @@ def _load(
     if ranks is not None:
         parts.notes.extend(compare_ranks(ranks.all_say(facts_of(settings, parts))))
         parts.notes.append(described(parts.runtime.share.owners) if parts.runtime.share is not None else "")
+    shares = shares_of(ranks, parts, plan) if ranks is not None and isinstance(parts, PreparedDecoder) else ()
     with together(ranks):
         running = loader.build(settings, parts, plan, tier, on_progress)
     if isinstance(model.checkpoint, GGUFCheckpoint):
@@ -212,6 +216,7 @@ def _load(
         running.runner,
         parts.draft if isinstance(parts, PreparedDecoder) else None,
         ranks=ranks,
+        shares=shares,
     )
 
 

@@ -16,6 +16,7 @@ from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.engine.ring.drafts import FollowingDecodeLoop
+from graphcore.engine.ring.rank_times import PassClock
 from graphcore.engine.ring.shared_requests import FollowedRequests
 from graphcore.engine.sampler import SequenceSampler
 from graphcore.errors import ConfigError
@@ -55,6 +56,7 @@ class Follower:
         sampler = FollowingSampler(runner, ranks, self._requests)
         decoding = FollowingDecodeLoop(runner, sampler, ranks, self._requests, drafts)
         self._batching = ContinuousBatching(runner, decoding, CacheAdmission.of(runner, folder, ranks.all_agree))
+        self._clock = PassClock(ranks)
         self._give_back: Callable[[], None] = lambda: None
 
     @torch.inference_mode()
@@ -77,12 +79,15 @@ class Follower:
             case "resume":
                 batching.resume(requests, message["cached"])
             case "run":
-                batching.run(ignore_progress, never)
+                with self._clock.measured(exchanges=message["exchanges"]):
+                    batching.run(ignore_progress, never)
             case "leave":
                 for request in self._requests.of(message["rowless"]):
                     request.swap_out()
                 batching.leave()
                 self._requests.forget(batching.running)
+            case "beat":
+                self._ranks.beat()
             case "lend_cache":
                 self._give_back = batching.lend_cache()
             case "give_back_cache":
@@ -105,8 +110,14 @@ class Follower:
                 raise AssertionError(f"rank 0 says {other!r}, which this version does not know")
 
 
-def follow(settings: Settings, on_progress: Progress = ignore_progress) -> None:
+def follow(
+    settings: Settings, on_progress: Progress = ignore_progress, on_loaded: Callable[[], None] = lambda: None
+) -> None:
     """Load this rank's layers and follow rank 0 until it closes its engine.
+
+    Args:
+        on_progress: callback while the layers are loaded, as for `Engine.load`.
+        on_loaded: function that is called when they are.
 
     Raises:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way, here or on another rank, or a rank
@@ -118,6 +129,7 @@ def follow(settings: Settings, on_progress: Progress = ignore_progress) -> None:
     assert ranks is not None, "a rank has a process group"
     try:
         with ranks.leaving_on_error():
+            on_loaded()
             loaded.enter_thread()
             kind = loaded.runtime.speculation
             drafts = kind == "lookup" or (kind == "self" and runner.draft_programs is not None)

@@ -45,6 +45,11 @@ class Wire:
         self.messages: list[Any] = []
         self.states: list[Any] = []
         self._answers, self._at = list(answers), 0
+        self.waited, self.limit = 0.0, None
+
+    def all_say(self, said: Any, _limit: Any) -> list[Any]:
+        """Return what this rank says."""
+        return [said]
 
     def tell(self, message: Any) -> None:
         """Keep a message."""
