@@ -104,6 +104,8 @@ def answers_of(engine: Any, known: dict[tuple[int, ...], Sequence[int]]) -> dict
     """
     import torch
 
+    from graphcore.engine.scoring import PATHS, token_losses
+
     vocab = engine.config.vocab_size
     rows = torch.randint(1, vocab, (3, 50), generator=torch.Generator().manual_seed(3)).tolist()
     found: dict[str, Any] = {"logits": engine.logits([row[:37] for row in rows[:2]])}
@@ -122,6 +124,10 @@ def answers_of(engine: Any, known: dict[tuple[int, ...], Sequence[int]]) -> dict
     found["cancelled"] = held.result(60).finish_reason
     found["after"] = _facts(engine.submit(rows[2], max_new_tokens=6, logprobs=True, ignore_eos=True))
     found["known"] = _drafted(engine, rows, known)
+    turns = [*rows[0][:20], *engine.submit(rows[0][:20], max_new_tokens=6, reuse_cache=True).result(60).token_ids]
+    found["chat"] = _facts(engine.submit([*turns, 5, 6], max_new_tokens=6, reuse_cache=True, logprobs=True))
+    with engine.while_idle():
+        found["losses"] = torch.stack([token_losses(engine.runner, rows[1], 3, path) for path in PATHS])
     return found
 
 
@@ -239,13 +245,17 @@ def drafts_from_answers() -> dict[tuple[int, ...], Sequence[int]]:
 def run_one(folder: str, *overrides: str) -> None:
     """Run one case as one of its ranks.
 
-    With "lose" among the overrides rank 1 dies in the middle of an answer, with "sleep" it answers no heartbeat.
+    With "lose" among the overrides rank 1 dies in the middle of an answer, with "sleep" it answers no heartbeat. With
+    "save" a cache is saved to the file that follows, then loaded by another engine.
     """
     from graphcore.errors import ParallelError
     from graphcore.parallel.process_group import ProcessGroup
 
     if "sleep" in overrides:
         run_sleeping(folder)
+        return
+    if "save" in overrides:
+        print(*loaded_answer(Case(folder, overrides[:-2]), overrides[-1], ["parallel=ring"]), file=sys.stderr)
         return
     if "lose" in overrides and os.environ["RANK"] == "1":
         ProcessGroup.hear = _dying(ProcessGroup.hear)  # type: ignore[method-assign]
@@ -264,6 +274,23 @@ def run_one(folder: str, *overrides: str) -> None:
             engine.submit([1])
         except ParallelError as error:
             print("later:", error, file=sys.stderr)
+
+
+def loaded_answer(case: Case, file: str, more: Sequence[str] = ()) -> list[str]:
+    """Save the cache of a prompt, load it into another engine, and return what that answers to a longer prompt."""
+    ids = [7 * at % 90 + 1 for at in range(70)]
+    engine = load(case, more)
+    if engine is not None:
+        with closing(engine):
+            assert engine.save_cache(ids, file) == 64
+    engine = load(case, more)
+    if engine is None:
+        return []
+    with closing(engine):
+        assert engine.load_cache(file) == 64
+        found = _facts(engine.submit([*ids, 3, 4], max_new_tokens=8, logprobs=True, ignore_eos=True))
+    assert found[0].startswith("[64, "), "the saved tokens were not used"
+    return found
 
 
 def run_sleeping(folder: str) -> None:

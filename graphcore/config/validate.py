@@ -29,7 +29,7 @@ NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget ap
 }
 
 QUANT_FORMATS = ("stored", *PACKABLE)
-RING_TASKS = ("generate", "chat", "bench", "serve")  # tasks that rank 0 runs for all ranks
+RING_TASKS = ("generate", "chat", "bench", "serve", "perplexity")  # tasks that rank 0 runs for all ranks
 CACHE_KEYS = ("cache.save", "cache.load")
 PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", *CACHE_KEYS)  # of tasks that answer prompts
 
@@ -144,8 +144,6 @@ def _check_parallel(settings: Settings) -> None:
         f"task={task}": task not in RING_TASKS,
         f"model.fallback={settings.model.fallback}": settings.model.fallback is not None,
         f"model.adapter={settings.model.adapter}": settings.model.adapter is not None,
-        "cache.save": settings.cache.save is not None,
-        "cache.load": settings.cache.load is not None,
         "trace=true": settings.trace,
     }
     asked = next((name for name, is_asked in refused.items() if is_asked), None)

@@ -40,6 +40,7 @@ from graphcore.engine.ring.drafts import DraftCalls, LeadDecodeLoop, LeadDraftSt
 from graphcore.engine.ring.heartbeat import begin_heartbeat
 from graphcore.engine.ring.lead import LeadBatching, LeadSampler
 from graphcore.engine.ring.lead_runner import LeadRunner
+from graphcore.engine.ring.saved_parts import LeadCaches
 from graphcore.engine.ring.shared_requests import LedRequests
 from graphcore.engine.saved_caches import SavedCaches
 from graphcore.engine.scoring import decoded_logits
@@ -432,7 +433,7 @@ class Engine:
     def _saved_caches(self, name: str) -> SavedCaches:
         self._queue.check_open()
         if isinstance(self.batching, LeadBatching):
-            raise ConfigError(f"{name}: parallel=ring keeps a prompt's cache on several ranks; use parallel=off")
+            return LeadCaches(name, self.loaded, self.batching, self._queue, self._on_progress)
         if not isinstance(self.batching, ContinuousBatching):
             raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
         return SavedCaches(name, self.loaded, self.batching.snapshots, self._queue, self._on_progress)

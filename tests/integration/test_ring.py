@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from ring_ranks import Case, answers_of, ended, free_ports, load, run_ranks, start_ranks
+from ring_ranks import SIZES, Case, answers_of, ended, free_ports, load, loaded_answer, run_ranks, start_ranks
 from tiny_models import BUILDERS, add_tokenizer, save_tiny
 
 from graphcore import Engine
@@ -176,6 +176,22 @@ def test_an_error_of_one_rank_ends_the_others_with_it(folder: Path) -> None:
     assert "ParallelError: rank 1 cannot run its share: streaming=on needs " in first.errors
 
 
+def test_a_saved_cache_has_a_part_of_each_rank_and_continues_to_the_bit(folder: Path, tmp_path: Path) -> None:
+    given = [str(folder / "qwen3_next"), "streaming=on", "dtype=fp32", "save", str(tmp_path / "ring.cache")]
+    first, second = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
+    assert (first.status, second.status) == (0, 0), first.errors + second.errors
+    threads = torch.get_num_threads()
+    try:
+        case = Case(str(folder / "qwen3_next"), ("streaming=on", "dtype=fp32"))
+        expected = loaded_answer(case, str(tmp_path / "one.cache"))
+    finally:
+        torch.set_num_threads(threads)
+    assert expected[0] in first.errors
+    assert sorted(path.name for path in tmp_path.glob("ring*")) == ["ring.cache", "ring.cache.rank1"]
+    with pytest.raises(ConfigError, match=r"has only the layers 0,2,4 of rank 0 of 2; load it with parallel=ring"):
+        Engine.load(case.folder, overrides=[*SIZES, "dtype=fp32"]).load_cache(tmp_path / "ring.cache")
+
+
 def test_only_rank_0_has_an_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -187,9 +203,9 @@ def test_only_rank_0_has_an_engine(folder: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["task=perplexity"], "task=perplexity does not work with parallel=ring yet"),
+        (["task=microbench"], "task=microbench does not work with parallel=ring yet"),
         (["model.fallback=transformers"], "model.fallback=transformers does not work with parallel=ring yet"),
-        (["cache.save=/tmp/cache"], "cache.save does not work with parallel=ring yet"),
+        (["model.adapter=/tmp/adapter"], "model.adapter=/tmp/adapter does not work with parallel=ring yet"),
         (["parallel.timeout=0"], "parallel.timeout=0.* must be a number of seconds above 0"),
     ],
 )

@@ -20,7 +20,7 @@ from graphcore.parallel.process_group import ProcessGroup
 
 OWN = (
     *("parallel", "task", "sampling", "batch_size", "max_new_tokens", "system", "stop", "chat", "special_tokens"),
-    *("threads", "cache_dir", "progress", "outputs", "debug", "prompt", "prompt_file", "prompt_ids"),
+    *("threads", "cache_dir", "progress", "outputs", "cache", "debug", "prompt", "prompt_file", "prompt_ids"),
 )
 """Settings that may differ between ranks, or that only rank 0 uses."""
 DEALING = ("policy", "layer_group_size")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.engine.ring.drafts import FollowingDecodeLoop
 from graphcore.engine.ring.rank_times import PassClock
+from graphcore.engine.ring.saved_parts import follow_cache_call
 from graphcore.engine.ring.shared_requests import FollowedRequests
 from graphcore.engine.sampler import SequenceSampler
-from graphcore.errors import ConfigError
+from graphcore.errors import ConfigError, GraphcoreError
+from graphcore.kvcache.prefix_snapshot import PrefixSnapshots
 from graphcore.parallel.process_group import CLOSE, ProcessGroup
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.scheduler import never
@@ -49,9 +52,18 @@ class Follower:
     Args:
         folder: folder of the files of requests that are swapped out.
         drafts: True if rank 0 drafts.
+        on_cache_call: function that saves or loads this rank's part of a saved cache.
     """
 
-    def __init__(self, runner: ProgramRunner, ranks: ProcessGroup, folder: Path, drafts: bool = False) -> None:
+    def __init__(
+        self,
+        runner: ProgramRunner,
+        ranks: ProcessGroup,
+        folder: Path,
+        drafts: bool = False,
+        on_cache_call: Callable[[PrefixSnapshots, dict[str, Any]], None] = lambda copies, message: None,
+    ) -> None:
+        self._on_cache_call = on_cache_call
         self._runner, self._ranks, self._requests = runner, ranks, FollowedRequests()
         sampler = FollowingSampler(runner, ranks, self._requests)
         decoding = FollowingDecodeLoop(runner, sampler, ranks, self._requests, drafts)
@@ -92,6 +104,9 @@ class Follower:
                 self._give_back = batching.lend_cache()
             case "give_back_cache":
                 self._give_back()
+            case "save_cache" | "load_cache":
+                with suppress(GraphcoreError):  # rank 0's caller gets it
+                    self._on_cache_call(batching.snapshots, message)
             case call:
                 with suppress(ConfigError):  # the same one as on rank 0, whose caller gets it
                     self._run_alone(call, message)
@@ -133,6 +148,7 @@ def follow(
             loaded.enter_thread()
             kind = loaded.runtime.speculation
             drafts = kind == "lookup" or (kind == "self" and runner.draft_programs is not None)
-            Follower(runner, ranks, settings.cache_folder / "swapped", drafts).follow()
+            caches = partial(follow_cache_call, loaded, runner)
+            Follower(runner, ranks, settings.cache_folder / "swapped", drafts, caches).follow()
     finally:
         loaded.give_back()

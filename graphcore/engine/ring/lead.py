@@ -54,6 +54,7 @@ class LeadBatching(Batching):
 
     Attributes:
         clock: times of all ranks.
+        snapshots: copies of this rank's part of prefixes that the KV cache holds.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class LeadBatching(Batching):
     ) -> None:
         self._batching, self._sampler, self._ranks, self._requests = batching, sampler, ranks, requests
         self._most_admitted, self.clock = most_admitted, PassClock(ranks)
+        self.snapshots = batching.snapshots
 
     @property
     def running(self) -> Sequence[Request]:
