@@ -18,7 +18,7 @@ from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.ring.facts import facts_of, together, with_batching_of_lead
-from graphcore.engine.ring.rank_times import RankShare, shares_of
+from graphcore.engine.ring.rank_times import RankShare, rank_shares
 from graphcore.errors import PlanError
 from graphcore.gpu_memory import FreeMemory
 from graphcore.parallel.deal import described
@@ -198,7 +198,7 @@ def _load(
     if ranks is not None:
         parts.notes.extend(compare_ranks(ranks.all_say(facts_of(settings, parts))))
         parts.notes.append(described(parts.runtime.share.owners) if parts.runtime.share is not None else "")
-    shares = shares_of(ranks, parts, plan) if ranks is not None and isinstance(parts, PreparedDecoder) else ()
+    shares = rank_shares(ranks, parts, plan) if ranks is not None and isinstance(parts, PreparedDecoder) else ()
     with together(ranks):
         running = loader.build(settings, parts, plan, tier, on_progress)
     if isinstance(model.checkpoint, GGUFCheckpoint):

@@ -82,7 +82,7 @@ class PassClock:
             self._exchanged = time.monotonic()
 
 
-def shares_of(ranks: ProcessGroup, parts: PreparedDecoder, plan: Plan) -> Sequence[RankShare]:
+def rank_shares(ranks: ProcessGroup, parts: PreparedDecoder, plan: Plan) -> Sequence[RankShare]:
     """Return what each rank has, in order; all ranks call it."""
     layers = sum(1 for _ in parts.decoder.blocks())
     said = ranks.all_say([layers, plan.weight_nbytes, plan.groups.streamed_nbytes])

@@ -63,7 +63,7 @@ def load_part(ranks: ProcessGroup, copies: PrefixSnapshots, read: Callable[[], P
     return len(copy.ids), copies.copy_in(copy)
 
 
-def part_of(path: str, rank: int) -> Path:
+def rank_file(path: str, rank: int) -> Path:
     """Return the path of a rank's part."""
     return Path(path if rank == 0 else f"{path}.rank{rank}")
 
@@ -104,7 +104,7 @@ def follow_cache_call(
         GraphcoreError: it cannot, or another rank cannot; rank 0's caller gets the error.
     """
     assert loaded.ranks is not None, "a rank of a ring"
-    path = part_of(message["file"], loaded.ranks.rank)
+    path = rank_file(message["file"], loaded.ranks.rank)
 
     def fingerprint() -> dict[str, str]:
         return fingerprint_of(loaded, runner, ignore_progress)
