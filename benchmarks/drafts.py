@@ -22,9 +22,9 @@ from instruction_sets import apply_limit
 from graphcore import Engine
 from graphcore.engine.output import Generation
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.programs import Programs
 from graphcore.engine.request import Request
 from graphcore.engine.speculation.draft_model import DraftModel
+from graphcore.engine.speculation.draft_steps import DraftSteps
 from graphcore.engine.speculation.self_speculation import SelfSpeculation
 from graphcore.engine.speculation.speculation import Speculation, SpeculationTimes
 from graphcore.graph.program import Program
@@ -80,9 +80,9 @@ class ImposedModel(DraftModel):
     """
 
     def __init__(
-        self, runner: ProgramRunner, programs: Programs, accepted: float, answers: Mapping[int, Sequence[int]]
+        self, runner: ProgramRunner, steps: DraftSteps, accepted: float, answers: Mapping[int, Sequence[int]]
     ) -> None:
-        super().__init__(runner, programs)
+        super().__init__(runner, steps)
         self._accepted, self._answers, self._random = accepted, answers, random.Random(1)
 
     def choose(self, request: Request, program: Program, at: int, draw: Draw) -> int | None:
@@ -100,7 +100,7 @@ def impose(engine: Engine, accepted: float, answers: Mapping[int, Sequence[int]]
     assert isinstance(speculation, SelfSpeculation), "only a draft model's steps take time"
     assert isinstance(runner, ProgramRunner), "draft models are programs"
     assert runner.draft_programs is not None, "this engine has a draft model"
-    speculation.model = ImposedModel(runner, runner.draft_programs, accepted, answers)
+    speculation.model = ImposedModel(runner, DraftSteps(runner, runner.draft_programs), accepted, answers)
 
 
 def step_times(speculation: Speculation, before: SpeculationTimes) -> str:

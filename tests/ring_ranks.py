@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
@@ -102,15 +103,21 @@ def run_ranks(world_size: int, cases: Mapping[str, Case], folder: Path) -> dict[
         json.dumps([[name, *case, port] for (name, case), port in zip(cases.items(), ports, strict=True)])
     )
     answers = folder / f"answers_{world_size}.pt"
-    ranks = ended(start_ranks(__file__, [[str(described), str(answers)]] * world_size))
+    ranks = ended(start_ranks(__file__, [[str(described), str(answers)]] * world_size), seconds=300)
     assert [rank.status for rank in ranks] == [0] * world_size, "\n".join(rank.errors for rank in ranks)
     found: dict[str, Any] = torch.load(answers)
     return found
 
 
-def answers_of(engine: Any) -> dict[str, Any]:
-    """Return what an engine of any number of processes answers: whatever may differ in a bit."""
+def answers_of(engine: Any, known: dict[tuple[int, ...], Sequence[int]]) -> dict[str, Any]:
+    """Return what an engine of any number of processes answers: whatever may differ in a bit.
+
+    Args:
+        known: answers from which drafts are made, if the engine drafts; those of a few prompts are added.
+    """
     import torch
+
+    from graphcore.engine.scoring import PATHS, token_losses
 
     vocab = engine.config.vocab_size
     rows = torch.randint(1, vocab, (3, 50), generator=torch.Generator().manual_seed(3)).tolist()
@@ -129,7 +136,27 @@ def answers_of(engine: Any) -> dict[str, Any]:
     is_cancelled.set()
     found["cancelled"] = held.result(60).finish_reason
     found["after"] = _facts(engine.submit(rows[2], max_new_tokens=6, logprobs=True, ignore_eos=True))
+    found["known"] = _drafted(engine, rows, known)
+    turns = [*rows[0][:20], *engine.submit(rows[0][:20], max_new_tokens=6, reuse_cache=True).result(60).token_ids]
+    found["chat"] = _facts(engine.submit([*turns, 5, 6], max_new_tokens=6, reuse_cache=True, logprobs=True))
+    with engine.while_idle():
+        found["losses"] = torch.stack([token_losses(engine.runner, rows[1], 3, path) for path in PATHS])
     return found
+
+
+def _drafted(
+    engine: Any, rows: Sequence[Sequence[int]], known: dict[tuple[int, ...], Sequence[int]]
+) -> list[list[str]]:
+    """Return answers whose drafts are mostly right, greedy, drawn, and one without drafts beside the others."""
+    prompts = [rows[0][:5], rows[1][:30], rows[2][:16]]
+    asked: list[dict[str, Any]] = [{"temperature": 1.1, "seed": 4}, {}, {"temperature": 0.8, "frequency_penalty": 0.4}]
+    given: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "logprobs": True}
+    for prompt, more in zip(prompts, asked, strict=True):
+        known[tuple(prompt)] = engine.submit(prompt, speculation="off", **given, **more).result(60).token_ids
+    with engine.holding_back():
+        handles = [engine.submit(prompt, **given, **more) for prompt, more in zip(prompts, asked, strict=True)]
+        handles.append(engine.submit(rows[2][:16], speculation="off", **given))
+    return [_facts(handle) for handle in handles]
 
 
 def _requests(engine: Any, rows: Sequence[Sequence[int]]) -> Iterator[Any]:
@@ -202,14 +229,16 @@ def main(described: str, answers: str) -> None:
     import torch
 
     from graphcore import Engine  # before torch, whose threads would spin otherwise
+    from graphcore.engine.speculation.speculation_record import speculation_record
 
-    found = {}
+    drafts, found = drafts_from_answers(), {}
     for name, folder, overrides, port in json.loads(Path(described).read_text()):
         os.environ["MASTER_PORT"] = str(port)
         engine: Engine | None = load(Case(folder, overrides), ["parallel=ring"])
         if engine is not None:
             with closing(engine):
-                found[name] = answers_of(engine)
+                found[name] = answers_of(engine, drafts)
+                found[name]["speculation"] = speculation_record(engine)
                 groups = engine.plan.groups
                 found[name].update(streamed=list(groups.streamed), groups=groups.num_layer_groups)
                 found[name]["notes"] = list(engine.notes)
@@ -217,11 +246,31 @@ def main(described: str, answers: str) -> None:
         torch.save(found, answers)
 
 
+def drafts_from_answers() -> dict[tuple[int, ...], Sequence[int]]:
+    """Draft from known answers, with errors, whatever it costs; return the answers by prompt."""
+    from fallible_drafter import KnownAnswers
+
+    known = KnownAnswers()
+    known.patch(setattr)
+    return known.answers
+
+
 def run_one(folder: str, *overrides: str) -> None:
-    """Run one case as one of its ranks; with "lose" among the overrides rank 1 dies in the middle of an answer."""
+    """Run one case as one of its ranks.
+
+    With "lose" among the overrides rank 1 dies in the middle of an answer, with "sleep" it answers no heartbeat. With
+    "save" a cache is saved to the file that follows, then loaded by another engine.
+    """
     from graphcore.errors import ParallelError
     from graphcore.parallel.process_group import ProcessGroup
 
+    if "sleep" in overrides:
+        run_sleeping(folder)
+        return
+    if "save" in overrides:
+        ring = ["parallel=ring", "parallel.split=[1,1]"]  # measured shares may be others for the second engine
+        print(*loaded_answer(Case(folder, overrides[:-2]), overrides[-1], ring), file=sys.stderr)
+        return
     if "lose" in overrides and os.environ["RANK"] == "1":
         ProcessGroup.hear = _dying(ProcessGroup.hear)  # type: ignore[method-assign]
     engine = load(Case(folder, [one for one in overrides if one != "lose"]), ["parallel=ring"])
@@ -239,6 +288,46 @@ def run_one(folder: str, *overrides: str) -> None:
             engine.submit([1])
         except ParallelError as error:
             print("later:", error, file=sys.stderr)
+
+
+def loaded_answer(case: Case, file: str, more: Sequence[str] = ()) -> list[str]:
+    """Save the cache of a prompt, load it into another engine, and return what that answers to a longer prompt."""
+    ids = [7 * at % 90 + 1 for at in range(70)]
+    engine = load(case, more)
+    if engine is not None:
+        with closing(engine):
+            assert engine.save_cache(ids, file) == 64
+    engine = load(case, more)
+    if engine is None:
+        return []
+    with closing(engine):
+        assert engine.load_cache(file) == 64
+        found = _facts(engine.submit([*ids, 3, 4], max_new_tokens=8, logprobs=True, ignore_eos=True))
+    assert found[0].startswith("[64, "), "the saved tokens were not used"
+    return found
+
+
+def run_sleeping(folder: str) -> None:
+    """Wait as rank 0, which asks for nothing, until it notices that rank 1 does not answer."""
+    from graphcore.engine.ring import heartbeat
+    from graphcore.parallel import process_group
+
+    heartbeat.begin_heartbeat.__defaults__ = (0.2,)
+    process_group.BEAT_LIMIT = timedelta(seconds=1)
+    if os.environ["RANK"] == "1":
+        process_group.ProcessGroup.beat = _sleep_and_die  # type: ignore[method-assign]
+    engine = load(Case(folder, []), ["parallel=ring"])
+    if engine is not None:
+        with closing(engine):
+            end = time.monotonic() + 30
+            while engine.failure is None and time.monotonic() < end:
+                time.sleep(0.02)
+            print("noticed:", engine.failure, file=sys.stderr)
+
+
+def _sleep_and_die(_ranks: Any) -> None:
+    time.sleep(4)
+    os._exit(9)
 
 
 def _dying(hear: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from graphcore.config.compose import to_settings
+from graphcore.tasks.termination import PatientProcess
 
 
 def follows(composed: DictConfig) -> bool:
@@ -26,12 +27,20 @@ def without_folder(arguments: Sequence[str]) -> Sequence[str]:
 def run_follower(composed: DictConfig) -> int:
     """Follow rank 0 until it closes its engine; return the exit status.
 
+    Ctrl-C and SIGTERM reach all ranks of a machine, through torchrun. Rank 0 decides how its answers end, and needs the
+    others until then: once the model is loaded, the first signal changes nothing here, and a second one ends the rank.
+
     Raises:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way, here or on another rank, or a rank
             was lost.
     """
     settings = to_settings(composed)
+    process = PatientProcess()
+    process.begin()
     from graphcore.engine.ring.follow import follow  # imports torch, which takes a second
 
-    follow(settings)
+    def be_patient() -> None:
+        process.patience = 1
+
+    follow(settings, on_loaded=be_patient)
     return 0

@@ -29,7 +29,7 @@ NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget ap
 }
 
 QUANT_FORMATS = ("stored", *PACKABLE)
-RING_TASKS = ("generate", "chat", "bench", "serve", "plan")  # tasks that rank 0 runs for all ranks, and the plan
+RING_TASKS = ("generate", "chat", "bench", "serve", "perplexity", "plan")  # of rank 0, and the plan
 CACHE_KEYS = ("cache.save", "cache.load")
 PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", *CACHE_KEYS)  # of tasks that answer prompts
 
@@ -159,11 +159,8 @@ def _check_parallel(settings: Settings) -> None:
     task = settings.task.get("name") if isinstance(settings.task, dict) else None
     refused = {
         f"task={task}": task not in RING_TASKS,
-        f"speculation={settings.speculation.kind}": settings.speculation.kind != "off",
         f"model.fallback={settings.model.fallback}": settings.model.fallback is not None,
         f"model.adapter={settings.model.adapter}": settings.model.adapter is not None,
-        "cache.save": settings.cache.save is not None,
-        "cache.load": settings.cache.load is not None,
         "trace=true": settings.trace,
     }
     asked = next((name for name, is_asked in refused.items() if is_asked), None)

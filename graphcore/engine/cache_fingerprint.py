@@ -15,7 +15,7 @@ from graphcore.device import DTYPES, cpu_name
 from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.ops.kv_formats import FLOAT8
-from graphcore.kvcache.fingerprint import CONTEXT, LONGROPE, PAGE, SOURCE, WEIGHTS
+from graphcore.kvcache.fingerprint import CONTEXT, LAYERS, LONGROPE, PAGE, SOURCE, WEIGHTS
 from graphcore.nn.rope_spec import LongScaling
 from graphcore.nn.spec import ModelSpec
 from graphcore.progress import Progress
@@ -52,6 +52,7 @@ def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Prog
         "torch": torch.__version__,
         SOURCE: " with adapter ".join([settings.model.checkpoint, *settings.model.adapters]),
         CONTEXT: str(runtime.context_length),
+        **({} if runtime.share is None else {LAYERS: runtime.share.text}),
         **_longrope_facts(runner.builder.decoder.spec, runtime.context_length),
     }
 

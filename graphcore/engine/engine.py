@@ -36,12 +36,16 @@ from graphcore.engine.queue import Answer, RequestQueue
 from graphcore.engine.request import Request, RequestStatus, TokenTotals
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.request_handle import RequestHandle, TokenStream
+from graphcore.engine.ring.drafts import DraftCalls, LeadDecodeLoop, LeadDraftSteps
+from graphcore.engine.ring.heartbeat import begin_heartbeat
 from graphcore.engine.ring.lead import LeadBatching, LeadSampler
 from graphcore.engine.ring.lead_runner import LeadRunner
+from graphcore.engine.ring.saved_parts import LeadCaches
 from graphcore.engine.ring.shared_requests import LedRequests
 from graphcore.engine.saved_caches import SavedCaches
 from graphcore.engine.scoring import decoded_logits
 from graphcore.engine.sequence_state import Extension, SequenceState, extend_states
+from graphcore.engine.speculation.draft_steps import DraftSteps
 from graphcore.engine.speculation.prompt_lookup import LookupSpeculation
 from graphcore.engine.speculation.self_speculation import SelfSpeculation
 from graphcore.engine.speculation.speculation import Speculation
@@ -429,7 +433,7 @@ class Engine:
     def _saved_caches(self, name: str) -> SavedCaches:
         self._queue.check_open()
         if isinstance(self.batching, LeadBatching):
-            raise ConfigError(f"{name}: parallel=ring keeps a prompt's cache on several ranks; use parallel=off")
+            return LeadCaches(name, self.loaded, self.batching, self._queue, self._on_progress)
         if not isinstance(self.batching, ContinuousBatching):
             raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
         return SavedCaches(name, self.loaded, self.batching.snapshots, self._queue, self._on_progress)
@@ -444,7 +448,11 @@ class Engine:
                 here._on_progress(stage, group, done, total)
 
         batching = batching_of(runner, self.settings.cache_folder / "swapped", self.choices.speculation)
-        return RequestQueue(batching, limits.max_waiting, self.loaded.enter_thread, report, self.loaded.check_usable)
+        ways = self.loaded.enter_thread, report, self.loaded.check_usable
+        queue = RequestQueue(batching, limits.max_waiting, *ways)
+        if isinstance(batching, LeadBatching):
+            begin_heartbeat(queue)
+        return queue
 
     def chat_ids(
         self,
@@ -675,6 +683,11 @@ class Engine:
         """
         return self._queue.failure
 
+    @property
+    def can_rebuild(self) -> bool:
+        """Whether `rebuild` may load the model again: the ranks of a ring can only start again together."""
+        return self.loaded.ranks is None
+
     def rebuild(self) -> None:
         """Load the model again with the same settings, after a `failure`; caches are empty, requests have ended.
 
@@ -687,8 +700,8 @@ class Engine:
         with self._rebuilding:
             if self.failure is None and not self._queue.is_closed:
                 return
-            if self.loaded.ranks is not None:
-                raise self.failure or closed_error()  # all ranks have to start again
+            if not self.can_rebuild:
+                raise self.failure or closed_error()
             self.close()
             self._use(load_model(self.settings, self._on_progress, no_check))
 
@@ -743,30 +756,34 @@ def batching_of(runner: ModelRunner, folder: Path, kind: str = "off") -> Batchin
         return StaticBatching(runner)
     assert isinstance(runner, ProgramRunner), "sequences run in passes"
     if isinstance(runner, LeadRunner):
-        return lead_batching(runner, folder)
+        return lead_batching(runner, folder, kind)
     if runner.captures is not None:
         decoding: DecodeLoop = DeviceDecodeLoop(runner)
     else:
-        decoding = HostDecodeLoop(runner, speculation_of(runner, kind))
+        programs = runner.draft_programs
+        steps = None if programs is None else DraftSteps(runner, programs)
+        decoding = HostDecodeLoop(runner, speculation_of(runner, kind, steps))
     return ContinuousBatching(runner, decoding, CacheAdmission.of(runner, folder))
 
 
-def speculation_of(runner: ProgramRunner, kind: str) -> Speculation | None:
-    """Return the speculation of a kind; None for "off", or where the runner has no draft model."""
+def speculation_of(runner: ProgramRunner, kind: str, steps: DraftSteps | None) -> Speculation | None:
+    """Return the speculation of a kind; None for "off", or for "self" without a draft model.
+
+    Args:
+        steps: steps of the runner's draft model; None without one.
+    """
     if kind == "self":
-        return SelfSpeculation.of(runner)
+        return None if steps is None else SelfSpeculation.of(runner, steps)
     return LookupSpeculation.of(runner) if kind == "lookup" else None
 
 
-def lead_batching(runner: LeadRunner, folder: Path) -> LeadBatching:
-    """Return rank 0's continuous batching, which forwards each call to the other ranks.
-
-    Args:
-        folder: folder of the files of requests that are swapped out.
-    """
+def lead_batching(runner: LeadRunner, folder: Path, kind: str = "off") -> LeadBatching:
+    """Return rank 0's continuous batching, which forwards each call to the other ranks; arguments of `batching_of`."""
     ranks, requests = runner.ranks, LedRequests()
+    calls, programs = DraftCalls(ranks), runner.draft_programs
+    steps = None if programs is None else LeadDraftSteps(runner, programs, calls)
     sampler = LeadSampler(runner, ranks, requests)
-    decoding = HostDecodeLoop(runner, sampler=sampler)
+    decoding = LeadDecodeLoop(runner, speculation_of(runner, kind, steps), sampler, calls, requests)
     batching = ContinuousBatching(runner, decoding, CacheAdmission.of(runner, folder, ranks.all_agree))
     return LeadBatching(batching, sampler, ranks, requests, runner.sizes.batch_size)
 

@@ -402,6 +402,14 @@ class RequestQueue:
         if failure is not None:
             self._end_waiting(failure)
 
+    def notice_failure(self) -> None:
+        """Set `failure`, and end what waits with it, if no pass can run although none has failed: a rank is gone."""
+        if self.is_closed or self.failure is not None:
+            return
+        self.failure = self._lasting_failure()
+        if self.failure is not None:
+            self._end_waiting(self.failure)
+
     def _lasting_failure(self) -> BaseException | None:
         """Return after a failed pass the error that keeps others from running; None if they can."""
         try:

@@ -10,7 +10,7 @@ from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.queue import RequestQueue
 from graphcore.errors import BusyError
-from graphcore.kvcache.prefix_snapshot import PrefixSnapshots
+from graphcore.kvcache.prefix_snapshot import PrefixSnapshot, PrefixSnapshots
 from graphcore.kvcache.snapshot_file import read_cache, write_cache
 from graphcore.progress import Progress
 
@@ -36,28 +36,44 @@ class SavedCaches:
         Args:
             run: function that runs the prompt as a request, so that the caches hold it.
         """
-        path, copies = user_path(str(file), f"{self._name}: "), self._copies
-        length, fingerprint = copies.length(len(ids)), self._fingerprint()
+        path = user_path(str(file), f"{self._name}: ")
+        length, fingerprint = self._copies.length(len(ids)), self._fingerprint()
         for _ in range(SAVE_ATTEMPTS):
             run()
-            copy = self._queue.run_alone(self._name, lambda: copies.copy_out(ids), lends=False)
-            if copy is not None:
-                write_cache(path, copy, copies, fingerprint)
+            if self._write(ids, path, fingerprint):
                 return length
         raise BusyError(
             f"other requests needed the KV cache's pages before {length} tokens were saved; save them while fewer "
             "requests run, or set a larger batching.cache_tokens"
         )
 
+    def _write(self, ids: Sequence[int], path: Path, fingerprint: dict[str, str]) -> bool:
+        """Write the prefix of a prompt that has run to a file; False if its pages are not there any more."""
+        copy = self._queue.run_alone(self._name, lambda: self._copies.copy_out(ids), lends=False)
+        if copy is not None:
+            write_cache(path, copy, self._copies, fingerprint)
+        return copy is not None
+
     def load(self, file: str | Path) -> int:
         """Read a file into the caches; return how many tokens it holds."""
-        path, copies = user_path(str(file), f"{self._name}: "), self._copies
-        copies.check_snapshots()
-        copy = read_cache(path, copies, self._fingerprint())
-        ids = token_row(copy.ids, self._loaded.config.vocab_size)
-        if not self._queue.run_alone(self._name, lambda: copies.copy_in(copy), lends=False):
-            raise BusyError(f"{path}: running requests leave no pages for {len(ids)} tokens; load it before they run")
-        return len(ids)
+        path = user_path(str(file), f"{self._name}: ")
+        self._copies.check_snapshots()
+        tokens, has_room = self._read(path, self._fingerprint())
+        if not has_room:
+            raise BusyError(f"{path}: running requests leave no pages for {tokens} tokens; load it before they run")
+        return tokens
+
+    def _read(self, path: Path, fingerprint: dict[str, str]) -> tuple[int, bool]:
+        """Read a file into the caches; return how many tokens it holds, and whether there was room for them."""
+        copy = self._checked(path, fingerprint)
+        has_room = self._queue.run_alone(self._name, lambda: self._copies.copy_in(copy), lends=False)
+        return len(copy.ids), has_room
+
+    def _checked(self, path: Path, fingerprint: dict[str, str]) -> PrefixSnapshot:
+        """Return what a file holds, after checking that it is this model's."""
+        copy = read_cache(path, self._copies, fingerprint)
+        token_row(copy.ids, self._loaded.config.vocab_size)
+        return copy
 
     def _fingerprint(self) -> dict[str, str]:
         runner = self._loaded.runner

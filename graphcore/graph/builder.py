@@ -37,7 +37,7 @@ from graphcore.kernels.cpu.instructions import MOST_ROWS
 from graphcore.kvcache.buffers import LayerCache, tokens_together
 from graphcore.nn.decoder import Decoder, Head
 from graphcore.nn.spec import BlockSpec
-from graphcore.weights.groups import LayerGroup, split_layers
+from graphcore.weights.groups import LayerGroup
 
 
 @dataclass
@@ -123,7 +123,8 @@ class GraphBuilder:
         assert self.uses_native_programs, "other programs have caches of their own"
         other = copy(self)
         other.decoder, other.streamed = decoder, ()
-        other.layer_groups = split_layers(len(decoder.layers), len(decoder.layers))
+        runs = [range(len(decoder.layers))] if self.hand_over is None else self.hand_over.share.runs
+        other.layer_groups = [LayerGroup(layers) for layers in runs]
         other.head_parts = [decoder.head.part(rows) for rows in self._head_rows]
         return other
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 WEIGHTS, SOURCE, PAGE, CONTEXT = "weights", "model.checkpoint", "page", "context_length"
 LONGROPE = "longrope"  # which of LongRoPE's lists of divisors keys are rotated with, which follows from the context
+LAYERS = "layers"  # of a rank of a ring, whose file has the caches of no others
 ABOUT = frozenset({SOURCE, CONTEXT})  # of no effect on bits; messages name them
 SETTINGS = frozenset({"dtype", "kv_dtype", "quant", "quant.activations", "prefill_chunk", "graph"})
 ADVICE = {
     WEIGHTS: "save the prompt again with this model",
+    LAYERS: "start as many ranks as then with the same streaming and parallel.split, or save it again",
     LONGROPE: "set a context_length that has it, or save it again",
     "device": "save it again on this one",
     "kernels": "save it again with these",
@@ -20,6 +22,8 @@ ADVICE = {
 
 def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str:
     """Return in words the first condition that differs, and what to do; empty if none does."""
+    if LAYERS in saved and LAYERS not in here:
+        return f"has only the layers {saved[LAYERS]}; load it with parallel=ring, or save it again"
     key = next((key for key in here if key not in ABOUT and saved.get(key) != here[key]), None)
     if key is None:
         return ""

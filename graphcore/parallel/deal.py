@@ -84,6 +84,12 @@ class Share:
         return self.rank == ENDS
 
     @property
+    def text(self) -> str:
+        """The share in a few words, such as "0-3,8 of rank 1 of 2"."""
+        runs = [str(run.start) if len(run) == 1 else f"{run.start}-{run[-1]}" for run in self.runs]
+        return f"{','.join(runs)} of rank {self.rank} of {max(self.owners) + 1}"
+
+    @property
     def runs(self) -> list[range]:
         """The rank's layers, as ranges of neighbours."""
         found: list[range] = []

@@ -3,13 +3,15 @@
     rank 0   tell ------->  all others: hear        JSON in a uint8 tensor; nothing that is executed, no pickle
     rank a   send ------->  rank b: receive         float32, in the order in which both run the layers
 
-Messages have a group of their own, in which a rank waits for any time: an idle server says nothing. If a rank's process
-ends, the connections to it end, too, and everything that waits for it raises at once.
+If a rank's process ends, the connections to it end, too, and everything that waits for it raises at once. A machine
+that vanishes ends no connection, so every wait has a limit, but for those while weights are loaded, and an idle rank 0
+sends a heartbeat, which all ranks answer.
 """
 
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -18,13 +20,17 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
+from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOptions  # type: ignore[attr-defined]  # they have no stubs
+from torch.distributed.rendezvous import rendezvous
 
 from graphcore.config.settings import ParallelSettings
 from graphcore.errors import ConfigError, ParallelError
 from graphcore.parallel.launch import Launch, interface_of
+from graphcore.parallel.rendezvous import store_of_start
 
 CLOSE = "close"
 EVER = timedelta(days=365)
+BEAT_LIMIT = timedelta(seconds=30)  # in which all ranks answer a heartbeat: between two passes they only wait for it
 PACKET = 2048  # bytes of a message's first part: its length in LENGTH bytes, then its beginning
 LENGTH = 8
 INTERFACE = "GLOO_SOCKET_IFNAME"  # where torch looks for the interface of gloo
@@ -36,14 +42,20 @@ class ProcessGroup:
     Attributes:
         launch: this rank's place.
         failure: error of the rank that was lost; None while all are there.
+        limit: most time to wait for another rank in a pass, `parallel.timeout`.
+        told: time.monotonic() of the last message.
+        waited: seconds that this rank has waited for others.
     """
 
     def __init__(self, launch: Launch, timeout: timedelta) -> None:
-        self.launch = launch
+        self.launch, self.limit = launch, timeout
         self.failure: ParallelError | None = None
+        self.told, self.waited = time.monotonic(), 0.0
         self._sent: list[tuple[Tensor, torch.distributed.Work]] = []
         with self._noticing("the ranks did not meet"):
-            torch.distributed.init_process_group("gloo", timeout=timeout)
+            store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+            store = store_of_start(store, rank, world_size, timeout)
+            torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
             self._messages: Any = torch.distributed.new_group(timeout=EVER, backend="gloo")  # its type has no name
 
     @classmethod
@@ -73,8 +85,11 @@ class ProcessGroup:
         """Number of ranks."""
         return self.launch.world_size
 
-    def tell(self, message: Any) -> None:
+    def tell(self, message: Any, limit: timedelta | None = None) -> None:
         """Send a message of rank 0, plain data for JSON, to all other ranks.
+
+        Args:
+            limit: most time to wait until they receive it; None is `parallel.timeout`.
 
         Raises:
             ParallelError: a rank was lost.
@@ -85,10 +100,11 @@ class ProcessGroup:
         whole = torch.zeros(max(PACKET, LENGTH + len(payload)), dtype=torch.uint8, device="cpu")
         whole[:LENGTH] = _bytes(len(payload).to_bytes(LENGTH, "little"))
         whole[LENGTH : LENGTH + len(payload)] = _bytes(payload)
+        self.told = time.monotonic()
         with self._noticing("a message did not reach all ranks"):
-            self._broadcast(whole[:PACKET])
+            self._broadcast(whole[:PACKET], limit)
             if len(whole) > PACKET:
-                self._broadcast(whole[PACKET:])
+                self._broadcast(whole[PACKET:], limit)
 
     def hear(self) -> Any:
         """Wait for rank 0's next message and return it.
@@ -105,8 +121,11 @@ class ProcessGroup:
             rest = self._broadcast(torch.zeros(left, dtype=torch.uint8, device="cpu")) if left > 0 else first[:0]
         return json.loads((first[LENGTH:].numpy().tobytes() + rest.numpy().tobytes())[:length])
 
-    def all_say(self, said: Any) -> list[Any]:
+    def all_say(self, said: Any, limit: timedelta = EVER) -> list[Any]:
         """Return what each rank says, plain data for JSON, in the order of ranks; all call it at once.
+
+        Args:
+            limit: most time to wait for the others.
 
         Raises:
             ParallelError: a rank was lost.
@@ -115,17 +134,27 @@ class ProcessGroup:
         length = torch.tensor([len(payload)], dtype=torch.int64, device="cpu")
         with self._noticing("a rank did not answer"):
             lengths = [torch.zeros_like(length) for _ in range(self.world_size)]
-            torch.distributed.all_gather(lengths, length, group=self._messages)
+            self._gather(lengths, length, limit)
             most = max(int(one) for one in lengths)
             parts = [torch.zeros(most, dtype=torch.uint8, device="cpu") for _ in lengths]
             own = torch.zeros(most, dtype=torch.uint8, device="cpu")
             own[: len(payload)] = _bytes(payload)
-            torch.distributed.all_gather(parts, own, group=self._messages)
+            self._gather(parts, own, limit)
         return [json.loads(part[: int(one)].numpy().tobytes()) for part, one in zip(parts, lengths, strict=True)]
 
     def all_agree(self, is_true: bool) -> bool:
         """Return whether something is true on all ranks, which ask each other at the same point of the same pass."""
-        return all(self.all_say(is_true))
+        return all(self.all_say(is_true, self.limit))
+
+    def beat(self) -> None:
+        """Check that all ranks answer, between two passes; rank 0 calls it, and the others when they hear of it.
+
+        Raises:
+            ParallelError: a rank was lost, or has not answered within `BEAT_LIMIT`.
+        """
+        if self.is_lead:
+            self.tell({"call": "beat"}, BEAT_LIMIT)
+        self.all_say(None, BEAT_LIMIT)
 
     def send(self, hidden: Tensor, target: int, tag: int) -> None:
         """Begin to send numbers to a rank, which may change at once, because a copy is sent.
@@ -189,9 +218,16 @@ class ProcessGroup:
         with suppress(RuntimeError, ValueError, AssertionError):  # it may have left before, or half of it failed
             torch.distributed.destroy_process_group()
 
-    def _broadcast(self, part: Tensor) -> Tensor:
-        torch.distributed.broadcast(part, src=0, group=self._messages)
+    def _broadcast(self, part: Tensor, limit: timedelta | None = None) -> Tensor:
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor, options.timeout = 0, 0, limit or self.limit
+        self._messages.broadcast([part], options).wait()
         return part
+
+    def _gather(self, parts: list[Tensor], own: Tensor, limit: timedelta) -> None:
+        options = AllgatherOptions()
+        options.timeout = limit
+        self._messages.allgather([parts], [own], options).wait()
 
     def _finish_sends(self) -> None:
         """Wait until all sends have arrived, so that their copies can go."""
@@ -202,7 +238,8 @@ class ProcessGroup:
 
     @contextmanager
     def _noticing(self, what: str) -> Iterator[None]:
-        """Raise and keep a ParallelError if torch.distributed raises inside the block."""
+        """Count the seconds of the block, and raise and keep a ParallelError if torch.distributed raises inside it."""
+        began = time.perf_counter()
         try:
             yield
         except RuntimeError as error:
@@ -212,6 +249,8 @@ class ProcessGroup:
                 f"all ranks again, or let torchrun do it (--max-restarts). {reason}"
             )
             raise self.failure from error
+        finally:
+            self.waited += time.perf_counter() - began
 
 
 def _bytes(raw: bytes) -> Tensor:

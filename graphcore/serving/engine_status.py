@@ -10,6 +10,7 @@ import graphcore
 from graphcore.engine.engine import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import RequestStatus
+from graphcore.engine.ring.lead import LeadBatching
 from graphcore.engine.speculation.speculation_record import speculation_record
 from graphcore.engine.what_if import BudgetPlan, WhatIf, plan_record, unloaded_machine
 from graphcore.errors import ConfigError
@@ -48,6 +49,7 @@ def status_body(served: ServedModel, metrics: ServingMetrics, num_events: int) -
         "first_token_seconds": first_token_record(tuple(metrics.recent_first_seconds)),
         "speculation": speculation_record(engine),
         "kv_cache": kv_cache_records(engine),
+        "ring": ranks_record(engine),
         "streaming": movement_record(engine, num_events) if engine.plan.is_streaming else None,
     }
 
@@ -90,6 +92,32 @@ def kv_cache_records(engine: Engine) -> list[dict[str, Any]]:
         }
         for table in tables
     ]
+
+
+def ranks_record(engine: Engine) -> dict[str, Any] | None:
+    """Return what each rank of a ring has, and the times of its last passes; None without other ranks."""
+    batching, shares = engine.batching, engine.loaded.shares
+    if not isinstance(batching, LeadBatching):
+        return None
+    times = [one if one.passes else None for one in batching.clock.times] or [None] * len(shares)
+    parts = [None if one is None else one.own_seconds / one.passes for one in times]
+    first = times[0]
+    seconds = None if first is None else first.seconds / first.passes
+    handed = None if seconds is None else max(0.0, 1.0 - sum(part or 0.0 for part in parts) / seconds)
+    return {
+        "pass_seconds": seconds,
+        "hand_over_share": handed,
+        "ranks": [
+            {
+                "rank": rank,
+                "layers": share.layers,
+                "weight_bytes": share.weight_nbytes,
+                "streamed_bytes": share.streamed_nbytes,
+                "part_seconds": part,
+            }
+            for rank, (share, part) in enumerate(zip(shares, parts, strict=True))
+        ],
+    }
 
 
 def movement_record(engine: Engine, num_events: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from graphcore.serving.tool_formats.families import tool_format_of
 from graphcore.serving.tool_formats.tool_format import ToolFormat
 from graphcore.streaming.link_rate import PROBE_NBYTES
 
+WATCH = 1.0  # seconds between two looks at whether a ring has lost a rank
 LOG = logging.getLogger("graphcore.serving")
 
 
@@ -62,6 +63,7 @@ class ServedModel:
         self._format: ToolFormat | None = None
         self._was_rebuilt = False
         self._rebuilding: asyncio.Task[None] | None = None  # kept, because the loop does not keep tasks
+        self._watching: asyncio.Task[None] | None = None
         self.state = ServingState.LOADING
         self.created = time.time()
         self.num_running = self.num_answered = self.longest_token = 0
@@ -90,6 +92,16 @@ class ServedModel:
             self._fail(self.failure)
         elif self.state is ServingState.LOADING:
             self.state = ServingState.READY
+            if not self.engine.can_rebuild:
+                self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """End the server if an idle engine fails: a rank of a ring may be lost while nobody asks for anything."""
+        while self.state is ServingState.READY:
+            failure = self.engine.failure
+            if failure is not None:
+                self.error_of(failure)
+            await asyncio.sleep(WATCH)
 
     def _fail(self, error: BaseException) -> None:
         self.state, self.failure = ServingState.FAILED, error
@@ -167,9 +179,10 @@ class ServedModel:
         """Return the error of a failed request; if no other can run, rebuild the engine, once, or end the server."""
         engine = self._engine
         failure = None if engine is None else engine.failure
-        if failure is not None and self.state is ServingState.READY:
-            if self._was_rebuilt:
-                LOG.error("the engine has failed again, and the server ends: %s", failure)
+        if engine is not None and failure is not None and self.state is ServingState.READY:
+            if self._was_rebuilt or not engine.can_rebuild:
+                again = " again" if self._was_rebuilt else ""
+                LOG.error("the engine has failed%s, and the server ends: %s", again, failure)
                 self._fail(failure)
             else:
                 LOG.error("the engine has failed, and is loaded again: %s", failure)

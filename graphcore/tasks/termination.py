@@ -95,6 +95,31 @@ def undisturbed() -> Iterator[None]:
         signal.raise_signal(waiting[0])
 
 
+class PatientProcess:
+    """A process that signals end at once, or after the first of them, also while its main thread waits in native code.
+
+    Attributes:
+        patience: number of signals, of Ctrl-C, SIGTERM and SIGHUP, that change nothing.
+    """
+
+    def __init__(self) -> None:
+        self.patience = 0
+        self._taken = [number for number in (signal.SIGINT, *ENDING) if signal.getsignal(number) is not signal.SIG_IGN]
+
+    def begin(self) -> None:
+        """Take the signals; call it before other threads start, as they inherit that the signals are blocked."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._taken)
+        threading.Thread(target=self._take, name="graphcore-signals", daemon=True).start()
+
+    def _take(self) -> None:
+        number = signal.sigwait(self._taken)
+        while self.patience:
+            self.patience -= 1
+            number = signal.sigwait(self._taken)
+        os.write(2, b"graphcore: interrupted\n")
+        os._exit(OF_SIGNALS + number)
+
+
 def is_main_thread() -> bool:
     """Return whether this is the thread that signals interrupt; Python sets their handlers in no other."""
     return threading.current_thread() is threading.main_thread()

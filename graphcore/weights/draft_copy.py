@@ -9,7 +9,7 @@ packs (quant/format_choice.py); a matrix that is as small already is copied in i
 """
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,6 +64,13 @@ class DraftCopy:
         nbytes = {own.name: aligned(copied.tensor.nbytes) for own, copied in pairs}
         return cls(model, decoder, nbytes, smaller)
 
+    def kept(self, layers: Container[int], has_ends: bool) -> "DraftCopy":
+        """Return the draft of a model that has dropped all other layers and, unless `has_ends`, embedding and head."""
+        self.decoder.keep(layers, has_ends)
+        names = {own.name for own, _ in pairs_of(self.model, self.decoder)}
+        nbytes = {name: nbytes for name, nbytes in self.copied_nbytes.items() if name in names}
+        return replace(self, copied_nbytes=nbytes, smaller=self.smaller & names)
+
     def nbytes_of(self, names: Collection[str]) -> int:
         """Return the bytes of the copies of some weights, by their names in the model."""
         return sum(nbytes for name, nbytes in self.copied_nbytes.items() if name in names)
@@ -80,8 +87,8 @@ class DraftCopy:
         """
         names, groups = streamed or self.smaller, list[Group]()
         for index, (prefix, module) in enumerate(self.decoder.groups()):
-            copied = [weight for weight in weights_in(module, prefix) if weight.name in names] if index else []
-            groups.append(Group(index, prefix, copied))
+            copied = [weight for weight in weights_in(module, prefix) if weight.name in names]
+            groups.append(Group(index, prefix, [] if isinstance(module, Embedding) else copied))
 
         def report(_stage: str, group: int | None, done: int, total: int) -> None:
             on_progress("draft", group, done, total)
@@ -108,9 +115,9 @@ class DraftCopy:
 
 def pairs_of(model: Decoder, draft: Decoder) -> Iterator[tuple[GroupWeight, GroupWeight]]:
     """Yield each weight of the layers and the head in a model and in its draft."""
-    modules = zip(model.groups(), draft.groups(), strict=True)
-    next(modules)  # the embedding
-    for (prefix, module), (_, drafting) in modules:
+    for (prefix, module), (_, drafting) in zip(model.groups(), draft.groups(), strict=True):
+        if isinstance(module, Embedding):
+            continue
         yield from zip(weights_in(module, prefix), weights_in(drafting, prefix), strict=True)
 
 

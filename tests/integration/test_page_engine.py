@@ -361,6 +361,23 @@ def test_drafts_are_shown_where_a_server_counts_them(browser: Browser) -> None:
         )
 
 
+def test_ranks_of_a_ring_are_shown(browser: Browser) -> None:
+    run = streaming_run()
+    held = SimulatedRun.status
+    one = {"layers": 40, "weight_bytes": 2 << 30, "streamed_bytes": 8_000_000_000, "part_seconds": 2.0}
+    ranks = [{"rank": 0, **one}, {"rank": 1, **one, "streamed_bytes": 0, "part_seconds": None}]
+    ring = {"ring": {"pass_seconds": 4.0, "hand_over_share": 0.03, "ranks": ranks}}
+    run.status = lambda *given: held(run, *given) | ring  # type: ignore[method-assign]
+    with opened(browser, FakeServer(run)) as page:
+        shown = panel(page, "Ranks")
+        expect(shown).to_contain_text("A pass takes 4 s, 3% of it between ranks.")
+        rows = [row.inner_text().split("\t") for row in shown.locator("tbody tr").all()]
+        assert rows == [
+            ["0", "40", "2.15 GB", "8 GB", "2 s", "4 GB/s"],
+            ["1", "40", "2.15 GB", "nothing", "\u2013", "\u2013"],
+        ]
+
+
 def test_the_timeline_draws_the_newest_whole_pass(browser: Browser) -> None:
     """600 events are more than one pass that streams 68 groups in six jobs each, and fewer than two."""
     run = streaming_run()

@@ -14,7 +14,7 @@ from typing import Any
 import llama_files
 import pytest
 import torch
-from ring_ranks import Case, answers_of, ended, free_ports, load, run_ranks, start_ranks
+from ring_ranks import SIZES, Case, answers_of, ended, free_ports, load, loaded_answer, run_ranks, start_ranks
 from safetensors.torch import save_file
 from tiny_models import BUILDERS, add_tokenizer, save_tiny
 
@@ -24,23 +24,32 @@ from graphcore.errors import ConfigError
 
 SCRIPT = str(Path(__file__).parents[1] / "ring_ranks.py")
 RUN = Path(__file__).parents[2] / "run.py"
+SELF = ("speculation=self", "speculation.draft_format=q4_0")
+LOOKUP = "speculation=lookup"
 TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "dense, resident": ("llama3", ("streaming=off", "dtype=fp32")),
-    "dense, streamed": ("llama3", ("streaming=on", "dtype=bf16")),
+    "dense, streamed, drafts": ("llama3", ("streaming=on", "dtype=bf16", LOOKUP)),
     "dense, pages run out": ("llama3", ("streaming=off", "dtype=fp32", "batching.cache_tokens=128")),
     "windows, in groups of layers": ("gemma3", ("streaming=on", "streaming.layer_group_size=2", "dtype=fp32")),
-    "windows, pages run out": ("gemma3", ("streaming=on", "dtype=fp32", "batching.cache_tokens=128")),
+    "windows, draft model, pages run out": (
+        "gemma3",
+        ("streaming=on", "dtype=fp32", "batching.cache_tokens=128", *SELF),
+    ),
     "recurrent, eager": ("qwen3_next", ("streaming=on", "graph=eager", "dtype=fp32")),
     "recurrent, pages run out": ("qwen3_next", ("streaming=off", "dtype=fp32", "batching.cache_tokens=128")),
-    "convolutions, nothing streams": ("lfm2_moe", ("streaming=auto", "dtype=fp32")),
+    "recurrent, draft model": ("qwen3_5", ("streaming=on", "dtype=fp32", *SELF)),
+    "convolutions, nothing streams, drafts": ("lfm2_moe", ("streaming=auto", "dtype=fp32", LOOKUP)),
     "mixture": ("qwen3_moe", ("streaming=on", "streaming.expert_cache=0", "dtype=fp32")),
-    "larger, some layers stream": ("large", ("streaming=auto", "streaming.memory_budget=28MB", "dtype=fp32")),
+    "larger, some layers stream, draft model": (
+        "large",
+        ("streaming=auto", "streaming.memory_budget=36MB", "dtype=fp32", *SELF),
+    ),
     "latent": ("deepseek_v2", ("streaming=on", "dtype=fp32", "kv_dtype=q8_0")),
     "shards of other ranks are missing": ("shards_RANK", ("streaming=on", "dtype=fp32")),
     "parts of GGUF are missing": ("parts_RANK/m-00001-of-00003.gguf", ("streaming=off", "dtype=fp32")),
 }
 FOUR: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "windows, streamed": ("gemma3", ("streaming=on", "dtype=fp32")),
+    "windows, streamed, draft model": ("gemma3", ("streaming=on", "dtype=fp32", *SELF)),
     "recurrent, resident": ("qwen3_next", ("streaming=off", "dtype=fp32", "batching.cache_tokens=160")),
 }
 
@@ -104,11 +113,12 @@ def of_four(folder: Path) -> dict[str, Any]:
 
 @functools.cache
 def alone(case: Case) -> dict[str, Any]:
-    """Return what one process answers."""
+    """Return what one process answers, without drafts."""
+    case = Case(case.folder, tuple(one for one in case.overrides if not one.startswith("speculation")))
     threads = torch.get_num_threads()
     try:
         with closing(load(case, [])) as engine:
-            return answers_of(engine)
+            return answers_of(engine, {})
     finally:
         torch.set_num_threads(threads)
 
@@ -154,13 +164,20 @@ def test_files_that_no_rank_has_or_that_rank_0_needs_are_named(folder: Path, tmp
 
 
 def test_a_budget_keeps_some_layers_of_each_rank_in_memory(of_two: dict[str, Any]) -> None:
-    found = of_two["larger, some layers stream"]
+    found = of_two["larger, some layers stream, draft model"]
     assert 0 < len(found["streamed"]) < found["groups"]
     note = next(note for note in found["notes"] if note.startswith("2 ranks have "))
     counts = [int(count) for count in re.findall(r"\d+", note.partition(" layers")[0])][1:]
     assert sum(counts) == 20
     assert re.search(r"hand-overs; for a token rank 0 reads .*B at .*B/s, rank 1 reads .*B at .*B/s$", note)
-    assert of_two["convolutions, nothing streams"]["streamed"] == []
+    assert of_two["convolutions, nothing streams, drafts"]["streamed"] == []
+
+
+@pytest.mark.parametrize("name", [name for name in TWO if "draft" in name])
+def test_two_ranks_check_drafts_and_accept_some(name: str, of_two: dict[str, Any]) -> None:
+    found = of_two[name]["speculation"]
+    assert 20 < found["accepted_tokens"] < found["draft_tokens"] - 20
+    assert (found["draft_steps"] > 20) == (found["kind"] == "self")
 
 
 @pytest.mark.parametrize("name", FOUR)
@@ -179,6 +196,14 @@ def test_requests_fail_and_all_ranks_end_when_one_is_lost(folder: Path) -> None:
     assert all("a process has ended, or the network has failed" in line for line in lines)
     assert (first.status, other.status) == (0, 1)
     assert "ParallelError: rank 2 of 3: " in other.errors
+
+
+def test_a_rank_that_does_not_answer_is_noticed_while_nobody_asks(folder: Path) -> None:
+    given = [str(folder / "llama3"), "sleep"]
+    first, sleeping, other = ended(start_ranks(SCRIPT, [given] * 3, *free_ports(1)), seconds=60)
+    assert "noticed: rank 0 of 3: a rank did not answer" in first.errors
+    assert (first.status, sleeping.status, other.status) == (0, 9, 1)
+    assert "ParallelError: rank 2 of 3: a rank did not answer" in other.errors
 
 
 def test_ranks_with_other_files_or_settings_refuse_to_start(folder: Path, tmp_path: Path) -> None:
@@ -209,6 +234,22 @@ def test_an_error_of_one_rank_ends_the_others_with_it(folder: Path) -> None:
     assert "ParallelError: rank 1 cannot run its share: streaming=on needs " in first.errors
 
 
+def test_a_saved_cache_has_a_part_of_each_rank_and_continues_to_the_bit(folder: Path, tmp_path: Path) -> None:
+    given = [str(folder / "qwen3_next"), "streaming=on", "dtype=fp32", "save", str(tmp_path / "ring.cache")]
+    first, second = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
+    assert (first.status, second.status) == (0, 0), first.errors + second.errors
+    threads = torch.get_num_threads()
+    try:
+        case = Case(str(folder / "qwen3_next"), ("streaming=on", "dtype=fp32"))
+        expected = loaded_answer(case, str(tmp_path / "one.cache"))
+    finally:
+        torch.set_num_threads(threads)
+    assert expected[0] in first.errors
+    assert sorted(path.name for path in tmp_path.glob("ring*")) == ["ring.cache", "ring.cache.rank1"]
+    with pytest.raises(ConfigError, match=r"has only the layers 0,2,4 of rank 0 of 2; load it with parallel=ring"):
+        Engine.load(case.folder, overrides=[*SIZES, "dtype=fp32"]).load_cache(tmp_path / "ring.cache")
+
+
 def test_only_rank_0_has_an_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -220,10 +261,9 @@ def test_only_rank_0_has_an_engine(folder: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["task=perplexity"], "task=perplexity does not work with parallel=ring yet"),
-        (["speculation=lookup"], "speculation=lookup does not work with parallel=ring yet"),
+        (["task=microbench"], "task=microbench does not work with parallel=ring yet"),
         (["model.fallback=transformers"], "model.fallback=transformers does not work with parallel=ring yet"),
-        (["cache.save=/tmp/cache"], "cache.save does not work with parallel=ring yet"),
+        (["model.adapter=/tmp/adapter"], "model.adapter=/tmp/adapter does not work with parallel=ring yet"),
         (["parallel.timeout=0"], "parallel.timeout=0.* must be a number of seconds above 0"),
     ],
 )

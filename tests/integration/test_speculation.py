@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from adapter_files import drawn, write_peft
-from fallible_drafter import FallibleDrafter, FallibleModel, FreeSteps
+from fallible_drafter import KnownAnswers
 from packed_matrices import native_kernels
 from tiny_models import ARCHITECTURES, MIXTURES, VOCAB, TinyModel
 
@@ -24,9 +24,6 @@ from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.engine.speculation.draft_model import DraftModel
-from graphcore.engine.speculation.drafter import Drafter
-from graphcore.engine.speculation.prompt_lookup import LookupSpeculation
-from graphcore.engine.speculation.self_speculation import SelfSpeculation
 from graphcore.errors import ConfigError, PlanError
 from graphcore.export.pack import Packer
 
@@ -68,28 +65,16 @@ def answers(engine: Engine, settings: Mapping[str, Any]) -> list[Answer]:
 
 
 @pytest.fixture
-def known() -> dict[tuple[int, ...], Sequence[int]]:
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], Sequence[int]]:
     """Answers by prompt, from which drafts are made."""
-    return {}
+    found = KnownAnswers()
+    found.patch(monkeypatch.setattr)
+    return found.answers
 
 
 @pytest.fixture(autouse=True)
-def _fallible_drafts(monkeypatch: pytest.MonkeyPatch, known: dict[tuple[int, ...], Sequence[int]]) -> None:
-    def drafter_of(request: Request) -> Drafter:
-        answer = known.get(tuple(request.prompt_ids), [2] * NEW)
-        return FallibleDrafter(request.prompt_ids, [*answer, *[1] * NEW], 0.3, VOCAB)
-
-    def lookup_of(runner: ProgramRunner) -> LookupSpeculation:
-        return LookupSpeculation(FreeSteps(), runner.draft_tokens, drafter_of)
-
-    def self_of(runner: ProgramRunner) -> SelfSpeculation | None:
-        if runner.draft_programs is None:
-            return None
-        model = FallibleModel(runner, runner.draft_programs, lambda one: known.get(tuple(one.prompt_ids), ()), 0.3)
-        return SelfSpeculation(FreeSteps(), runner.draft_tokens, model, FreeSteps(0.0))
-
-    monkeypatch.setattr(LookupSpeculation, "of", lookup_of)
-    monkeypatch.setattr(SelfSpeculation, "of", self_of)
+def _fallible_drafts(known: dict[tuple[int, ...], Sequence[int]]) -> None:
+    """Draft from known answers in every test."""
 
 
 def assert_equal_with_drafts(

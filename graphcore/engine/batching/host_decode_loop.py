@@ -32,6 +32,9 @@ class HostDecodeLoop(DecodeLoop):
     Args:
         speculation: source of draft tokens; None for none.
         sampler: sampler of the tokens; None for one of this process alone.
+
+    Attributes:
+        has_drafts: True if steps may have draft tokens.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class HostDecodeLoop(DecodeLoop):
     ) -> None:
         self._programs, self._pages, self._context = runner.programs, runner.pages, runner.sizes.context
         self._chooser, self.speculation = sampler or SequenceSampler(runner), speculation
+        self.has_drafts = speculation is not None
         self.most_together = min(runner.programs.most_together, runner.programs.most_rows)
         self._runs: list[DecodeRun] = []
         self._began, self._is_alone = 0.0, True
@@ -55,11 +59,15 @@ class HostDecodeLoop(DecodeLoop):
     ) -> Mapping[Request, Sequence[int]]:
         """Return draft tokens for requests all of whose known tokens run, as far as they are worth their time."""
         self._is_alone = is_alone
-        if self.speculation is None or spare < 1:
+        if not self.has_drafts or spare < 1:
             return {}
         room = {request: self._room(request, len(ids)) for request, ids in tokens.items() if request.speculates}
         room = {request: most for request, most in room.items() if most > 0}
-        return self.speculation.propose(StepRoom(tokens, room, spare), reserve)
+        return self.propose(StepRoom(tokens, room, spare), reserve) if room else {}
+
+    def propose(self, room: StepRoom, reserve: Reserve) -> Mapping[Request, Sequence[int]]:
+        """Return the draft tokens that the step is to check; their pages are reserved."""
+        return {} if self.speculation is None else self.speculation.propose(room, reserve)
 
     def _room(self, request: Request, num_tokens: int) -> int:
         """Return the most draft tokens that may follow so many tokens of a request."""
@@ -120,16 +128,15 @@ class HostDecodeLoop(DecodeLoop):
 
     def _count(self, seconds: float) -> None:
         """Count what the caches hold of draft tokens, put recurrent states back, and record how drafts fared."""
-        if self.speculation is None:
-            return
-        if self._runs:
+        if self.speculation is not None and self._runs:
             tokens = sum(len(run.ids) for run in self._runs)
             has_drafts = any(run.num_sure < len(run.ids) for run in self._runs)
             self.speculation.record_step(tokens, seconds if self._is_alone else None, has_drafts=has_drafts)
         for run in self._runs:
             if run.num_sure == len(run.ids):
                 continue
-            self.speculation.record(run.request, run.num_computed - run.num_sure)
+            if self.speculation is not None:
+                self.speculation.record(run.request, run.num_computed - run.num_sure)
             if run.states and run.num_right < len(run.ids):
                 self._pages.put_states(run.states, run.request.own_row)  # its known tokens run again
             else:

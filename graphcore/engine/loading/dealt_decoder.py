@@ -13,7 +13,8 @@ def dealt(parts: PreparedDecoder, share: Share) -> PreparedDecoder:
     """Return the part of a prepared decoder that a rank has: its layers and, on rank 0, embedding and head."""
     parts.decoder.keep(share.layers, share.has_ends)
     loader = parts.loader.kept(weight_shapes(parts.decoder))
-    return replace(parts, runtime=replace(parts.runtime, share=share), loader=loader)
+    draft = None if parts.draft is None else parts.draft.kept(share.layers, share.has_ends)
+    return replace(parts, runtime=replace(parts.runtime, share=share), loader=loader, draft=draft)
 
 
 def check_dealable(parts: PreparedDecoder, model: Model) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from graphcore.engine.loading.layer_shares import check_ends, offer_of, share_la
 from graphcore.engine.loading.model_loader import ModelLoader, Running
 from graphcore.engine.loading.open_model import Model, open_model
 from graphcore.engine.loading.plan_run import plan_run
-from graphcore.engine.loading.plan_speculation import plan_with_speculation
+from graphcore.engine.loading.plan_speculation import plan_with_speculation, without_model
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
@@ -94,6 +94,19 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
 
         return plan_with_speculation(settings, parts, measure)
 
+    def agree(
+        self, settings: Settings, parts: PreparedDecoder, plan: Plan, tier: Tier
+    ) -> tuple[PreparedDecoder, Plan, Tier]:
+        """Return what all ranks run: drafts of one kind, and no draft model if no rank has copies for it."""
+        if self._ranks is None or parts.runtime.speculation == "off":
+            return parts, plan, tier
+        if not any(self._ranks.all_say(plan.draft_nbytes > 0)):
+            parts = replace(parts, draft=None)
+        if settings.speculation.kind == "auto":
+            has_experts = any(self._ranks.all_say(plan.experts is not None))
+            return without_model(settings, (parts, plan, tier), has_experts, self._machine(parts))
+        return parts, plan, tier
+
     def _machine(self, parts: PreparedDecoder) -> Machine:
         """Return this machine, or this rank's part of it."""
         here = Machine.here(parts.runtime.device)
@@ -122,13 +135,14 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         runner = (LeadRunner if is_lead else ProgramRunner)(builder, stream.policy, *sizes, drafting)
         return Running(runner, stream)
 
-    @staticmethod
-    def _draft(parts: PreparedDecoder, moving: MovingWeights, on_progress: Progress) -> Decoder | None:
-        """Return the loaded draft model; None without one."""
-        if parts.draft is None or not moving.plan.draft_nbytes:
+    def _draft(self, parts: PreparedDecoder, moving: MovingWeights, on_progress: Progress) -> Decoder | None:
+        """Return the loaded draft model, None without one; on a ring, a rank without copies drafts with its weights."""
+        has_copies = moving.plan.draft_nbytes > 0
+        if parts.draft is None or (self._ranks is None and not has_copies):
             return None
+        draft = parts.draft if has_copies else replace(parts.draft, smaller=frozenset())
         streamed = {weight.name for group in moving.groups for weight in group.weights}
-        return parts.draft.load(parts.loader, streamed, on_progress)
+        return draft.load(parts.loader, streamed, on_progress)
 
 
 def _builder(

@@ -19,6 +19,7 @@ from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.ring.facts import facts_of, together, with_batching_of_lead
+from graphcore.engine.ring.rank_times import RankShare, rank_shares
 from graphcore.errors import PlanError
 from graphcore.gpu_memory import FreeMemory
 from graphcore.parallel.handshake import compare_ranks
@@ -51,6 +52,7 @@ class LoadedModel:
         draft: draft model, with the bytes of all copies that it could have; None without one.
         free_memory: record of a GPU's free memory since before loading; None on the CPU.
         ranks: process group of the ranks that run the model together; None if this process runs it alone.
+        shares: what each of these ranks has, in order.
     """
 
     settings: Settings
@@ -66,6 +68,7 @@ class LoadedModel:
     draft: DraftCopy | None = None
     free_memory: FreeMemory | None = None
     ranks: ProcessGroup | None = None
+    shares: Sequence[RankShare] = ()
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -191,10 +194,12 @@ def _load(
             parts, plan, tier = loader.plan(settings, loader.prepare(settings, model, on_progress), on_progress)
         if ranks is None or not any(ranks.all_say(plan.is_streaming)):
             break
+    parts, plan, tier = loader.agree(settings, parts, plan, tier)
     if ranks is not None:
         parts.notes.extend(compare_ranks(ranks.all_say(facts_of(settings, parts))))
         read = ranks.all_say(expected_bytes_per_token(plan))
         parts.notes.append("" if parts.runtime.share is None else shares_note(parts.runtime.share, read))
+    shares = rank_shares(ranks, parts, plan) if ranks is not None and isinstance(parts, PreparedDecoder) else ()
     with together(ranks):
         running = loader.build(settings, parts, plan, tier, on_progress)
     if isinstance(model.checkpoint, GGUFCheckpoint):
@@ -212,6 +217,7 @@ def _load(
         running.runner,
         parts.draft if isinstance(parts, PreparedDecoder) else None,
         ranks=ranks,
+        shares=shares,
     )
 
 

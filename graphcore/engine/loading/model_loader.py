@@ -114,6 +114,14 @@ class ModelLoader(ABC, Generic[M, P]):
             ConfigError: streaming.source names a tier that the weights cannot be read from.
         """
 
+    def agree(self, settings: Settings, parts: P, plan: Plan, tier: Tier) -> tuple[P, Plan, Tier]:
+        """Return what all ranks of a ring run alike, whose plans may differ; as given without other ranks.
+
+        Raises:
+            ParallelError: a rank was lost.
+        """
+        return parts, plan, tier
+
     @abstractmethod
     def build(self, settings: Settings, parts: P, plan: Plan, tier: Tier, on_progress: Progress) -> Running:
         """Load resident weights, open the stream of the others, and return the runner with that stream.

@@ -2,6 +2,7 @@
 
 nothing streams        lookup: it costs nothing, and a draft model would take memory for little
 experts stream         off: each further token of a step reads further experts
+on a ring              lookup: N ranks read N times as fast, but run a draft model's layers one after another
 else                   a plan without a draft model, and one with copies in each format that fits beside it;
                        the fastest of them by prediction, if it is clearly faster than none; else lookup
 """
@@ -49,9 +50,7 @@ def plan_with_speculation(
     plain = plan_run(settings, replace(parts, notes=[*parts.notes]), machine)
     plan = plain[1]
     if plan.experts is not None:
-        without = replace(parts, runtime=replace(parts.runtime, speculation="off", draft_tokens=0))
-        found = plan_run(settings, without, machine)
-        return _noted(found, "off, because experts stream: each draft token reads further ones")
+        return _without_drafts(settings, parts, machine)
     if not plan.groups.streamed:
         return _noted(plain, "lookup, because nothing streams")
     rates = measure(*plain)
@@ -81,6 +80,24 @@ def predict_speculation(
     except PlanError:
         return None
     return predict_drafts(plan, plain, rates, parts.runtime.draft_format, parts.runtime.draft_tokens)
+
+
+def without_model(settings: Settings, planned: Planned, has_experts: bool, machine: Machine) -> Planned:
+    """Return the plan of a ring's rank with speculation=auto, made for lookup, for lookup or without drafts.
+
+    Args:
+        has_experts: True if experts stream on any rank.
+    """
+    if has_experts:
+        return _without_drafts(settings, planned[0], machine)
+    return _noted(planned, "lookup, because a draft model's steps go round the ring one after another")
+
+
+def _without_drafts(settings: Settings, parts: PreparedDecoder, machine: Machine | None) -> Planned:
+    without = replace(parts, runtime=replace(parts.runtime, speculation="off", draft_tokens=0))
+    found = plan_run(settings, without, machine)
+    found[0].notes[:] = dict.fromkeys(found[0].notes)  # those of an earlier plan come again
+    return _noted(found, "off, because experts stream: each draft token reads further ones")
 
 
 def _noted(planned: Planned, said: str) -> Planned:

@@ -78,7 +78,7 @@ class PreparedDecoder(PreparedModel):
         if plan.draft_nbytes and not plan.groups.streamed:
             beside = in_words(plan.draft_nbytes)
             return (f"speculation=self: nothing streams, so the draft model copies what gets smaller: {beside}",)
-        if not plan.draft_nbytes:
+        if not plan.draft_nbytes and self.runtime.share is None:
             reason = "there is no room for a draft model beside it"
             if not self.draft.smaller:
                 reason = "no matrix would be smaller in speculation.draft_format; q2_k is the smallest format"
@@ -149,7 +149,8 @@ class PreparedDecoder(PreparedModel):
         sizes = ProgramSizes(
             tuple(widths), runtime.batch_size, runtime.kv_dtype, runtime.prefill_chunk, backend, fetches, groups
         )
-        drafting = replace(sizes, widths=tuple(widths_of(most_step_rows(runtime.batch_size))), layer_groups=())
+        runs = () if runtime.share is None else tuple(map(LayerGroup, runtime.share.runs))
+        drafting = replace(sizes, widths=tuple(widths_of(most_step_rows(runtime.batch_size))), layer_groups=runs)
 
         def nbytes(context_length: int) -> int:
             of_draft = 0 if self.draft is None else known_nbytes(self.draft.decoder, drafting, context_length)

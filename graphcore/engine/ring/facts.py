@@ -20,7 +20,7 @@ from graphcore.parallel.process_group import ProcessGroup
 
 OWN = (
     *("parallel", "task", "sampling", "batch_size", "max_new_tokens", "system", "stop", "chat", "special_tokens"),
-    *("threads", "cache_dir", "progress", "outputs", "debug", "prompt", "prompt_file", "prompt_ids"),
+    *("threads", "cache_dir", "progress", "outputs", "cache", "debug", "prompt", "prompt_file", "prompt_ids"),
 )
 """Settings that may differ between ranks, or that only rank 0 uses."""
 DEALING = ("policy", "layer_group_size")
@@ -67,6 +67,7 @@ def facts_of(settings: Settings, parts: PreparedModel) -> Facts:
         **{name: json.dumps(value, sort_keys=True, default=str) for name, value in own.items()},
         "layers": "" if runtime.share is None else ",".join(map(str, runtime.share.owners)),
         "context_length": str(runtime.context_length),
+        "speculation": f"{runtime.speculation} of {runtime.draft_tokens} tokens {runtime.draft_format}",
         "dtype": str(runtime.dtype),
         KERNELS: build,
         "files": tensors_hash(parts.loader.checkpoint),

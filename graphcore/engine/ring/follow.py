@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ from torch import Tensor
 from graphcore.config.settings import Settings
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.continuous import ContinuousBatching
-from graphcore.engine.batching.host_decode_loop import HostDecodeLoop
 from graphcore.engine.loading.load_model import load_model
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
+from graphcore.engine.ring.drafts import FollowingDecodeLoop
+from graphcore.engine.ring.rank_times import PassClock
+from graphcore.engine.ring.saved_parts import follow_cache_call
 from graphcore.engine.ring.shared_requests import FollowedRequests
 from graphcore.engine.sampler import SequenceSampler
-from graphcore.errors import ConfigError
+from graphcore.errors import ConfigError, GraphcoreError
+from graphcore.kvcache.prefix_snapshot import PrefixSnapshots
 from graphcore.parallel.process_group import CLOSE, ProcessGroup
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.scheduler import never
@@ -47,12 +51,24 @@ class Follower:
 
     Args:
         folder: folder of the files of requests that are swapped out.
+        drafts: True if rank 0 drafts.
+        on_cache_call: function that saves or loads this rank's part of a saved cache.
     """
 
-    def __init__(self, runner: ProgramRunner, ranks: ProcessGroup, folder: Path) -> None:
+    def __init__(
+        self,
+        runner: ProgramRunner,
+        ranks: ProcessGroup,
+        folder: Path,
+        drafts: bool = False,
+        on_cache_call: Callable[[PrefixSnapshots, dict[str, Any]], None] = lambda copies, message: None,
+    ) -> None:
+        self._on_cache_call = on_cache_call
         self._runner, self._ranks, self._requests = runner, ranks, FollowedRequests()
-        decoding = HostDecodeLoop(runner, sampler=FollowingSampler(runner, ranks, self._requests))
+        sampler = FollowingSampler(runner, ranks, self._requests)
+        decoding = FollowingDecodeLoop(runner, sampler, ranks, self._requests, drafts)
         self._batching = ContinuousBatching(runner, decoding, CacheAdmission.of(runner, folder, ranks.all_agree))
+        self._clock = PassClock(ranks)
         self._give_back: Callable[[], None] = lambda: None
 
     @torch.inference_mode()
@@ -75,16 +91,22 @@ class Follower:
             case "resume":
                 batching.resume(requests, message["cached"])
             case "run":
-                batching.run(ignore_progress, never)
+                with self._clock.measured(exchanges=message["exchanges"]):
+                    batching.run(ignore_progress, never)
             case "leave":
                 for request in self._requests.of(message["rowless"]):
                     request.swap_out()
                 batching.leave()
                 self._requests.forget(batching.running)
+            case "beat":
+                self._ranks.beat()
             case "lend_cache":
                 self._give_back = batching.lend_cache()
             case "give_back_cache":
                 self._give_back()
+            case "save_cache" | "load_cache":
+                with suppress(GraphcoreError):  # rank 0's caller gets it
+                    self._on_cache_call(batching.snapshots, message)
             case call:
                 with suppress(ConfigError):  # the same one as on rank 0, whose caller gets it
                     self._run_alone(call, message)
@@ -103,8 +125,14 @@ class Follower:
                 raise AssertionError(f"rank 0 says {other!r}, which this version does not know")
 
 
-def follow(settings: Settings, on_progress: Progress = ignore_progress) -> None:
+def follow(
+    settings: Settings, on_progress: Progress = ignore_progress, on_loaded: Callable[[], None] = lambda: None
+) -> None:
     """Load this rank's layers and follow rank 0 until it closes its engine.
+
+    Args:
+        on_progress: callback while the layers are loaded, as for `Engine.load`.
+        on_loaded: function that is called when they are.
 
     Raises:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way, here or on another rank, or a rank
@@ -116,7 +144,11 @@ def follow(settings: Settings, on_progress: Progress = ignore_progress) -> None:
     assert ranks is not None, "a rank has a process group"
     try:
         with ranks.leaving_on_error():
+            on_loaded()
             loaded.enter_thread()
-            Follower(runner, ranks, settings.cache_folder / "swapped").follow()
+            kind = loaded.runtime.speculation
+            drafts = kind == "lookup" or (kind == "self" and runner.draft_programs is not None)
+            caches = partial(follow_cache_call, loaded, runner)
+            Follower(runner, ranks, settings.cache_folder / "swapped", drafts, caches).follow()
     finally:
         loaded.give_back()

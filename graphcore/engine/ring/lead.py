@@ -8,6 +8,7 @@ With each message goes what has happened to the requests: tokens that rank 0 has
 all ranks make the same choices, and pages, prefixes and snapshots need no messages.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.batching.interface import Batching
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.request import Request
+from graphcore.engine.ring.rank_times import PassClock
 from graphcore.engine.ring.shared_requests import LedRequests
 from graphcore.engine.sampler import SequenceSampler
 from graphcore.engine.speculation.speculation import Speculation
@@ -49,6 +51,10 @@ class LeadBatching(Batching):
         batching: scheduler of this rank, like those of the others.
         sampler: sampler of its decode loop.
         most_admitted: most requests that can be admitted at once.
+
+    Attributes:
+        clock: times of all ranks.
+        snapshots: copies of this rank's part of prefixes that the KV cache holds.
     """
 
     def __init__(
@@ -60,7 +66,8 @@ class LeadBatching(Batching):
         most_admitted: int,
     ) -> None:
         self._batching, self._sampler, self._ranks, self._requests = batching, sampler, ranks, requests
-        self._most_admitted = most_admitted
+        self._most_admitted, self.clock = most_admitted, PassClock(ranks)
+        self.snapshots = batching.snapshots
 
     @property
     def running(self) -> Sequence[Request]:
@@ -82,8 +89,9 @@ class LeadBatching(Batching):
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run one pass. No rank can be told to abort it, so it runs to its end."""
         self._sampler.take_forced_before(self.running)
-        self._tell("run")
-        with self._ranks.leaving_on_error():
+        exchanges = self.clock.is_due
+        self._tell("run", exchanges=exchanges)
+        with self._ranks.leaving_on_error(), self.clock.measured(exchanges=exchanges):
             self._batching.run(on_progress, never)
 
     def leave(self) -> None:
@@ -98,6 +106,19 @@ class LeadBatching(Batching):
     def page_counts(self, request: Request) -> tuple[int, int]:
         """Return the number of a request's KV-cache pages, and how many it shares with other requests."""
         return self._batching.page_counts(request)
+
+    def idle_seconds(self) -> float:
+        """Return the seconds since the last message."""
+        return time.monotonic() - self._ranks.told
+
+    def beat(self) -> None:
+        """Check that all other ranks are there.
+
+        Raises:
+            ParallelError: one is not.
+        """
+        with self._ranks.leaving_on_error():
+            self._ranks.beat()
 
     @property
     def speculation(self) -> Speculation | None:

@@ -103,6 +103,7 @@ def description_of(request: Request, number: int) -> dict[str, Any]:
         "prompt_ids": list(request.prompt_ids),
         "max_new_tokens": request.max_new_tokens,
         "reuses_cache": request.reuses_cache,
+        "speculates": request.speculates,
         "has_prompt_logprobs": request.num_prompt_logprobs is not None,
         "is_pooled": request.pooled is not None,
     }
@@ -118,5 +119,6 @@ def described_request(description: dict[str, Any]) -> Request:
         StopStrings([]),
         num_prompt_logprobs=0 if description["has_prompt_logprobs"] else None,
         pooled=Pooled(POOLINGS[0]) if description["is_pooled"] else None,
+        speculates=description["speculates"],
         reuses_cache=description["reuses_cache"],
     )

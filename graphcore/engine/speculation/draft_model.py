@@ -15,13 +15,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.programs import Programs
 from graphcore.engine.request import Request
 from graphcore.engine.sampler import Sampler
+from graphcore.engine.speculation.draft_steps import DraftSteps
 from graphcore.errors import GraphError
 from graphcore.graph.program import Program
 from graphcore.kernels.ops.draw import Draw
-from graphcore.kvcache.page_table import Copies
 
 
 class DraftToken(NamedTuple):
@@ -53,22 +52,21 @@ class DraftModel:
     their parameters. Masks and `min_tokens` are left to the check.
 
     Args:
-        runner: runner whose caches the programs share.
-        programs: programs of the draft's decoder.
+        runner: runner of the model.
+        steps: steps of the draft's decoder over the runner's caches.
     """
 
-    def __init__(self, runner: ProgramRunner, programs: Programs) -> None:
-        self._programs, self._pages, self._policy = programs, runner.pages, runner.policy
+    def __init__(self, runner: ProgramRunner, steps: DraftSteps) -> None:
+        self._steps = steps
         self._vocab, self._device = runner.sizes.vocab, runner.device
         self._sampler = Sampler(runner.backend)
         self._draws: dict[Request, Draw] = {}
         self._ahead: dict[Request, _Ahead] = {}
-        self._states: dict[Request, Sequence[Copies]] = {}
 
     def begin(self, known: Mapping[Request, Sequence[int]]) -> None:
         """Start drafts after the known tokens of requests, which have not run yet."""
+        self._steps.begin([request.own_row for request in known])
         for request, ids in known.items():
-            self._states[request] = [cache.copy_out(request.own_row) for cache in self._pages.states]
             self._ahead[request] = _Ahead(ids, request.num_computed, self._draw_of(request))
 
     def step(self, requests: Sequence[Request]) -> dict[Request, DraftToken | None]:
@@ -76,26 +74,21 @@ class DraftModel:
 
         Their pages must reach up to the positions that run. The token is None where a logit is not finite.
         """
-        share = max(1, min(self._programs.most_together, self._programs.most_rows // len(requests)))
+        programs = self._steps.programs
+        share = max(1, min(programs.most_together, programs.most_rows // len(requests)))
         inputs: dict[int, tuple[Sequence[int], int]] = {}
         for request in requests:
             ahead = self._ahead[request]
             inputs[request.own_row] = ahead.ids[:share], ahead.start
             ahead.start += len(ahead.ids[:share])
             ahead.ids = ahead.ids[share:]
-        places: dict[int, tuple[Program, int]] = {}
-        for program, rows in self._programs.step(inputs):
-            with self._policy.drafting():
-                for step in program.steps:
-                    step.replay()
-            places |= {row: (program, at[-1]) for row, at in rows.items()}
+        places = self._steps.run(inputs)
         return {one: self._token(one, *places[one.own_row]) for one in requests if not self._ahead[one].ids}
 
     def end(self) -> None:
         """Put the recurrent states back to those before `begin`."""
-        for request, states in self._states.items():
-            self._pages.put_states(states, request.own_row)
-        self._states, self._ahead = {}, {}
+        self._steps.end()
+        self._ahead = {}
 
     def forget(self, request: Request) -> None:
         """Free what is known of a request."""

@@ -17,6 +17,7 @@ from graphcore.engine.request import Request
 from graphcore.engine.speculation.acceptance import Classes
 from graphcore.engine.speculation.draft_depth import Chain, worth_drafting
 from graphcore.engine.speculation.draft_model import DraftModel, DraftToken
+from graphcore.engine.speculation.draft_steps import DraftSteps
 from graphcore.engine.speculation.drafter import Draft
 from graphcore.engine.speculation.speculation import LEAST_GAIN, Reserve, Speculation, StepRoom, step_costs_of
 from graphcore.engine.speculation.step_costs import StepCosts
@@ -68,11 +69,9 @@ class SelfSpeculation(Speculation):
         self._without = 0  # steps since the last draft
 
     @classmethod
-    def of(cls, runner: ProgramRunner) -> "SelfSpeculation | None":
-        """Return a runner's speculation; None if it has no draft model."""
-        if runner.draft_programs is None:
-            return None
-        return cls(step_costs_of(runner), runner.draft_tokens, DraftModel(runner, runner.draft_programs))
+    def of(cls, runner: ProgramRunner, steps: DraftSteps) -> "SelfSpeculation":
+        """Return the speculation of a runner with a draft model, whose steps are given."""
+        return cls(step_costs_of(runner), runner.draft_tokens, DraftModel(runner, steps))
 
     def propose(self, room: StepRoom, reserve: Reserve) -> dict[Request, Sequence[int]]:
         """Run draft steps as long as they are worth their time, and return the tokens to check."""

@@ -155,7 +155,8 @@ def score(context: Context, engine: Engine, cut: WindowedText, path: str) -> lis
     for index, window in enumerate(cut.windows):
         context.console.progress(f"perplexity {path}", None, index, len(cut.windows))
         token_ids, first = cut.text.ids_of(window)
-        losses.append(token_losses(engine.runner, token_ids, first, path))
+        with engine.while_idle():  # the ranks of a ring are asked for nothing else meanwhile
+            losses.append(token_losses(engine.runner, token_ids, first, path))
         check_finite(losses[-1])
     context.console.progress(f"perplexity {path}", None, len(cut.windows), len(cut.windows))
     return losses

@@ -54,7 +54,8 @@ class RandomBatch:
     def fill(self) -> None:
         """Fill every sequence's cache up to the depth, if it is not filled or cannot be rewound to that depth."""
         if self.depth and not (self._is_filled and self.runner.can_rewind):
-            self.runner.extend(self._before, [0] * self.batch)
+            with self.engine.while_idle():  # the ranks of a ring are asked for nothing else meanwhile
+                self.runner.extend(self._before, [0] * self.batch)
             self._is_filled = True
 
     def first_prefill(self) -> None:

@@ -9,6 +9,7 @@ import { makeLanes } from "./lanes.js";
 import { makeLayers } from "./layers.js";
 import { makeLink } from "./link.js";
 import { makeMemory } from "./memory.js";
+import { makeRanks } from "./ranks.js";
 import { makeRequests } from "./requests.js";
 import { makeSlots } from "./slots.js";
 import { makeStory } from "./story_panel.js";
@@ -63,6 +64,7 @@ class EngineView {
   #link = makeLink();
   #memory = makeMemory();
   #cache = makeCache();
+  #ranks = makeRanks();
   #requests = makeRequests();
   #whatIf;
 
@@ -72,7 +74,7 @@ class EngineView {
     const two = make("div", { class: "engine-two" }, this.#link.section, this.#memory.section);
     this.#slots.section.append(this.#snapshots);
     this.#content.append(this.#story.element, this.#layers.section, this.#slots.section, this.#lanes.section, two);
-    this.#content.append(this.#cache.section, this.#requests.section, this.#whatIf.section);
+    this.#content.append(this.#ranks.section, this.#cache.section, this.#requests.section, this.#whatIf.section);
     root.append(make("div", { class: "engine-view" }, this.#notice, this.#content));
   }
 
@@ -118,6 +120,7 @@ class EngineView {
     const moved = this.#history.moved(LINK_SECONDS);
     const seconds = Math.max(1, Math.round(moved?.seconds ?? LINK_SECONDS));
     this.#link.update(moved, movedOf(streaming), `in the last ${counted(seconds, "second")}`);
+    this.#ranks.update(status.ring);
     this.#cache.update(status.kv_cache, status.requests);
     this.#requests.update(status, this.#history);
     if (streaming === null) return;

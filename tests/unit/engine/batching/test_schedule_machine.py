@@ -31,6 +31,7 @@ from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.batching.host_decode_loop import HostDecodeLoop
 from graphcore.engine.masks import AnswerMask, MaskThreads, NextTokens
 from graphcore.engine.request import Request
+from graphcore.engine.speculation.draft_steps import DraftSteps
 from graphcore.engine.speculation.drafter import Drafter
 from graphcore.engine.speculation.prompt_lookup import LookupSpeculation
 from graphcore.engine.speculation.self_speculation import SelfSpeculation
@@ -135,7 +136,7 @@ class Schedule(RuleBasedStateMachine):
         most = self.runner.most_together - 1
         if self.has_model:
             programs: Any = DraftPrograms(self.runner)
-            model = FallibleModel(self.runner, programs, answer_of, error_rate)
+            model = FallibleModel(self.runner, DraftSteps(self.runner, programs), answer_of, error_rate)
             return SelfSpeculation(FreeSteps(), most, model, FreeSteps(0.0))
         return LookupSpeculation(FreeSteps(), most, drafter_of)
 

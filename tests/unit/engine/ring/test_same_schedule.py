@@ -12,14 +12,16 @@ from typing import Any, cast
 
 import pytest
 import torch
+from fallible_drafter import KnownAnswers
 from tiny_models import save_tiny
 
 from graphcore import Engine
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.continuous import ContinuousBatching
-from graphcore.engine.batching.host_decode_loop import HostDecodeLoop
+from graphcore.engine.engine import speculation_of
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
+from graphcore.engine.ring.drafts import DraftCalls, LeadDecodeLoop, LeadDraftSteps
 from graphcore.engine.ring.follow import Follower
 from graphcore.engine.ring.lead import LeadBatching, LeadSampler
 from graphcore.engine.ring.shared_requests import LedRequests
@@ -43,6 +45,11 @@ class Wire:
         self.messages: list[Any] = []
         self.states: list[Any] = []
         self._answers, self._at = list(answers), 0
+        self.waited, self.limit = 0.0, None
+
+    def all_say(self, said: Any, _limit: Any) -> list[Any]:
+        """Return what this rank says."""
+        return [said]
 
     def tell(self, message: Any) -> None:
         """Keep a message."""
@@ -94,6 +101,12 @@ def state_of(batching: ContinuousBatching) -> Any:
     return tables, free, requests, swapped, list(prefixes(admission._prefixes._root))
 
 
+def drafted_tokens(messages: Sequence[Any]) -> int:
+    """Return how many draft tokens the messages say."""
+    calls = [call for message in messages if isinstance(message, list) for call in message]
+    return sum(len(ids) for name, *arguments in calls if name == "check" for _, ids in arguments[0])
+
+
 def prefixes(node: PrefixNode) -> Iterator[Any]:
     """Yield the nodes below one, with their pages and the time of their last use."""
     for child in node.children.values():
@@ -101,12 +114,15 @@ def prefixes(node: PrefixNode) -> Iterator[Any]:
         yield from prefixes(child)
 
 
-def led_by(runner: ProgramRunner, wire: Wire, folder: Path) -> tuple[LeadBatching, ContinuousBatching]:
+def led_by(runner: ProgramRunner, wire: Wire, folder: Path, kind: str) -> tuple[LeadBatching, ContinuousBatching]:
     """Return rank 0's batching over a wire, and the scheduler in it."""
     ranks, requests = cast("ProcessGroup", wire), LedRequests()
-    sampler = LeadSampler(runner, ranks, requests)
+    sampler, calls = LeadSampler(runner, ranks, requests), DraftCalls(ranks)
+    programs = runner.draft_programs
+    steps = None if programs is None else LeadDraftSteps(runner, programs, calls)
+    decoding = LeadDecodeLoop(runner, speculation_of(runner, kind, steps), sampler, calls, requests)
     admission = CacheAdmission.of(runner, folder, wire.all_agree)
-    inner = ContinuousBatching(runner, HostDecodeLoop(runner, sampler=sampler), admission)
+    inner = ContinuousBatching(runner, decoding, admission)
     return LeadBatching(inner, sampler, ranks, requests, runner.sizes.batch_size), inner
 
 
@@ -156,22 +172,25 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("answers", [(), (False, True, False, False)], ids=["files", "some files fail elsewhere"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "kind"), [(1, "off"), (2, "off"), (1, "lookup"), (2, "self")])
 def test_a_follower_has_rank_0_s_state_before_every_call(
-    folder: Path, seed: int, answers: Sequence[bool], tmp_path: Path
+    folder: Path, seed: int, kind: str, answers: Sequence[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    KnownAnswers().patch(monkeypatch.setattr)
+    drafts = [] if kind == "off" else [f"speculation={kind}", "speculation.num_speculative_tokens=5"]
     with (
-        Engine.load(folder, dtype="fp32", device="cpu", overrides=SIZES) as first,
-        Engine.load(folder, dtype="fp32", device="cpu", overrides=SIZES) as second,
+        Engine.load(folder, dtype="fp32", device="cpu", overrides=[*SIZES, *drafts]) as first,
+        Engine.load(folder, dtype="fp32", device="cpu", overrides=[*SIZES, *drafts]) as second,
     ):
         assert isinstance(first.runner, ProgramRunner)
         assert isinstance(second.runner, ProgramRunner)
         wire = Wire(answers)
-        lead, inner = led_by(first.runner, wire, tmp_path)
+        lead, inner = led_by(first.runner, wire, tmp_path, kind)
         assert run_requests(lead, inner, wire, seed) > 10
         swapped = [state[3] for state in wire.states]
         assert any(swapped), "nothing was swapped out"
-        follower = NotingFollower(second.runner, cast("ProcessGroup", Replay(wire, answers)), tmp_path)
+        assert drafted_tokens(wire.messages) > 20 or kind == "off"
+        follower = NotingFollower(second.runner, cast("ProcessGroup", Replay(wire, answers)), tmp_path, kind != "off")
         follower.states = []
         follower.follow()
         for number, (led, followed) in enumerate(zip(wire.states, follower.states, strict=True)):
