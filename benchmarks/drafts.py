@@ -8,13 +8,15 @@ of a step that checks drafts.
 
 `--kind self` drafts with a copy of the model (`speculation.draft_format`). `--accepted 0.9` then imposes the share of
 draft tokens that are right: the draft model's steps run, but their tokens are those of the answer without drafts, some
-of them spoilt. `GRAPHCORE_LIMIT_CPU=avx2` leaves AVX-512 unused (benchmarks/instruction_sets.py).
+of them spoilt. With `--apart` the engines do not take turns, but one is loaded after the other, for a limit of memory
+that has room for one. `GRAPHCORE_LIMIT_CPU=avx2` leaves AVX-512 unused (benchmarks/instruction_sets.py).
 """
 
 import argparse
 import random
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from instruction_sets import apply_limit
@@ -136,33 +138,40 @@ def main() -> None:
     parser.add_argument("--prompts", default=",".join(PROMPTS), help="of these, separated by commas")
     parser.add_argument("--kind", choices=["lookup", "self"], default="lookup")
     parser.add_argument("--accepted", type=float)
+    parser.add_argument("--apart", action="store_true", help="load one engine after the other: memory is short")
     given = parser.parse_intermixed_args()
     kinds = given.prompts.split(",")
     if unknown := [kind for kind in kinds if kind not in PROMPTS]:
         parser.error(f"--prompts {unknown[0]}: one of {', '.join(PROMPTS)}")
     drafts = [*given.overrides, f"speculation={given.kind}"]
     without = [one for one in given.overrides if not one.startswith("speculation.")]
-    with (
-        Engine.load(given.model, overrides=without) as plain,
-        Engine.load(given.model, overrides=drafts) as engine,
-    ):
+    found: dict[str, tuple[list[Generation], list[Generation]]] = {kind: ([], []) for kind in kinds}
+    with ExitStack() as loaded:
+        plain = loaded.enter_context(Engine.load(given.model, overrides=without))
+        if given.apart:
+            for kind in kinds:
+                answer(plain, kind, 4)  # the prompt is cached then
+                found[kind][0].extend(answer(plain, kind, given.new_tokens) for _ in range(given.rounds))
+            loaded.close()
+        engine = loaded.enter_context(Engine.load(given.model, overrides=drafts))
         speculation = engine.batching.speculation
         assert speculation is not None, "this engine drafts"
         answers: dict[int, Sequence[int]] = {}
         if given.accepted is not None:
             impose(engine, given.accepted, answers)
         for kind in kinds:
-            found: tuple[list[Generation], list[Generation]] = ([], [])
+            before, after = found[kind]
             times = replace(speculation.times)
-            for each in (plain, engine):  # the prompt is cached then
+            for each in (engine,) if given.apart else (plain, engine):
                 answer(each, kind, 4)
-            for _ in range(given.rounds):
-                found[0].append(answer(plain, kind, given.new_tokens))
-                answers[found[0][-1].timings.prompt_tokens] = found[0][-1].token_ids
-                before = speculation.steps
-                found[1].append(answer(engine, kind, given.new_tokens))
-                assert found[0][-1].token_ids == found[1][-1].token_ids, "drafts changed the answer"
-            print(line(kind, *found, speculation.steps - before), step_times(speculation, times), sep="  ", flush=True)
+            for at in range(given.rounds):
+                if not given.apart:
+                    before.append(answer(plain, kind, given.new_tokens))
+                answers[before[at].timings.prompt_tokens] = before[at].token_ids
+                steps = speculation.steps
+                after.append(answer(engine, kind, given.new_tokens))
+                assert before[at].token_ids == after[at].token_ids, "drafts changed the answer"
+            print(line(kind, before, after, speculation.steps - steps), step_times(speculation, times), sep="  ")
 
 
 if __name__ == "__main__":
