@@ -180,6 +180,7 @@ def test_two_ranks_check_drafts_and_accept_some(name: str, of_two: dict[str, Any
     assert (found["draft_steps"] > 20) == (found["kind"] == "self")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FOUR)
 def test_four_ranks_answer_as_one_process_to_the_bit(name: str, of_four: dict[str, Any], folder: Path) -> None:
     assert_same(of_four[name], alone(case_of(folder, FOUR[name])))
@@ -198,6 +199,7 @@ def test_requests_fail_and_all_ranks_end_when_one_is_lost(folder: Path) -> None:
     assert "ParallelError: rank 2 of 3: " in other.errors
 
 
+@pytest.mark.thorough
 def test_a_rank_that_does_not_answer_is_noticed_while_nobody_asks(folder: Path) -> None:
     given = [str(folder / "llama3"), "sleep"]
     first, sleeping, other = ended(start_ranks(SCRIPT, [given] * 3, *free_ports(1)), seconds=60)
@@ -234,6 +236,7 @@ def test_an_error_of_one_rank_ends_the_others_with_it(folder: Path) -> None:
     assert "ParallelError: rank 1 cannot run its share: streaming=on needs " in first.errors
 
 
+@pytest.mark.thorough
 def test_a_saved_cache_has_a_part_of_each_rank_and_continues_to_the_bit(folder: Path, tmp_path: Path) -> None:
     given = [str(folder / "qwen3_next"), "streaming=on", "dtype=fp32", "save", str(tmp_path / "ring.cache")]
     first, second = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
@@ -277,6 +280,7 @@ def test_keys_of_a_ring_have_no_effect_without_one() -> None:
         compose_settings(["parallel.interface=wg0"])
 
 
+@pytest.mark.thorough
 def test_torchrun_prints_what_one_process_prints(folder: Path, tmp_path: Path) -> None:
     add_tokenizer(folder / "llama3")
     model = [f"model.checkpoint={folder / 'llama3'}", "dtype=fp32", "streaming=on", "prompt=hello", "max_new_tokens=8"]

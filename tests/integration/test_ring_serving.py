@@ -160,6 +160,7 @@ def check_ring(found: dict[str, Any]) -> None:
     assert found["hand_over_share"] == pytest.approx(max(0, 1 - sum(parts) / found["pass_seconds"]))
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_an_answer_on_a_ring_as_in_one_process(tmp_path: Path) -> None:
     model = tmp_path / "long"
     BUILDERS["llama3"](max_position_embeddings=4096).save_pretrained(model)

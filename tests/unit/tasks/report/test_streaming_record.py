@@ -31,6 +31,8 @@ def test_a_record_has_rates_in_gb_per_second_and_the_rest_as_it_is() -> None:
         "bytes_per_token": 1_500_000_000,
         "overlap": 0.625,
         "copy_seconds": 2.0,
+        "hidden_by_drafts_seconds": 0.0,
+        "draft_seconds": 0.0,
         "stall_seconds": 0.75,
         "stall_seconds_per_group": [0.0, 0.25, 0.5],
         "device_peak_bytes": 290_000_000,
@@ -40,6 +42,14 @@ def test_a_record_has_rates_in_gb_per_second_and_the_rest_as_it_is() -> None:
         "expert_hit_rate": 0.625,
         "expert_link_bytes": 77,
     }
+
+
+def test_drafting_is_told_of_where_there_is_some() -> None:
+    events = (*EVENTS, Event("draft", 0, 2.25, 2.75))
+    report = report_streaming(events, Measured(0, 4, 2, 3))
+    assert streaming_record("on", report)["hidden_by_drafts_seconds"] == 0.25
+    (_, waits, *_) = streaming_lines("on", report)
+    assert waits.startswith("62% of 2.00 s of copying hidden; 0.25 s of it behind 0.50 s of drafting; waited 0.75 s of")
 
 
 def test_with_streaming_off_the_same_fields_are_null() -> None:

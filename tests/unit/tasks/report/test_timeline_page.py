@@ -109,7 +109,7 @@ def test_a_long_run_keeps_its_last_whole_passes() -> None:
 def test_every_module_but_those_of_a_server_s_page_is_in_the_bundle() -> None:
     script = bundle(module.MODULES)
     there = {path.name.removesuffix(".js") for path in (FOLDER / "engine").iterdir() if path.name.endswith(".js")}
-    of_a_server = {"cache", "history", "poller", "requests", "view", "what_if"}
+    of_a_server = {"cache", "history", "poller", "ranks", "requests", "view", "what_if"}
     assert there - of_a_server == set(module.MODULES)
     assert "import" not in re.sub(r'import\("\./\w+\.js"\)|//.*|"[^"\n]*"', "", script)
 
