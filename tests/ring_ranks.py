@@ -5,6 +5,7 @@ Started by `run_ranks` with torchrun's variables; all cases share the processes,
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -216,10 +217,15 @@ def load(case: Case, more: Sequence[str]) -> Any:
 
 
 def settings_of(case: Case, more: Sequence[str]) -> Any:
-    """Return the settings of a case; on a ring, a model's folder may have a folder for each rank."""
+    """Return the settings of a case.
+
+    On a ring, a model's folder may have a folder for each rank, and an override that begins with "rank0 " is rank 0's.
+    """
     from graphcore.config.compose import compose_settings
 
-    settings = compose_settings([*SIZES, *case.overrides, *more])
+    own = f"rank{os.environ['RANK']} " if more else "alone "
+    overrides = [one.removeprefix(own) for one in case.overrides if one.startswith(own) or not one.startswith("rank")]
+    settings = compose_settings([*SIZES, *overrides, *more])
     settings.model.checkpoint = case.folder.replace("RANK", os.environ["RANK"] if more else "all")
     return settings
 
@@ -259,13 +265,17 @@ def run_one(folder: str, *overrides: str) -> None:
     """Run one case as one of its ranks.
 
     With "lose" among the overrides rank 1 dies in the middle of an answer, with "sleep" it answers no heartbeat. With
-    "save" a cache is saved to the file that follows, then loaded by another engine.
+    "save" a cache is saved to the file that follows, then loaded by another engine. With "masks" the masks of answers
+    come late.
     """
     from graphcore.errors import ParallelError
     from graphcore.parallel.process_group import ProcessGroup
 
     if "sleep" in overrides:
         run_sleeping(folder)
+        return
+    if "masks" in overrides:
+        run_masked(folder, [one for one in overrides if one != "masks"])
         return
     if "save" in overrides:
         ring = ["parallel=ring", "parallel.split=[1,1]"]  # measured shares may be others for the second engine
@@ -288,6 +298,28 @@ def run_one(folder: str, *overrides: str) -> None:
             engine.submit([1])
         except ParallelError as error:
             print("later:", error, file=sys.stderr)
+
+
+def run_masked(folder: str, overrides: Sequence[str]) -> None:
+    """Run answers whose masks come up to 20 ms late, so that some steps run before they are there."""
+    import torch
+
+    engine = load(Case(folder, overrides), ["parallel=ring"])
+    if engine is None:
+        return
+    allowed, chance = torch.arange(engine.config.vocab_size) % 5 == 0, random.Random(1)
+
+    def mask(_ids: Sequence[int]) -> torch.Tensor:
+        time.sleep(chance.random() * 0.02)
+        return allowed
+
+    with closing(engine):
+        for start in range(10):
+            prompts = [[(7 * at + start) % 10 + 1 for at in range(20 + 5 * row)] for row in range(3)]
+            handles = [engine.submit(prompt, max_new_tokens=30, ignore_eos=True, mask=mask) for prompt in prompts]
+            assert all(len(handle.result(30).token_ids) == 30 for handle in handles)
+        assert engine.totals.draft_tokens > engine.totals.accepted_tokens > 0
+        print("answered", file=sys.stderr)
 
 
 def loaded_answer(case: Case, file: str, more: Sequence[str] = ()) -> list[str]:

@@ -35,6 +35,8 @@ def run_follower(composed: DictConfig) -> int:
             was lost.
     """
     settings = to_settings(composed)
+    if isinstance(settings.task, dict) and settings.task.get("name") == "plan":
+        return 0  # rank 0 plans for all, and needs no other process
     process = PatientProcess()
     process.begin()
     from graphcore.engine.ring.follow import follow  # imports torch, which takes a second

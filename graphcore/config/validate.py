@@ -17,6 +17,7 @@ from graphcore.sampling_params import check_sampling, check_truncation
 
 THREADS_PER_CPU = 4
 UNLIMITED = -1  # max_new_tokens: as many as the context allows
+LONGEST_WAIT = 86400  # seconds for another rank: a day
 MOST_PREFETCH = 8  # groups; each needs a slot of its own, and far fewer keep a link busy
 NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget applies to resident weights, too
     "layer_group_size": "auto",
@@ -146,8 +147,10 @@ def _check_speculation(speculation: SpeculationSettings) -> None:
 def _check_parallel(settings: Settings) -> None:
     """Check the settings of several processes, and refuse with them what the ranks of a ring do not do yet."""
     parallel = settings.parallel
-    if not parallel.timeout > 0:
-        raise ConfigError(f"parallel.timeout={parallel.timeout} must be a number of seconds above 0")
+    if not 0 < parallel.timeout <= LONGEST_WAIT:
+        raise ConfigError(
+            f"parallel.timeout={parallel.timeout} must be a number of seconds above 0, at most {LONGEST_WAIT}"
+        )
     if parallel.split is not None and not (parallel.split and all(part > 0 for part in parallel.split)):
         raise ConfigError(f"parallel.split={parallel.split} must be a number above 0 for each rank, such as [3,1]")
     if parallel.kind == "off":

@@ -37,7 +37,7 @@ from graphcore.engine.request import Request, RequestStatus, TokenTotals
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.request_handle import RequestHandle, TokenStream
 from graphcore.engine.ring.drafts import DraftCalls, LeadDecodeLoop, LeadDraftSteps
-from graphcore.engine.ring.heartbeat import begin_heartbeat
+from graphcore.engine.ring.heartbeat import BEAT, BEATS, begin_heartbeat
 from graphcore.engine.ring.lead import LeadBatching, LeadSampler
 from graphcore.engine.ring.lead_runner import LeadRunner
 from graphcore.engine.ring.saved_parts import LeadCaches
@@ -451,7 +451,7 @@ class Engine:
         ways = self.loaded.enter_thread, report, self.loaded.check_usable
         queue = RequestQueue(batching, limits.max_waiting, *ways)
         if isinstance(batching, LeadBatching):
-            begin_heartbeat(queue)
+            begin_heartbeat(queue, min(BEAT, self.settings.parallel.timeout / BEATS))
         return queue
 
     def chat_ids(

@@ -105,6 +105,11 @@ class SequenceSampler:
         self.choose(ready, [self._pending.pop(request) for request in ready])
         return True
 
+    def supersede(self, requests: Sequence[Request]) -> None:
+        """Drop the logits that requests keep for their masks, because their tokens have run again."""
+        for request in requests:
+            self._pending.pop(request, None)
+
     def take_forced(self, requests: Sequence[Request]) -> None:
         """Append the tokens that masks force after the last known ones, as far as that is known now.
 

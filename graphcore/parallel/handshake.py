@@ -14,12 +14,14 @@ Facts = Mapping[str, str]
 
 PROCESSOR = "instruction set"
 FILE = "file "  # begins the name of a fact about a file, which ranks without the layers in it may lack
+GRAPH = "graphs"
 KERNELS = "kernels"  # their build, which differs between instruction sets
 ADVICE = {
     "graphcore": "install the same version on all machines",
     "torch": "install the same version on all machines",
     "files": "copy the same model to all machines",
     KERNELS: "install graphcore from the same wheel on all machines",
+    GRAPH: "install a C++ compiler, or the wheel with kernels, where there are none",
     "context_length": "set context_length, which is halved where memory is little",
 }
 OTHERWISE = "start all ranks with the same settings"

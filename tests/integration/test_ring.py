@@ -44,6 +44,18 @@ TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "large",
         ("streaming=auto", "streaming.memory_budget=36MB", "dtype=fp32", *SELF),
     ),
+    "one rank streams, the other not": (
+        "large",
+        (
+            *(
+                "streaming=auto",
+                "dtype=fp32",
+                "rank0 streaming.memory_budget=30MB",
+                "rank1 streaming.memory_budget=1GB",
+            ),
+            *("rank0 parallel.split=[1,1]", "rank1 parallel.split=[1,1]"),
+        ),
+    ),
     "latent": ("deepseek_v2", ("streaming=on", "dtype=fp32", "kv_dtype=q8_0")),
     "shards of other ranks are missing": ("shards_RANK", ("streaming=on", "dtype=fp32")),
     "parts of GGUF are missing": ("parts_RANK/m-00001-of-00003.gguf", ("streaming=off", "dtype=fp32")),
@@ -234,6 +246,14 @@ def test_an_error_of_one_rank_ends_the_others_with_it(folder: Path) -> None:
     first, second = ended(start_ranks(SCRIPT, given, *free_ports(1)), seconds=60)
     assert "PlanError: streaming=on needs " in second.errors
     assert "ParallelError: rank 1 cannot run its share: streaming=on needs " in first.errors
+
+
+@pytest.mark.thorough
+def test_late_masks_beside_drafts_of_a_recurrent_model_keep_ranks_together(folder: Path) -> None:
+    given = [str(folder / "qwen3_next"), "streaming=off", "dtype=fp32", "speculation=lookup", "masks"]
+    first, second = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
+    assert (first.status, second.status) == (0, 0), first.errors + second.errors
+    assert "answered" in first.errors
 
 
 @pytest.mark.thorough

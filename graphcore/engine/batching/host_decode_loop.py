@@ -100,6 +100,7 @@ class HostDecodeLoop(DecodeLoop):
         """Sample a token for each request whose known tokens have all run, and further ones while drafts are right."""
         seconds = time.perf_counter() - self._began
         has_run = bool(ended) or bool(self._runs)
+        self._chooser.supersede([run.request for run in self._runs])  # of which recurrent states were put back
         has_chosen = self._chooser.choose_pending(0.0 if has_run else IDLE) or bool(ended)
         likeliest: dict[int, list[int]] = {}  # by id of their programs
         while due := [(run.request, place) for run in self._runs if (place := run.next_place()) is not None]:

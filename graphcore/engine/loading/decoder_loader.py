@@ -97,7 +97,12 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
     def agree(
         self, settings: Settings, parts: PreparedDecoder, plan: Plan, tier: Tier
     ) -> tuple[PreparedDecoder, Plan, Tier]:
-        """Return what all ranks run: drafts of one kind, and no draft model if no rank has copies for it."""
+        """Return what all ranks run: as many prompts in a pass, and drafts of one kind.
+
+        There is no draft model if no rank has copies for it.
+        """
+        streams = [plan.is_streaming] if self._ranks is None else self._ranks.all_say(plan.is_streaming)
+        parts = replace(parts, runtime=replace(parts.runtime, prompts_together=all(streams)))
         if self._ranks is None or parts.runtime.speculation == "off":
             return parts, plan, tier
         if not any(self._ranks.all_say(plan.draft_nbytes > 0)):
@@ -128,7 +133,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
             undo.callback(stream.close)  # if there is no memory left for the caches
             builder = _builder(parts, stream, compiled_dir, on_progress, self._ranks)
             undo.pop_all()
-        prompt_tokens = settings.batching.prompt_tokens(runtime.prefill_chunk, plan.is_streaming)
+        prompt_tokens = settings.batching.prompt_tokens(runtime.prefill_chunk, runtime.prompts_together)
         sizes = runtime.batch_size, runtime.prefill_chunk, prompt_tokens, runtime.draft_tokens
         drafting = None if draft is None else builder.with_decoder(draft)
         is_lead = self._ranks is not None and self._ranks.is_lead

@@ -43,6 +43,7 @@ class RuntimeConfig:
         draft_format: format of the copies that the draft model of "self" has.
         uses_pdl: True if a captured step's kernels use programmatic dependent launch (kernels/gpu/pdl.py).
         share: this process's share of the layers; None if it has all.
+        prompts_together: True if a pass has a chunk for every sequence: weights stream, on a ring on all ranks.
     """
 
     device: torch.device
@@ -61,6 +62,7 @@ class RuntimeConfig:
     draft_format: str = ""
     uses_pdl: bool = False
     share: Share | None = None
+    prompts_together: bool = False
 
     @property
     def backend(self) -> Backend:

@@ -15,7 +15,7 @@ from graphcore.checkpoint.file_identity import sampled_hash
 from graphcore.config.settings import BatchingSettings, Settings
 from graphcore.device import cpu_flags
 from graphcore.engine.loading.model_loader import PreparedModel
-from graphcore.parallel.handshake import FILE, KERNELS, PROCESSOR, Facts, refuse_any
+from graphcore.parallel.handshake import FILE, GRAPH, KERNELS, PROCESSOR, Facts, refuse_any
 from graphcore.parallel.process_group import ProcessGroup
 
 OWN = (
@@ -69,6 +69,7 @@ def facts_of(settings: Settings, parts: PreparedModel) -> Facts:
         "context_length": str(runtime.context_length),
         "speculation": f"{runtime.speculation} of {runtime.draft_tokens} tokens {runtime.draft_format}",
         "dtype": str(runtime.dtype),
+        GRAPH: f"{runtime.graph} and {runtime.prefill}, with{'' if runtime.backend.has_kernels else 'out'} kernels",
         KERNELS: build,
         "files": tensors_hash(parts.loader.checkpoint),
         **{FILE + path.name: sampled_hash(path, one.size)[:16] for path, one in parts.loader.checkpoint.files.items()},

@@ -16,7 +16,10 @@ from graphcore.errors import GraphcoreError
 BEAT = 10.0  # seconds without a message after which rank 0 asks the others whether they are there
 
 
-def begin_heartbeat(queue: RequestQueue, seconds: float = BEAT) -> None:
+BEATS = 4  # in the time that another rank waits for a message, at least
+
+
+def begin_heartbeat(queue: RequestQueue, seconds: float) -> None:
     """Send a heartbeat while a queue is idle, in a thread that ends when the queue is closed, fails or is freed."""
     arguments = weakref.ref(queue), seconds
     threading.Thread(target=_beat_for, args=arguments, name="graphcore-heartbeat", daemon=True).start()

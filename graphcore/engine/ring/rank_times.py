@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.parallel.process_group import ProcessGroup
-from graphcore.weights.plan import Plan
+from graphcore.weights.plan import Plan, expected_bytes_per_token
 
 INTERVAL = 1.0  # seconds between two exchanges of times, while passes run
 
@@ -85,5 +85,5 @@ class PassClock:
 def rank_shares(ranks: ProcessGroup, parts: PreparedDecoder, plan: Plan) -> Sequence[RankShare]:
     """Return what each rank has, in order; all ranks call it."""
     layers = sum(1 for _ in parts.decoder.blocks())
-    said = ranks.all_say([layers, plan.weight_nbytes, plan.groups.streamed_nbytes])
+    said = ranks.all_say([layers, plan.weight_nbytes, round(expected_bytes_per_token(plan))])
     return [RankShare(*one) for one in said]
