@@ -20,7 +20,7 @@ Elsewhere = Mapping[str, Sequence[TensorInfo]]
 
 
 def files_of(path: Path) -> dict[str, Path]:
-    """Return the paths of all files that should hold the weights of a local checkpoint, by their names in its folder.
+    """Return the path of each weight file of a local checkpoint, by file name; some may be missing.
 
     Raises:
         CheckpointError: the index is damaged.

@@ -126,7 +126,7 @@ class Backend:
         return StoredPacking(name, rows, columns)
 
     def quantize(self, name: str, dense: Tensor) -> tuple[Tensor, SquaredError]:
-        """Return the stored bytes of dense weights and their error, as `quantize_weights` does.
+        """Return dense weights quantised to a format's blocks, and their squared error, as `quantize_weights` does.
 
         Args:
             name: name of the format.

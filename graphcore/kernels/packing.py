@@ -59,7 +59,7 @@ class Packing(ABC):
         return packed
 
     def quantize(self, dense: Tensor, *, threads: int | None = None) -> tuple[Tensor, SquaredError]:
-        """Return dense rows as the file would have them, and their error.
+        """Return dense rows quantised to the format's blocks, and their squared error.
 
         Args:
             dense: [R, I] any float dtype, on the CPU.

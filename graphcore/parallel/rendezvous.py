@@ -28,7 +28,7 @@ def store_of_start(store: Store, rank: int, world_size: int, timeout: timedelta)
 
 
 def _lead(store: Store, world_size: int, end: float) -> str:
-    """Wait as rank 0 until all others have joined its start; return the start's name."""
+    """Wait on rank 0 until all other ranks have joined; return the key prefix of this start."""
     start = uuid4().hex
     missing = set(range(1, world_size))
     while missing:

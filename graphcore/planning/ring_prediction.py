@@ -22,7 +22,7 @@ PASSES = 6  # simulated; the first ones fill the slots
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One rank's plan.
+    """The plan of one rank, with the rates of its machine.
 
     Attributes:
         layer_groups: layers, or matrices of a layer, of each of its layer groups.
@@ -106,7 +106,7 @@ def turns_of(owners: Sequence[int], ranks: Sequence[RankPlan], sequences: int = 
 
 
 def _turns_of_rank(rank: int, own: RankPlan, sequences: int) -> Iterator[Turn]:
-    """Yield the turns of a rank's layer groups and of its head's slices; each computes as long as its bytes ask."""
+    """Yield the layer groups and head slices of a rank in order; compute time is shared out by their bytes."""
     groups, whole = own.plan.groups, predict(own.plan, own.rates, sequences)
     first_slice = groups.num_layer_groups + 1
     numbers = range(1, first_slice + len(groups.head_slices))

@@ -40,7 +40,7 @@ class RankMachine:
 
 @dataclass(frozen=True)
 class PlannedRank:
-    """What one rank gets.
+    """The plan of one rank of a ring.
 
     Attributes:
         rates: rates of its machine; None where the prediction needs one that was not given.

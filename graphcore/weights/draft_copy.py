@@ -65,7 +65,7 @@ class DraftCopy:
         return cls(model, decoder, nbytes, smaller)
 
     def kept(self, layers: Container[int], has_ends: bool) -> "DraftCopy":
-        """Return the draft of a model that has dropped all other layers and, unless `has_ends`, embedding and head."""
+        """Return the draft model of one pipeline stage: some layers and, if `has_ends`, embedding and head."""
         self.decoder.keep(layers, has_ends)
         names = {own.name for own, _ in pairs_of(self.model, self.decoder)}
         nbytes = {name: nbytes for name, nbytes in self.copied_nbytes.items() if name in names}

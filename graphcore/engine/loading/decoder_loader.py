@@ -97,9 +97,9 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
     def agree(
         self, settings: Settings, parts: PreparedDecoder, plan: Plan, tier: Tier
     ) -> tuple[PreparedDecoder, Plan, Tier]:
-        """Return what all ranks run: as many prompts in a pass, and drafts of one kind.
+        """Return the parts with what all ranks must do alike: chunks of prompts in a pass, and the kind of speculation.
 
-        There is no draft model if no rank has copies for it.
+        There is no draft model if no rank has copies of weights for it.
         """
         streams = [plan.is_streaming] if self._ranks is None else self._ranks.all_say(plan.is_streaming)
         parts = replace(parts, runtime=replace(parts.runtime, prompts_together=all(streams)))

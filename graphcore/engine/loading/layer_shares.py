@@ -27,7 +27,10 @@ PROBED_SLOTS = 2
 
 
 def ways_to_deal(streaming: StreamingSettings) -> tuple[bool, ...]:
-    """Return the ways to try: False for neighbouring layers, kept if nothing streams; True for layers in turn."""
+    """Return the ways to split layers, in the order to try: False for contiguous layers, True for layers in turn.
+
+    With streaming=auto, contiguous layers are kept if nothing then streams.
+    """
     return {"all": (False,), "nothing": (True,), "most": (False, True)}[streaming.keeps]
 
 

@@ -83,7 +83,7 @@ def predict_speculation(
 
 
 def without_model(settings: Settings, planned: Planned, has_experts: bool, machine: Machine) -> Planned:
-    """Return the plan of a ring's rank with speculation=auto, made for lookup, for lookup or without drafts.
+    """Return the plan of one rank with speculation=auto, which on a ring is prompt lookup, or off if experts stream.
 
     Args:
         has_experts: True if experts stream on any rank.

@@ -41,7 +41,7 @@ class DraftCalls:
 
 
 class LeadDraftSteps(DraftSteps):
-    """Rank 0's draft steps, which the other ranks run, too."""
+    """Decode steps of the draft model on rank 0, which tells the other ranks to run each of them."""
 
     def __init__(self, runner: ProgramRunner, programs: Programs, calls: DraftCalls) -> None:
         super().__init__(runner, programs)

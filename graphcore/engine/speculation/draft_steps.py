@@ -1,4 +1,4 @@
-"""Steps of a draft model: its programs over rows of the caches, whose recurrent states are put back afterwards."""
+"""Decode steps of a draft model over the model's KV caches; recurrent states are restored afterwards."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from graphcore.graph.program import Program
 from graphcore.kvcache.page_table import Copies
 
 RowTokens = Mapping[int, tuple[Sequence[int], int]]
-"""Token ids by row of the caches, and the position of the first of them."""
+"""For each row of the KV cache, the token ids to run and the position of the first of them."""
 
 
 class DraftSteps:

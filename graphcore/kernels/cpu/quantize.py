@@ -19,7 +19,7 @@ class QuantizedSums(ctypes.Structure):
 def quantize_weights(
     one: Format, dense: Tensor, library: str = "", threads: int | None = None
 ) -> tuple[Tensor, SquaredError]:
-    """Return the stored bytes of dense weights and their error: in C++ where it has the format, else in torch.
+    """Return dense weights quantised to a format's blocks, and their squared error: in C++ if it has the format.
 
     Args:
         dense: [..., I] any float dtype, on the CPU; any device without a library.

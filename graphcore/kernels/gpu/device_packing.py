@@ -83,7 +83,7 @@ class DevicePacking(Packing):
         return row // GROUP_ROWS * GROUP_ROWS * sum(self.planes)
 
     def quantize(self, dense: Tensor, *, threads: int | None = None) -> tuple[Tensor, SquaredError]:
-        """Return dense rows as the file would have them, and their error; computed in C++ if there are kernels."""
+        """Return dense rows quantised to the format's blocks, and their squared error; in C++ if there are kernels."""
         return quantize_weights(FORMATS[self.format], dense, self.library, threads)
 
     def pack_rows(self, raw_rows: Tensor, begin: int, out: Tensor, *, threads: int | None = None) -> None:
