@@ -5,14 +5,14 @@ folder in the root of the hierarchy, gone again when its processes are.
 """
 
 import os
-import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from control_group import ControlGroup
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,14 @@ def find_mounted() -> Controller | None:
 
 
 @dataclass(frozen=True)
-class MemoryGroup:
+class MemoryGroup(ControlGroup):
     """A memory cgroup with a limit and no process yet."""
 
     controller: Controller
-    folder: Path
 
     @classmethod
     def create(cls, controller: Controller, name: str, limit_nbytes: int) -> "MemoryGroup":
-        group = cls(controller, controller.root / name)
+        group = cls(controller.root / name, controller)
         group.folder.mkdir()
         group._file(controller.limit).write_text(str(limit_nbytes), encoding="utf-8")
         if group._file(controller.swap).exists():
@@ -108,10 +107,6 @@ class MemoryGroup:
     def _file(self, name: str) -> Path:
         return self.folder / name
 
-    def command(self, command: list[str]) -> list[str]:
-        """Return a command that joins the group before it becomes the given one, under the same process id."""
-        return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._file("cgroup.procs")), *command]
-
     def peak_nbytes(self) -> int | None:
         """Return the most memory that was charged, file pages included; None where the kernel does not say."""
         path = self._file(self.controller.peak)
@@ -120,21 +115,3 @@ class MemoryGroup:
     def num_oom_kills(self) -> int:
         lines = self._file(self.controller.events).read_text(encoding="utf-8").splitlines()
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-    def remove(self) -> None:
-        """Kill what the group's process left behind in it, and remove it.
-
-        Raises:
-            OSError: it is still busy after five seconds.
-        """
-        give_up = time.monotonic() + 5
-        while True:
-            for process in self._file("cgroup.procs").read_text(encoding="utf-8").split():
-                os.kill(int(process), signal.SIGKILL)
-            try:
-                self.folder.rmdir()
-                return
-            except OSError:  # the dead are reaped a moment later
-                if time.monotonic() > give_up:
-                    raise
-                time.sleep(0.05)

@@ -3,15 +3,18 @@
     python benchmarks/ring.py MODEL                                   # disks of 100 MB/s, 1, 2 and 4 ranks
     python benchmarks/ring.py MODEL --ranks 2 --rates 300MB,100MB     # a disk of its own for each rank
     python benchmarks/ring.py MODEL --network 125MB --latency 0.0002  # a network like Gigabit Ethernet between ranks
+    python benchmarks/ring.py MODEL --disks kernel                    # limited by the kernel (disk_group.py); as root
+    python benchmarks/ring.py MODEL --switch --network 125MB --latency 0.0002  # real packets (slow_network.py); as root
 
 Each rank is a process with one thread and a paced disk (paced_disk.py). With a network each hand-over arrives later by
-its latency and its bytes / rate. A hand-over is timed from the moment when its sender sends and its receiver waits
-until it has arrived; what a receiver waits for a sender that still reads or computes is none of it. Ranks of one
-machine read the same clock.
+its latency and its bytes / rate; with --switch ranks have network namespaces of their own, and packets take that long.
+A hand-over is timed from the moment when its sender sends and its receiver waits until it has arrived; what a receiver
+waits for a sender that still reads or computes is none of it. Ranks of one machine read the same clock.
 """
 
 import argparse
 import json
+import math
 import os
 import socket
 import subprocess
@@ -20,12 +23,15 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from disk import drop_caches
+from disk_group import DiskController, DiskGroup
 from paced_disk import pace_files
+from slow_network import DEVICE, address_of, slow_network
 
 from graphcore.config.byte_sizes import parse_nbytes
 
@@ -39,22 +45,26 @@ class Run:
 
     Attributes:
         rates: bytes per second of each rank's disk.
+        disks: what limits it, "paced" or "kernel".
         folder: folder of what the ranks report.
         tokens: tokens of each answer that are timed.
         sequences: numbers of sequences that run together, one after another.
         network: bytes per second between ranks; 0 for no limit but the machine's.
         latency: seconds by which each hand-over arrives later.
+        has_switch: True if a switch makes packets late, and not this process the hand-overs.
         overrides: further settings.
     """
 
     model: str
     rates: Sequence[float]
+    disks: str
     folder: str
     port: int
     tokens: int
     sequences: Sequence[int]
     network: float
     latency: float
+    has_switch: bool
     overrides: Sequence[str]
 
 
@@ -86,11 +96,13 @@ def run_rank(run: Run) -> None:
     from graphcore.config.compose import compose_settings
 
     rank = int(os.environ["RANK"])
-    pace_files(run.rates[rank])
+    if run.disks == "paced":
+        pace_files(run.rates[rank])
     hand_overs = _record_hand_overs(run)
     most = max(run.sequences)
     given = [f"batching.max_sequences={most}", "threads=1", "device=cpu", "context_length=256", *run.overrides]
-    settings = compose_settings([*given, *(["parallel=ring"] if len(run.rates) > 1 else [])])
+    network = [f"parallel.interface={DEVICE}", "parallel.open=true"] if run.has_switch else []
+    settings = compose_settings([*given, *(["parallel=ring", *network] if len(run.rates) > 1 else [])])
     settings.model.checkpoint = run.model
     if rank:
         from graphcore.engine.ring.follow import follow
@@ -135,7 +147,7 @@ def _record_hand_overs(run: Run) -> list[tuple[str, int, int, float, float]]:
         began = time.perf_counter()
         receive(ranks, hidden, source, tag)
         late = run.latency + (hidden.nbytes / run.network if run.network else 0.0)
-        if late:
+        if late and not run.has_switch:
             time.sleep(late)
         found.append(("receive", source, tag, began, time.perf_counter()))
 
@@ -164,17 +176,39 @@ def hand_over_seconds(folder: Path, ranks: int, measured: Measured) -> float:
 def run_ranks(run: Run) -> tuple[list[Measured], list[str]]:
     """Run all ranks; return what rank 0 has measured, and its notes."""
     size = str(len(run.rates))
-    everywhere = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    local, address = ("1", address_of(0)) if run.has_switch else (size, "127.0.0.1")
+    everywhere = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": local, "MASTER_ADDR": address, "OMP_NUM_THREADS": "1"}
     environments = [
         {**os.environ, **everywhere, "MASTER_PORT": str(run.port), "RANK": str(rank)} for rank in range(len(run.rates))
     ]
-    command = [sys.executable, __file__, "--as-rank", json.dumps(asdict(run))]
-    processes = [subprocess.Popen(command, env=environment) for environment in environments]
-    ended = [process.wait() for process in processes]
+    with ExitStack() as undo:
+        commands = on_machines(run, [sys.executable, __file__, "--as-rank", json.dumps(asdict(run))], undo)
+        processes = [
+            subprocess.Popen(command, env=environment)
+            for command, environment in zip(commands, environments, strict=True)
+        ]
+        ended = [process.wait() for process in processes]
     if any(ended):
         raise SystemExit("a rank has failed")
     said = json.loads(Path(run.folder, "measured.json").read_text())
     return [Measured(**one) for one in said["measured"]], said["notes"]
+
+
+def on_machines(run: Run, command: list[str], undo: ExitStack) -> list[list[str]]:
+    """Return each rank's command, which first joins a disk and a network of its own where it has these."""
+    commands = [command] * len(run.rates)
+    if run.has_switch:
+        inside = undo.enter_context(slow_network(len(run.rates), run.network or math.inf, run.latency))
+        commands = [[*prefix, *command] for prefix in inside]
+    if run.disks == "paced":
+        return commands
+    drop_caches([])
+    controller = DiskController.find()
+    for rank, rate in enumerate(run.rates):
+        group = DiskGroup.create(controller, f"graphcore-ring-{os.getpid()}-{rank}", Path(run.model), rate)
+        undo.callback(group.remove)
+        commands[rank] = group.command(commands[rank])
+    return commands
 
 
 def free_port() -> int:
@@ -194,8 +228,9 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield what was measured with each number of ranks and of sequences."""
     for ranks in arguments.ranks:
         with tempfile.TemporaryDirectory() as folder:
-            sizes = rates_of(arguments.rates, ranks), folder, free_port(), arguments.tokens, arguments.sequences
-            network = parse_nbytes("--network", arguments.network) or 0, arguments.latency
+            disks = rates_of(arguments.rates, ranks), arguments.disks
+            sizes = *disks, folder, free_port(), arguments.tokens, arguments.sequences
+            network = parse_nbytes("--network", arguments.network) or 0, arguments.latency, arguments.switch
             measured, notes = run_ranks(Run(arguments.model, *sizes, *network, arguments.settings))
             for one in measured:
                 handed = hand_over_seconds(Path(folder), ranks, one) / one.seconds
@@ -210,12 +245,14 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", default=[], help="further settings, as on graphcore's command line")
     parser.add_argument("--ranks", type=_numbers, default=[1, 2, 4], help="numbers of ranks, such as 1,2,4")
     parser.add_argument("--rates", default="100MB", help="bytes per second of each rank's disk, such as 300MB,100MB")
+    parser.add_argument("--disks", choices=("paced", "kernel"), default="paced", help="what limits the disks")
     parser.add_argument("--sequences", type=_numbers, default=[1, 8], help="numbers of sequences, such as 1,8")
     parser.add_argument("--tokens", type=int, default=8, help="timed tokens of each sequence")
     parser.add_argument(
         "--network", default="auto", help="bytes per second between two ranks, such as 125MB; default: no limit"
     )
     parser.add_argument("--latency", type=float, default=0.0, help="seconds by which each hand-over arrives later")
+    parser.add_argument("--switch", action="store_true", help="give each rank a network namespace of its own")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each row")
     parser.add_argument("--as-rank", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
