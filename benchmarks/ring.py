@@ -4,6 +4,7 @@
     python benchmarks/ring.py MODEL --ranks 2 --rates 300MB,100MB     # a disk of its own for each rank
     python benchmarks/ring.py MODEL --network 125MB --latency 0.0002  # a network like Gigabit Ethernet between ranks
     python benchmarks/ring.py MODEL --disks kernel                    # limited by the kernel (disk_group.py); as root
+    python benchmarks/ring.py MODEL --disks kernel --memory 2GB       # and memory of its own; as root
     python benchmarks/ring.py MODEL --switch --network 125MB --latency 0.0002  # real packets (slow_network.py); as root
 
 Each rank is a process with one thread and a paced disk (paced_disk.py). With a network each hand-over arrives later by
@@ -28,8 +29,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from control_group import ControlGroup
 from disk import drop_caches
 from disk_group import DiskController, DiskGroup
+from memory_group import MemoryGroup, memory_controller
 from paced_disk import pace_files
 from slow_network import DEVICE, address_of, slow_network
 
@@ -46,6 +49,7 @@ class Run:
     Attributes:
         rates: bytes per second of each rank's disk.
         disks: what limits it, "paced" or "kernel".
+        memory: bytes of memory of each rank, file pages included; 0 for no limit but the machine's.
         folder: folder of what the ranks report.
         tokens: tokens of each answer that are timed.
         sequences: numbers of sequences that run together, one after another.
@@ -58,6 +62,7 @@ class Run:
     model: str
     rates: Sequence[float]
     disks: str
+    memory: int
     folder: str
     port: int
     tokens: int
@@ -200,14 +205,23 @@ def on_machines(run: Run, command: list[str], undo: ExitStack) -> list[list[str]
     if run.has_switch:
         inside = undo.enter_context(slow_network(len(run.rates), run.network or math.inf, run.latency))
         commands = [[*prefix, *command] for prefix in inside]
-    if run.disks == "paced":
-        return commands
-    drop_caches([])
-    controller = DiskController.find()
-    for rank, rate in enumerate(run.rates):
-        group = DiskGroup.create(controller, f"graphcore-ring-{os.getpid()}-{rank}", Path(run.model), rate)
-        undo.callback(group.remove)
-        commands[rank] = group.command(commands[rank])
+    names = [f"graphcore-ring-{os.getpid()}-{rank}" for rank in range(len(run.rates))]
+    groups: list[list[ControlGroup]] = [[] for _ in names]
+    if run.disks == "kernel":
+        drop_caches([])
+        disks = DiskController.find()
+        for rank, rate in enumerate(run.rates):
+            groups[rank].append(DiskGroup.create(disks, names[rank], Path(run.model), rate))
+    if run.memory:
+        memory = undo.enter_context(memory_controller())
+        if isinstance(memory, str):
+            raise SystemExit(memory)
+        for rank, name in enumerate(names):
+            groups[rank].append(MemoryGroup.create(memory, name, run.memory))
+    for rank, of_rank in enumerate(groups):
+        for group in of_rank:
+            undo.callback(group.remove)
+            commands[rank] = group.command(commands[rank])
     return commands
 
 
@@ -228,7 +242,8 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield what was measured with each number of ranks and of sequences."""
     for ranks in arguments.ranks:
         with tempfile.TemporaryDirectory() as folder:
-            disks = rates_of(arguments.rates, ranks), arguments.disks
+            memory = parse_nbytes("--memory", arguments.memory) or 0
+            disks = rates_of(arguments.rates, ranks), arguments.disks, memory
             sizes = *disks, folder, free_port(), arguments.tokens, arguments.sequences
             network = parse_nbytes("--network", arguments.network) or 0, arguments.latency, arguments.switch
             measured, notes = run_ranks(Run(arguments.model, *sizes, *network, arguments.settings))
@@ -246,6 +261,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=_numbers, default=[1, 2, 4], help="numbers of ranks, such as 1,2,4")
     parser.add_argument("--rates", default="100MB", help="bytes per second of each rank's disk, such as 300MB,100MB")
     parser.add_argument("--disks", choices=("paced", "kernel"), default="paced", help="what limits the disks")
+    parser.add_argument("--memory", default="auto", help="memory of each rank, such as 2GB; default: no limit")
     parser.add_argument("--sequences", type=_numbers, default=[1, 8], help="numbers of sequences, such as 1,8")
     parser.add_argument("--tokens", type=int, default=8, help="timed tokens of each sequence")
     parser.add_argument(
