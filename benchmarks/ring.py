@@ -106,7 +106,7 @@ def run_rank(run: Run) -> None:
     hand_overs = _record_hand_overs(run)
     most = max(run.sequences)
     given = [f"batching.max_sequences={most}", "threads=1", "device=cpu", "context_length=256", *run.overrides]
-    network = [f"parallel.interface={DEVICE}", "parallel.open=true"] if run.has_switch else []
+    network = [f"parallel.interface={DEVICE}", "parallel.open=true"] if run.has_switch else ["parallel.interface=lo"]
     settings = compose_settings([*given, *(["parallel=ring", *network] if len(run.rates) > 1 else [])])
     settings.model.checkpoint = run.model
     if rank:
@@ -181,7 +181,8 @@ def hand_over_seconds(folder: Path, ranks: int, measured: Measured) -> float:
 def run_ranks(run: Run) -> tuple[list[Measured], list[str]]:
     """Run all ranks; return what rank 0 has measured, and its notes."""
     size = str(len(run.rates))
-    local, address = ("1", address_of(0)) if run.has_switch else (size, "127.0.0.1")
+    local = "1" if run.has_switch or run.memory else size
+    address = address_of(0) if run.has_switch else "127.0.0.1"
     everywhere = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": local, "MASTER_ADDR": address, "OMP_NUM_THREADS": "1"}
     environments = [
         {**os.environ, **everywhere, "MASTER_PORT": str(run.port), "RANK": str(rank)} for rank in range(len(run.rates))

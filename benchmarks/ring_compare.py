@@ -6,7 +6,7 @@ Each machine is a group of processes with a disk of its own rate and memory of i
 cache is emptied before each run. As root. BUILD is llama.cpp, of the source package llama-cpp-python:
 
     cmake -S llama_cpp_python-*/vendor/llama.cpp -B BUILD -DGGML_RPC=ON -DGGML_NATIVE=ON -DCMAKE_BUILD_TYPE=Release
-    cmake --build BUILD --target llama-bench rpc-server
+    cmake --build BUILD --target llama-bench ggml-rpc-server
 
 llama.cpp's servers keep the weights that they get in memory; the layers that no server has are mapped from the file by
 the machine that asks. So a server gets as many layers as fit into its machine's memory (--spare is left for the rest).
@@ -79,17 +79,35 @@ class Comparison:
         """Return the tokens per second of llama-bench on one machine, with a server on each of the others."""
         drop_caches([])
         ports = [free_port() for _ in range(1, ranks)]
-        layers = (ranks - 1) * self.layers_of_server() if ranks > 1 else 0
+        layers = self.layers_of_servers(len(ports)) if ports else 0
         where = ["--rpc", ",".join(f"127.0.0.1:{port}" for port in ports)] if ports else []
         with ExitStack() as undo:
             for port in ports:
                 command = undo.enter_context(self.machine(f"server-{port}"))
-                server = command([str(self.binaries / "rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-t", "1"])
+                server = command(
+                    [str(self.binaries / "ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
+                )
                 process = subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 undo.callback(process.kill)
                 time.sleep(1)
             command = undo.enter_context(self.machine("bench"))
-            sizes = ["-p", "0", "-n", str(self.tokens), "-r", "1", "-t", "1", "-ngl", str(layers), *where, "-o", "json"]
+            sizes = [
+                "-p",
+                "0",
+                "-n",
+                str(self.tokens),
+                "-r",
+                "1",
+                "-t",
+                "1",
+                "-ngl",
+                str(layers),
+                "-lm",
+                "mmap",
+                *where,
+                "-o",
+                "json",
+            ]
             bench = command([str(self.binaries / "llama-bench"), "-m", str(self.model), *sizes])
             done = subprocess.run(bench, capture_output=True, text=True)
         if done.returncode:
@@ -98,13 +116,13 @@ class Comparison:
         print(f"llama.cpp: {layers} layers on {len(ports)} servers", file=sys.stderr)
         return float(row["avg_ts"])
 
-    def layers_of_server(self) -> int:
-        """Return how many layers fit into the memory of a server's machine."""
+    def layers_of_servers(self, servers: int) -> int:
+        """Return how many layers fit into the memory of so many servers' machines: llama.cpp counts the head as one."""
         checkpoint = GGUFCheckpoint(self.model)
-        nbytes = sum(
-            span.nbytes for name in checkpoint.tensors if name.startswith("blk.0.") for span in checkpoint.spans(name)
-        )
-        return (self.memory - self.spare) // nbytes
+        nbytes = {name: sum(span.nbytes for span in checkpoint.spans(name)) for name in checkpoint.tensors}
+        layer = sum(size for name, size in nbytes.items() if name.startswith("blk.0."))
+        head = nbytes.get("output.weight", nbytes["token_embd.weight"])
+        return 1 + (servers * (self.memory - self.spare) - head) // layer
 
     @contextmanager
     def machine(self, name: str) -> Iterator[Callable[[list[str]], list[str]]]:
@@ -126,10 +144,10 @@ def main() -> None:
     """Print the tokens per second of each, run after run in turn, and the medians."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path, help="GGUF file")
-    parser.add_argument("--bin", type=Path, required=True, help="folder of llama-bench and rpc-server")
+    parser.add_argument("--bin", type=Path, required=True, help="folder of llama-bench and ggml-rpc-server")
     parser.add_argument("--rate", default="300MB", help="bytes per second of each machine's disk")
     parser.add_argument("--memory", default="2GB", help="memory of each machine")
-    parser.add_argument("--spare", default="200MB", help="memory of a machine that is not for a server's weights")
+    parser.add_argument("--spare", default="300MB", help="memory of a machine that is not for a server's weights")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=6, help="timed tokens")
     parser.add_argument("--repeats", type=int, default=3)
