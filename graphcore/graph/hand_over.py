@@ -5,7 +5,7 @@
 
 A step receives before it runs and sends when it has run, so that it waits for the stream after its weights are there.
 
-Legend: B batch, T tokens, D model dim.
+Legend: B batch, T tokens, D model dim, P positions, E head dim.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from graphcore.graph.state import StepState
-from graphcore.graph.step import Step, rope_rows
+from graphcore.graph.step import EmbedStep, Step, rope_rows
+from graphcore.nn.decoder import Decoder
 from graphcore.parallel.deal import Share
 from graphcore.parallel.process_group import ProcessGroup
 
@@ -42,6 +43,17 @@ class PositionsStep:
         ids = self.state.token_ids
         self.state.hidden = torch.empty(*ids.shape, self.dim, dtype=torch.float32, device=ids.device)
         self.state.ropes = rope_rows(self.state, self.tables)
+
+
+def first_step(decoder: Decoder, state: StepState, tables: Sequence[Tensor]) -> Step:
+    """Return the step that begins a program: the embedding, unless another rank has it.
+
+    Args:
+        tables: rope tables, [P, 2, E/2] each.
+    """
+    if decoder.has_ends:
+        return EmbedStep(0, state, decoder.embed_tokens, tables)
+    return PositionsStep(0, state, tables, decoder.spec.dim)
 
 
 @dataclass

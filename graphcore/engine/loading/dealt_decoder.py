@@ -33,8 +33,6 @@ def _obstacle(parts: PreparedDecoder, model: Model) -> str:
     runtime, spec, family = parts.runtime, model.spec, model.config.model_type
     if runtime.device.type != "cpu":
         return f"ranks compute on CPUs so far, and this one on {runtime.device}; set device=cpu"
-    if runtime.prefill == "compiled":
-        return "compiled blocks are not dealt to ranks yet; set graph=auto or graph=eager"
     if spec.per_layer is not None:
         return f"{family} has per-layer features, which no rank sends to another yet; use parallel=off"
     if spec.cache_layers != tuple(range(len(spec.blocks))):
