@@ -78,6 +78,16 @@ FOUR: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "recurrent, resident": ("qwen3_next", ("streaming=off", "dtype=fp32", "batching.cache_tokens=160")),
 }
 
+COMPILED: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "dense, streamed": ("llama3", ("streaming=on", "dtype=bf16", "graph=compiled")),
+    "windows, in groups of layers": (
+        "gemma3",
+        ("streaming=on", "streaming.layer_group_size=2", "dtype=fp32", "graph=compiled"),
+    ),
+    "recurrent, mixture": ("qwen3_next", ("streaming=on", "dtype=fp32", "graph=compiled")),
+    "a format that no kernel multiplies": ("large", ("streaming=off", "dtype=bf16", "quant.format=tq1_0")),
+}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -220,6 +230,17 @@ def test_two_ranks_check_drafts_and_accept_some(name: str, of_two: dict[str, Any
 def test_four_ranks_answer_as_one_process_to_the_bit(name: str, of_four: dict[str, Any], folder: Path) -> None:
     assert_same(of_four[name], alone(case_of(folder, FOUR[name])))
     assert any(note.startswith("4 ranks have ") for note in of_four[name]["notes"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if at else pytest.mark.thorough) for at, name in enumerate(COMPILED)],
+)
+def test_two_ranks_with_compiled_blocks_answer_as_one_process_to_the_bit(name: str, folder: Path) -> None:
+    case = case_of(folder, COMPILED[name])
+    found = run_ranks(2, {name: case}, folder, seconds=600)[name]
+    assert_same(found, alone(case))
+    assert found["graph"] == "compiled"
 
 
 def test_requests_fail_and_all_ranks_end_when_one_is_lost(folder: Path) -> None:
