@@ -19,7 +19,7 @@ from graphcore.graph.cpu.native_decode import Recorder
 from graphcore.graph.gpu.capture import Captures, captured
 from graphcore.graph.gpu.partition import BoundaryBuffers
 from graphcore.graph.gpu.sampling import SamplingRows, choose_step
-from graphcore.graph.hand_over import HandedStep, HandOver, first_step, handed, hidden_of
+from graphcore.graph.hand_over import HandedStep, HandOver, feature_steps, features_in, first_step, handed, hidden_of
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
@@ -213,6 +213,8 @@ class GraphBuilder:
         ropes = self.decoder.rope_index()
         memory = self.functions.fusion_memory(batch, phase)
         steps: list[Step] = [first_step(self.decoder, state, self.tables)]
+        if self.decoder.spec.per_layer is not None:
+            steps += feature_steps(state, features_in(state), self.hand_over)
         for layers, found in groupby(enumerate(self.layer_groups, start=1), key=lambda item: item[1].layers):
             numbers = [number for number, _ in found]
             bound = [

@@ -163,6 +163,30 @@ def deal(
     return tuple(owners)
 
 
+def with_lenders(owners: Sequence[int], cache_layers: Sequence[int], offers: Sequence[Offer] = ()) -> tuple[int, ...]:
+    """Return the rank of each layer, where a layer that reads another's cache is on the rank of that one.
+
+    Args:
+        owners: rank of each layer, if every layer had its own cache.
+        cache_layers: layer whose cache each layer uses, its own or an earlier one's.
+        offers: the same as for `deal`.
+
+    Raises:
+        ConfigError: a rank is left without layers, or has not the files of those that it gets.
+    """
+    found = tuple(owners[layer] for layer in cache_layers)
+    lenders = sorted({lender for layer, lender in enumerate(cache_layers) if lender != layer})
+    for rank in range(max(owners) + 1):
+        layers = [layer for layer, owner in enumerate(found) if owner == rank]
+        if not layers or (offers and not offers[rank].may_have(layers)):
+            raise ConfigError(
+                f"parallel=ring: rank {rank} {'lacks files of its layers' if layers else 'gets no layer'}, because "
+                f"others use the keys and values of layers {', '.join(map(str, lenders))} and are on their ranks; set "
+                "another parallel.split, or start fewer ranks"
+            )
+    return found
+
+
 def fair_counts(num_groups: int, offers: Sequence[Offer], layer: Needs, ends: Needs) -> list[int]:
     """Return how many groups of layers each rank gets, at least one, so that all ranks need as long.
 

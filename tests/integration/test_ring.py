@@ -57,6 +57,12 @@ TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
             *("rank0 parallel.split=[1,1]", "rank1 parallel.split=[1,1]"),
         ),
     ),
+    "features of layers, lent caches, draft model": (
+        "gemma4",
+        ("streaming=on", "dtype=fp32", *SELF),
+    ),
+    "features of layers, lent caches, eager": ("gemma4", ("streaming=off", "dtype=fp32", "graph=eager")),
+    "lent caches": ("gemma4_unified", ("streaming=on", "dtype=bf16", LOOKUP)),
     "latent": ("deepseek_v2", ("streaming=on", "dtype=fp32", "kv_dtype=q8_0")),
     "two adapters, dense, streamed": (
         "llama3",
