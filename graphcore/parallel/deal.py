@@ -163,6 +163,25 @@ def deal(
     return tuple(owners)
 
 
+def counts_with_lenders(counts: Sequence[int], cache_layers: Sequence[int], together: int) -> Sequence[int]:
+    """Return how many groups of neighbouring layers each rank gets, with all that lend or use caches on the last one.
+
+    Args:
+        counts: groups of layers of each rank, if every layer had its own cache; the others keep their proportions.
+        cache_layers, together: the same as for `with_lenders` and `deal`.
+    """
+    lenders = [lender for layer, lender in enumerate(cache_layers) if lender != layer]
+    left = min(lenders, default=len(cache_layers)) // together
+    lent, weight = sum(counts) - left, sum(counts[:-1])
+    if counts[-1] >= lent or left < len(counts) - 1:
+        return counts
+    found: list[int] = []
+    for rank, count in enumerate(counts[:-1], start=2):
+        found.append(min(max(1, round(left * count / weight)), left - (len(counts) - rank)))
+        left, weight = left - found[-1], weight - count
+    return [*found, lent]
+
+
 def with_lenders(owners: Sequence[int], cache_layers: Sequence[int], offers: Sequence[Offer] = ()) -> tuple[int, ...]:
     """Return the rank of each layer, where a layer that reads another's cache is on the rank of that one.
 

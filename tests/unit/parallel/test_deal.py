@@ -9,6 +9,7 @@ from graphcore.parallel.deal import (
     Needs,
     Offer,
     Share,
+    counts_with_lenders,
     deal,
     described,
     fair_counts,
@@ -165,6 +166,29 @@ LENT = (0, 1, 2, 3, 2, 3, 2, 2)  # layers 4 to 7 use the caches of layers 2 and 
 )
 def test_a_layer_that_uses_another_ones_cache_is_on_its_rank(owners: str, expected: str) -> None:
     assert "".join(map(str, with_lenders([*map(int, owners)], LENT))) == expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "together", "expected"),
+    [
+        ([4, 4], 1, [2, 6]),
+        ([2, 6], 1, [2, 6]),
+        ([1, 7], 1, [1, 7]),
+        ([2, 3, 3], 1, [1, 1, 6]),
+        ([2, 2], 2, [1, 3]),
+        ([2, 2, 2, 2], 1, [2, 2, 2, 2]),  # too many ranks for the layers before the first that lends
+    ],
+)
+def test_neighbouring_layers_from_the_first_that_lends_are_on_the_last_rank(
+    counts: list[int], together: int, expected: list[int]
+) -> None:
+    assert [*counts_with_lenders(counts, LENT, together)] == expected
+
+
+def test_the_others_keep_their_proportions() -> None:
+    lent = [*range(20), *[12] * 8]
+    assert counts_with_lenders([2, 14, 8, 4], lent, 1) == [1, 7, 4, 16]
+    assert counts_with_lenders([7, 7, 7, 7], range(28), 1) == [7, 7, 7, 7]
 
 
 def test_layers_with_own_caches_stay_where_they_are() -> None:
