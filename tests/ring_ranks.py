@@ -94,8 +94,8 @@ def ended(processes: Sequence[Process], seconds: float = 100) -> list[Rank]:
     return found
 
 
-def run_ranks(world_size: int, cases: Mapping[str, Case], folder: Path, seconds: float = 300) -> dict[str, Any]:
-    """Return what rank 0 of `world_size` ranks answers in each case, by its name, within so many seconds."""
+def run_ranks(world_size: int, cases: Mapping[str, Case], folder: Path) -> dict[str, Any]:
+    """Return what rank 0 of `world_size` ranks answers in each case, by its name."""
     import torch
 
     ports = free_ports(len(cases))
@@ -104,7 +104,7 @@ def run_ranks(world_size: int, cases: Mapping[str, Case], folder: Path, seconds:
         json.dumps([[name, *case, port] for (name, case), port in zip(cases.items(), ports, strict=True)])
     )
     answers = folder / f"answers_{world_size}.pt"
-    ranks = ended(start_ranks(__file__, [[str(described), str(answers)]] * world_size), seconds)
+    ranks = ended(start_ranks(__file__, [[str(described), str(answers)]] * world_size), seconds=900)
     assert [rank.status for rank in ranks] == [0] * world_size, "\n".join(rank.errors for rank in ranks)
     found: dict[str, Any] = torch.load(answers)
     return found

@@ -244,7 +244,7 @@ def test_four_ranks_answer_as_one_process_to_the_bit(name: str, of_four: dict[st
 )
 def test_two_ranks_with_compiled_blocks_answer_as_one_process_to_the_bit(name: str, folder: Path) -> None:
     case = case_of(folder, COMPILED[name])
-    found = run_ranks(2, {name: case}, folder, seconds=600)[name]
+    found = run_ranks(2, {name: case}, folder)[name]
     assert_same(found, alone(case))
     assert found["graph"] == "compiled"
 
