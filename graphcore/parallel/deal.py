@@ -163,7 +163,7 @@ def deal(
     return tuple(owners)
 
 
-def counts_with_lenders(counts: Sequence[int], cache_layers: Sequence[int], together: int) -> Sequence[int]:
+def counts_with_lenders(counts: Sequence[int], cache_layers: Sequence[int], together: int) -> list[int]:
     """Return how many groups of neighbouring layers each rank gets, with all that lend or use caches on the last one.
 
     Args:
@@ -174,7 +174,7 @@ def counts_with_lenders(counts: Sequence[int], cache_layers: Sequence[int], toge
     left = min(lenders, default=len(cache_layers)) // together
     lent, weight = sum(counts) - left, sum(counts[:-1])
     if counts[-1] >= lent or left < len(counts) - 1:
-        return counts
+        return [*counts]
     found: list[int] = []
     for rank, count in enumerate(counts[:-1], start=2):
         found.append(min(max(1, round(left * count / weight)), left - (len(counts) - rank)))

@@ -182,7 +182,7 @@ def test_a_layer_that_uses_another_ones_cache_is_on_its_rank(owners: str, expect
 def test_neighbouring_layers_from_the_first_that_lends_are_on_the_last_rank(
     counts: list[int], together: int, expected: list[int]
 ) -> None:
-    assert [*counts_with_lenders(counts, LENT, together)] == expected
+    assert counts_with_lenders(counts, LENT, together) == expected
 
 
 def test_the_others_keep_their_proportions() -> None:
