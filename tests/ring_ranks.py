@@ -104,7 +104,7 @@ def run_ranks(world_size: int, cases: Mapping[str, Case], folder: Path) -> dict[
         json.dumps([[name, *case, port] for (name, case), port in zip(cases.items(), ports, strict=True)])
     )
     answers = folder / f"answers_{world_size}.pt"
-    ranks = ended(start_ranks(__file__, [[str(described), str(answers)]] * world_size), seconds=300)
+    ranks = ended(start_ranks(__file__, [[str(described), str(answers)]] * world_size), seconds=600)
     assert [rank.status for rank in ranks] == [0] * world_size, "\n".join(rank.errors for rank in ranks)
     found: dict[str, Any] = torch.load(answers)
     return found
@@ -219,12 +219,14 @@ def load(case: Case, more: Sequence[str]) -> Any:
 def settings_of(case: Case, more: Sequence[str]) -> Any:
     """Return the settings of a case.
 
-    On a ring, a model's folder may have a folder for each rank, and an override that begins with "rank0 " is rank 0's.
+    On a ring, a model's folder may have a folder for each rank, and an override that begins with "rank0 " is rank 0's,
+    and one that begins with "alone " that of one process.
     """
     from graphcore.config.compose import compose_settings
 
     own = f"rank{os.environ['RANK']} " if more else "alone "
-    overrides = [one.removeprefix(own) for one in case.overrides if one.startswith(own) or not one.startswith("rank")]
+    of_all = [one for one in case.overrides if one.startswith(own) or not one.startswith(("rank", "alone "))]
+    overrides = [one.removeprefix(own) for one in of_all]
     settings = compose_settings([*SIZES, *overrides, *more])
     settings.model.checkpoint = case.folder.replace("RANK", os.environ["RANK"] if more else "all")
     return settings
@@ -247,7 +249,7 @@ def main(described: str, answers: str) -> None:
                 found[name]["speculation"] = speculation_record(engine)
                 groups = engine.plan.groups
                 found[name].update(streamed=list(groups.streamed), groups=groups.num_layer_groups)
-                found[name]["notes"] = list(engine.notes)
+                found[name].update(notes=list(engine.notes), graph=engine.stats["graph"])
     if found:
         torch.save(found, answers)
 

@@ -163,7 +163,6 @@ def _check_parallel(settings: Settings) -> None:
     refused = {
         f"task={task}": task not in RING_TASKS,
         f"model.fallback={settings.model.fallback}": settings.model.fallback is not None,
-        f"model.adapter={settings.model.adapter}": settings.model.adapter is not None,
         "trace=true": settings.trace,
     }
     asked = next((name for name, is_asked in refused.items() if is_asked), None)

@@ -2,13 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.file_bytes import explained
 from graphcore.checkpoint.sources.known_hash import known_sha256
 from graphcore.device import DTYPES, cpu_name
@@ -19,7 +16,7 @@ from graphcore.kvcache.fingerprint import CONTEXT, LAYERS, LONGROPE, PAGE, SOURC
 from graphcore.nn.rope_spec import LongScaling
 from graphcore.nn.spec import ModelSpec
 from graphcore.progress import Progress
-from graphcore.weights.adapted_checkpoint import AdaptedCheckpoint
+from graphcore.weights.adapted_checkpoint import adapter_facts
 
 
 def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progress) -> dict[str, str]:
@@ -74,16 +71,3 @@ def weights_hash(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progre
             found.append(known_sha256(path, folder, partial(on_progress, "check", None, index, len(files))))
     facts = json.dumps([repr(runner.builder.decoder.spec), found, *adapter_facts(loaded.loader.checkpoint, files)])
     return hashlib.sha256(facts.encode()).hexdigest()
-
-
-def adapter_facts(checkpoint: Checkpoint, files: Sequence[Path]) -> list[list[object]]:
-    """Return a list of what adapters do besides their factors: their files' places among all, weight and scales.
-
-    Args:
-        files: files of the model and of its adapters, in the order in which they are hashed.
-    """
-    adapters = checkpoint.adapters if isinstance(checkpoint, AdaptedCheckpoint) else ()
-    return [
-        [[files.index(path) for path in one.files], one.weight, {pair.module: pair.scale for pair in one.pairs}]
-        for one in adapters
-    ]

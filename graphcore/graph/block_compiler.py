@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from graphcore.graph.compile import call_compiling, compile_whole, mark_length
+from graphcore.graph.hand_over import first_step
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
     AddFunction,
     BlockFunction,
-    EmbedStep,
     HeadFunction,
     RoutedBlock,
     RouteFunction,
@@ -102,8 +102,8 @@ class BlockCompiler:
         return RoutedBlock(route, add)
 
     def _kind_name(self, index: int) -> str:
-        """Return the name of the layer's kind: kinds are numbered in order of the layers."""
-        kinds = list(dict.fromkeys(map(self.kind, range(len(self.decoder.layers)))))
+        """Return the name of the layer's kind: kinds are numbered in order of the layers that are here."""
+        kinds = list(dict.fromkeys(self.kind(layer) for layer, _ in self.decoder.blocks()))
         return f"block{kinds.index(self.kind(index))}"
 
     def _named(self, function: Callable[P, R], name: str, phase: str, batch: int) -> Callable[P, R]:
@@ -115,7 +115,7 @@ class BlockCompiler:
     def _example(self, index: int, batch: int, phase: str) -> "_Example":
         """Return example inputs of a block, with padding tokens only."""
         state = StepState.empty(batch, 1 if phase == "decode" else WARMUP_TOKENS, self.device)
-        EmbedStep(0, state, self.decoder.embed_tokens, self.tables).replay()
+        first_step(self.decoder, state, self.tables).replay()
         rope_index = self.decoder.rope_index()[index]
         rope = None if rope_index is None else state.ropes[rope_index]
         features = () if state.per_layer is None else (state.per_layer[index],)

@@ -19,14 +19,13 @@ from graphcore.graph.cpu.native_decode import Recorder
 from graphcore.graph.gpu.capture import Captures, captured
 from graphcore.graph.gpu.partition import BoundaryBuffers
 from graphcore.graph.gpu.sampling import SamplingRows, choose_step
-from graphcore.graph.hand_over import HandedStep, HandOver, PositionsStep, handed, hidden_of
+from graphcore.graph.hand_over import HandedStep, HandOver, feature_steps, features_in, first_step, handed, hidden_of
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
     BlocksStep,
     BoundBlock,
     DecodeKernels,
-    EmbedStep,
     FetchedExperts,
     GreedyStep,
     HeadStep,
@@ -213,7 +212,9 @@ class GraphBuilder:
         state = self._state(batch) if state is None else state
         ropes = self.decoder.rope_index()
         memory = self.functions.fusion_memory(batch, phase)
-        steps: list[Step] = [self._first_step(state)]
+        steps: list[Step] = [first_step(self.decoder, state, self.tables)]
+        if self.decoder.spec.per_layer is not None:
+            steps += feature_steps(state, features_in(state), self.hand_over)
         for layers, found in groupby(enumerate(self.layer_groups, start=1), key=lambda item: item[1].layers):
             numbers = [number for number, _ in found]
             bound = [
@@ -232,12 +233,6 @@ class GraphBuilder:
                 ready = [BlocksStep(numbers[0], state, bound)]
             steps += self._with_hand_overs(ready, layers, state)
         return Program(state, [*steps, *self._last_receive(state), *self._head_steps(state, None)], fusion=memory)
-
-    def _first_step(self, state: StepState) -> Step:
-        """Return the step that begins a program: the embedding, unless another rank has it."""
-        if not self.decoder.has_ends:
-            return PositionsStep(0, state, self.tables, self.decoder.spec.dim)
-        return EmbedStep(0, state, self.decoder.embed_tokens, self.tables)
 
     def _with_hand_overs(self, steps: list[Step], layers: range, state: StepState) -> list[Step]:
         """Return the steps of a layer group, or of a layer, with the hand-overs before the first and after the last."""

@@ -3,9 +3,11 @@
     rank 0   embed  layer 0 -> send                receive -> layer 2 -> send                receive  head
     rank 1          receive -> layer 1 -> send                receive -> layer 3 -> send
 
+Per-layer features (Gemma 4) are computed with the embedding, and sent from there to every rank.
+
 A step receives before it runs and sends when it has run, so that it waits for the stream after its weights are there.
 
-Legend: B batch, T tokens, D model dim.
+Legend: B batch, T tokens, D model dim, P positions, E head dim.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +17,10 @@ import torch
 from torch import Tensor
 
 from graphcore.graph.state import StepState
-from graphcore.graph.step import Step, rope_rows
-from graphcore.parallel.deal import Share
+from graphcore.graph.step import EmbedStep, Step, rope_rows
+from graphcore.nn.decoder import Decoder
+from graphcore.nn.spec import ModelSpec
+from graphcore.parallel.deal import ENDS, Share
 from graphcore.parallel.process_group import ProcessGroup
 
 
@@ -30,18 +34,32 @@ class HandOver:
 
 @dataclass
 class PositionsStep:
-    """What a rank without the embedding begins with: the rope rows of the tokens, and room for the residual stream."""
+    """What a rank without the embedding begins with: rope rows of the tokens, room for their stream and features."""
 
     group: int
     state: StepState
     tables: Sequence[Tensor]
-    dim: int
+    spec: ModelSpec
 
     def replay(self) -> None:
-        """Fill `ropes`, and allocate `hidden`."""
-        ids = self.state.token_ids
-        self.state.hidden = torch.empty(*ids.shape, self.dim, dtype=torch.float32, device=ids.device)
+        """Fill `ropes`, and allocate `hidden` and `per_layer`."""
+        ids, spec = self.state.token_ids, self.spec
+        self.state.hidden = torch.empty(*ids.shape, spec.dim, dtype=torch.float32, device=ids.device)
+        if spec.per_layer is not None:
+            shape = len(spec.blocks), *ids.shape, spec.per_layer.width
+            self.state.per_layer = torch.empty(shape, dtype=torch.float32, device=ids.device)
         self.state.ropes = rope_rows(self.state, self.tables)
+
+
+def first_step(decoder: Decoder, state: StepState, tables: Sequence[Tensor]) -> Step:
+    """Return the step that begins a program: the embedding, unless another rank has it.
+
+    Args:
+        tables: rope tables, [P, 2, E/2] each.
+    """
+    if decoder.has_ends:
+        return EmbedStep(0, state, decoder.embed_tokens, tables)
+    return PositionsStep(0, state, tables, decoder.spec)
 
 
 @dataclass
@@ -87,13 +105,39 @@ def handed(
     return HandedStep(step.group, state, step, stream, hand_over.ranks, source, target)
 
 
+def feature_steps(state: StepState, features: Callable[[], Tensor], hand_over: HandOver | None) -> list[Step]:
+    """Return the steps that follow the embedding and bring its per-layer features to all other ranks.
+
+    Args:
+        features: function that returns the features, where they are written and read; contiguous.
+        hand_over: the same as in `GraphBuilder`; without one there are no such steps.
+    """
+    if hand_over is None:
+        return []
+    ranks = hand_over.ranks
+    if not hand_over.share.has_ends:
+        return [HandedStep(0, state, None, features, ranks, source=ENDS)]
+    others = range(ENDS + 1, ranks.world_size)
+    return [HandedStep(0, state, None, features, ranks, target=rank) for rank in others]
+
+
+def features_in(state: StepState) -> Callable[[], Tensor]:
+    """Return the function that returns a state's per-layer features, [L, B, T, P] float32."""
+
+    def features() -> Tensor:
+        assert state.per_layer is not None, "the model has per-layer features"
+        return state.per_layer
+
+    return features
+
+
 def hidden_of(state: StepState) -> Callable[[], Tensor]:
     """Return the function that returns a state's residual stream, [B, T, D] float32."""
     return lambda: state.hidden
 
 
 def rows_in_use(state: StepState, x: Tensor) -> Callable[[], Tensor]:
-    """Return the function that returns the rows of a native program's stream, [B, D], up to the last in use."""
+    """Return the function that returns the rows of a native program's buffer, [B, ...], up to the last in use."""
 
     def rows() -> Tensor:
         counts: list[int] = state.span.counts.tolist()

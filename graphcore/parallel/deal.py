@@ -163,6 +163,49 @@ def deal(
     return tuple(owners)
 
 
+def counts_with_lenders(counts: Sequence[int], cache_layers: Sequence[int], together: int) -> list[int]:
+    """Return how many groups of neighbouring layers each rank gets, with all that lend or use caches on the last one.
+
+    Args:
+        counts: groups of layers of each rank, if every layer had its own cache; the others keep their proportions.
+        cache_layers, together: the same as for `with_lenders` and `deal`.
+    """
+    lenders = [lender for layer, lender in enumerate(cache_layers) if lender != layer]
+    left = min(lenders, default=len(cache_layers)) // together
+    lent, weight = sum(counts) - left, sum(counts[:-1])
+    if counts[-1] >= lent or left < len(counts) - 1:
+        return [*counts]
+    found: list[int] = []
+    for rank, count in enumerate(counts[:-1], start=2):
+        found.append(min(max(1, round(left * count / weight)), left - (len(counts) - rank)))
+        left, weight = left - found[-1], weight - count
+    return [*found, lent]
+
+
+def with_lenders(owners: Sequence[int], cache_layers: Sequence[int], offers: Sequence[Offer] = ()) -> tuple[int, ...]:
+    """Return the rank of each layer, where a layer that reads another's cache is on the rank of that one.
+
+    Args:
+        owners: rank of each layer, if every layer had its own cache.
+        cache_layers: layer whose cache each layer uses, its own or an earlier one's.
+        offers: the same as for `deal`.
+
+    Raises:
+        ConfigError: a rank is left without layers, or has not the files of those that it gets.
+    """
+    found = tuple(owners[layer] for layer in cache_layers)
+    lenders = sorted({lender for layer, lender in enumerate(cache_layers) if lender != layer})
+    for rank in range(max(owners) + 1):
+        layers = [layer for layer, owner in enumerate(found) if owner == rank]
+        if not layers or (offers and not offers[rank].may_have(layers)):
+            raise ConfigError(
+                f"parallel=ring: rank {rank} {'lacks files of its layers' if layers else 'gets no layer'}, because "
+                f"others use the keys and values of layers {', '.join(map(str, lenders))} and are on their ranks; set "
+                "another parallel.split, or start fewer ranks"
+            )
+    return found
+
+
 def fair_counts(num_groups: int, offers: Sequence[Offer], layer: Needs, ends: Needs) -> list[int]:
     """Return how many groups of layers each rank gets, at least one, so that all ranks need as long.
 

@@ -14,12 +14,14 @@ Facts = Mapping[str, str]
 
 PROCESSOR = "instruction set"
 FILE = "file "  # begins the name of a fact about a file, which ranks without the layers in it may lack
+ADAPTERS = "adapters"
 GRAPH = "graphs"
 KERNELS = "kernels"  # their build, which differs between instruction sets
 ADVICE = {
     "graphcore": "install the same version on all machines",
     "torch": "install the same version on all machines",
     "files": "copy the same model to all machines",
+    ADAPTERS: "give all ranks the same adapters, in one order and with the same weights",
     KERNELS: "install graphcore from the same wheel on all machines",
     GRAPH: "install a C++ compiler, or the wheel with kernels, where there are none",
     "context_length": "set context_length, which is halved where memory is little",

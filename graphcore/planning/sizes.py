@@ -142,7 +142,7 @@ def sizes_of(decoder: Decoder, is_tied: bool, layer_groups: Sequence[LayerGroup]
         groups=tuple(nbytes[: len(layer_groups)]),
         always=sum(group.layout.nbytes for group in resident_groups(decoder, is_tied, moving)),
         experts=_expert_sizes(decoder),
-        features=0 if per_layer is None else aligned(per_layer.table.weight.nbytes),
+        features=0 if per_layer is None or not decoder.has_ends else aligned(per_layer.table.weight.nbytes),
         on_link=on_link if any(group.is_expanded for group in of_layers) else (),
         has_table=decoder.has_ends,
     )

@@ -126,7 +126,7 @@ def plan_ring(
     target = target_on(machines[0].machine, settings)
     for in_turn in ways_to_deal(settings.streaming):
         whole = prepare_model(settings, model, target)
-        check_dealable(whole, model)
+        check_dealable(whole)
         offers = tuple(offer_of(settings, whole, one.machine, one.speeds, in_turn) for one in machines)
         owners = share_layers(settings, whole, offers, in_turn)
         shares = [Share(rank, owners, offers) for rank in range(len(machines))]

@@ -9,12 +9,14 @@ So resident and streamed weights are made in one way, from the files of the mode
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource
+from graphcore.checkpoint.adapter import Adapter
 from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
 from graphcore.checkpoint.file_bytes import FileSpan
 from graphcore.nn.decoder import Decoder
@@ -115,6 +117,23 @@ class AdaptedCheckpoint(Checkpoint):
         dense = self._stored.folded(weight, under.assemble(source, parts[:num_spans]), torch.float32).float()
         a, b = joined_factors(pairs, parts[num_spans:])
         return torch.addmm(dense, b, a)
+
+
+def adapter_facts(checkpoint: Checkpoint, files: Sequence[Path]) -> list[list[object]]:
+    """Return a list of what adapters do besides their factors: their files' places among all, weight and scales.
+
+    Args:
+        files: files of the adapters, and maybe of the model, in the order in which they are hashed.
+    """
+    return [
+        [[files.index(path) for path in one.files], one.weight, {pair.module: pair.scale for pair in one.pairs}]
+        for one in adapters_of(checkpoint)
+    ]
+
+
+def adapters_of(checkpoint: Checkpoint) -> tuple[Adapter, ...]:
+    """Return the adapters of a checkpoint that change a weight, in the order of the settings."""
+    return checkpoint.adapters if isinstance(checkpoint, AdaptedCheckpoint) else ()
 
 
 def _info(name: str, shape: tuple[int, int]) -> TensorInfo:

@@ -47,7 +47,8 @@ class Loader:
 
     def kept(self, names: Container[str]) -> "Loader":
         """Return a loader of some of the weights."""
-        return replace(self, sources={name: source for name, source in self.sources.items() if name in names})
+        beneath = None if self.beneath is None else self.beneath.kept(names)
+        return replace(self, sources={name: at for name, at in self.sources.items() if name in names}, beneath=beneath)
 
     @property
     def stored_nbytes(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import llama_files
 import pytest
 import torch
+from adapter_files import drawn, packed_file, write_peft
 from ring_ranks import SIZES, Case, answers_of, ended, free_ports, load, loaded_answer, run_ranks, start_ranks
 from safetensors.torch import save_file
 from tiny_models import BUILDERS, add_tokenizer, save_tiny
@@ -56,13 +57,44 @@ TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
             *("rank0 parallel.split=[1,1]", "rank1 parallel.split=[1,1]"),
         ),
     ),
+    "features of layers, lent caches, draft model": (
+        "gemma4",
+        ("streaming=on", "dtype=fp32", *SELF),
+    ),
+    "features of layers, lent caches, eager": ("gemma4", ("streaming=off", "dtype=fp32", "graph=eager")),
+    "lent caches": ("gemma4_unified", ("streaming=on", "dtype=bf16", LOOKUP)),
     "latent": ("deepseek_v2", ("streaming=on", "dtype=fp32", "kv_dtype=q8_0")),
+    "two adapters, dense, streamed": (
+        "llama3",
+        (
+            *("streaming=on", "dtype=bf16", "alone model.adapter=[FOLDER/tone:0.5,FOLDER/support]"),
+            "rank0 model.adapter=[FOLDER/tone:0.5,FOLDER/support]",
+            "rank1 model.adapter=[FOLDER/tone:0.5,FOLDER/other_path]",
+        ),
+    ),
+    "an adapter beside packed matrices, draft model": (
+        "packed.gguf",
+        ("streaming=on", "dtype=fp32", "model.adapter=FOLDER/packed_support", *SELF),
+    ),
     "shards of other ranks are missing": ("shards_RANK", ("streaming=on", "dtype=fp32")),
     "parts of GGUF are missing": ("parts_RANK/m-00001-of-00003.gguf", ("streaming=off", "dtype=fp32")),
 }
 FOUR: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "windows, streamed, draft model": ("gemma3", ("streaming=on", "dtype=fp32", *SELF)),
     "recurrent, resident": ("qwen3_next", ("streaming=off", "dtype=fp32", "batching.cache_tokens=160")),
+}
+
+COMPILED: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "dense, streamed": ("llama3", ("streaming=on", "dtype=bf16", "graph=compiled")),
+    "windows, in groups of layers": (
+        "gemma3",
+        ("streaming=on", "streaming.layer_group_size=2", "dtype=fp32", "graph=compiled"),
+    ),
+    "recurrent, mixture": ("qwen3_next", ("streaming=on", "dtype=fp32", "graph=compiled")),
+    "a format that no kernel multiplies": (
+        "large",
+        ("streaming=off", "dtype=bf16", "quant.format=tq1_0", "model.num_hidden_layers=3"),
+    ),
 }
 
 
@@ -76,7 +108,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     BUILDERS["llama3"](hidden_size=256, intermediate_size=1024, num_hidden_layers=20).save_pretrained(made / "large")
     save_shards(made)
     save_gguf_parts(made)
+    save_adapters(made)
     return made
+
+
+def save_adapters(made: Path) -> None:
+    """Save a model with packed matrices, an adapter of it, and two of a dense model."""
+    models = BUILDERS["llama3"](), BUILDERS["llama3"](), packed_file(made / "packed.gguf", "llama")
+    for seed, (name, model) in enumerate(zip(("tone", "support", "packed_support"), models, strict=True)):
+        shapes = {path: (*one.weight.shape,) for path, one in model.named_modules() if path.endswith("_proj")}
+        write_peft(made / name, drawn(shapes, seed=seed))
+    shutil.copytree(made / "support", made / "other_path")
 
 
 SHARDS = {"a": ("model.embed", "model.norm", "lm_head", "model.layers.0."), "b": ("model.layers.1.", "model.layers.3.")}
@@ -107,8 +149,8 @@ def save_gguf_parts(made: Path) -> None:
 
 
 def case_of(folder: Path, given: tuple[str, tuple[str, ...]]) -> Case:
-    """Return a case with its model's folder."""
-    return Case(str(folder / given[0]), given[1])
+    """Return a case with its model's folder, which also has the adapters."""
+    return Case(str(folder / given[0]), tuple(one.replace("FOLDER", str(folder)) for one in given[1]))
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +241,17 @@ def test_four_ranks_answer_as_one_process_to_the_bit(name: str, of_four: dict[st
     assert any(note.startswith("4 ranks have ") for note in of_four[name]["notes"])
 
 
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if at else pytest.mark.thorough) for at, name in enumerate(COMPILED)],
+)
+def test_two_ranks_with_compiled_blocks_answer_as_one_process_to_the_bit(name: str, folder: Path) -> None:
+    case = case_of(folder, COMPILED[name])
+    found = run_ranks(2, {name: case}, folder)[name]
+    assert_same(found, alone(case))
+    assert found["graph"] == "compiled"
+
+
 def test_requests_fail_and_all_ranks_end_when_one_is_lost(folder: Path) -> None:
     given = [str(folder / "llama3"), "batch_size=1", "lose"]
     first, lost, other = ended(start_ranks(SCRIPT, [given] * 3, *free_ports(1)), seconds=60)
@@ -222,15 +275,17 @@ def test_a_rank_that_does_not_answer_is_noticed_while_nobody_asks(folder: Path) 
 
 def test_ranks_with_other_files_or_settings_refuse_to_start(folder: Path, tmp_path: Path) -> None:
     save_tiny("llama3", tmp_path / "other")
-    weights = tmp_path / "other" / "model.safetensors"
-    raw = bytearray(weights.read_bytes())
+    file = tmp_path / "other" / "model.safetensors"
+    raw = bytearray(file.read_bytes())
     raw[-4] ^= 1  # of the last weight
-    weights.write_bytes(raw)
+    file.write_bytes(raw)
     models = [[str(folder / "llama3"), "dtype=fp32"], [str(tmp_path / "other"), "dtype=fp32"]]
     dtypes = [[str(folder / "llama3"), dtype] for dtype in ("dtype=fp32", "dtype=bf16")]
+    weights = [[str(folder / "llama3"), f"model.adapter={folder / 'tone'}{weight}"] for weight in ("", ":0.5")]
     for name, advice, given in (
         ("files", "copy the same model to all machines", models),
         ("dtype", "start all ranks with the same settings", dtypes),
+        ("adapters", "give all ranks the same adapters", weights),
     ):
         ranks = ended(start_ranks(SCRIPT, given, *free_ports(1)), seconds=60)
         assert [rank.status for rank in ranks] == [1, 1]
@@ -286,7 +341,6 @@ def test_only_rank_0_has_an_engine(folder: Path, monkeypatch: pytest.MonkeyPatch
     [
         (["task=microbench"], "task=microbench does not work with parallel=ring yet"),
         (["model.fallback=transformers"], "model.fallback=transformers does not work with parallel=ring yet"),
-        (["model.adapter=/tmp/adapter"], "model.adapter=/tmp/adapter does not work with parallel=ring yet"),
         (["parallel.timeout=0"], "parallel.timeout=0.* must be a number of seconds above 0"),
     ],
 )

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from graphcore.arch.weight_map import weight_shapes
-from graphcore.engine.loading.open_model import Model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import ConfigError
 from graphcore.parallel.deal import Share
@@ -17,26 +16,12 @@ def dealt(parts: PreparedDecoder, share: Share) -> PreparedDecoder:
     return replace(parts, runtime=replace(parts.runtime, share=share), loader=loader, draft=draft)
 
 
-def check_dealable(parts: PreparedDecoder, model: Model) -> None:
-    """Check that a model's layers can be dealt to ranks.
+def check_dealable(parts: PreparedDecoder) -> None:
+    """Check that a model's layers can be dealt to ranks on this device.
 
     Raises:
-        ConfigError: they cannot be, or not on this device.
+        ConfigError: they cannot be.
     """
-    reason = _obstacle(parts, model)
-    if reason:
-        raise ConfigError(f"parallel=ring: {reason}")
-
-
-def _obstacle(parts: PreparedDecoder, model: Model) -> str:
-    """Return why a model's layers cannot be split across ranks; empty if they can."""
-    runtime, spec, family = parts.runtime, model.spec, model.config.model_type
-    if runtime.device.type != "cpu":
-        return f"ranks compute on CPUs so far, and this one on {runtime.device}; set device=cpu"
-    if runtime.prefill == "compiled":
-        return "compiled blocks are not dealt to ranks yet; set graph=auto or graph=eager"
-    if spec.per_layer is not None:
-        return f"{family} has per-layer features, which no rank sends to another yet; use parallel=off"
-    if spec.cache_layers != tuple(range(len(spec.blocks))):
-        return f"layers of {family} read the caches of others, which other ranks may have; use parallel=off"
-    return ""
+    device = parts.runtime.device
+    if device.type != "cpu":
+        raise ConfigError(f"parallel=ring: ranks compute on CPUs so far, and this one on {device}; set device=cpu")

@@ -63,7 +63,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         if self._ranks is None:
             return parts
         with together(self._ranks):
-            check_dealable(parts, model)
+            check_dealable(parts)
             if self._ranks.is_lead:
                 check_ends(parts.loader)
             offer = offer_of(settings, parts, self._machine(parts), Speeds(), self._deals_in_turn)

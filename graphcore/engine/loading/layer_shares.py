@@ -12,7 +12,17 @@ from graphcore.engine.loading.plan_run import plan_request
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import CheckpointNotFoundError, ConfigError
 from graphcore.kvcache.sizes import cache_nbytes
-from graphcore.parallel.deal import Needs, Offer, Share, deal, described, fair_counts, split_counts
+from graphcore.parallel.deal import (
+    Needs,
+    Offer,
+    Share,
+    counts_with_lenders,
+    deal,
+    described,
+    fair_counts,
+    split_counts,
+    with_lenders,
+)
 from graphcore.planning.machine import Machine, Speeds
 from graphcore.planning.planner import budget_of
 from graphcore.planning.rates import measure_rates
@@ -110,7 +120,10 @@ def share_layers(settings: Settings, parts: PreparedDecoder, offers: Sequence[Of
         counts = fair_counts(groups, offers, each, ends)
     else:
         counts = split_counts(groups, split)
-    return deal(layers, together, counts, is_contiguous=not in_turn, offers=offers)
+    cache_layers = parts.decoder.spec.cache_layers
+    counts = counts if in_turn else counts_with_lenders(counts, cache_layers, together)
+    owners = deal(layers, together, counts, is_contiguous=not in_turn, offers=offers)
+    return with_lenders(owners, cache_layers, offers)
 
 
 def shares_note(share: Share, read_nbytes: Sequence[float]) -> str:

@@ -15,14 +15,17 @@ from graphcore.checkpoint.file_identity import sampled_hash
 from graphcore.config.settings import BatchingSettings, Settings
 from graphcore.device import cpu_flags
 from graphcore.engine.loading.model_loader import PreparedModel
-from graphcore.parallel.handshake import FILE, GRAPH, KERNELS, PROCESSOR, Facts, refuse_any
+from graphcore.parallel.handshake import ADAPTERS, FILE, GRAPH, KERNELS, PROCESSOR, Facts, refuse_any
 from graphcore.parallel.process_group import ProcessGroup
+from graphcore.weights.adapted_checkpoint import adapter_facts, adapters_of
 
 OWN = (
     *("parallel", "task", "sampling", "batch_size", "max_new_tokens", "system", "stop", "chat", "special_tokens"),
     *("threads", "cache_dir", "progress", "outputs", "cache", "debug", "prompt", "prompt_file", "prompt_ids"),
 )
 """Settings that may differ between ranks, or that only rank 0 uses."""
+PATHS = ("checkpoint", "adapter")
+"""Keys of `model` that name files, whose contents are compared."""
 DEALING = ("policy", "layer_group_size")
 """Keys of `streaming` that the deal of layers follows from."""
 PRODUCTS = frozenset({"avx512_bf16", "amx_tile"})
@@ -55,9 +58,9 @@ def with_batching_of_lead(settings: Settings, ranks: ProcessGroup) -> Settings:
 
 def facts_of(settings: Settings, parts: PreparedModel) -> Facts:
     """Return what this rank's results depend on, besides its place among the ranks."""
-    runtime = parts.runtime
+    runtime, stored = parts.runtime, (parts.loader.beneath or parts.loader).checkpoint
     own = {name: value for name, value in asdict(settings).items() if name not in OWN}
-    own["model"] = {name: value for name, value in own["model"].items() if name != "checkpoint"}  # a path may differ
+    own["model"] = {name: value for name, value in own["model"].items() if name not in PATHS}  # they may differ
     own["streaming"] = {name: own["streaming"][name] for name in DEALING}  # budgets are each machine's own
     instruction_set, _, build = runtime.backend.kernels_name.rpartition("-")
     products = sorted(cpu_flags() & PRODUCTS)
@@ -71,8 +74,9 @@ def facts_of(settings: Settings, parts: PreparedModel) -> Facts:
         "dtype": str(runtime.dtype),
         GRAPH: f"{runtime.graph} and {runtime.prefill}, with{'' if runtime.backend.has_kernels else 'out'} kernels",
         KERNELS: build,
-        "files": tensors_hash(parts.loader.checkpoint),
-        **{FILE + path.name: sampled_hash(path, one.size)[:16] for path, one in parts.loader.checkpoint.files.items()},
+        "files": tensors_hash(stored),
+        **{FILE + path.name: sampled_hash(path, one.size)[:16] for path, one in stored.files.items()},
+        ADAPTERS: adapters_hash(parts.loader.checkpoint),
         PROCESSOR: " ".join([instruction_set.removeprefix("kernels-"), *products]),
     }
 
@@ -84,3 +88,12 @@ def tensors_hash(checkpoint: Checkpoint) -> str:
         for name, info in checkpoint.tensors.items()
     ]
     return hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:16]
+
+
+def adapters_hash(checkpoint: Checkpoint) -> str:
+    """Return a hash of the adapters' files, weights and scales; "none" if no adapter changes a weight."""
+    files = {path: identity for one in adapters_of(checkpoint) for path, identity in one.files.items()}
+    if not files:
+        return "none"
+    hashes = [sampled_hash(path, identity.size) for path, identity in files.items()]
+    return hashlib.sha256(json.dumps([hashes, *adapter_facts(checkpoint, [*files])]).encode()).hexdigest()[:16]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from graphcore.graph.cpu.embedding_instructions import append_embedding, append_features, features_of
 from graphcore.graph.cpu.instruction_entries import GroupEnds, ModuleRecorder, obstacle_of_operations
 from graphcore.graph.cpu.operands import Routing
-from graphcore.graph.hand_over import HandOver, handed, rows_in_use
+from graphcore.graph.hand_over import HandOver, feature_steps, handed, rows_in_use
 from graphcore.graph.lowering.targets import lower_to_instructions
 from graphcore.graph.lowering.tracing import Traced
 from graphcore.graph.state import StepState
@@ -133,6 +133,7 @@ class Recorder:
     _features: Tensor | None = None  # [B, L P], per-layer features of the tokens
     _sources: dict[int, int] = field(default_factory=dict)  # rank that sends the stream before an instruction, by index
     _targets: dict[int, int] = field(default_factory=dict)  # rank that gets it after the one before an index
+    _sends: dict[int, list[Step]] = field(default_factory=dict)  # steps that send the features, in the same places
     _operations: dict[BlockSpec | None, Traced] = field(default_factory=dict)  # by block spec; None for the head
 
     def record(self, state: StepState, is_greedy: bool) -> list[Step]:
@@ -145,9 +146,12 @@ class Recorder:
         ends = GroupEnds(program.arguments)
         choices: list[Routing] = []
         gathers: list[Step] = []
-        self._sources, self._targets = {}, {}
+        self._sources, self._targets, self._sends = {}, {}, {}
         if self.decoder.has_ends:
             gathers = self._embedding(program, state, x)
+        elif (per_layer := self.decoder.embed_tokens.per_layer) is not None:
+            self._features = program.buffer(per_layer.table.width)
+            gathers = feature_steps(state, rows_in_use(state, self._features), self.hand_over)
         for layers, parts in self._layers():
             self._note_rank(self._sources, program, self._source(layers.start))
             ends.begin(parts[0][0], {name: number for number, group in parts for name in group.matrices})
@@ -179,6 +183,9 @@ class Recorder:
         gather = append_embedding(program, state, self.decoder.embed_tokens, x)
         self._features = append_features(program, gather, x)
         program.end_block()
+        if self._features is not None:
+            sends = feature_steps(state, rows_in_use(state, self._features), self.hand_over)
+            self._sends[len(program.arguments)] = sends
         return [gather] if gather.fetches else []
 
     def _head(
@@ -227,12 +234,12 @@ class Recorder:
         steps: list[Step] = []
         begin, stream = 0, rows_in_use(state, x)
         for index, (group, end) in enumerate(ends):
-            is_last = index + 1 == len(ends) or end in self._sources or end in self._targets
+            is_last = index + 1 == len(ends) or end in self._sources or end in self._targets or self._sends.get(end)
             if is_last or group in self.streamed or ends[index + 1][0] in self.streamed:
                 inside = [choice for choice in choices if begin <= choice.begin < end]
                 step = NativeStep(group, program, begin, end - begin, inside, self.fetcher)
                 ranks = self._sources.get(begin), self._targets.get(end)
-                steps.append(handed(step, state, stream, self.hand_over, *ranks))
+                steps += [handed(step, state, stream, self.hand_over, *ranks), *self._sends.get(end, ())]
                 begin = end
         return steps
 

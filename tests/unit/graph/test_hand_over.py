@@ -13,7 +13,7 @@ from graphcore import Engine
 from graphcore.engine import program_runner
 from graphcore.engine.forward_pass import RowChunk
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.graph.hand_over import HandedStep, HandOver, handed, hidden_of, rows_in_use
+from graphcore.graph.hand_over import HandedStep, HandOver, feature_steps, features_in, handed, hidden_of, rows_in_use
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.parallel.deal import Share
@@ -25,6 +25,7 @@ class Noted:
     """A step, and a process group, that note what is called."""
 
     group: int = 3
+    world_size: int = 3
     calls: list[tuple[str, int, int]] = field(default_factory=list)
 
     def replay(self) -> None:
@@ -61,6 +62,19 @@ def test_a_step_without_hand_overs_stays_as_it_is() -> None:
     assert handed(noted, state, hidden_of(state), over(noted), None, None) is noted
     assert handed(noted, state, hidden_of(state), None, None, None) is noted
     assert isinstance(handed(noted, state, hidden_of(state), over(noted), None, 2), HandedStep)
+
+
+def test_features_go_from_the_embedding_to_every_other_rank() -> None:
+    noted, state = Noted(), StepState.empty(1, 2, torch.device("cpu"))
+    state.per_layer, state.place = torch.zeros(3, 1, 2, 4), 5
+    for step in feature_steps(state, features_in(state), over(noted)):
+        step.replay()
+    assert noted.calls == [("receive", 0, 5)]
+    noted.calls.clear()
+    for step in feature_steps(state, features_in(state), HandOver(Share(0, (0, 1, 2)), cast("ProcessGroup", noted))):
+        step.replay()
+    assert noted.calls == [("send", 1, 5), ("send", 2, 5)]
+    assert feature_steps(state, features_in(state), None) == []
 
 
 @pytest.mark.parametrize(

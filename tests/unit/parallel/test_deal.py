@@ -5,7 +5,18 @@ from itertools import pairwise
 import pytest
 
 from graphcore.errors import ConfigError
-from graphcore.parallel.deal import Needs, Offer, Share, deal, described, fair_counts, leveled, split_counts
+from graphcore.parallel.deal import (
+    Needs,
+    Offer,
+    Share,
+    counts_with_lenders,
+    deal,
+    described,
+    fair_counts,
+    leveled,
+    split_counts,
+    with_lenders,
+)
 
 LAYER = Needs(held_nbytes=10, read_nbytes=10)
 NO_ENDS = Needs(0, 0)
@@ -145,3 +156,50 @@ def test_the_deal_is_said_in_a_few_words() -> None:
     turns, runs = (deal(5, 1, [3, 2], is_contiguous) for is_contiguous in (False, True))
     assert described(turns) == "2 ranks have 3, 2 layers, and a pass has 4 hand-overs"
     assert described(runs) == "2 ranks have 3, 2 layers, and a pass has 2 hand-overs"
+
+
+LENT = (0, 1, 2, 3, 2, 3, 2, 2)  # layers 4 to 7 use the caches of layers 2 and 3
+
+
+@pytest.mark.parametrize(
+    ("owners", "expected"), [("01010101", "01010100"), ("00011111", "00010100"), ("00111111", "00111111")]
+)
+def test_a_layer_that_uses_another_ones_cache_is_on_its_rank(owners: str, expected: str) -> None:
+    assert "".join(map(str, with_lenders([*map(int, owners)], LENT))) == expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "together", "expected"),
+    [
+        ([4, 4], 1, [2, 6]),
+        ([2, 6], 1, [2, 6]),
+        ([1, 7], 1, [1, 7]),
+        ([2, 3, 3], 1, [1, 1, 6]),
+        ([2, 2], 2, [1, 3]),
+        ([2, 2, 2, 2], 1, [2, 2, 2, 2]),  # too many ranks for the layers before the first that lends
+    ],
+)
+def test_neighbouring_layers_from_the_first_that_lends_are_on_the_last_rank(
+    counts: list[int], together: int, expected: list[int]
+) -> None:
+    assert counts_with_lenders(counts, LENT, together) == expected
+
+
+def test_the_others_keep_their_proportions() -> None:
+    lent = [*range(20), *[12] * 8]
+    assert counts_with_lenders([2, 14, 8, 4], lent, 1) == [1, 7, 4, 16]
+    assert counts_with_lenders([7, 7, 7, 7], range(28), 1) == [7, 7, 7, 7]
+
+
+def test_layers_with_own_caches_stay_where_they_are() -> None:
+    assert with_lenders([0, 1, 1, 0], range(4)) == (0, 1, 1, 0)
+
+
+def test_a_rank_that_lent_caches_leave_without_layers_or_files_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"rank 1 gets no layer, because others use the .* of layers 2, 3 and are on"):
+        with_lenders([0, 0, 0, 0, 0, 1, 1, 1], LENT)
+    offers = [Offer(0), Offer(0, layers=[3, 4])]
+    with pytest.raises(
+        ConfigError, match=r"rank 1 lacks files of its layers, because others use .*; set another paral"
+    ):
+        with_lenders([0, 0, 0, 1, 1, 0, 0, 0], LENT, offers)
