@@ -3,6 +3,7 @@
 Started by `run_ranks` with torchrun's variables; all cases share the processes, because each takes seconds to start.
 """
 
+import importlib
 import json
 import os
 import random
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -108,6 +109,74 @@ def run_ranks(world_size: int, cases: Mapping[str, Case], folder: Path) -> dict[
     assert [rank.status for rank in ranks] == [0] * world_size, "\n".join(rank.errors for rank in ranks)
     found: dict[str, Any] = torch.load(answers)
     return found
+
+
+def run_refused(cases: Mapping[str, tuple[Case, str]], folder: Path) -> list[dict[str, str]]:
+    """Return for each of two ranks the error, with its type, with which each case ends while the ranks load.
+
+    Args:
+        cases: by name a case, and the key in FAULTS of what fails on rank 1; empty if nothing has to be broken.
+    """
+    ports = free_ports(len(cases))
+    described = folder / "refused.json"
+    described.write_text(
+        json.dumps(
+            [[name, *case, fault, port] for (name, (case, fault)), port in zip(cases.items(), ports, strict=True)]
+        )
+    )
+    errors = [folder / f"errors_{rank}.json" for rank in range(2)]
+    ranks = ended(start_ranks(__file__, [[str(described), str(path)] for path in errors]), seconds=120)
+    assert [rank.status for rank in ranks] == [0, 0], "\n".join(rank.errors for rank in ranks)
+    return [json.loads(path.read_text()) for path in errors]
+
+
+FAULTS = {
+    "opening": "graphcore.engine.loading.decoder_loader.open_model",
+    "preparing": "graphcore.engine.loading.decoder_loader.check_dealable",
+    "sharing": "graphcore.engine.loading.decoder_loader.share_layers",
+    "planning": "graphcore.engine.loading.decoder_loader.plan_run",
+    "agreeing": "graphcore.engine.loading.decoder_loader.without_model",
+    "comparing": "graphcore.engine.loading.load_model.found_facts",
+    "reading weights": "graphcore.engine.loading.decoder_loader.load_resident",
+    "making programs": "graphcore.engine.loading.decoder_loader.GraphBuilder",
+}
+"""Functions that raise on rank 1, by the time when ranks call them."""
+
+
+def refuse(described: str, found: str) -> None:
+    """Load each of the cases, and write their errors."""
+    errors = {}
+    for name, folder, overrides, fault, port in json.loads(Path(described).read_text()):
+        os.environ["MASTER_PORT"] = str(port)
+        with broken(FAULTS[fault] if fault and os.environ["RANK"] == "1" else ""):
+            try:
+                engine = load(Case(folder, overrides), ["parallel=ring"])
+            except Exception as error:  # noqa: BLE001  # the test checks which one
+                errors[name] = f"{type(error).__name__}: {error}"
+            else:
+                if engine is not None:
+                    engine.close()
+    Path(found).write_text(json.dumps(errors))
+
+
+@contextmanager
+def broken(path: str) -> Iterator[None]:
+    """Let a function of a module fail inside the block."""
+    if not path:
+        yield
+        return
+    module = importlib.import_module(path.rpartition(".")[0])
+    name = path.rpartition(".")[2]
+    whole = getattr(module, name)
+
+    def fail(*_arguments: Any, **_named: Any) -> None:
+        raise OSError(f"{name} has failed")
+
+    setattr(module, name, fail)
+    try:
+        yield
+    finally:
+        setattr(module, name, whole)
 
 
 def answers_of(engine: Any, known: dict[tuple[int, ...], Sequence[int]]) -> dict[str, Any]:
@@ -377,4 +446,5 @@ def _dying(hear: Any) -> Any:
 
 
 if __name__ == "__main__":
-    (main if sys.argv[1].endswith(".json") else run_one)(*sys.argv[1:])
+    given = sys.argv[1:]
+    (refuse if given[0].endswith("refused.json") else main if given[0].endswith(".json") else run_one)(*given)

@@ -6,6 +6,9 @@
 If a rank's process ends, the connections to it end, too, and everything that waits for it raises at once. A machine
 that vanishes ends no connection, so every wait has a limit, but for those while weights are loaded, and an idle rank 0
 sends a heartbeat, which all ranks answer.
+
+    while ranks load    all_say, all_say, ...       on every rank, as often; plain data for JSON
+    a rank that fails   say_error                   instead of its next all_say, which then raises on all others
 """
 
 import json
@@ -25,12 +28,14 @@ from torch.distributed.rendezvous import rendezvous
 
 from graphcore.config.settings import ParallelSettings
 from graphcore.errors import ConfigError, ParallelError
+from graphcore.parallel.handshake import refuse_any
 from graphcore.parallel.launch import Launch, interface_of
 from graphcore.parallel.rendezvous import store_of_start
 
 CLOSE = "close"
 EVER = timedelta(days=365)
 BEAT_LIMIT = timedelta(seconds=30)  # in which all ranks answer a heartbeat: between two passes they only wait for it
+CLOSE_LIMIT = timedelta(seconds=10)  # in which all ranks hear that rank 0 closes; one that does not is left behind
 PACKET = 2048  # bytes of a message's first part: its length in LENGTH bytes, then its beginning
 LENGTH = 8
 INTERFACE = "GLOO_SOCKET_IFNAME"  # where torch looks for the interface of gloo
@@ -128,8 +133,27 @@ class ProcessGroup:
             limit: most time to wait for the others.
 
         Raises:
-            ParallelError: a rank was lost.
+            ParallelError: a rank was lost, or has failed (`say_error`); the message has its error.
         """
+        answers = self._exchange([said, None], limit)
+        try:
+            refuse_any([error for _, error in answers], self.rank)
+        except ParallelError as error:
+            self.failure = error
+            raise
+        return [found for found, _ in answers]
+
+    def say_error(self, error: Exception) -> None:
+        """Take part in the next `all_say` of the other ranks with an error, which they raise; wait until they call it.
+
+        It does nothing if a rank was lost, or another has failed.
+        """
+        if self.failure is None:
+            with suppress(ParallelError):
+                self._exchange([None, str(error) or type(error).__name__], EVER)
+
+    def _exchange(self, said: Any, limit: timedelta) -> list[Any]:
+        """Return what each rank says, plain data for JSON."""
         payload = json.dumps(said).encode()
         length = torch.tensor([len(payload)], dtype=torch.int64, device="cpu")
         with self._noticing("a rank did not answer"):
@@ -205,8 +229,8 @@ class ProcessGroup:
         if self.failure is None:
             with suppress(ParallelError):
                 if self.is_lead:
-                    self.tell({"call": CLOSE})
-                self.all_say(None)  # so that no rank closes its connections while others read
+                    self.tell({"call": CLOSE}, CLOSE_LIMIT)
+                self.all_say(None, CLOSE_LIMIT)  # so that no rank closes its connections while others read
         self.leave()
 
     def leave(self, error: BaseException | None = None) -> None:

@@ -84,7 +84,8 @@ class LeadBatching(Batching):
     def resume(self, requests: Sequence[Request], cached: int) -> None:
         """Start running requests whose first `cached` tokens are already in rows 0, 1, ... of the KV cache."""
         self._tell("resume", requests, cached=cached)
-        self._batching.resume(requests, cached)
+        with self._ranks.leaving_on_error():
+            self._batching.resume(requests, cached)
 
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run one pass. No rank can be told to abort it, so it runs to its end."""
@@ -136,13 +137,15 @@ class LeadBatching(Batching):
     def lend_cache(self) -> Callable[[], None]:
         """Lend the KV cache of all ranks to other calls until the returned function is called."""
         self._tell("lend_cache")
-        give_back = self._batching.lend_cache()
+        with self._ranks.leaving_on_error():
+            give_back = self._batching.lend_cache()
 
         def give_all_back() -> None:
             try:
                 self._tell("give_back_cache")
             finally:
-                give_back()
+                with self._ranks.leaving_on_error():
+                    give_back()
 
         return give_all_back
 
