@@ -334,8 +334,8 @@ def run_one(folder: str, *overrides: str) -> None:
     """Run one case as one of its ranks.
 
     With "lose" among the overrides rank 1 dies in the middle of an answer, with "sleep" it answers no heartbeat. With
-    "save" a cache is saved to the file that follows, then loaded by another engine. With "masks" the masks of answers
-    come late.
+    "save" a cache is saved to the file that follows, then loaded by another engine; with "files" errors of files of
+    rank 1 are tried, in the folder that follows. With "masks" the masks of answers come late.
     """
     from graphcore.errors import ParallelError
     from graphcore.parallel.process_group import ProcessGroup
@@ -349,6 +349,9 @@ def run_one(folder: str, *overrides: str) -> None:
     if "save" in overrides:
         ring = ["parallel=ring", "parallel.split=[1,1]"]  # measured shares may be others for the second engine
         print(*loaded_answer(Case(folder, overrides[:-2]), overrides[-1], ring), file=sys.stderr)
+        return
+    if "files" in overrides:
+        run_files(Case(folder, overrides[:-2]), Path(overrides[-1]))
         return
     if "lose" in overrides and os.environ["RANK"] == "1":
         ProcessGroup.hear = _dying(ProcessGroup.hear)  # type: ignore[method-assign]
@@ -406,6 +409,70 @@ def loaded_answer(case: Case, file: str, more: Sequence[str] = ()) -> list[str]:
         found = _facts(engine.submit([*ids, 3, 4], max_new_tokens=8, logprobs=True, ignore_eos=True))
     assert found[0].startswith("[64, "), "the saved tokens were not used"
     return found
+
+
+def run_files(case: Case, folder: Path) -> None:
+    """Save and load caches whose part on rank 1 cannot be written or read, or is not written until a request has ended.
+
+    The last lets rank 1 wait for a file `go`.
+    """
+    from graphcore.engine.ring import saved_parts
+    from graphcore.errors import GraphcoreError
+
+    if os.environ["RANK"] == "1":
+        saved_parts.UnfinishedCache = slow_files(folder / "go")  # type: ignore[misc]
+    engine = load(case, ["parallel=ring"])
+    if engine is None:
+        return
+    ids = [7 * at % 90 + 1 for at in range(70)]
+    with closing(engine):
+        for name, call in (
+            ("taken", lambda: engine.save_cache(ids, folder / "taken")),
+            ("lost", lambda: engine.load_cache(folder / "lost")),
+            ("other", lambda: engine.load_cache(folder / "other")),
+        ):
+            if name != "taken":
+                assert engine.save_cache(ids, folder / name) > 30
+            if name == "lost":
+                (folder / "lost.rank1").unlink()
+            if name == "other":
+                assert engine.save_cache([*reversed(ids)], folder / "reversed") > 30
+                (folder / "reversed.rank1").replace(folder / "other.rank1")
+            try:
+                call()
+            except GraphcoreError as error:
+                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+        saving = threading.Thread(target=lambda: engine.save_cache(ids, folder / "slow"))
+        saving.start()
+        wait_for_file(folder / "slow.begun")
+        assert len(engine.submit([5, 6, 7], max_new_tokens=9, ignore_eos=True).result(30).token_ids) == 9
+        assert saving.is_alive()
+        (folder / "go").touch()
+        saving.join(30)
+        print("slow:", engine.load_cache(folder / "slow"), file=sys.stderr)
+
+
+def slow_files(go: Path) -> Any:
+    """Return a class that writes files named `slow...` only when another file is there."""
+    from graphcore.kvcache.snapshot_file import UnfinishedCache
+
+    class SlowCache(UnfinishedCache):
+        @classmethod
+        def write(cls, path: Path, *rest: Any) -> UnfinishedCache:
+            if path.name.startswith("slow"):
+                (path.parent / "slow.begun").touch()
+                wait_for_file(go)
+            return super().write(path, *rest)
+
+    return SlowCache
+
+
+def wait_for_file(path: Path) -> None:
+    """Wait until a file exists."""
+    end = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.01)
 
 
 def run_sleeping(folder: str) -> None:

@@ -316,6 +316,22 @@ def test_a_saved_cache_has_a_part_of_each_rank_and_continues_to_the_bit(folder: 
         Engine.load(case.folder, overrides=[*SIZES, "dtype=fp32"]).load_cache(tmp_path / "ring.cache")
 
 
+def test_a_cache_that_one_rank_cannot_save_or_load_is_refused_by_name_and_the_ring_goes_on(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "taken.rank1").write_text("a poem")
+    given = [str(folder / "llama3"), "dtype=fp32", "parallel.split=[1,1]", "files", str(tmp_path)]
+    first, second = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
+    assert (first.status, second.status) == (0, 0), first.errors + second.errors
+    taken = re.escape(str(tmp_path / "taken.rank1"))
+    assert re.search(rf"taken: ConfigError: rank 1: {taken}: exists and is not a saved cache", first.errors)
+    assert re.search(r"lost: ConfigError: rank 1: .*lost\.rank1: no such file", first.errors)
+    assert "other: ConfigError: rank 1: it has another prompt than rank 0; save the cache again" in first.errors
+    assert re.search(r"slow: \d\d\n", first.errors)
+    assert not (tmp_path / "taken").exists()
+    assert not [*tmp_path.glob(".saving-*")]
+
+
 def test_only_rank_0_has_an_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)

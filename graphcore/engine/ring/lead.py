@@ -17,6 +17,7 @@ from graphcore.engine.batching.interface import Batching
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.request import Request
 from graphcore.engine.ring.rank_times import PassClock
+from graphcore.engine.ring.saved_parts import CacheParts
 from graphcore.engine.ring.shared_requests import LedRequests
 from graphcore.engine.sampler import SequenceSampler
 from graphcore.engine.speculation.speculation import Speculation
@@ -54,7 +55,7 @@ class LeadBatching(Batching):
 
     Attributes:
         clock: times of all ranks.
-        snapshots: copies of this rank's part of prefixes that the KV cache holds.
+        caches: parts of saved caches on this rank.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class LeadBatching(Batching):
     ) -> None:
         self._batching, self._sampler, self._ranks, self._requests = batching, sampler, ranks, requests
         self._most_admitted, self.clock = most_admitted, PassClock(ranks)
-        self.snapshots = batching.snapshots
+        self.caches = CacheParts(ranks, batching.snapshots)
 
     @property
     def running(self) -> Sequence[Request]:
