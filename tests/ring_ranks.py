@@ -333,15 +333,19 @@ def drafts_from_answers() -> dict[tuple[int, ...], Sequence[int]]:
 def run_one(folder: str, *overrides: str) -> None:
     """Run one case as one of its ranks.
 
-    With "lose" among the overrides rank 1 dies in the middle of an answer, with "sleep" it answers no heartbeat. With
-    "save" a cache is saved to the file that follows, then loaded by another engine; with "files" errors of files of
-    rank 1 are tried, in the folder that follows. With "masks" the masks of answers come late.
+    With "lose" among the overrides rank 1 dies in the middle of an answer, with "sleep" it answers no heartbeat, and
+    with "stop" it does nothing when rank 0 closes. With "save" a cache is saved to the file that follows, then loaded
+    by another engine; with "files" errors of files of rank 1 are tried, in the folder that follows. With "masks" the
+    masks of answers come late.
     """
     from graphcore.errors import ParallelError
     from graphcore.parallel.process_group import ProcessGroup
 
     if "sleep" in overrides:
         run_sleeping(folder)
+        return
+    if "stop" in overrides:
+        run_stopped(folder)
         return
     if "masks" in overrides:
         run_masked(folder, [one for one in overrides if one != "masks"])
@@ -491,6 +495,20 @@ def run_sleeping(folder: str) -> None:
             while engine.failure is None and time.monotonic() < end:
                 time.sleep(0.02)
             print("noticed:", engine.failure, file=sys.stderr)
+
+
+def run_stopped(folder: str) -> None:
+    """Close the engine of rank 0 while another rank does nothing, as if it were stopped."""
+    from graphcore.parallel import process_group
+
+    process_group.CLOSE_LIMIT = timedelta(seconds=1)
+    if os.environ["RANK"] == "1":
+        process_group.ProcessGroup.dismiss = _sleep_and_die  # type: ignore[method-assign]
+    engine = load(Case(folder, []), ["parallel=ring"])
+    if engine is not None:
+        began = time.monotonic()
+        engine.close()
+        print("closed:", time.monotonic() - began, file=sys.stderr)
 
 
 def _sleep_and_die(_ranks: Any) -> None:

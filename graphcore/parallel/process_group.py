@@ -38,6 +38,7 @@ BEAT_LIMIT = timedelta(seconds=30)  # in which all ranks answer a heartbeat: bet
 CLOSE_LIMIT = timedelta(seconds=10)  # in which all ranks hear that rank 0 closes; one that does not is left behind
 PACKET = 2048  # bytes of a message's first part: its length in LENGTH bytes, then its beginning
 LENGTH = 8
+LOST = "a process has ended, or the network has failed; start all ranks again, or let torchrun do it (--max-restarts)"
 INTERFACE = "GLOO_SOCKET_IFNAME"  # where torch looks for the interface of gloo
 
 
@@ -57,7 +58,10 @@ class ProcessGroup:
         self.failure: ParallelError | None = None
         self.told, self.waited = time.monotonic(), 0.0
         self._sent: list[tuple[Tensor, torch.distributed.Work]] = []
-        with self._noticing("the ranks did not meet"):
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        with self._noticing(
+            f"the ranks did not meet at {place}", "check that all were started, and that the port is free"
+        ):
             store, rank, world_size = next(rendezvous("env://", timeout=timeout))
             store = store_of_start(store, rank, world_size, timeout)
             torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
@@ -261,17 +265,14 @@ class ProcessGroup:
         self._sent.clear()
 
     @contextmanager
-    def _noticing(self, what: str) -> Iterator[None]:
+    def _noticing(self, what: str, advice: str = LOST) -> Iterator[None]:
         """Count the seconds of the block, and raise and keep a ParallelError if torch.distributed raises inside it."""
         began = time.perf_counter()
         try:
             yield
         except RuntimeError as error:
             reason = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
-            self.failure = ParallelError(
-                f"rank {self.rank} of {self.world_size}: {what}: a process has ended, or the network has failed; start "
-                f"all ranks again, or let torchrun do it (--max-restarts). {reason}"
-            )
+            self.failure = ParallelError(f"rank {self.rank} of {self.world_size}: {what}: {advice}. {reason}")
             raise self.failure from error
         finally:
             self.waited += time.perf_counter() - began

@@ -292,6 +292,14 @@ def test_an_error_of_one_rank_ends_the_others_with_it(case: str, said: str, refu
 
 
 @pytest.mark.thorough
+def test_closing_waits_no_longer_than_a_limit_for_a_rank_that_does_nothing(folder: Path) -> None:
+    given = [str(folder / "llama3"), "stop"]
+    first, stopped = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
+    assert (first.status, stopped.status) == (0, 9)
+    assert 1 <= float(first.errors.partition("closed: ")[2].split()[0]) < 3  # rank 1 sleeps for 4 s
+
+
+@pytest.mark.thorough
 def test_late_masks_beside_drafts_of_a_recurrent_model_keep_ranks_together(folder: Path) -> None:
     given = [str(folder / "qwen3_next"), "streaming=off", "dtype=fp32", "speculation=lookup", "masks"]
     first, second = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
