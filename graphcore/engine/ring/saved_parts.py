@@ -108,8 +108,8 @@ class CacheParts:
         copies, copied = self.copies, Future[PrefixSnapshot]()
         try:
             copy = copies.copy_out(ids)
-        except MemoryError:
-            copied.set_exception(ConfigError(f"{path}: there is too little memory for a copy of the cache"))
+        except (MemoryError, RuntimeError) as error:  # torch's, too, if there is no memory
+            copied.set_exception(ConfigError(f"{path}: there is too little memory for a copy of the cache: {error}"))
         else:
             if copy is None:
                 return False
