@@ -65,16 +65,25 @@ class ProcessGroup:
             store, rank, world_size = next(rendezvous("env://", timeout=timeout))
             store = store_of_start(store, rank, world_size, timeout)
             torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
-            self._messages: Any = torch.distributed.new_group(timeout=EVER, backend="gloo")  # its type has no name
+            try:
+                self._messages: Any = torch.distributed.new_group(timeout=EVER, backend="gloo")  # its type has no name
+            except RuntimeError:
+                torch.distributed.destroy_process_group()
+                raise
 
     @classmethod
     def join(cls, settings: ParallelSettings) -> "ProcessGroup":
         """Return the process group of the ranks that torchrun has started, of which this process is one.
 
         Raises:
-            ConfigError: torchrun has not started this process, or the interface is refused.
+            ConfigError: torchrun has not started this process, the interface is refused, or the process is in a group.
             ParallelError: the ranks did not meet in time.
         """
+        if torch.distributed.is_initialized():
+            raise ConfigError(
+                "parallel=ring: this process has a process group of torch.distributed already, as of another engine; "
+                "close that first (Engine.close), or load the model in a process of its own"
+            )
         launch = Launch.of()
         os.environ[INTERFACE] = interface_of(settings, launch)
         return cls(launch, timedelta(seconds=settings.timeout))
@@ -238,11 +247,13 @@ class ProcessGroup:
         self.leave()
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Close all connections; the others then notice that this rank is gone."""
+        """Close all connections, unless they are closed; the others then notice that this rank is gone."""
         self._sent.clear()
-        self._messages = None  # the last reference: threads of a group that is freed at exit would abort the process
         why = "" if error is None else f", because a pass has failed on it: {error}"
         self.failure = self.failure or ParallelError(f"rank {self.rank} has left its process group{why}")
+        if self._messages is None:  # and the process may be in another group since
+            return
+        self._messages = None  # the last reference: threads of a group that is freed at exit would abort the process
         with suppress(RuntimeError, ValueError, AssertionError):  # it may have left before, or half of it failed
             torch.distributed.destroy_process_group()
 

@@ -1,6 +1,7 @@
 """parallel=ring: two and four processes answer as one does, to the bit; and what happens if one is lost or differs."""
 
 import functools
+import gc
 import json
 import re
 import shutil
@@ -33,6 +34,7 @@ from tiny_models import BUILDERS, add_tokenizer, save_tiny
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
 from graphcore.errors import ConfigError
+from graphcore.parallel.process_group import INTERFACE
 
 SCRIPT = str(Path(__file__).parents[1] / "ring_ranks.py")
 RUN = Path(__file__).parents[2] / "run.py"
@@ -338,6 +340,27 @@ def test_a_cache_that_one_rank_cannot_save_or_load_is_refused_by_name_and_the_ri
     assert re.search(r"slow: \d\d\n", first.errors)
     assert not (tmp_path / "taken").exists()
     assert not [*tmp_path.glob(".saving-*")]
+
+
+def test_an_engine_that_is_freed_leaves_its_ring_and_two_at_once_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv(INTERFACE, "")  # so that it is as it was afterwards
+    overrides = ["parallel=ring", f"threads={torch.get_num_threads()}"]
+    first = Engine.load(folder / "llama3", device="cpu", overrides=overrides)
+    with pytest.raises(ConfigError, match=r"this process has a process group of torch.distributed already"):
+        Engine.load(folder / "llama3", device="cpu", overrides=overrides)
+    first.close()
+    freed = Engine.load(folder / "llama3", device="cpu", overrides=overrides)
+    first.close()
+    assert len(freed.submit([1, 2], max_new_tokens=3, ignore_eos=True).result(60).token_ids) == 3
+    del freed
+    gc.collect()
+    assert not torch.distributed.is_initialized()
 
 
 def test_only_rank_0_has_an_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

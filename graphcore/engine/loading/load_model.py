@@ -168,6 +168,8 @@ def _load_here(settings: Settings, on_progress: Progress, check: Check, ranks: P
         ) from error
     # Without this the stream's threads would keep slots and files of an engine that was never closed.
     weakref.finalize(loaded.runner, loaded.weight_stream.close)
+    if ranks is not None:
+        weakref.finalize(loaded.runner, ranks.leave)
     if device.type == "cpu" and loaded.plan.is_streaming:
         return_blocks_when_freed()  # else freed activations that malloc keeps would exceed the budget
     return_freed_memory()
