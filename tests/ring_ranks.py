@@ -3,6 +3,7 @@
 Started by `run_ranks` with torchrun's variables; all cases share the processes, because each takes seconds to start.
 """
 
+import importlib
 import json
 import os
 import random
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -108,6 +109,74 @@ def run_ranks(world_size: int, cases: Mapping[str, Case], folder: Path) -> dict[
     assert [rank.status for rank in ranks] == [0] * world_size, "\n".join(rank.errors for rank in ranks)
     found: dict[str, Any] = torch.load(answers)
     return found
+
+
+def run_refused(cases: Mapping[str, tuple[Case, str]], folder: Path) -> list[dict[str, str]]:
+    """Return for each of two ranks the error, with its type, with which each case ends while the ranks load.
+
+    Args:
+        cases: by name a case, and the key in FAULTS of what fails on rank 1; empty if nothing has to be broken.
+    """
+    ports = free_ports(len(cases))
+    described = folder / "refused.json"
+    described.write_text(
+        json.dumps(
+            [[name, *case, fault, port] for (name, (case, fault)), port in zip(cases.items(), ports, strict=True)]
+        )
+    )
+    errors = [folder / f"errors_{rank}.json" for rank in range(2)]
+    ranks = ended(start_ranks(__file__, [[str(described), str(path)] for path in errors]), seconds=120)
+    assert [rank.status for rank in ranks] == [0, 0], "\n".join(rank.errors for rank in ranks)
+    return [json.loads(path.read_text()) for path in errors]
+
+
+FAULTS = {
+    "opening": "graphcore.engine.loading.decoder_loader.open_model",
+    "preparing": "graphcore.engine.loading.decoder_loader.check_dealable",
+    "sharing": "graphcore.engine.loading.decoder_loader.share_layers",
+    "planning": "graphcore.engine.loading.decoder_loader.plan_run",
+    "agreeing": "graphcore.engine.loading.decoder_loader.without_model",
+    "comparing": "graphcore.engine.loading.load_model.found_facts",
+    "reading weights": "graphcore.engine.loading.decoder_loader.load_resident",
+    "making programs": "graphcore.engine.loading.decoder_loader.GraphBuilder",
+}
+"""Functions that raise on rank 1, by the time when ranks call them."""
+
+
+def refuse(described: str, found: str) -> None:
+    """Load each of the cases, and write their errors."""
+    errors = {}
+    for name, folder, overrides, fault, port in json.loads(Path(described).read_text()):
+        os.environ["MASTER_PORT"] = str(port)
+        with broken(FAULTS[fault] if fault and os.environ["RANK"] == "1" else ""):
+            try:
+                engine = load(Case(folder, overrides), ["parallel=ring"])
+            except Exception as error:  # noqa: BLE001  # the test checks which one
+                errors[name] = f"{type(error).__name__}: {error}"
+            else:
+                if engine is not None:
+                    engine.close()
+    Path(found).write_text(json.dumps(errors))
+
+
+@contextmanager
+def broken(path: str) -> Iterator[None]:
+    """Let a function of a module fail inside the block."""
+    if not path:
+        yield
+        return
+    module = importlib.import_module(path.rpartition(".")[0])
+    name = path.rpartition(".")[2]
+    whole = getattr(module, name)
+
+    def fail(*_arguments: Any, **_named: Any) -> None:
+        raise OSError(f"{name} has failed")
+
+    setattr(module, name, fail)
+    try:
+        yield
+    finally:
+        setattr(module, name, whole)
 
 
 def answers_of(engine: Any, known: dict[tuple[int, ...], Sequence[int]]) -> dict[str, Any]:
@@ -266,9 +335,10 @@ def drafts_from_answers() -> dict[tuple[int, ...], Sequence[int]]:
 def run_one(folder: str, *overrides: str) -> None:
     """Run one case as one of its ranks.
 
-    With "lose" among the overrides rank 1 dies in the middle of an answer, with "sleep" it answers no heartbeat. With
-    "save" a cache is saved to the file that follows, then loaded by another engine. With "masks" the masks of answers
-    come late.
+    With "lose" among the overrides rank 1 dies in the middle of an answer, with "sleep" it answers no heartbeat, and
+    with "stop" it does nothing when rank 0 closes. With "save" a cache is saved to the file that follows, then loaded
+    by another engine; with "files" errors of files of rank 1 are tried, in the folder that follows. With "masks" the
+    masks of answers come late.
     """
     from graphcore.errors import ParallelError
     from graphcore.parallel.process_group import ProcessGroup
@@ -276,12 +346,18 @@ def run_one(folder: str, *overrides: str) -> None:
     if "sleep" in overrides:
         run_sleeping(folder)
         return
+    if "stop" in overrides:
+        run_stopped(folder)
+        return
     if "masks" in overrides:
         run_masked(folder, [one for one in overrides if one != "masks"])
         return
     if "save" in overrides:
         ring = ["parallel=ring", "parallel.split=[1,1]"]  # measured shares may be others for the second engine
         print(*loaded_answer(Case(folder, overrides[:-2]), overrides[-1], ring), file=sys.stderr)
+        return
+    if "files" in overrides:
+        run_files(Case(folder, overrides[:-2]), Path(overrides[-1]))
         return
     if "lose" in overrides and os.environ["RANK"] == "1":
         ProcessGroup.hear = _dying(ProcessGroup.hear)  # type: ignore[method-assign]
@@ -341,6 +417,70 @@ def loaded_answer(case: Case, file: str, more: Sequence[str] = ()) -> list[str]:
     return found
 
 
+def run_files(case: Case, folder: Path) -> None:
+    """Save and load caches whose part on rank 1 cannot be written or read, or is not written until a request has ended.
+
+    The last lets rank 1 wait for a file `go`.
+    """
+    from graphcore.engine.ring import saved_parts
+    from graphcore.errors import GraphcoreError
+
+    if os.environ["RANK"] == "1":
+        saved_parts.UnfinishedCache = slow_files(folder / "go")  # type: ignore[misc]
+    engine = load(case, ["parallel=ring"])
+    if engine is None:
+        return
+    ids = [7 * at % 90 + 1 for at in range(70)]
+    with closing(engine):
+        for name, call in (
+            ("taken", lambda: engine.save_cache(ids, folder / "taken")),
+            ("lost", lambda: engine.load_cache(folder / "lost")),
+            ("other", lambda: engine.load_cache(folder / "other")),
+        ):
+            if name != "taken":
+                assert engine.save_cache(ids, folder / name) > 30
+            if name == "lost":
+                (folder / "lost.rank1").unlink()
+            if name == "other":
+                assert engine.save_cache([*reversed(ids)], folder / "reversed") > 30
+                (folder / "reversed.rank1").replace(folder / "other.rank1")
+            try:
+                call()
+            except GraphcoreError as error:
+                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+        saving = threading.Thread(target=lambda: engine.save_cache(ids, folder / "slow"))
+        saving.start()
+        wait_for_file(folder / "slow.begun")
+        assert len(engine.submit([5, 6, 7], max_new_tokens=9, ignore_eos=True).result(30).token_ids) == 9
+        assert saving.is_alive()
+        (folder / "go").touch()
+        saving.join(30)
+        print("slow:", engine.load_cache(folder / "slow"), file=sys.stderr)
+
+
+def slow_files(go: Path) -> Any:
+    """Return a class that writes files named `slow...` only when another file is there."""
+    from graphcore.kvcache.snapshot_file import UnfinishedCache
+
+    class SlowCache(UnfinishedCache):
+        @classmethod
+        def write(cls, path: Path, *rest: Any) -> UnfinishedCache:
+            if path.name.startswith("slow"):
+                (path.parent / "slow.begun").touch()
+                wait_for_file(go)
+            return super().write(path, *rest)
+
+    return SlowCache
+
+
+def wait_for_file(path: Path) -> None:
+    """Wait until a file exists."""
+    end = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.01)
+
+
 def run_sleeping(folder: str) -> None:
     """Wait as rank 0, which asks for nothing, until it notices that rank 1 does not answer."""
     from graphcore.engine.ring import heartbeat
@@ -357,6 +497,20 @@ def run_sleeping(folder: str) -> None:
             while engine.failure is None and time.monotonic() < end:
                 time.sleep(0.02)
             print("noticed:", engine.failure, file=sys.stderr)
+
+
+def run_stopped(folder: str) -> None:
+    """Close the engine of rank 0 while another rank does nothing, as if it were stopped."""
+    from graphcore.parallel import process_group
+
+    process_group.CLOSE_LIMIT = timedelta(seconds=1)
+    if os.environ["RANK"] == "1":
+        process_group.ProcessGroup.dismiss = _sleep_and_die  # type: ignore[method-assign]
+    engine = load(Case(folder, []), ["parallel=ring"])
+    if engine is not None:
+        began = time.monotonic()
+        engine.close()
+        print("closed:", time.monotonic() - began, file=sys.stderr)
 
 
 def _sleep_and_die(_ranks: Any) -> None:
@@ -379,4 +533,5 @@ def _dying(hear: Any) -> Any:
 
 
 if __name__ == "__main__":
-    (main if sys.argv[1].endswith(".json") else run_one)(*sys.argv[1:])
+    given = sys.argv[1:]
+    (refuse if given[0].endswith("refused.json") else main if given[0].endswith(".json") else run_one)(*given)

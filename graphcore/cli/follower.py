@@ -1,27 +1,9 @@
 """A rank other than 0 on the command line: it runs no task, writes no result, and follows rank 0 until that closes."""
 
-import os
-from collections.abc import Sequence
-
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from graphcore.config.compose import to_settings
 from graphcore.tasks.termination import PatientProcess
-
-
-def follows(composed: DictConfig) -> bool:
-    """Return whether this process is a rank that follows another one."""
-    return OmegaConf.select(composed, "parallel.kind") == "ring" and os.environ.get("RANK", "0") != "0"
-
-
-def without_folder(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the arguments with which Hydra makes no folder for a rank that follows; for any other process, as given.
-
-    A folder that they name is that of all ranks, and rank 0 makes it, too.
-    """
-    is_rank = "parallel=ring" in arguments and os.environ.get("RANK", "0") != "0"
-    names_folder = any(argument.startswith("hydra.run.dir=") for argument in arguments)
-    return [*arguments, "outputs=false"] if is_rank and not names_folder else arguments
 
 
 def run_follower(composed: DictConfig) -> int:

@@ -26,7 +26,6 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from graphcore import __version__
-from graphcore.cli.follower import follows, without_folder
 from graphcore.cli.help_text import help_text
 from graphcore.cli.quoting import (
     HELP_FLAGS,
@@ -39,7 +38,7 @@ from graphcore.cli.quoting import (
     split_flags,
 )
 from graphcore.cli.sweep.kept_folder import kept_sweep
-from graphcore.config.compose import VERSION_BASE, check_sweep, refuse_deletions, register_schemas
+from graphcore.config.compose import VERSION_BASE, check_sweep, follows, refuse_deletions, register_schemas
 from graphcore.config.conf_folder import check_groups, conf_dir
 from graphcore.config.hydra_errors import config_error
 from graphcore.errors import ConfigError, GraphcoreError
@@ -125,7 +124,6 @@ def compose_and_run(arguments: Sequence[str], is_quoted: bool) -> int:
         if VERSION_FLAG in arguments:
             print(f"graphcore {__version__}")
             return 0
-    arguments = without_folder(arguments)
     _check_arguments(arguments)
     jobs = Jobs()
     try:

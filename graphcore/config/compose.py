@@ -1,6 +1,7 @@
 """Composes conf/ and overrides into `Settings`; of other packages only cli/ handles Hydra's and OmegaConf's configs."""
 
 import itertools
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -28,14 +29,23 @@ _composing = threading.Lock()  # Hydra has one state for all threads of a proces
 
 
 def register_schemas() -> None:
-    """Register the types that conf/config.yaml extends, and the resolver that makes Hydra depend on `outputs`."""
+    """Register the types that conf/config.yaml extends, and the resolver by which Hydra makes a folder or none."""
     ConfigStore.instance().store(name="settings_schema", node=Settings)
     OmegaConf.register_new_resolver("with_outputs", _with_outputs, replace=True)
 
 
 def _with_outputs(folder: str, otherwise: str | None, *, _root_: DictConfig) -> str | None:
-    """Return `folder` if outputs=true, else `otherwise`; an absent `outputs`, as in `--cfg hydra`, counts as true."""
-    return folder if OmegaConf.select(_root_, "outputs", default=True) else otherwise
+    """Return `folder` if this process writes results, else `otherwise`.
+
+    It does with outputs=true, unless it is a rank that follows; an absent `outputs`, as in `--cfg hydra`, counts as
+    true.
+    """
+    return folder if OmegaConf.select(_root_, "outputs", default=True) and not follows(_root_) else otherwise
+
+
+def follows(composed: DictConfig) -> bool:
+    """Return whether this process is a rank of a ring that follows rank 0, and so runs no task and writes no result."""
+    return OmegaConf.select(composed, "parallel.kind") == "ring" and os.environ.get("RANK", "0") != "0"
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:

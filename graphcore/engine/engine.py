@@ -433,7 +433,7 @@ class Engine:
     def _saved_caches(self, name: str) -> SavedCaches:
         self._queue.check_open()
         if isinstance(self.batching, LeadBatching):
-            return LeadCaches(name, self.loaded, self.batching, self._queue, self._on_progress)
+            return LeadCaches(name, self.loaded, self.batching.caches, self._queue, self._on_progress)
         if not isinstance(self.batching, ContinuousBatching):
             raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
         return SavedCaches(name, self.loaded, self.batching.snapshots, self._queue, self._on_progress)

@@ -11,7 +11,7 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.queue import RequestQueue
 from graphcore.errors import BusyError
 from graphcore.kvcache.prefix_snapshot import PrefixSnapshot, PrefixSnapshots
-from graphcore.kvcache.snapshot_file import read_cache, write_cache
+from graphcore.kvcache.snapshot_file import UnfinishedCache, read_cache
 from graphcore.progress import Progress
 
 SAVE_ATTEMPTS = 3  # runs of a prompt whose pages others may need before they are saved
@@ -51,7 +51,7 @@ class SavedCaches:
         """Write the prefix of a prompt that has run to a file; False if its pages are not there any more."""
         copy = self._queue.run_alone(self._name, lambda: self._copies.copy_out(ids), lends=False)
         if copy is not None:
-            write_cache(path, copy, self._copies, fingerprint)
+            UnfinishedCache.write(path, copy, self._copies, fingerprint).finish()
         return copy is not None
 
     def load(self, file: str | Path) -> int:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -35,26 +35,62 @@ MAX_HEADER = 1 << 24  # bytes; a model of 100 layers has 30 KB, the library woul
 NAMES = {dtype: name.upper() for name, dtype in DENSE_DTYPES.items()}
 
 
-def write_cache(path: Path, copy: PrefixSnapshot, copies: PrefixSnapshots, fingerprint: Mapping[str, str]) -> None:
-    """Write a snapshot to a file, whole or not at all.
+class UnfinishedCache:
+    """A saved cache in a folder beside the path whose name it gets when it is finished; else `drop` removes it.
 
-    Raises:
-        ConfigError: the file cannot be written, its disk is full, or another file has that name; it stays as it was.
+    Args:
+        path: path of the file that it becomes.
+        scratch: folder that the file `cache` is in.
     """
-    parts = [tensor.contiguous() for part in copy.parts for tensor in part]
-    ids = torch.tensor(copy.ids, dtype=ID_DTYPE, device="cpu")
-    tensors = {TOKEN_IDS: ids, **dict(zip(copies.layout(copy.shape), parts, strict=True))}
-    metadata = cache_metadata(copy.shape, fingerprint)
-    metadata[DIGEST] = cache_digest(metadata, tensors)
-    try:
-        check_replaceable(path)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as scratch:
-            unfinished = Path(scratch) / "cache"
+
+    def __init__(self, path: Path, scratch: "tempfile.TemporaryDirectory[str]") -> None:
+        self._path, self._scratch = path, scratch
+
+    @classmethod
+    def write(
+        cls, path: Path, copy: PrefixSnapshot, copies: PrefixSnapshots, fingerprint: Mapping[str, str]
+    ) -> "UnfinishedCache":
+        """Write a snapshot beside a path, all or nothing.
+
+        Raises:
+            ConfigError: it cannot be written, its disk is full, or another file has that name.
+        """
+        parts = [tensor.contiguous() for part in copy.parts for tensor in part]
+        ids = torch.tensor(copy.ids, dtype=ID_DTYPE, device="cpu")
+        tensors = {TOKEN_IDS: ids, **dict(zip(copies.layout(copy.shape), parts, strict=True))}
+        metadata = cache_metadata(copy.shape, fingerprint)
+        metadata[DIGEST] = cache_digest(metadata, tensors)
+        with _written(path), ExitStack() as undo:
+            check_replaceable(path)
+            scratch = tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-")
+            undo.enter_context(scratch)
+            unfinished = Path(scratch.name) / "cache"
             unfinished.touch()
             mode = unfinished.stat().st_mode  # by the umask; only the owner can read files that safetensors creates
             save_file(tensors, unfinished, metadata)
             unfinished.chmod(mode)
-            unfinished.replace(path)
+            undo.pop_all()
+        return cls(path, scratch)
+
+    def finish(self) -> None:
+        """Give the file its name.
+
+        Raises:
+            ConfigError: it cannot have it; a file of that name stays as it was.
+        """
+        with _written(self._path), self._scratch:
+            (Path(self._scratch.name) / "cache").replace(self._path)
+
+    def drop(self) -> None:
+        """Remove the file, unless it is finished."""
+        self._scratch.cleanup()
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Turn errors of writing a file into advice."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path}: the cache cannot be written there: {reason}; name another file") from error
@@ -92,7 +128,7 @@ def cache_digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> 
 
 
 def read_cache(path: Path, copies: PrefixSnapshots, fingerprint: Mapping[str, str]) -> PrefixSnapshot:
-    """Read a snapshot that `write_cache` wrote, checking every byte.
+    """Read a snapshot that `UnfinishedCache.write` wrote, checking every byte.
 
     Raises:
         ConfigError: there is no such file, it is damaged, or it belongs to another model or other settings.

@@ -1,8 +1,10 @@
 """The handshake: before any weight is read, ranks compare what the bits of their results depend on.
 
-files, settings, versions, kernels    must be equal, or all ranks refuse, each saying which rank differs and in what;
-                                      a file is compared on the ranks that have it
-processor                             may differ; a note says that results then are no single machine's
+versions, settings     are compared first: how often ranks exchange something while they load depends on them
+files, kernels, plan   are compared when all ranks have planned; a file on the ranks that have it
+processor              may differ; a note says that results then are no single machine's
+
+If anything but the processor differs all ranks refuse, each saying which rank differs and in what.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,12 +50,17 @@ def compare_ranks(facts: Sequence[Facts]) -> tuple[str, ...]:
                 raise ParallelError(
                     f"rank {rank} has other {name} than rank 0: {there}, not {here}; {ADVICE.get(name, OTHERWISE)}"
                 )
-    kinds = {one.get(PROCESSOR, "") for one in facts}
+    kinds: dict[str, list[str]] = {}
+    for rank, one in enumerate(facts):
+        kinds.setdefault(one.get(PROCESSOR, ""), []).append(str(rank))
     if len(kinds) == 1:
         return ()
+    each = ", ".join(
+        f"{kind} on {'rank' if len(ranks) == 1 else 'ranks'} {' and '.join(ranks)}" for kind, ranks in kinds.items()
+    )
     return (
-        f"ranks have different instruction sets ({', '.join(sorted(kinds))}): results have other last bits than on one "
-        "machine, and change if ranks change places",
+        f"ranks have different instruction sets ({each}): results have other last bits than on one machine, and change "
+        "if ranks change places",
     )
 
 

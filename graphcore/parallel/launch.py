@@ -42,7 +42,7 @@ class Launch:
         """Return the launch that torchrun's variables in an environment describe.
 
         Raises:
-            ConfigError: torchrun has not started this process.
+            ConfigError: torchrun has not started this process, or a variable is wrong.
         """
         missing = [name for name in VARIABLES if name not in environment]
         if missing:
@@ -50,7 +50,12 @@ class Launch:
                 f"parallel=ring: {missing[0]} is not set, so torchrun has not started this process; start it with "
                 "torchrun --nproc-per-node 2 run.py parallel=ring ..., or leave parallel=ring out"
             )
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+            if not environment[name].isdecimal():
+                raise ConfigError(f"parallel=ring: {name}={environment[name]} is no number; torchrun sets it to one")
         rank, world_size, local = (int(environment[name]) for name in VARIABLES[:3])
+        if rank >= world_size:
+            raise ConfigError(f"parallel=ring: RANK={rank} is none of WORLD_SIZE={world_size} ranks, 0 is the first")
         return cls(rank, world_size, local, environment["MASTER_ADDR"])
 
     @property

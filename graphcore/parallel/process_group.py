@@ -6,6 +6,9 @@
 If a rank's process ends, the connections to it end, too, and everything that waits for it raises at once. A machine
 that vanishes ends no connection, so every wait has a limit, but for those while weights are loaded, and an idle rank 0
 sends a heartbeat, which all ranks answer.
+
+    while ranks load    all_say, all_say, ...       on every rank, as often; plain data for JSON
+    a rank that fails   say_error                   instead of its next all_say, which then raises on all others
 """
 
 import json
@@ -25,14 +28,17 @@ from torch.distributed.rendezvous import rendezvous
 
 from graphcore.config.settings import ParallelSettings
 from graphcore.errors import ConfigError, ParallelError
+from graphcore.parallel.handshake import refuse_any
 from graphcore.parallel.launch import Launch, interface_of
 from graphcore.parallel.rendezvous import store_of_start
 
 CLOSE = "close"
 EVER = timedelta(days=365)
 BEAT_LIMIT = timedelta(seconds=30)  # in which all ranks answer a heartbeat: between two passes they only wait for it
+CLOSE_LIMIT = timedelta(seconds=10)  # in which all ranks hear that rank 0 closes; one that does not is left behind
 PACKET = 2048  # bytes of a message's first part: its length in LENGTH bytes, then its beginning
 LENGTH = 8
+LOST = "a process has ended, or the network has failed; start all ranks again, or let torchrun do it (--max-restarts)"
 INTERFACE = "GLOO_SOCKET_IFNAME"  # where torch looks for the interface of gloo
 
 
@@ -52,20 +58,32 @@ class ProcessGroup:
         self.failure: ParallelError | None = None
         self.told, self.waited = time.monotonic(), 0.0
         self._sent: list[tuple[Tensor, torch.distributed.Work]] = []
-        with self._noticing("the ranks did not meet"):
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        with self._noticing(
+            f"the ranks did not meet at {place}", "check that all were started, and that the port is free"
+        ):
             store, rank, world_size = next(rendezvous("env://", timeout=timeout))
             store = store_of_start(store, rank, world_size, timeout)
             torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
-            self._messages: Any = torch.distributed.new_group(timeout=EVER, backend="gloo")  # its type has no name
+            try:
+                self._messages: Any = torch.distributed.new_group(timeout=EVER, backend="gloo")  # its type has no name
+            except RuntimeError:
+                torch.distributed.destroy_process_group()
+                raise
 
     @classmethod
     def join(cls, settings: ParallelSettings) -> "ProcessGroup":
         """Return the process group of the ranks that torchrun has started, of which this process is one.
 
         Raises:
-            ConfigError: torchrun has not started this process, or the interface is refused.
+            ConfigError: torchrun has not started this process, the interface is refused, or the process is in a group.
             ParallelError: the ranks did not meet in time.
         """
+        if torch.distributed.is_initialized():
+            raise ConfigError(
+                "parallel=ring: this process has a process group of torch.distributed already, as of another engine; "
+                "close that first (Engine.close), or load the model in a process of its own"
+            )
         launch = Launch.of()
         os.environ[INTERFACE] = interface_of(settings, launch)
         return cls(launch, timedelta(seconds=settings.timeout))
@@ -128,8 +146,27 @@ class ProcessGroup:
             limit: most time to wait for the others.
 
         Raises:
-            ParallelError: a rank was lost.
+            ParallelError: a rank was lost, or has failed (`say_error`); the message has its error.
         """
+        answers = self._exchange([said, None], limit)
+        try:
+            refuse_any([error for _, error in answers], self.rank)
+        except ParallelError as error:
+            self.failure = error
+            raise
+        return [found for found, _ in answers]
+
+    def say_error(self, error: Exception) -> None:
+        """Take part in the next `all_say` of the other ranks with an error, which they raise; wait until they call it.
+
+        It does nothing if a rank was lost, or another has failed.
+        """
+        if self.failure is None:
+            with suppress(ParallelError):
+                self._exchange([None, str(error) or type(error).__name__], EVER)
+
+    def _exchange(self, said: Any, limit: timedelta) -> list[Any]:
+        """Return what each rank says, plain data for JSON."""
         payload = json.dumps(said).encode()
         length = torch.tensor([len(payload)], dtype=torch.int64, device="cpu")
         with self._noticing("a rank did not answer"):
@@ -205,16 +242,18 @@ class ProcessGroup:
         if self.failure is None:
             with suppress(ParallelError):
                 if self.is_lead:
-                    self.tell({"call": CLOSE})
-                self.all_say(None)  # so that no rank closes its connections while others read
+                    self.tell({"call": CLOSE}, CLOSE_LIMIT)
+                self.all_say(None, CLOSE_LIMIT)  # so that no rank closes its connections while others read
         self.leave()
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Close all connections; the others then notice that this rank is gone."""
+        """Close all connections, unless they are closed; the others then notice that this rank is gone."""
         self._sent.clear()
-        self._messages = None  # the last reference: threads of a group that is freed at exit would abort the process
         why = "" if error is None else f", because a pass has failed on it: {error}"
         self.failure = self.failure or ParallelError(f"rank {self.rank} has left its process group{why}")
+        if self._messages is None:  # and the process may be in another group since
+            return
+        self._messages = None  # the last reference: threads of a group that is freed at exit would abort the process
         with suppress(RuntimeError, ValueError, AssertionError):  # it may have left before, or half of it failed
             torch.distributed.destroy_process_group()
 
@@ -237,17 +276,14 @@ class ProcessGroup:
         self._sent.clear()
 
     @contextmanager
-    def _noticing(self, what: str) -> Iterator[None]:
+    def _noticing(self, what: str, advice: str = LOST) -> Iterator[None]:
         """Count the seconds of the block, and raise and keep a ParallelError if torch.distributed raises inside it."""
         began = time.perf_counter()
         try:
             yield
         except RuntimeError as error:
             reason = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
-            self.failure = ParallelError(
-                f"rank {self.rank} of {self.world_size}: {what}: a process has ended, or the network has failed; start "
-                f"all ranks again, or let torchrun do it (--max-restarts). {reason}"
-            )
+            self.failure = ParallelError(f"rank {self.rank} of {self.world_size}: {what}: {advice}. {reason}")
             raise self.failure from error
         finally:
             self.waited += time.perf_counter() - began

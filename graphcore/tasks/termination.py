@@ -6,6 +6,7 @@ leaves signals to its program.
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -98,6 +99,8 @@ def undisturbed() -> Iterator[None]:
 class PatientProcess:
     """A process that signals end at once, or after the first of them, also while its main thread waits in native code.
 
+    Signals are not blocked, and so end the processes that this one starts, such as compilers.
+
     Attributes:
         patience: number of signals, of Ctrl-C, SIGTERM and SIGHUP, that change nothing.
     """
@@ -107,17 +110,34 @@ class PatientProcess:
         self._taken = [number for number in (signal.SIGINT, *ENDING) if signal.getsignal(number) is not signal.SIG_IGN]
 
     def begin(self) -> None:
-        """Take the signals; call it before other threads start, as they inherit that the signals are blocked."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._taken)
-        threading.Thread(target=self._take, name="graphcore-signals", daemon=True).start()
+        """Take the signals from now on; the main thread calls it."""
+        arriving, arrived = socket.socketpair()
+        arriving.setblocking(False)
+        for number in self._taken:
+            signal.signal(number, _do_nothing)
+        signal.set_wakeup_fd(arriving.detach(), warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._leave)
+        threading.Thread(target=self._take, args=(arrived,), name="graphcore-signals", daemon=True).start()
 
-    def _take(self) -> None:
-        number = signal.sigwait(self._taken)
-        while self.patience:
-            self.patience -= 1
-            number = signal.sigwait(self._taken)
+    def _take(self, arrived: socket.socket) -> None:
+        """Read numbers of signals, which Python writes even while its main thread runs no Python."""
+        while number := ord(arrived.recv(1)):
+            if number in self._taken:
+                if not self.patience:
+                    break
+                self.patience -= 1
         os.write(2, b"graphcore: interrupted\n")
         os._exit(OF_SIGNALS + number)
+
+    def _leave(self) -> None:
+        """Let signals end a process that was forked from this one."""
+        signal.set_wakeup_fd(-1)
+        for number in self._taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Handle a signal, which the thread of a PatientProcess has learnt of already."""
 
 
 def is_main_thread() -> bool:

@@ -1,6 +1,7 @@
 """parallel=ring: two and four processes answer as one does, to the bit; and what happens if one is lost or differs."""
 
 import functools
+import gc
 import json
 import re
 import shutil
@@ -15,13 +16,26 @@ import llama_files
 import pytest
 import torch
 from adapter_files import drawn, packed_file, write_peft
-from ring_ranks import SIZES, Case, answers_of, ended, free_ports, load, loaded_answer, run_ranks, start_ranks
+from ring_ranks import (
+    FAULTS,
+    SIZES,
+    Case,
+    answers_of,
+    ended,
+    free_ports,
+    load,
+    loaded_answer,
+    run_ranks,
+    run_refused,
+    start_ranks,
+)
 from safetensors.torch import save_file
 from tiny_models import BUILDERS, add_tokenizer, save_tiny
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings
 from graphcore.errors import ConfigError
+from graphcore.parallel.process_group import INTERFACE
 
 SCRIPT = str(Path(__file__).parents[1] / "ring_ranks.py")
 RUN = Path(__file__).parents[2] / "run.py"
@@ -198,25 +212,6 @@ def test_a_rank_has_the_layers_whose_files_it_has(of_two: dict[str, Any]) -> Non
     assert "2 ranks have 3, 3 layers" in notes["parts of GGUF are missing"]
 
 
-def test_files_that_no_rank_has_or_that_rank_0_needs_are_named(folder: Path, tmp_path: Path) -> None:
-    for name, ranks, said in (
-        (
-            "gone",
-            ("b", "b"),
-            r"CheckpointNotFoundError: .*a\.safetensors is missing on every rank \(2 such files\); put",
-        ),
-        ("ends", ("bc", "abc"), r"a\.safetensors: rank 0 has embedding and head, and needs this file for embed_tokens"),
-    ):
-        for rank, shards in enumerate(ranks):
-            shutil.copytree(folder / "shards_all", tmp_path / f"{name}_{rank}")
-            for shard in {*"abc"} - {*shards}:
-                (tmp_path / f"{name}_{rank}" / f"{shard}.safetensors").unlink()
-        processes = start_ranks(SCRIPT, [[str(tmp_path / f"{name}_{rank}")] for rank in (0, 1)], *free_ports(1))
-        found = ended(processes, seconds=60)
-        assert [rank.status for rank in found] == [1, 1]
-        assert re.search(said, found[0].errors), found[0].errors
-
-
 def test_a_budget_keeps_some_layers_of_each_rank_in_memory(of_two: dict[str, Any]) -> None:
     found = of_two["larger, some layers stream, draft model"]
     assert 0 < len(found["streamed"]) < found["groups"]
@@ -273,34 +268,98 @@ def test_a_rank_that_does_not_answer_is_noticed_while_nobody_asks(folder: Path) 
     assert "ParallelError: rank 2 of 3: a rank did not answer" in other.errors
 
 
-def test_ranks_with_other_files_or_settings_refuse_to_start(folder: Path, tmp_path: Path) -> None:
-    save_tiny("llama3", tmp_path / "other")
-    file = tmp_path / "other" / "model.safetensors"
-    raw = bytearray(file.read_bytes())
+OTHER_SETTINGS = {  # by key the settings of rank 0 and of rank 1, and how their difference is said
+    "streaming.policy": ("streaming=on", "streaming=auto", '"auto", not "on"'),
+    "speculation.kind": ("speculation=off", "speculation=lookup", '"lookup", not "off"'),
+    "dtype.name": ("dtype=fp32", "dtype=bf16", '"bf16", not "fp32"'),
+    "seed": ("seed=1", "seed=2", "2, not 1"),
+}
+
+
+@pytest.fixture(scope="module")
+def refused(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """The error of each of two ranks in every case that ends while they load."""
+    made = tmp_path_factory.mktemp("refused")
+    model = str(folder / "llama3")
+    settings = OTHER_SETTINGS.items()
+    cases = {key: (Case(model, [f"rank0 {one}", f"rank1 {other}"]), "") for key, (one, other, _) in settings}
+    budgets = [f"rank{rank} streaming.memory_budget={budget}" for rank, budget in enumerate(("1GB", "1KiB"))]
+    cases["budget"] = Case(model, ["streaming=on", *budgets]), ""
+    cases["limits"] = Case(model, ["rank0 context_length=64", "rank0 batch_size=2"]), ""
+    for name, ranks in (("gone", ("b", "b")), ("ends", ("bc", "abc"))):
+        for rank, shards in enumerate(ranks):
+            shutil.copytree(folder / "shards_all", made / f"{name}_{rank}")
+            for shard in {*"abc"} - {*shards}:
+                (made / f"{name}_{rank}" / f"{shard}.safetensors").unlink()
+        cases[name] = Case(str(made / f"{name}_RANK"), []), ""
+    for rank in range(2):
+        save_tiny("llama3", made / f"other_{rank}")
+    weights = made / "other_1" / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
     raw[-4] ^= 1  # of the last weight
-    file.write_bytes(raw)
-    models = [[str(folder / "llama3"), "dtype=fp32"], [str(tmp_path / "other"), "dtype=fp32"]]
-    dtypes = [[str(folder / "llama3"), dtype] for dtype in ("dtype=fp32", "dtype=bf16")]
-    weights = [[str(folder / "llama3"), f"model.adapter={folder / 'tone'}{weight}"] for weight in ("", ":0.5")]
-    for name, advice, given in (
-        ("files", "copy the same model to all machines", models),
-        ("dtype", "start all ranks with the same settings", dtypes),
-        ("adapters", "give all ranks the same adapters", weights),
-    ):
-        ranks = ended(start_ranks(SCRIPT, given, *free_ports(1)), seconds=60)
-        assert [rank.status for rank in ranks] == [1, 1]
-        for rank in ranks:
-            assert f"ParallelError: rank 1 has other {name} than rank 0: " in rank.errors
-            assert advice in rank.errors
+    weights.write_bytes(raw)
+    cases["other"] = Case(str(made / "other_RANK"), []), ""
+    adapters = [f"rank{rank} model.adapter={folder / 'tone'}{weight}" for rank, weight in enumerate(("", ":0.5"))]
+    cases["adapters"] = Case(model, ["dtype=fp32", *adapters]), ""
+    shutil.copytree(folder / "llama3", made / "absent_0")
+    cases["absent"] = Case(str(made / "absent_RANK"), []), ""
+    for fault in FAULTS:
+        cases[fault] = Case(model, ["streaming=auto", "speculation=auto"]), fault
+    return run_refused(cases, made)
 
 
-def test_an_error_of_one_rank_ends_the_others_with_it(folder: Path) -> None:
-    given = [
-        [str(folder / "llama3"), "streaming=on", f"streaming.memory_budget={budget}"] for budget in ("1GB", "1KiB")
-    ]
-    first, second = ended(start_ranks(SCRIPT, given, *free_ports(1)), seconds=60)
-    assert "PlanError: streaming=on needs " in second.errors
-    assert "ParallelError: rank 1 cannot run its share: streaming=on needs " in first.errors
+@pytest.mark.parametrize("key", OTHER_SETTINGS)
+def test_ranks_with_other_settings_refuse_to_start(key: str, refused: list[dict[str, str]]) -> None:
+    said = f"{key} than rank 0: {OTHER_SETTINGS[key][2]}; start all ranks with the same settings"
+    assert [errors[key] for errors in refused] == [f"ParallelError: rank 1 has other {said}"] * 2
+
+
+def test_ranks_with_other_files_refuse_to_start(refused: list[dict[str, str]]) -> None:
+    for errors in refused:
+        assert errors["other"].startswith("ParallelError: rank 1 has other files than rank 0: ")
+        assert "copy the same model to all machines" in errors["other"]
+
+
+def test_ranks_with_other_adapters_refuse_to_start(refused: list[dict[str, str]]) -> None:
+    for errors in refused:
+        assert errors["adapters"].startswith("ParallelError: rank 1 has other adapters than rank 0: ")
+        assert "give all ranks the same adapters" in errors["adapters"]
+
+
+def test_limits_of_sequences_are_those_of_rank_0(refused: list[dict[str, str]]) -> None:
+    assert "limits" not in refused[0]
+
+
+def test_files_that_no_rank_has_or_that_rank_0_needs_are_named(refused: list[dict[str, str]]) -> None:
+    first, second = refused
+    gone = r"CheckpointNotFoundError: .*a\.safetensors is missing on every rank \(2 such files\); put"
+    assert re.search(gone, first["gone"])
+    assert re.search(gone, second["gone"])
+    ends = r"a\.safetensors: rank 0 has embedding and head, and needs this file for embed_tokens"
+    assert re.match(rf"CheckpointNotFoundError: .*{ends}", first["ends"])
+    assert re.match(rf"ParallelError: rank 0 cannot run its share: .*{ends}", second["ends"])
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("budget", "PlanError: streaming=on needs "),
+        ("absent", "CheckpointNotFoundError: checkpoint '"),
+        *((fault, f"OSError: {path.rpartition('.')[2]} has failed") for fault, path in FAULTS.items()),
+    ],
+)
+def test_an_error_of_one_rank_ends_the_others_with_it(case: str, said: str, refused: list[dict[str, str]]) -> None:
+    first, second = refused
+    assert second[case].startswith(said)
+    assert first[case] == f"ParallelError: rank 1 cannot run its share: {second[case].partition(': ')[2]}"
+
+
+@pytest.mark.thorough
+def test_closing_waits_no_longer_than_a_limit_for_a_rank_that_does_nothing(folder: Path) -> None:
+    given = [str(folder / "llama3"), "stop"]
+    first, stopped = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
+    assert (first.status, stopped.status) == (0, 9)
+    assert 1 <= float(first.errors.partition("closed: ")[2].split()[0]) < 3  # rank 1 sleeps for 4 s
 
 
 @pytest.mark.thorough
@@ -326,6 +385,43 @@ def test_a_saved_cache_has_a_part_of_each_rank_and_continues_to_the_bit(folder: 
     assert sorted(path.name for path in tmp_path.glob("ring*")) == ["ring.cache", "ring.cache.rank1"]
     with pytest.raises(ConfigError, match=r"has only the layers 0,2,4 of rank 0 of 2; load it with parallel=ring"):
         Engine.load(case.folder, overrides=[*SIZES, "dtype=fp32"]).load_cache(tmp_path / "ring.cache")
+
+
+def test_a_cache_that_one_rank_cannot_save_or_load_is_refused_by_name_and_the_ring_goes_on(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "taken.rank1").write_text("a poem")
+    given = [str(folder / "llama3"), "dtype=fp32", "parallel.split=[1,1]", "files", str(tmp_path)]
+    first, second = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
+    assert (first.status, second.status) == (0, 0), first.errors + second.errors
+    taken = re.escape(str(tmp_path / "taken.rank1"))
+    assert re.search(rf"taken: ConfigError: rank 1: {taken}: exists and is not a saved cache", first.errors)
+    assert re.search(r"lost: ConfigError: rank 1: .*lost\.rank1: no such file", first.errors)
+    assert "other: ConfigError: rank 1: it has another prompt than rank 0; save the cache again" in first.errors
+    assert re.search(r"slow: \d\d\n", first.errors)
+    assert not (tmp_path / "taken").exists()
+    assert not [*tmp_path.glob(".saving-*")]
+
+
+def test_an_engine_that_is_freed_leaves_its_ring_and_two_at_once_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv(INTERFACE, "")  # so that it is as it was afterwards
+    overrides = ["parallel=ring", f"threads={torch.get_num_threads()}"]
+    first = Engine.load(folder / "llama3", device="cpu", overrides=overrides)
+    with pytest.raises(ConfigError, match=r"this process has a process group of torch.distributed already"):
+        Engine.load(folder / "llama3", device="cpu", overrides=overrides)
+    first.close()
+    freed = Engine.load(folder / "llama3", device="cpu", overrides=overrides)
+    first.close()
+    assert len(freed.submit([1, 2], max_new_tokens=3, ignore_eos=True).result(60).token_ids) == 3
+    del freed
+    gc.collect()
+    assert not torch.distributed.is_initialized()
 
 
 def test_only_rank_0_has_an_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

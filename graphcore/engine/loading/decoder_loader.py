@@ -18,7 +18,6 @@ from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.engine.ring.facts import together
 from graphcore.engine.ring.lead_runner import LeadRunner
 from graphcore.engine.ring.shared_headers import headers_elsewhere
 from graphcore.graph.builder import GraphBuilder
@@ -62,11 +61,10 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         parts = prepare_model(settings, model, on_progress=on_progress)
         if self._ranks is None:
             return parts
-        with together(self._ranks):
-            check_dealable(parts)
-            if self._ranks.is_lead:
-                check_ends(parts.loader)
-            offer = offer_of(settings, parts, self._machine(parts), Speeds(), self._deals_in_turn)
+        check_dealable(parts)
+        if self._ranks.is_lead:
+            check_ends(parts.loader)
+        offer = offer_of(settings, parts, self._machine(parts), Speeds(), self._deals_in_turn)
         offers = [Offer(**told) for told in self._ranks.all_say(asdict(offer))]
         owners = share_layers(settings, parts, offers, self._deals_in_turn)
         return dealt(parts, Share(self._ranks.rank, owners, tuple(offers)))
@@ -101,15 +99,16 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
 
         There is no draft model if no rank has copies of weights for it.
         """
-        streams = [plan.is_streaming] if self._ranks is None else self._ranks.all_say(plan.is_streaming)
+        own = [plan.is_streaming, plan.draft_nbytes > 0, plan.experts is not None]
+        said = [own] if self._ranks is None else self._ranks.all_say(own)
+        streams, has_copies, has_experts = zip(*said, strict=True)
         parts = replace(parts, runtime=replace(parts.runtime, prompts_together=all(streams)))
         if self._ranks is None or parts.runtime.speculation == "off":
             return parts, plan, tier
-        if not any(self._ranks.all_say(plan.draft_nbytes > 0)):
+        if not any(has_copies):
             parts = replace(parts, draft=None)
         if settings.speculation.kind == "auto":
-            has_experts = any(self._ranks.all_say(plan.experts is not None))
-            return without_model(settings, (parts, plan, tier), has_experts, self._machine(parts))
+            return without_model(settings, (parts, plan, tier), any(has_experts), self._machine(parts))
         return parts, plan, tier
 
     def _machine(self, parts: PreparedDecoder) -> Machine:

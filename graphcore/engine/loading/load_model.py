@@ -18,7 +18,7 @@ from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.prompt_encoder import PromptEncoder
-from graphcore.engine.ring.facts import facts_of, together, with_batching_of_lead
+from graphcore.engine.ring.facts import agreed_settings, found_facts, together
 from graphcore.engine.ring.rank_times import RankShare, rank_shares
 from graphcore.errors import PlanError
 from graphcore.gpu_memory import FreeMemory
@@ -143,22 +143,24 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
     Raises:
         GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
     """
+    ranks = ProcessGroup.join(settings.parallel) if settings.parallel.kind == "ring" else None
+    with together(ranks):
+        return _load_here(settings, on_progress, check, ranks)
+
+
+def _load_here(settings: Settings, on_progress: Progress, check: Check, ranks: ProcessGroup | None) -> LoadedModel:
+    """Load the model, or this rank's share of it."""
+    settings = settings if ranks is None else agreed_settings(settings, ranks)
     device = resolve_device(settings.device)
     free_memory: FreeMemory | None = None
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches kernels on the device that is current
         free_memory = FreeMemory.begin(device)
-    ranks = ProcessGroup.join(settings.parallel) if settings.parallel.kind == "ring" else None
     use_threads(settings.threads, 1 if ranks is None else ranks.launch.local_world_size)
     refuse_forked(torch.get_num_threads())
     try:
-        settings = settings if ranks is None else with_batching_of_lead(settings, ranks)
         loaded = _load(loaders_of(settings, ranks), settings, on_progress, check, ranks)
-    except BaseException as error:
-        if ranks is not None:
-            ranks.leave(error)
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError):
-            raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise PlanError(
             f"the device has less memory than the plan counted on ({reason}); end what else uses it, or set a smaller "
@@ -166,6 +168,8 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
         ) from error
     # Without this the stream's threads would keep slots and files of an engine that was never closed.
     weakref.finalize(loaded.runner, loaded.weight_stream.close)
+    if ranks is not None:
+        weakref.finalize(loaded.runner, ranks.leave)
     if device.type == "cpu" and loaded.plan.is_streaming:
         return_blocks_when_freed()  # else freed activations that malloc keeps would exceed the budget
     return_freed_memory()
@@ -187,21 +191,18 @@ def _load(
 
     Notes about memory and threads are left to `load_model`.
     """
-    with together(ranks):
-        model, prompts = _open(loaders[0], settings, on_progress, check)
+    model, prompts = _open(loaders[0], settings, on_progress, check)
     for loader in loaders:
-        with together(ranks):
-            parts, plan, tier = loader.plan(settings, loader.prepare(settings, model, on_progress), on_progress)
+        parts, plan, tier = loader.plan(settings, loader.prepare(settings, model, on_progress), on_progress)
         if ranks is None or not any(ranks.all_say(plan.is_streaming)):
             break
     parts, plan, tier = loader.agree(settings, parts, plan, tier)
     if ranks is not None:
-        parts.notes.extend(compare_ranks(ranks.all_say(facts_of(settings, parts))))
+        parts.notes.extend(compare_ranks(ranks.all_say(found_facts(parts))))
         read = ranks.all_say(expected_bytes_per_token(plan))
         parts.notes.append("" if parts.runtime.share is None else shares_note(parts.runtime.share, read))
     shares = rank_shares(ranks, parts, plan) if ranks is not None and isinstance(parts, PreparedDecoder) else ()
-    with together(ranks):
-        running = loader.build(settings, parts, plan, tier, on_progress)
+    running = loader.build(settings, parts, plan, tier, on_progress)
     if isinstance(model.checkpoint, GGUFCheckpoint):
         model.checkpoint.forget_arrays()  # the tokenizer has read what it needs of them
     return LoadedModel(

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 
@@ -15,13 +14,26 @@ from graphcore.checkpoint.file_identity import sampled_hash
 from graphcore.config.settings import BatchingSettings, Settings
 from graphcore.device import cpu_flags
 from graphcore.engine.loading.model_loader import PreparedModel
-from graphcore.parallel.handshake import ADAPTERS, FILE, GRAPH, KERNELS, PROCESSOR, Facts, refuse_any
+from graphcore.parallel.handshake import ADAPTERS, FILE, GRAPH, KERNELS, PROCESSOR, Facts, compare_ranks
 from graphcore.parallel.process_group import ProcessGroup
 from graphcore.weights.adapted_checkpoint import adapter_facts, adapters_of
 
+LIMITS = ("batching", "context_length")
+"""Settings of rank 0 that hold for all ranks; its task may have set them."""
 OWN = (
-    *("parallel", "task", "sampling", "batch_size", "max_new_tokens", "system", "stop", "chat", "special_tokens"),
-    *("threads", "cache_dir", "progress", "outputs", "cache", "debug", "prompt", "prompt_file", "prompt_ids"),
+    *("parallel", "task", "sampling", *LIMITS, "batch_size", "max_new_tokens", "system", "stop", "chat"),
+    *(
+        "special_tokens",
+        "threads",
+        "cache_dir",
+        "progress",
+        "outputs",
+        "cache",
+        "debug",
+        "prompt",
+        "prompt_file",
+        "prompt_ids",
+    ),
 )
 """Settings that may differ between ranks, or that only rank 0 uses."""
 PATHS = ("checkpoint", "adapter")
@@ -34,7 +46,9 @@ PRODUCTS = frozenset({"avx512_bf16", "amx_tile"})
 
 @contextmanager
 def together(ranks: ProcessGroup | None) -> Iterator[None]:
-    """Run the block on all ranks; if it raises on one, the others raise, too, and none waits for it.
+    """Load in the block on all ranks; if it raises on one, wherever it is, the others raise, too, and all leave.
+
+    Only one such block runs at a time, and all ranks call `all_say` as often in it.
 
     Raises:
         ParallelError: the block has raised on another rank; the message has its error.
@@ -44,30 +58,54 @@ def together(ranks: ProcessGroup | None) -> Iterator[None]:
         return
     try:
         yield
+        ranks.all_say(None)
     except BaseException as error:
-        ranks.all_say(str(error) or type(error).__name__)
+        if isinstance(error, Exception):  # Ctrl-C does not wait for ranks that may read weights for minutes
+            ranks.say_error(error)
+        ranks.leave(error)
         raise
-    refuse_any(ranks.all_say(None), ranks.rank)
 
 
-def with_batching_of_lead(settings: Settings, ranks: ProcessGroup) -> Settings:
-    """Return the settings with rank 0's limits of sequences and tokens, which its task may have set."""
-    told: list[dict[str, Any]] = ranks.all_say(asdict(settings.batching))
-    return replace(settings, batching=BatchingSettings(**told[0]))
+def agreed_settings(settings: Settings, ranks: ProcessGroup) -> Settings:
+    """Return the settings with rank 0's limits of sequences and tokens.
+
+    Raises:
+        ParallelError: ranks have other versions or settings.
+    """
+    given = asdict(settings)
+    told = ranks.all_say([given_facts(settings), *(given[name] for name in LIMITS)])
+    compare_ranks([facts for facts, *_ in told])
+    _, batching, context_length = told[0]
+    return replace(settings, batching=BatchingSettings(**batching), context_length=context_length)
 
 
-def facts_of(settings: Settings, parts: PreparedModel) -> Facts:
-    """Return what this rank's results depend on, besides its place among the ranks."""
-    runtime, stored = parts.runtime, (parts.loader.beneath or parts.loader).checkpoint
+def given_facts(settings: Settings) -> Facts:
+    """Return the versions and settings that this rank was started with, but for those that may differ."""
     own = {name: value for name, value in asdict(settings).items() if name not in OWN}
     own["model"] = {name: value for name, value in own["model"].items() if name not in PATHS}  # they may differ
     own["streaming"] = {name: own["streaming"][name] for name in DEALING}  # budgets are each machine's own
-    instruction_set, _, build = runtime.backend.kernels_name.rpartition("-")
-    products = sorted(cpu_flags() & PRODUCTS)
     return {
         "graphcore": __version__,
         "torch": torch.__version__,
-        **{name: json.dumps(value, sort_keys=True, default=str) for name, value in own.items()},
+        **{key: json.dumps(value, default=str) for name, given in own.items() for key, value in _keys_of(name, given)},
+    }
+
+
+def _keys_of(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the keys of a setting or of a group of settings, and their values."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield f"{name}.{key}", one
+    else:
+        yield name, value
+
+
+def found_facts(parts: PreparedModel) -> Facts:
+    """Return what this rank's results depend on besides versions and settings: its files, kernels and plan."""
+    runtime, stored = parts.runtime, (parts.loader.beneath or parts.loader).checkpoint
+    instruction_set, _, build = runtime.backend.kernels_name.rpartition("-")
+    products = sorted(cpu_flags() & PRODUCTS)
+    return {
         "layers": "" if runtime.share is None else ",".join(map(str, runtime.share.owners)),
         "context_length": str(runtime.context_length),
         "speculation": f"{runtime.speculation} of {runtime.draft_tokens} tokens {runtime.draft_format}",

@@ -12,17 +12,17 @@ from torch import Tensor
 from graphcore.config.settings import Settings
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.continuous import ContinuousBatching
+from graphcore.engine.cache_fingerprint import fingerprint_of
 from graphcore.engine.loading.load_model import load_model
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.engine.ring.drafts import FollowingDecodeLoop
 from graphcore.engine.ring.rank_times import PassClock
-from graphcore.engine.ring.saved_parts import follow_cache_call
+from graphcore.engine.ring.saved_parts import CacheParts, Fingerprint
 from graphcore.engine.ring.shared_requests import FollowedRequests
 from graphcore.engine.sampler import SequenceSampler
-from graphcore.errors import ConfigError, GraphcoreError
-from graphcore.kvcache.prefix_snapshot import PrefixSnapshots
+from graphcore.errors import ConfigError
 from graphcore.parallel.process_group import CLOSE, ProcessGroup
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.scheduler import never
@@ -52,7 +52,7 @@ class Follower:
     Args:
         folder: folder of the files of requests that are swapped out.
         drafts: True if rank 0 drafts.
-        on_cache_call: function that saves or loads this rank's part of a saved cache.
+        fingerprint: function that returns the fingerprint of this rank's caches.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Follower:
         ranks: ProcessGroup,
         folder: Path,
         drafts: bool = False,
-        on_cache_call: Callable[[PrefixSnapshots, dict[str, Any]], None] = lambda copies, message: None,
+        fingerprint: Fingerprint = dict,
     ) -> None:
-        self._on_cache_call = on_cache_call
+        self._fingerprint = fingerprint
         self._runner, self._ranks, self._requests = runner, ranks, FollowedRequests()
         sampler = FollowingSampler(runner, ranks, self._requests)
         decoding = FollowingDecodeLoop(runner, sampler, ranks, self._requests, drafts)
         self._batching = ContinuousBatching(runner, decoding, CacheAdmission.of(runner, folder, ranks.all_agree))
-        self._clock = PassClock(ranks)
+        self._clock, self._caches = PassClock(ranks), CacheParts(ranks, self._batching.snapshots)
         self._give_back: Callable[[], None] = lambda: None
 
     @torch.inference_mode()
@@ -78,10 +78,13 @@ class Follower:
         Raises:
             ParallelError: a rank was lost.
         """
-        while (message := self._ranks.hear())["call"] != CLOSE:
-            self._requests.add(message.get("new", ()))
-            self._requests.apply(message.get("changes", ()))
-            self._do(message)
+        try:
+            while (message := self._ranks.hear())["call"] != CLOSE:
+                self._requests.add(message.get("new", ()))
+                self._requests.apply(message.get("changes", ()))
+                self._do(message)
+        finally:
+            self._caches.close()
 
     def _do(self, message: dict[str, Any]) -> None:
         batching, requests = self._batching, self._requests.of(message.get("requests", ()))
@@ -104,9 +107,9 @@ class Follower:
                 self._give_back = batching.lend_cache()
             case "give_back_cache":
                 self._give_back()
-            case "save_cache" | "load_cache":
-                with suppress(GraphcoreError):  # rank 0's caller gets it
-                    self._on_cache_call(batching.snapshots, message)
+            case "cache":
+                with suppress(ConfigError):  # rank 0's caller gets it
+                    self._caches.do(message, self._fingerprint)
             case call:
                 with suppress(ConfigError):  # the same one as on rank 0, whose caller gets it
                     self._run_alone(call, message)
@@ -148,7 +151,7 @@ def follow(
             loaded.enter_thread()
             kind = loaded.runtime.speculation
             drafts = kind == "lookup" or (kind == "self" and runner.draft_programs is not None)
-            caches = partial(follow_cache_call, loaded, runner)
-            Follower(runner, ranks, settings.cache_folder / "swapped", drafts, caches).follow()
+            fingerprint = partial(fingerprint_of, loaded, runner, ignore_progress)
+            Follower(runner, ranks, settings.cache_folder / "swapped", drafts, fingerprint).follow()
     finally:
         loaded.give_back()

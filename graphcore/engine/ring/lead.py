@@ -17,6 +17,7 @@ from graphcore.engine.batching.interface import Batching
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.request import Request
 from graphcore.engine.ring.rank_times import PassClock
+from graphcore.engine.ring.saved_parts import CacheParts
 from graphcore.engine.ring.shared_requests import LedRequests
 from graphcore.engine.sampler import SequenceSampler
 from graphcore.engine.speculation.speculation import Speculation
@@ -54,7 +55,7 @@ class LeadBatching(Batching):
 
     Attributes:
         clock: times of all ranks.
-        snapshots: copies of this rank's part of prefixes that the KV cache holds.
+        caches: parts of saved caches on this rank.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class LeadBatching(Batching):
     ) -> None:
         self._batching, self._sampler, self._ranks, self._requests = batching, sampler, ranks, requests
         self._most_admitted, self.clock = most_admitted, PassClock(ranks)
-        self.snapshots = batching.snapshots
+        self.caches = CacheParts(ranks, batching.snapshots)
 
     @property
     def running(self) -> Sequence[Request]:
@@ -84,7 +85,8 @@ class LeadBatching(Batching):
     def resume(self, requests: Sequence[Request], cached: int) -> None:
         """Start running requests whose first `cached` tokens are already in rows 0, 1, ... of the KV cache."""
         self._tell("resume", requests, cached=cached)
-        self._batching.resume(requests, cached)
+        with self._ranks.leaving_on_error():
+            self._batching.resume(requests, cached)
 
     def run(self, on_progress: Progress, is_stopped: Callable[[], bool]) -> None:
         """Run one pass. No rank can be told to abort it, so it runs to its end."""
@@ -136,13 +138,15 @@ class LeadBatching(Batching):
     def lend_cache(self) -> Callable[[], None]:
         """Lend the KV cache of all ranks to other calls until the returned function is called."""
         self._tell("lend_cache")
-        give_back = self._batching.lend_cache()
+        with self._ranks.leaving_on_error():
+            give_back = self._batching.lend_cache()
 
         def give_all_back() -> None:
             try:
                 self._tell("give_back_cache")
             finally:
-                give_back()
+                with self._ranks.leaving_on_error():
+                    give_back()
 
         return give_all_back
 

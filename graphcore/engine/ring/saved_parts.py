@@ -2,114 +2,271 @@
 
     rank 0   FILE            rank 1   FILE.rank1            rank 2   FILE.rank2            ...
 
-A file has its rank's layers in its fingerprint, so that another deal of layers refuses it.
+    between two passes, on all ranks   begin: copy out       outcome, again and again       finish: rename, or copy in
+    in a thread of each rank                          write or read the file
+
+Passes go on while files are written or read. A file gets its name when all ranks have written theirs. It has its rank's
+layers in its fingerprint, so that another deal of layers refuses it.
 """
 
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from graphcore.engine.cache_fingerprint import fingerprint_of
+from graphcore.engine.arguments import token_row
 from graphcore.engine.loading.load_model import LoadedModel
-from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.queue import RequestQueue
-from graphcore.engine.ring.facts import together
-from graphcore.engine.ring.lead import LeadBatching
 from graphcore.engine.saved_caches import SavedCaches
-from graphcore.errors import ConfigError
+from graphcore.errors import ConfigError, GraphcoreError
 from graphcore.kvcache.prefix_snapshot import PrefixSnapshot, PrefixSnapshots
-from graphcore.kvcache.snapshot_file import read_cache, write_cache
+from graphcore.kvcache.snapshot_file import UnfinishedCache, read_cache
 from graphcore.parallel.process_group import ProcessGroup
-from graphcore.progress import Progress, ignore_progress
+from graphcore.progress import Progress
 
-Fingerprint = Callable[[], dict[str, str]]
+Fingerprint = Callable[[], Mapping[str, str]]
+POLLS = (0.01, 1.0)  # seconds between the first two questions whether all ranks are ready, and between late ones
 
 
-def save_part(
-    ranks: ProcessGroup, copies: PrefixSnapshots, ids: Sequence[int], path: Path, fingerprint: Fingerprint
-) -> bool:
-    """Write this rank's part of a prompt's prefix; False on all ranks if its pages are not there any more.
+class CacheParts:
+    """This rank's parts of saved caches.
+
+    Attributes:
+        copies: copies of this rank's part of prefixes that the KV cache holds.
+    """
+
+    def __init__(self, ranks: ProcessGroup, copies: PrefixSnapshots) -> None:
+        self._ranks, self.copies = ranks, copies
+        self._jobs: dict[int, Future[UnfinishedCache | PrefixSnapshot]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="graphcore-caches")
+
+    def do(self, message: Mapping[str, Any], fingerprint: Fingerprint) -> Any:
+        """Do one step of saving or loading a cache, between two passes; all ranks do the same ones in the same order.
+
+        Args:
+            message: "step", "job" (its number) and, in the first step, "file" and the token "ids" of a prompt to save.
+            fingerprint: function that returns the fingerprint of this rank's caches; called in a thread.
+
+        Returns:
+            What the method of the step returns.
+
+        Raises:
+            ParallelError: a rank was lost.
+        """
+        job = message["job"]
+        match message["step"]:
+            case "save":
+                return self._save(job, message["ids"], self._file(message), fingerprint)
+            case "load":
+                path, copies = self._file(message), self.copies
+                self._jobs[job] = self._thread.submit(lambda: read_cache(path, copies, fingerprint()))
+                return True
+            case "outcome":
+                return self._outcome(job)
+            case "finish":
+                return self._finish(job)
+            case "end":
+                return self.end(job)
+            case other:
+                raise AssertionError(f"rank 0 says {other!r}, which this version does not know")
+
+    def ids(self, job: int) -> Sequence[int]:
+        """Return the token ids of a cache that was read."""
+        copy = self._jobs[job].result()
+        assert isinstance(copy, PrefixSnapshot), "the job reads a file"
+        return copy.ids
+
+    def check(self, job: int) -> None:
+        """Raise the error of this rank's part, if there is one."""
+        self._jobs[job].result()
+
+    def end(self, job: int) -> None:
+        """Remove what a job has left, and forget it."""
+        future = self._jobs.pop(job, None)
+        if future is not None and not future.cancel():
+            future.add_done_callback(_drop)
+
+    def close(self) -> None:
+        """End all jobs, and wait until their files are gone."""
+        for job in [*self._jobs]:
+            self.end(job)
+        self._thread.shutdown()
+
+    def _file(self, message: Mapping[str, Any]) -> Path:
+        """Return the path of this rank's part."""
+        rank = self._ranks.rank
+        return Path(message["file"] if rank == 0 else f"{message['file']}.rank{rank}")
+
+    def _save(self, job: int, ids: Sequence[int], path: Path, fingerprint: Fingerprint) -> bool:
+        """Begin to save a prompt's prefix; return False, as all ranks do, if its pages are not there any more."""
+        copies, copied = self.copies, Future[PrefixSnapshot]()
+        try:
+            copy = copies.copy_out(ids)
+        except (MemoryError, RuntimeError) as error:  # torch's, too, if there is no memory
+            copied.set_exception(ConfigError(f"{path}: there is too little memory for a copy of the cache: {error}"))
+        else:
+            if copy is None:
+                return False
+            copied.set_result(copy)
+        self._jobs[job] = self._thread.submit(
+            lambda: UnfinishedCache.write(path, copied.result(), copies, fingerprint())
+        )
+        return True
+
+    def _outcome(self, job: int) -> list[str] | None:
+        """Return the error of each rank, empty where there is none; None while one is still writing or reading.
+
+        Ranks that have read other prompts have an error, too.
+        """
+        future = self._jobs[job]
+        said = self._ranks.all_say([*_result_of(future)] if future.done() else None, self._ranks.limit)
+        if None in said:
+            return None
+        first = said[0][1]
+        other = "it has another prompt than rank 0; save the cache again"
+        return [error or ("" if held == first else other) for error, held in said]
+
+    def _finish(self, job: int) -> bool:
+        """Give the file of every rank its name, or put what was read into the caches; return whether there was room.
+
+        Raises:
+            ConfigError: a file cannot get its name.
+        """
+        done, error = self._jobs[job].result(), ""
+        if isinstance(done, PrefixSnapshot):
+            return self.copies.copy_in(done)
+        try:
+            done.finish()
+        except ConfigError as refused:
+            error = str(refused)
+        refuse_parts(self._ranks.all_say(error, self._ranks.limit))
+        return True
+
+
+def _result_of(future: Future[UnfinishedCache | PrefixSnapshot]) -> tuple[str, str]:
+    """Return the error of a job, empty if there is none, and a hash of the prompt that was read."""
+    error = future.exception()
+    if error is not None:
+        return str(error) or type(error).__name__, ""
+    copy = future.result()
+    if isinstance(copy, UnfinishedCache):
+        return "", ""
+    held = json.dumps([*copy.ids, *copy.shape.firsts, *copy.shape.positions])
+    return "", hashlib.sha256(held.encode()).hexdigest()
+
+
+def _drop(future: Future[UnfinishedCache | PrefixSnapshot]) -> None:
+    if future.exception() is None and isinstance(done := future.result(), UnfinishedCache):
+        done.drop()
+
+
+def refuse_parts(errors: Sequence[str]) -> None:
+    """Check that no rank has an error.
 
     Raises:
-        ConfigError: the file cannot be written.
-        ParallelError: another rank cannot write its own.
+        ConfigError: one has; the message names it if it is not rank 0.
     """
-    with together(ranks):
-        copy = copies.copy_out(ids)
-        if copy is not None:
-            write_cache(path, copy, copies, fingerprint())
-    return copy is not None
+    for rank, error in enumerate(errors):
+        if error:
+            raise ConfigError(error if rank == 0 else f"rank {rank}: {error}")
 
 
-def load_part(ranks: ProcessGroup, copies: PrefixSnapshots, read: Callable[[], PrefixSnapshot]) -> tuple[int, bool]:
-    """Put this rank's part into the caches; return how many tokens it holds, and whether there was room for them.
+class LeadJob:
+    """A cache that rank 0 saves or loads, step by step, with all ranks.
 
     Args:
-        read: function that returns what the rank's file holds.
+        run_alone: function that runs another one between two passes, and returns its result.
 
-    Raises:
-        ConfigError: the file is not there, is damaged, or belongs to another model; or ranks have other prompts.
-        ParallelError: another rank cannot read its own.
+    Attributes:
+        number: number of the job.
     """
-    with together(ranks):
-        copy = read()
-    held = hashlib.sha256(json.dumps([*copy.ids, *copy.shape.firsts, *copy.shape.positions]).encode()).hexdigest()
-    others = ranks.all_say(held)
-    if any(other != others[0] for other in others):
-        rank = next(rank for rank, other in enumerate(others) if other != others[0])
-        raise ConfigError(f"the file of rank {rank} has another prompt than that of rank 0; save the cache again")
-    return len(copy.ids), copies.copy_in(copy)
 
+    _numbers = itertools.count()
 
-def rank_file(path: str, rank: int) -> Path:
-    """Return the path of a rank's part."""
-    return Path(path if rank == 0 else f"{path}.rank{rank}")
+    def __init__(
+        self,
+        ranks: ProcessGroup,
+        parts: CacheParts,
+        fingerprint: Mapping[str, str],
+        run_alone: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        self._ranks, self._parts, self._fingerprint, self._run_alone = ranks, parts, fingerprint, run_alone
+        self.number = next(self._numbers)
+
+    def step(self, name: str, **more: Any) -> Any:
+        """Do a step of `CacheParts.do` on all ranks; errors are those of that step."""
+        message = {"call": "cache", "step": name, "job": self.number, **more}
+
+        def work() -> Any:
+            self._ranks.tell(message)
+            with self._ranks.leaving_on_error():
+                return self._parts.do(message, lambda: self._fingerprint)
+
+        return self._run_alone(work)
+
+    def wait(self) -> None:
+        """Wait until all ranks have written or read their files, while passes go on.
+
+        Raises:
+            ConfigError: a rank could not; the message names it.
+            GraphcoreError: the error of rank 0.
+        """
+        pause, most = POLLS
+        while (errors := self.step("outcome")) is None:
+            time.sleep(pause)
+            pause = min(2 * pause, most)
+        self._parts.check(self.number)
+        refuse_parts(errors)
+
+    def end(self) -> None:
+        """Remove on all ranks what the job has left."""
+        try:
+            self.step("end")
+        except GraphcoreError:  # the engine is closed, or has failed: so end the other ranks
+            self._parts.end(self.number)
 
 
 class LeadCaches(SavedCaches):
-    """Rank 0's saved caches, with those of all ranks."""
+    """Rank 0's saved caches, with those of all ranks.
+
+    Args:
+        parts: parts of rank 0.
+    """
 
     def __init__(
-        self, name: str, loaded: LoadedModel, batching: LeadBatching, scheduler: RequestQueue, on_progress: Progress
+        self, name: str, loaded: LoadedModel, parts: CacheParts, scheduler: RequestQueue, on_progress: Progress
     ) -> None:
-        super().__init__(name, loaded, batching.snapshots, scheduler, on_progress)
+        super().__init__(name, loaded, parts.copies, scheduler, on_progress)
         assert loaded.ranks is not None, "rank 0 of a ring"
-        self._ranks = loaded.ranks
+        self._ranks, self._parts = loaded.ranks, parts
 
     def _write(self, ids: Sequence[int], path: Path, fingerprint: dict[str, str]) -> bool:
-        def work() -> bool:
-            self._ranks.tell({"call": "save_cache", "ids": list(ids), "file": str(path.absolute())})
-            return save_part(self._ranks, self._copies, ids, path, lambda: fingerprint)
-
-        return self._queue.run_alone(self._name, work, lends=False)
+        with self._job(fingerprint) as job:
+            has_begun: bool = job.step("save", ids=list(ids), file=str(path.absolute()))
+            if has_begun:
+                job.wait()
+                job.step("finish")
+            return has_begun
 
     def _read(self, path: Path, fingerprint: dict[str, str]) -> tuple[int, bool]:
-        copy = self._checked(path, fingerprint)
+        with self._job(fingerprint) as job:
+            job.step("load", file=str(path.absolute()))
+            job.wait()
+            ids = self._parts.ids(job.number)
+            token_row(ids, self._loaded.config.vocab_size)
+            return len(ids), job.step("finish")
 
-        def work() -> tuple[int, bool]:
-            self._ranks.tell({"call": "load_cache", "file": str(path.absolute())})
-            return load_part(self._ranks, self._copies, lambda: copy)
-
-        return self._queue.run_alone(self._name, work, lends=False)
-
-
-def follow_cache_call(
-    loaded: LoadedModel, runner: ProgramRunner, copies: PrefixSnapshots, message: dict[str, Any]
-) -> None:
-    """Save or load this rank's part, as rank 0 does.
-
-    Raises:
-        GraphcoreError: it cannot, or another rank cannot; rank 0's caller gets the error.
-    """
-    assert loaded.ranks is not None, "a rank of a ring"
-    path = rank_file(message["file"], loaded.ranks.rank)
-
-    def fingerprint() -> dict[str, str]:
-        return fingerprint_of(loaded, runner, ignore_progress)
-
-    if message["call"] == "save_cache":
-        save_part(loaded.ranks, copies, message["ids"], path, fingerprint)
-    else:
-        load_part(loaded.ranks, copies, lambda: read_cache(path, copies, fingerprint()))
+    @contextmanager
+    def _job(self, fingerprint: Mapping[str, str]) -> Iterator[LeadJob]:
+        run_alone = partial(self._queue.run_alone, self._name, lends=False)
+        job = LeadJob(self._ranks, self._parts, fingerprint, run_alone)
+        try:
+            yield job
+        finally:
+            job.end()

@@ -9,7 +9,6 @@ from graphcore.checkpoint.checkpoint import TensorInfo
 from graphcore.checkpoint.sources.fetch import fetch
 from graphcore.checkpoint.sources.source import LocalSource, parse_source
 from graphcore.config.settings import Settings
-from graphcore.engine.ring.facts import together
 from graphcore.errors import CheckpointNotFoundError
 from graphcore.parallel.process_group import ProcessGroup
 
@@ -19,16 +18,14 @@ def headers_elsewhere(settings: Settings, ranks: ProcessGroup) -> Elsewhere:
 
     Raises:
         CheckpointNotFoundError: no rank has a file.
-        CheckpointError: a file is damaged, here or on another rank.
+        CheckpointError: a file is damaged.
     """
-    with together(ranks):
-        path = _local_path(settings)
-        absent = [] if path is None else absent_files(path)
+    path = _local_path(settings)
+    absent = [] if path is None else absent_files(path)
     wanted = sorted({name for names in ranks.all_say(absent) for name in names})
     if not wanted:
         return {}
-    with together(ranks):
-        here = {} if path is None else headers_here(path, wanted)
+    here = {} if path is None else headers_here(path, wanted)
     found: dict[str, list[dict[str, Any]]] = {}
     for said in ranks.all_say({name: [_plain(info) for info in infos] for name, infos in here.items()}):
         found = {**said, **found}

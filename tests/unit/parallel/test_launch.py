@@ -42,6 +42,20 @@ def test_a_process_that_torchrun_has_not_started_is_refused(missing: str) -> Non
 
 
 @pytest.mark.usefixtures("interfaces")
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("WORLD_SIZE", "x", "WORLD_SIZE=x is no number"),
+        ("RANK", "-1", "RANK=-1 is no number"),
+        ("MASTER_PORT", "", "MASTER_PORT= is no number"),
+        ("RANK", "4", "RANK=4 is none of WORLD_SIZE=4 ranks"),
+    ],
+)
+def test_a_variable_that_is_wrong_is_named(name: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"parallel=ring: {said}"):
+        Launch.of({**VARIABLES, name: value})
+
+
 def test_one_machine_s_ranks_talk_over_the_loopback_interface() -> None:
     assert interface_of(settings(), HERE) == "lo"
 
