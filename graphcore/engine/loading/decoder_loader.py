@@ -66,7 +66,8 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
             check_dealable(parts, model)
             if self._ranks.is_lead:
                 check_ends(parts.loader)
-            offer = offer_of(settings, parts, self._machine(parts), Speeds(), self._deals_in_turn)
+            machine, is_one_machine = self._machine(parts), self._ranks.launch.is_one_machine
+            offer = offer_of(settings, parts, machine, Speeds(), self._deals_in_turn, is_one_machine)
         offers = [Offer(**told) for told in self._ranks.all_say(asdict(offer))]
         owners = share_layers(settings, parts, offers, self._deals_in_turn)
         return dealt(parts, Share(self._ranks.rank, owners, tuple(offers)))

@@ -17,7 +17,8 @@ PLAN = ("task=plan", "parallel=ring", "streaming=on", "dtype=fp32", "context_len
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of 12 layers of 3.9 MB, with a head of about a quarter of one."""
     made = tmp_path_factory.mktemp("plan_ring")
-    BUILDERS["llama3"](hidden_size=256, intermediate_size=1024, num_hidden_layers=12).save_pretrained(made)
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "max_position_embeddings": 16384}
+    BUILDERS["llama3"](num_hidden_layers=12, **sizes).save_pretrained(made)
     return made
 
 
@@ -50,6 +51,26 @@ def test_each_rank_may_have_another_machine(run_task: RunTask, folder: Path) -> 
     assert (len(first["layers"]), len(second["layers"])) == (9, 3)
     assert first["disk_bytes_per_second"] == 3 * second["disk_bytes_per_second"]
     assert first["ram_bytes"] > second["ram_bytes"]
+
+
+@pytest.mark.parametrize("drafts", [(), ("speculation=self", "speculation.draft_format=q8_0", "graph=auto")])
+def test_a_small_machine_gets_no_more_caches_and_copies_than_fit(
+    run_task: RunTask, folder: Path, drafts: tuple[str, ...]
+) -> None:
+    lists = "task.disk=[9GB,1GB]", "task.ram=[220MB,4GB]", "task.bandwidth=10GB", "task.ranks=2"
+    run = run_task(*PLAN[:-1], "context_length=16384", *lists, *drafts, f"model.checkpoint={folder}")
+    assert run.status == 0, run.error
+    first, second = run.record["ranks"]
+    assert 1 < len(first["layers"]) < 7  # by their disks alone the ranks would have 10 and 2
+    assert first["total_bytes"] <= first["budget_bytes"]
+    assert len(second["layers"]) == 12 - len(first["layers"])
+
+
+def test_resident_layers_follow_the_rates_of_memory_as_far_as_they_fit(run_task: RunTask, folder: Path) -> None:
+    given = "task.ranks=2", "task.bandwidth=[30GB,10GB]", f"model.checkpoint={folder}", "dtype=fp32"
+    for ram, expected in (("4GB", [9, 3]), ("[160MB,4GB]", [6, 6])):
+        run = run_task("task=plan", "parallel=ring", "streaming=off", "context_length=64", *given, f"task.ram={ram}")
+        assert [len(rank["layers"]) for rank in run.record["ranks"]] == expected
 
 
 def test_what_stays_in_memory_has_neighbouring_layers_and_few_hand_overs(run_task: RunTask, folder: Path) -> None:
