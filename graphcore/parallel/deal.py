@@ -154,10 +154,10 @@ def holders_of(num_layers: int, together: int, offers: Sequence[Offer]) -> list[
                 f"parallel=ring: {who} has the files of {_in_words(layers)}; put the files that hold them on {where}"
             )
     if len(found) < len(offers):
-        raise ConfigError(
-            f"parallel=ring: {len(found)} groups of layers cannot be dealt to {len(offers)} ranks; start {len(found)} "
-            "ranks at most, or set a smaller streaming.layer_group_size"
-        )
+        fewer = f"start {len(found)} ranks at most" if len(found) > 1 else "leave parallel=ring out"
+        size = f"{len(found)} layers" if together == 1 else f"{len(found)} groups of {together} layers"
+        smaller = ", or set a smaller streaming.layer_group_size" if together > 1 else ""
+        raise ConfigError(f"parallel=ring: {size} cannot be dealt to {len(offers)} ranks; {fewer}{smaller}")
     _check_each_gets_one(found, together, len(offers))
     return found
 

@@ -243,10 +243,16 @@ def test_only_rank_0_has_embedding_and_head() -> None:
 
 
 def test_more_ranks_than_groups_are_refused() -> None:
-    with pytest.raises(ConfigError, match="2 groups of layers cannot be dealt to 3 ranks; start 2 ranks at most"):
+    with pytest.raises(ConfigError, match="2 layers cannot be dealt to 3 ranks; start 2 ranks at most"):
         equal_counts(2, 3)
-    with pytest.raises(ConfigError, match="2 groups of layers cannot be dealt to 3 ranks; start 2 ranks at most"):
+    with pytest.raises(ConfigError, match="2 layers cannot be dealt to 3 ranks; start 2 ranks at most"):
         split_counts(2, [1, 1, 1])
+    with pytest.raises(
+        ConfigError, match="2 groups of 4 layers cannot be dealt to 3 ranks; start 2 .* or set a smaller"
+    ):
+        holders_of(8, 4, [Offer(0)] * 3)
+    with pytest.raises(ConfigError, match="1 groups of 50 layers cannot be dealt to 2 ranks; leave parallel=ring out"):
+        holders_of(8, 50, [Offer(0)] * 2)
 
 
 def test_the_deal_is_said_in_a_few_words() -> None:

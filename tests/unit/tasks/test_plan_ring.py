@@ -8,7 +8,7 @@ import pytest
 from chat_folder import TINY
 from task_runs import RunTask
 from test_results_documented import COMMON, documented, written
-from tiny_models import BUILDERS
+from tiny_models import BUILDERS, save_tiny
 
 PLAN = ("task=plan", "parallel=ring", "streaming=on", "dtype=fp32", "context_length=64")
 
@@ -94,8 +94,13 @@ def test_a_split_is_a_proportion_of_the_layers(run_task: RunTask, folder: Path) 
     [
         ((), r"task.ranks=None: a plan with parallel=ring is for a number of ranks of 2 or more"),
         (("task.ranks=2", "task.disk=[1GB]"), "task.disk has 1 values, and task.ranks=2; give one for each rank"),
-        (("task.ranks=20",), "12 groups of layers cannot be dealt to 20 ranks; start 12 ranks at most"),
+        (("task.ranks=20",), "12 layers cannot be dealt to 20 ranks; start 12 ranks at most"),
         (("task.ranks=2", "task.latency=-1"), "task.latency=-1.* must be a number of seconds"),
+        (("task.ranks=2", "task.latency=inf"), "task.latency=inf must be a number of seconds"),
+        (("task.ranks=2", "task.latency=nan"), "task.latency=nan must be a number of seconds"),
+        (("task.ranks=2", "task.network=0"), "task.network=0 must be more than 0 bytes per second; write it as 3GB"),
+        (("task.ranks=2", "task.link=1GB"), "task.link has no effect with parallel=ring; leave it out: ranks compute"),
+        (("task.ranks=2", "task.device_memory=1GB"), "task.device_memory has no effect with parallel=ring; leave it"),
         (("task.ranks=2", "task.ram=[4GB,136MB]"), "rank 1 of 2: streaming=on needs"),
         (("task.ranks=2", "parallel.split=[1,1,1]"), r"parallel.split=\[1.*\] is for 3 ranks, and there are 2"),
     ],
@@ -104,3 +109,38 @@ def test_what_cannot_be_planned_says_why(run_task: RunTask, folder: Path, given:
     run = run_task(*PLAN, *given, f"model.checkpoint={folder}")
     assert run.status == 1
     assert re.search(said, json.dumps(run.record["error"]).replace('\\"', '"')), run.record["error"]
+
+
+@pytest.mark.parametrize("key", ["ranks=2", "network=1GB", "latency=0"])
+def test_keys_of_a_ring_are_refused_without_one(run_task: RunTask, folder: Path, key: str) -> None:
+    run = run_task("task=plan", f"task.{key}", f"model.checkpoint={folder}")
+    named = f"task.{key.partition('=')[0]}"
+    assert run.record["error"] == (
+        f"ConfigError: {named} has no effect with parallel=off; add parallel=ring, or leave it out"
+    )
+
+
+def test_a_plan_says_what_it_takes_of_drafts(run_task: RunTask, folder: Path) -> None:
+    given = "graph=auto", "task.ranks=2", "task.ram=4GB", "task.disk=1GB", "task.bandwidth=10GB"
+    model = f"model.checkpoint={folder}"
+    kinds = {kind: run_task(*PLAN, *given, model, f"speculation={kind}").record for kind in ("off", "self", "auto")}
+    noted = {kind: [note for note in record["notes"] if "speculation" in note] for kind, record in kinds.items()}
+    assert noted["off"] == []
+    assert re.fullmatch(
+        "speculation=self: memory has .* of copies; speeds are predicted without drafts", noted["self"][0]
+    )
+    assert noted["auto"] == [
+        "speculation=auto: lookup, because a draft model's steps go round the ring one after another"
+    ]
+    assert all(rank["draft_bytes"] > 0 for rank in kinds["self"]["ranks"])
+    assert all(rank["draft_bytes"] == 0 for kind in ("off", "auto") for rank in kinds[kind]["ranks"])
+    speeds = {record["predicted"]["tokens_per_second"] for record in kinds.values()}
+    assert len(speeds) == 1
+
+
+def test_a_plan_drafts_nothing_where_experts_stream(run_task: RunTask, tmp_path: Path) -> None:
+    save_tiny("qwen3_moe", tmp_path / "model")
+    given = "graph=auto", "task.ranks=2", "task.ram=4GB", "task.disk=1GB", "task.bandwidth=10GB", "streaming=on"
+    sizes = "streaming.expert_cache=0", "dtype=fp32", "context_length=64", f"model.checkpoint={tmp_path / 'model'}"
+    run = run_task("task=plan", "parallel=ring", "speculation=auto", *given, *sizes)
+    assert "speculation=auto: off, because experts stream: each draft token reads further ones" in run.record["notes"]
