@@ -13,7 +13,7 @@ from graphcore.config.settings import Settings
 from graphcore.engine.loading.dealt_decoder import check_dealable, dealt
 from graphcore.engine.loading.layer_shares import offer_of, share_layers, ways_to_deal
 from graphcore.engine.loading.open_model import Model
-from graphcore.engine.loading.plan_run import plan_run
+from graphcore.engine.loading.plan_run import plan_run, plan_shorter
 from graphcore.engine.loading.plan_speculation import Planned, without_model
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
@@ -138,6 +138,8 @@ def plan_ring(
         planned = [_planned(settings, model, target, share, machines[share.rank]) for share in shares]
         if not any(plan.is_streaming for _, plan, _ in planned):
             break
+    shortest = min(parts.runtime.context_length for parts, _, _ in planned)
+    planned = [plan_shorter(settings, one, shortest, on.machine) for one, on in zip(planned, machines, strict=True)]
     if settings.speculation.kind == "auto":
         has_experts = any(plan.experts is not None for _, plan, _ in planned)
         planned = [

@@ -66,6 +66,28 @@ def test_a_small_machine_gets_no_more_caches_and_copies_than_fit(
     assert len(second["layers"]) == 12 - len(first["layers"])
 
 
+def test_all_ranks_have_the_context_that_fits_on_each(run_task: RunTask, folder: Path) -> None:
+    given = (
+        "graph=auto",
+        "task.ranks=2",
+        "task.disk=1GB",
+        "batching.max_sequences=16",
+        f"model.checkpoint={folder}",
+        "prefill_chunk=16",
+    )
+    long = run_task(*PLAN[:-1], *given, "task.ram=4GB", "parallel.split=[11,1]").record
+    short = run_task(*PLAN[:-1], *given, "task.ram=[4GB,170MB]", "parallel.split=[11,1]").record
+    assert 512 <= short["context_length"] < long["context_length"]
+    (note,) = (note for note in short["notes"] if note.startswith("context_length="))
+    assert note == (
+        f"context_length={short['context_length']}, because the KV cache of {long['context_length']} tokens does not "
+        "fit on all ranks"
+    )
+    first, shorter = long["ranks"][0], short["ranks"][0]
+    assert first["layers"] == shorter["layers"]
+    assert shorter["total_bytes"] < 0.8 * first["total_bytes"]
+
+
 def test_resident_layers_follow_the_rates_of_memory_as_far_as_they_fit(run_task: RunTask, folder: Path) -> None:
     given = "task.ranks=2", "task.bandwidth=[30GB,10GB]", f"model.checkpoint={folder}", "dtype=fp32"
     for ram, expected in (("4GB", [9, 3]), ("[160MB,4GB]", [6, 6])):
