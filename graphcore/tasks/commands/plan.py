@@ -111,8 +111,7 @@ class Outcome:
 def run(context: Context, task: PlanSettings) -> Record:
     """Print the plan; the status is "failed" if it does not fit."""
     settings, console = context.settings, context.console
-    refuse_unused_settings(settings, "plan", PROMPT_KEYS)
-    _refuse_other_keys(settings, task)
+    _refuse_unused_keys(settings, task)
     use_threads(settings.threads)
     if settings.parallel.kind == "ring":
         return _run_ring(context, task)
@@ -151,8 +150,9 @@ def run(context: Context, task: PlanSettings) -> Record:
     }
 
 
-def _refuse_other_keys(settings: Settings, task: PlanSettings) -> None:
-    """Check that no key is given that has no effect on a plan for one process, or for a ring."""
+def _refuse_unused_keys(settings: Settings, task: PlanSettings) -> None:
+    """Check that no key is given that a plan does not use, for one process or for a ring."""
+    refuse_unused_settings(settings, "plan", PROMPT_KEYS)
     kind = settings.parallel.kind
     keys = GPU_KEYS if kind == "ring" else RING_KEYS
     advice = "leave it out: ranks compute on CPUs so far" if kind == "ring" else "add parallel=ring, or leave it out"
