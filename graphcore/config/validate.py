@@ -3,6 +3,7 @@
 Streaming settings that depend on the device are checked by the plan.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from operator import attrgetter
@@ -151,7 +152,7 @@ def _check_parallel(settings: Settings) -> None:
         raise ConfigError(
             f"parallel.timeout={parallel.timeout} must be a number of seconds above 0, at most {LONGEST_WAIT}"
         )
-    if parallel.split is not None and not (parallel.split and all(part > 0 for part in parallel.split)):
+    if parallel.split is not None and not (parallel.split and all(0 < part < math.inf for part in parallel.split)):
         raise ConfigError(f"parallel.split={parallel.split} must be a number above 0 for each rank, such as [3,1]")
     if parallel.kind == "off":
         keys = {"interface": parallel.interface is not None, "open": parallel.open, "split": parallel.split is not None}
@@ -159,6 +160,12 @@ def _check_parallel(settings: Settings) -> None:
             given = next(key for key, is_given in keys.items() if is_given)
             raise ConfigError(f"parallel.{given} has no effect with parallel=off; add parallel=ring, or leave it out")
         return
+    draft_format = settings.speculation.draft_format
+    if settings.speculation.kind == "auto" and draft_format is not None:
+        raise ConfigError(
+            f"speculation.draft_format={draft_format} has no effect with speculation=auto and parallel=ring, which "
+            "drafts without a model; leave it out, or use speculation=self"
+        )
     task = settings.task.get("name") if isinstance(settings.task, dict) else None
     refused = {
         f"task={task}": task not in RING_TASKS,

@@ -56,8 +56,17 @@ class WhatIf:
         """Return the plan for a budget: a size for `byte_sizes.parse_nbytes`, such as "8GB", or "auto".
 
         Raises:
-            ConfigError: it is no size, or the model runs through transformers' own class.
+            ConfigError: it is no size, the model runs through transformers' own class, or other ranks share it.
         """
+        if self._engine.loaded.ranks is not None:
+            raise ConfigError(
+                "memory_budget: plans for other budgets are made for one process, and here the layers would be dealt "
+                "to the ranks anew; use task=plan parallel=ring, with task.ranks and streaming.memory_budget"
+            )
+        return self._planned(memory_budget)
+
+    def _planned(self, memory_budget: Any) -> BudgetPlan:
+        """Return the plan for a budget, on a ring of this rank's layers."""
         loaded = self._engine.loaded
         streaming = replace(loaded.settings.streaming, policy="auto", memory_budget=memory_budget)
         try:
@@ -71,14 +80,14 @@ class WhatIf:
         return BudgetPlan(plan, tier)
 
     def smallest_nbytes(self) -> int:
-        """Return the smallest budget that works, in bytes.
+        """Return the smallest budget that works, in bytes; on a ring for this rank's layers.
 
         Raises:
             ConfigError: the model runs through transformers' own class.
         """
         loaded = self._engine.loaded
         if self._smallest is None or self._smallest[0] is not loaded:
-            self._smallest = loaded, self.plan(TOO_SMALL).plan.peak_nbytes
+            self._smallest = loaded, self._planned(TOO_SMALL).plan.peak_nbytes
         return self._smallest[1]
 
     def predict(self, planned: BudgetPlan) -> Prediction | None:
@@ -122,13 +131,18 @@ def parts_of(loaded: LoadedModel) -> PreparedDecoder:
 
 
 def unloaded_machine(loaded: LoadedModel) -> Machine:
-    """Return this machine with the memory that was free before the model was loaded, or would be after unloading it."""
+    """Return this machine with the memory that was free before the model was loaded, or would be after unloading it.
+
+    On a ring it is this rank's part of the machine.
+    """
     here, plan = Machine.here(loaded.runtime.device), loaded.plan
+    ranks_here = 1 if loaded.ranks is None else loaded.ranks.launch.local_world_size
+    here = here.shared(ranks_here)
     waiting = loaded.weight_stream.host_nbytes
     if loaded.free_memory is not None:
         memory = replace(here.memory, free_nbytes=loaded.free_memory.before)
         return replace(here, memory=memory, ram_nbytes=here.ram_nbytes + waiting)
-    most = max(here.memory.free_nbytes, here.memory.physical_nbytes - RESERVE_NBYTES)
+    most = max(here.memory.free_nbytes, (here.memory.physical_nbytes - RESERVE_NBYTES) // ranks_here)
     free = min(here.memory.free_nbytes + plan.total_nbytes + waiting, most)
     return replace(here, memory=Memory(here.memory.device, free, here.memory.physical_nbytes), ram_nbytes=free)
 

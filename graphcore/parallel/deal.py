@@ -12,13 +12,16 @@ The residual stream goes from the embedding, on rank 0, through the layers to th
 the next layer is another rank's it is handed over.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from graphcore.config.settings import Keeps
 from graphcore.errors import ConfigError
+from graphcore.parallel.assignment import Assignment
 
 ENDS = 0  # the rank that has embedding and head
 SAME_RATE = 0.85  # share of the fastest rank's rate from which on a rank counts as equally fast
+LEAST_RATE = 1.0  # bytes per second; a measured rate may be 0
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,17 @@ class Offer:
     """What a rank brings to the deal.
 
     Attributes:
-        room_nbytes: bytes for weights and caches that stay in memory; 0 if all weights stream.
+        room_nbytes: bytes for weights, caches and a draft model's copies.
+        streaming_nbytes: bytes of them that slots and buffers take if weights stream.
+        least_nbytes: the same with one slot, with which a rank runs if there is no room for more.
         disk: bytes per second at which weights that do not stay arrive; None if unknown.
-        memory: bytes per second at which products read memory; None if unknown.
+        memory: bytes per second at which memory is read; None if unknown.
         layers: layers whose weights are in its files; None for all.
     """
 
     room_nbytes: int
+    streaming_nbytes: int = 0
+    least_nbytes: int = 0
     disk: float | None = None
     memory: float | None = None
     layers: Sequence[int] | None = None
@@ -41,10 +48,15 @@ class Offer:
         """Return whether the rank's files hold these layers."""
         return self.layers is None or set(layers) <= set(self.layers)
 
-    def streamed_nbytes(self, needs: "Needs") -> float:
-        """Return the bytes of weights that stream for a token, if the rank has to keep these."""
-        away = max(0.0, 1 - self.room_nbytes / needs.held_nbytes) if needs.held_nbytes else 0.0
-        return away * needs.read_nbytes
+    def without_room(self, needs: "Needs", keeps: Keeps) -> tuple[float, float]:
+        """Return the bytes that have no room, whatever streams, and the bytes of weights that stream for a token."""
+        if keeps == "all" or (keeps == "most" and needs.held_nbytes <= self.room_nbytes):
+            return max(0.0, needs.held_nbytes - self.room_nbytes), 0.0
+        weights, least = needs.held_nbytes - needs.kept_nbytes, needs.kept_nbytes + needs.draft_nbytes
+        more = self.room_nbytes - self.streaming_nbytes - least  # for weights that are kept in place of their copies
+        kept = weights - needs.draft_nbytes
+        away = 1.0 if keeps == "nothing" or more <= 0 else max(0.0, 1 - more / kept)
+        return max(0.0, least + self.least_nbytes - self.room_nbytes), away * needs.read_nbytes
 
 
 @dataclass(frozen=True)
@@ -54,14 +66,22 @@ class Needs:
     Attributes:
         held_nbytes: bytes that stay in memory if nothing streams: weights and caches.
         read_nbytes: bytes of weights that one token reads.
+        kept_nbytes: bytes of them that stay in memory if all weights stream.
+        draft_nbytes: bytes of a draft model's copies, which stay beside if all weights stream.
     """
 
     held_nbytes: float
     read_nbytes: float
+    kept_nbytes: float = 0
+    draft_nbytes: float = 0
 
-    def with_layers(self, layer: "Needs", count: int) -> "Needs":
-        """Return what these need with so many layers."""
-        return Needs(self.held_nbytes + count * layer.held_nbytes, self.read_nbytes + count * layer.read_nbytes)
+    def times(self, count: float) -> "Needs":
+        """Return what so many times as much needs."""
+        return Needs(*(count * nbytes for nbytes in vars(self).values()))
+
+    def plus(self, other: "Needs") -> "Needs":
+        """Return what both need."""
+        return Needs(*(one + more for one, more in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -86,19 +106,12 @@ class Share:
     @property
     def text(self) -> str:
         """The share in a few words, such as "0-3,8 of rank 1 of 2"."""
-        runs = [str(run.start) if len(run) == 1 else f"{run.start}-{run[-1]}" for run in self.runs]
-        return f"{','.join(runs)} of rank {self.rank} of {max(self.owners) + 1}"
+        return f"{_runs_text(self.layers)} of rank {self.rank} of {max(self.owners) + 1}"
 
     @property
     def runs(self) -> list[range]:
         """The rank's layers, as ranges of neighbours."""
-        found: list[range] = []
-        for layer in sorted(self.layers):
-            if found and found[-1].stop == layer:
-                found[-1] = range(found[-1].start, layer + 1)
-            else:
-                found.append(range(layer, layer + 1))
-        return found
+        return _runs_of(self.layers)
 
     @property
     def layers(self) -> frozenset[int]:
@@ -121,45 +134,77 @@ class Share:
         return self.owners[-1]
 
 
+def holders_of(num_layers: int, together: int, offers: Sequence[Offer]) -> list[list[int]]:
+    """Return the ranks that may have each group of layers: rank 0 the first one, the others by their files.
+
+    Args:
+        together: layers that move together, and stay on one rank.
+
+    Raises:
+        ConfigError: no rank has the files of a group, or there are too few groups for one on each rank.
+    """
+    found = []
+    for first in range(0, num_layers, together):
+        layers = range(first, min(num_layers, first + together))
+        ranks = range(len(offers)) if first else (ENDS,)  # what follows the embedding is where the embedding is
+        found.append([rank for rank in ranks if offers[rank].may_have(layers)])
+        if not found[-1]:
+            who, where = ("no rank", "one of the machines") if first else ("rank 0", "its machine")
+            raise ConfigError(
+                f"parallel=ring: {who} has the files of {_in_words(layers)}; put the files that hold them on {where}"
+            )
+    if len(found) < len(offers):
+        fewer = f"start {len(found)} ranks at most" if len(found) > 1 else "leave parallel=ring out"
+        size = f"{len(found)} layers" if together == 1 else f"{len(found)} groups of {together} layers"
+        smaller = ", or set a smaller streaming.layer_group_size" if together > 1 else ""
+        raise ConfigError(f"parallel=ring: {size} cannot be dealt to {len(offers)} ranks; {fewer}{smaller}")
+    _check_each_gets_one(found, together, len(offers))
+    return found
+
+
+def _check_each_gets_one(holders: Sequence[Sequence[int]], together: int, num_ranks: int) -> None:
+    dealt = Assignment(holders)
+    for rank in range(num_ranks):
+        if dealt.give(rank):
+            continue
+        ranks, groups = dealt.rivals(rank)
+        found = [layer for group in groups for layer in range(group * together, (group + 1) * together)]
+        unit = "layer" if together == 1 else f"whole group of {together} layers (streaming.layer_group_size)"
+        reason = f"its files hold no {unit} but the first, which rank 0 has"
+        if found:
+            reason = f"the files of ranks {', '.join(map(str, ranks))} hold only layers {_runs_text(found)} for them"
+        raise ConfigError(
+            f"parallel=ring: rank {rank} gets no layer, because {reason}; give it the files of more layers, or start "
+            "fewer ranks"
+        )
+
+
 def deal(
-    num_layers: int,
-    together: int,
-    counts: Sequence[int],
-    is_contiguous: bool,
-    offers: Sequence[Offer] = (),
+    num_layers: int, together: int, holders: Sequence[Sequence[int]], counts: Sequence[int], is_contiguous: bool
 ) -> tuple[int, ...]:
     """Return the rank of each layer.
 
     Args:
         together: layers that move together, and stay on one rank.
-        counts: groups of so many layers that each rank is to have (`fair_counts`, `split_counts`).
-        is_contiguous: True for one run of layers for each rank; False to deal them in turn.
-        offers: what the ranks bring; a rank gets no layer that its files lack. Empty if all files hold all.
-
-    Raises:
-        ConfigError: no rank has the files of a layer, or a rank has those of none.
+        holders: ranks that may have each group of layers (`holders_of`).
+        counts: groups of layers of each rank (`fair_counts`, `split_counts`).
+        is_contiguous: True for one run of layers for each rank, as far as files allow; False to deal them in turn.
     """
+    dealt = Assignment(holders)
+    for rank, count in enumerate(counts):
+        for _ in range(count):
+            is_given = dealt.give(rank)
+            assert is_given, "fair_counts and split_counts return what can be dealt"
     owners: list[int] = []
-    groups, had = sum(counts), [0] * len(counts)
-    for group in range(groups):
-        layers = range(group * together, min(num_layers, (group + 1) * together))
-        ranks = range(len(counts)) if group else (ENDS,)  # what follows the embedding is where the embedding is
-        able = [rank for rank in ranks if not offers or offers[rank].may_have(layers)]
-        if not able:
-            who, where = ("no rank", "one of the machines") if group else ("rank 0", "its machine")
-            raise ConfigError(
-                f"parallel=ring: {who} has the files of {_in_words(layers)}; put the files that hold them on {where}"
-            )
-        due = [counts[rank] * (1 if is_contiguous else (group + 1) / groups) - had[rank] for rank in range(len(counts))]
-        owed = [rank for rank in able if due[rank] > 0]
-        rank = owed[0] if is_contiguous and owed else max(able, key=lambda one: due[one])
-        had[rank] += 1
-        owners += [rank] * len(layers)
-    if 0 in had:
-        raise ConfigError(
-            f"parallel=ring: rank {had.index(0)} gets no layer, because its files hold none that another rank has not "
-            "got already; give it the files of more layers, or start fewer ranks"
-        )
+    had, before = [0] * len(counts), ENDS
+    for group in range(len(holders)):
+        done = (group + 1) / len(holders)
+        order = sorted(range(len(counts)), key=lambda rank: had[rank] - counts[rank] * done)
+        if is_contiguous:
+            order = [before, *range(len(counts))]
+        before = next(rank for rank in order if dealt.fix(group, rank))
+        had[before] += 1
+        owners += [before] * min(together, num_layers - len(owners))
     return tuple(owners)
 
 
@@ -206,41 +251,55 @@ def with_lenders(owners: Sequence[int], cache_layers: Sequence[int], offers: Seq
     return found
 
 
-def fair_counts(num_groups: int, offers: Sequence[Offer], layer: Needs, ends: Needs) -> list[int]:
+def fair_counts(
+    holders: Sequence[Sequence[int]], offers: Sequence[Offer], layer: Needs, ends: Needs, keeps: Keeps = "most"
+) -> list[int]:
     """Return how many groups of layers each rank gets, at least one, so that all ranks need as long.
 
     Args:
+        holders: ranks that may have each group of layers (`holders_of`).
         layer: needs of one group of layers.
         ends: needs of embedding and head, which rank 0 has.
-
-    Raises:
-        ConfigError: there are fewer groups of layers than ranks.
+        keeps: weights that stay in memory.
     """
-    _check_enough(num_groups, len(offers))
     disks, memories = leveled([one.disk for one in offers]), leveled([one.memory for one in offers])
-    besides = [ends if rank == ENDS else Needs(0, 0) for rank in range(len(offers))]
-    counts = [1] * len(offers)
 
-    def seconds_with_another(rank: int) -> tuple[float, float]:
-        needs = besides[rank].with_layers(layer, counts[rank] + 1)
-        reads = offers[rank].streamed_nbytes(needs) / disks[rank]
-        return reads, 0.0 if reads else needs.read_nbytes / memories[rank]
+    def seconds(rank: int, count: int) -> tuple[float, float, float]:
+        needs = ends.plus(layer.times(count)) if rank == ENDS else layer.times(count)
+        lacks, reads = offers[rank].without_room(needs, keeps)
+        return lacks, reads / disks[rank], 0.0 if reads else needs.read_nbytes / memories[rank]
 
-    for _ in range(num_groups - len(offers)):
-        counts[min(range(len(offers)), key=seconds_with_another)] += 1
-    return counts
+    return _counts(holders, len(offers), seconds)
 
 
-def split_counts(num_groups: int, split: Sequence[float]) -> list[int]:
+def split_counts(holders: Sequence[Sequence[int]], split: Sequence[float]) -> list[int]:
     """Return how many groups of layers each rank gets, at least one, in the proportions of a split.
 
-    Raises:
-        ConfigError: there are fewer groups of layers than ranks.
+    Args:
+        holders: ranks that may have each group of layers (`holders_of`).
     """
-    _check_enough(num_groups, len(split))
-    counts = [1] * len(split)
-    for _ in range(num_groups - len(split)):
-        counts[max(range(len(split)), key=lambda rank: split[rank] / (counts[rank] + 1))] += 1
+    return _counts(holders, len(split), lambda rank, count: (-split[rank] / count,))
+
+
+def _counts(
+    holders: Sequence[Sequence[int]], num_ranks: int, cost: Callable[[int, int], tuple[float, ...]]
+) -> list[int]:
+    """Return counts of groups, which go one by one to the rank that then has the least cost, of those that can.
+
+    Args:
+        cost: function from a rank and its number of groups.
+    """
+    dealt, able = Assignment(holders), [*range(num_ranks)]
+    for rank in able:
+        is_given = dealt.give(rank)
+        assert is_given, "holders_of has checked that each rank gets a group"
+    counts = [1] * num_ranks
+    while sum(counts) < len(holders):
+        rank = min(able, key=lambda rank: cost(rank, counts[rank] + 1))
+        if dealt.give(rank):
+            counts[rank] += 1
+        else:
+            able.remove(rank)  # nor can it later: exchanges take no group from a rank without giving it another
     return counts
 
 
@@ -249,15 +308,21 @@ def leveled(rates: Sequence[float | None]) -> list[float]:
     known = [rate for rate in rates if rate is not None]
     if len(known) < len(rates):
         return [1.0] * len(rates)
-    return [max(known) if rate >= SAME_RATE * max(known) else rate for rate in known]
+    return [max(LEAST_RATE, max(known) if rate >= SAME_RATE * max(known) else rate) for rate in known]
 
 
-def _check_enough(num_groups: int, ranks: int) -> None:
-    if num_groups < ranks:
-        raise ConfigError(
-            f"parallel=ring: {num_groups} groups of layers cannot be dealt to {ranks} ranks; start {num_groups} ranks "
-            "at most, or set a smaller streaming.layer_group_size"
-        )
+def _runs_of(layers: Collection[int]) -> list[range]:
+    found: list[range] = []
+    for layer in sorted(layers):
+        if found and found[-1].stop == layer:
+            found[-1] = range(found[-1].start, layer + 1)
+        else:
+            found.append(range(layer, layer + 1))
+    return found
+
+
+def _runs_text(layers: Collection[int]) -> str:
+    return ",".join(str(run.start) if len(run) == 1 else f"{run.start}-{run[-1]}" for run in _runs_of(layers))
 
 
 def _in_words(layers: range) -> str:

@@ -67,18 +67,25 @@ def measure_rates(
     Raises:
         CheckpointError: a file changed, or cannot be read.
     """
-    read = given.bandwidth
+    read = given.bandwidth or measure_reading(machine.device, backend)
     if read is None:
-        found = measure_read_bandwidth(machine.device, backend, PROBE_NBYTES, repeats=3)
-        if found is None:
-            return None
-        read = found.best
+        return None
     per_stored = 1.0 if given.disk is None else moved_bytes_per_stored_byte(loader, moving, tier)
     moves = moves_weights(moving.plan)
     if moves and given.arrival(machine, tier.kind, per_stored) is None:
         link, busy = _link(loader, moving, tier, machine.device, link_to)
         return Rates(link, PRODUCT_SHARE * read, busy)
     return replace(given, bandwidth=read).rates(machine, tier.kind, moves, per_stored)
+
+
+def measure_reading(device: torch.device, backend: Backend) -> float | None:
+    """Return the bytes/s at which a device's memory is read; None if too little is free to measure it.
+
+    Args:
+        backend: as for `measure_rates`.
+    """
+    found = measure_read_bandwidth(device, backend, PROBE_NBYTES, repeats=3)
+    return None if found is None else found.best
 
 
 def moved_bytes_per_stored_byte(loader: Loader, moving: MovingWeights, tier: Tier) -> float:

@@ -173,6 +173,7 @@ def _plan_body(
     plan, choices = planned.plan, engine.choices
     return {
         "model": served.name,
+        "share": None if choices.share is None else choices.share.text,
         **plan_record(engine, planned, served.link_rate),
         "dtype": str(choices.dtype).removeprefix("torch."),
         "graph": choices.graph,

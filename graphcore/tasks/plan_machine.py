@@ -69,7 +69,10 @@ def rate_of(key: str, value: Any) -> float:
     Raises:
         ConfigError: the value is no rate.
     """
-    return float(size_of(key, value.removesuffix(PER_SECOND) if isinstance(value, str) else value))
+    rate = parse_nbytes(key, value.removesuffix(PER_SECOND) if isinstance(value, str) else value)
+    if not rate:
+        raise ConfigError(f"{key}={value} must be more than 0 bytes per second; write it as 3GB, or leave it out")
+    return float(rate)
 
 
 def target_on(machine: Machine, settings: Settings) -> ComputeTarget | None:

@@ -3,6 +3,7 @@
 One process prepares every rank's share, one after another, as the ranks themselves would.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ from graphcore.config.settings import Settings
 from graphcore.engine.loading.dealt_decoder import check_dealable, dealt
 from graphcore.engine.loading.layer_shares import offer_of, share_layers, ways_to_deal
 from graphcore.engine.loading.open_model import Model
-from graphcore.engine.loading.plan_run import plan_run
+from graphcore.engine.loading.plan_run import plan_run, plan_shorter
+from graphcore.engine.loading.plan_speculation import Planned, without_model
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import ComputeTarget
@@ -28,6 +30,8 @@ from graphcore.tasks.task import Record
 from graphcore.weights.plan import Plan, expected_bytes_per_token
 
 RESIDUAL_NBYTES = 4  # bytes of a number of the residual stream, float32
+USUAL_NETWORK = "125MB"  # bytes per second: 1 Gbit/s
+USUAL_LATENCY = 0.0002  # seconds
 
 
 @dataclass(frozen=True)
@@ -100,15 +104,16 @@ def machines_of(settings: Settings, ranks: Any, ram: Any, disk: Any, bandwidth: 
     return found
 
 
-def network_of(rate: Any, latency: float) -> Network:
-    """Return the network that the task's settings describe.
+def network_of(rate: Any, latency: float | None) -> Network:
+    """Return the network that the task's settings describe; a usual one for what is not given.
 
     Raises:
         ConfigError: the rate is no rate, or the latency no time.
     """
-    if not latency >= 0:
-        raise ConfigError(f"task.latency={latency} must be a number of seconds, such as 0.0002")
-    return Network(rate_of("task.network", rate), latency)
+    seconds = USUAL_LATENCY if latency is None else latency
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"task.latency={latency} must be a number of seconds, such as {USUAL_LATENCY}")
+    return Network(rate_of("task.network", USUAL_NETWORK if rate is None else rate), seconds)
 
 
 def plan_ring(
@@ -130,9 +135,17 @@ def plan_ring(
         offers = tuple(offer_of(settings, whole, one.machine, one.speeds, in_turn) for one in machines)
         owners = share_layers(settings, whole, offers, in_turn)
         shares = [Share(rank, owners, offers) for rank in range(len(machines))]
-        ranks = [_planned(settings, model, target, share, machines[share.rank]) for share in shares]
-        if not any(rank.plan.is_streaming for rank in ranks):
+        planned = [_planned(settings, model, target, share, machines[share.rank]) for share in shares]
+        if not any(plan.is_streaming for _, plan, _ in planned):
             break
+    shortest = min(parts.runtime.context_length for parts, _, _ in planned)
+    planned = [plan_shorter(settings, one, shortest, on.machine) for one, on in zip(planned, machines, strict=True)]
+    if settings.speculation.kind == "auto":
+        has_experts = any(plan.experts is not None for _, plan, _ in planned)
+        planned = [
+            without_model(settings, one, has_experts, on.machine) for one, on in zip(planned, machines, strict=True)
+        ]
+    ranks = [_with_rates(settings, *one) for one in zip(shares, planned, machines, strict=True)]
     plans = [
         RankPlan(rank.plan, rank.parts.layer_groups(settings.streaming), rank.rates)
         for rank in ranks
@@ -149,18 +162,30 @@ def plan_ring(
     return PlannedRing(ranks, predictions)
 
 
-def _planned(
-    settings: Settings, model: Model, target: ComputeTarget | None, share: Share, on: RankMachine
-) -> PlannedRank:
+def _planned(settings: Settings, model: Model, target: ComputeTarget | None, share: Share, on: RankMachine) -> Planned:
     try:
-        parts, plan, tier = plan_run(settings, dealt(prepare_model(settings, model, target), share), on.machine)
+        return plan_run(settings, dealt(prepare_model(settings, model, target), share), on.machine)
     except PlanError as error:
         raise PlanError(f"rank {share.rank} of {len(share.offers)}: {error}") from error
+
+
+def _with_rates(settings: Settings, share: Share, planned: Planned, on: RankMachine) -> PlannedRank:
+    parts, plan, tier = planned
     moves = moves_weights(plan)
     moving = find_moving(parts.decoder, plan, parts.layer_groups(settings.streaming))
     per_stored = moved_bytes_per_stored_byte(parts.loader, moving, tier)
     rates = on.speeds.rates(on.machine, tier.kind, moves, per_stored)
     return PlannedRank(share, parts, plan, on, rates, on.speeds.missing(on.machine, tier.kind, moves))
+
+
+def drafts_note(ring: PlannedRing) -> str:
+    """Return a line about the draft model of speculation=self; empty without one."""
+    if ring.ranks[0].parts.draft is None:
+        return ""
+    copied = sum(rank.plan.draft_nbytes for rank in ring.ranks)
+    if not copied:
+        return "speculation=self drafts nothing: nothing streams, and there is no room for a draft model beside it"
+    return f"speculation=self: memory has {in_words(copied)} of copies; speeds are predicted without drafts"
 
 
 def rank_rows(ring: PlannedRing) -> Iterator[Sequence[str]]:
@@ -221,6 +246,7 @@ def _rank_record(rank: int, one: PlannedRank, predicted: RingPrediction | None) 
         "slots": plan.groups.num_slots,
         "resident_bytes": plan.groups.resident_nbytes + plan.resident_expert_nbytes,
         "expected_bytes_per_token": expected_bytes_per_token(plan),
+        "draft_bytes": plan.draft_nbytes,
         "total_bytes": plan.total_nbytes,
         "budget_bytes": plan.budget,
         "ram_bytes": one.on.machine.ram_nbytes,

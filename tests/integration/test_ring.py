@@ -437,6 +437,12 @@ def test_only_rank_0_has_an_engine(folder: Path, monkeypatch: pytest.MonkeyPatch
     [
         (["task=microbench"], "task=microbench does not work with parallel=ring yet"),
         (["model.fallback=transformers"], "model.fallback=transformers does not work with parallel=ring yet"),
+        (["parallel.split=[inf,1]"], r"parallel.split=\[inf, 1.0\] must be a number above 0 for each rank"),
+        (["parallel.split=[nan,1]"], r"parallel.split=\[nan, 1.0\] must be a number above 0 for each rank"),
+        (
+            ["speculation=auto", "speculation.draft_format=q4_0"],
+            "speculation.draft_format=q4_0 has no effect with speculation=auto and parallel=ring",
+        ),
         (["parallel.timeout=0"], "parallel.timeout=0.* must be a number of seconds above 0"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from ring_ranks import free_ports
 from tiny_models import BUILDERS, add_tokenizer
 
 from graphcore import Engine
+from graphcore.memory_limit import physical_ram_nbytes
 
 RUN = Path(__file__).parents[2] / "run.py"
 SECONDS = 60.0
@@ -125,7 +127,14 @@ def test_a_server_on_a_ring_answers_fails_with_its_rank_and_is_started_again(fol
         first = running.pid_of(0)
         assert answer_of(http) == expected
         check_ring(http.get("/status").json()["ring"])
-        assert http.get("/plan").json()["groups"]
+        plan = http.get("/plan").json()
+        assert plan["groups"]
+        assert re.fullmatch(r"[\d,-]+ of rank 0 of 2", plan["share"])
+        assert 0 < plan["smallest_budget_bytes"] <= plan["memory"]["total_bytes"]
+        assert plan["memory_bytes"] < 0.6 * physical_ram_nbytes()
+        refused = http.get("/plan", params={"memory_budget": "1GB"})
+        assert refused.status_code == 400
+        assert "use task=plan parallel=ring" in refused.json()["error"]["message"]
         found: list[httpx.Response] = []
         body = {"prompt": "hello", "max_tokens": 3000, "ignore_eos": True}
         asking = threading.Thread(target=lambda: found.append(http.post("/v1/completions", json=body)))

@@ -12,7 +12,7 @@ from graphcore.engine.loading.dealt_decoder import check_dealable, dealt
 from graphcore.engine.loading.layer_shares import check_ends, offer_of, share_layers
 from graphcore.engine.loading.model_loader import ModelLoader, Running
 from graphcore.engine.loading.open_model import Model, open_model
-from graphcore.engine.loading.plan_run import plan_run
+from graphcore.engine.loading.plan_run import plan_run, plan_shorter
 from graphcore.engine.loading.plan_speculation import plan_with_speculation, without_model
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
@@ -64,7 +64,8 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         check_dealable(parts)
         if self._ranks.is_lead:
             check_ends(parts.loader)
-        offer = offer_of(settings, parts, self._machine(parts), Speeds(), self._deals_in_turn)
+        machine, is_one_machine = self._machine(parts), self._ranks.launch.is_one_machine
+        offer = offer_of(settings, parts, machine, Speeds(), self._deals_in_turn, is_one_machine)
         offers = [Offer(**told) for told in self._ranks.all_say(asdict(offer))]
         owners = share_layers(settings, parts, offers, self._deals_in_turn)
         return dealt(parts, Share(self._ranks.rank, owners, tuple(offers)))
@@ -82,7 +83,9 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         """
 
         if self._ranks is not None:
-            return plan_run(settings, parts, self._machine(parts))
+            machine = self._machine(parts)
+            planned = plan_run(settings, parts, machine)
+            return plan_shorter(settings, planned, min(self._ranks.all_say(planned[1].context_length)), machine)
 
         def measure(parts: PreparedDecoder, plan: Plan, tier: Tier) -> Rates | None:
             on_progress("measure", None, 0, 0)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from graphcore.config.byte_sizes import in_words, rate_in_words
-from graphcore.config.settings import Settings, StreamingSettings
+from graphcore.config.settings import Keeps, Settings, StreamingSettings
 from graphcore.engine.loading.plan_run import plan_request
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import CheckpointNotFoundError, ConfigError
@@ -20,18 +20,20 @@ from graphcore.parallel.deal import (
     deal,
     described,
     fair_counts,
+    holders_of,
     split_counts,
     with_lenders,
 )
-from graphcore.planning.machine import Machine, Speeds
-from graphcore.planning.planner import budget_of
-from graphcore.planning.rates import measure_rates
-from graphcore.planning.sizes import WeightSizes, sizes_of
+from graphcore.planning.machine import PRODUCT_SHARE, Machine, Speeds
+from graphcore.planning.planner import TURNS, budget_of
+from graphcore.planning.rates import measure_rates, measure_reading
+from graphcore.planning.sizes import WeightSizes, draft_sizes_of, sizes_of
 from graphcore.planning.tier import choose_tier
 from graphcore.streaming.moving_weights import MovingWeights
 from graphcore.weights.groups import LayerGroup, movable_groups, split_layers
 from graphcore.weights.loader import Loader
-from graphcore.weights.plan import GroupPlan, Plan
+from graphcore.weights.matching import HEAD
+from graphcore.weights.plan import GroupPlan, Plan, Tier
 
 PROBED_SLOTS = 2
 
@@ -44,13 +46,21 @@ def ways_to_deal(streaming: StreamingSettings) -> tuple[bool, ...]:
     return {"all": (False,), "nothing": (True,), "most": (False, True)}[streaming.keeps]
 
 
-def offer_of(settings: Settings, parts: PreparedDecoder, machine: Machine, speeds: Speeds, in_turn: bool) -> Offer:
+def offer_of(
+    settings: Settings,
+    parts: PreparedDecoder,
+    machine: Machine,
+    speeds: Speeds,
+    in_turn: bool,
+    is_one_machine: bool = False,
+) -> Offer:
     """Return what a rank brings to the deal of a decoder, of which nothing was dropped yet.
 
     Args:
         machine: the rank's machine, or its part of one.
-        speeds: known rates; the disk's is measured on this machine if layers are dealt in turn and it is not known.
+        speeds: known rates; others that the deal depends on are measured on this machine.
         in_turn: True if weights will stream, so that the disk counts.
+        is_one_machine: True if all ranks are on one machine, so that its memory is as fast for each.
 
     Raises:
         PlanError: the budget is more than what is free.
@@ -61,19 +71,29 @@ def offer_of(settings: Settings, parts: PreparedDecoder, machine: Machine, speed
     absent, names = absent_weights(parts.loader), parts.loader.sources.keys()
     tier = choose_tier(streaming, parts.runtime.device, parts.loader.kept(names - absent), obstacle, machine.is_here)
     layers = [layer for layer in range(len(parts.decoder.layers)) if not _of_layer(absent, layer)]
-    room = 0
-    if streaming.keeps != "nothing":
-        whole_layers = replace(settings, streaming=replace(streaming, layer_group_size=1))
-        costs, context = parts.costs(whole_layers, tier), parts.runtime.context_length
-        free = budget_of(plan_request(settings, parts, tier), machine.memory)
-        taken = costs.workspace_nbytes + costs.moving_nbytes + costs.attention_nbytes(context) + costs.buffer_nbytes
-        room = max(0, free - taken)
-    rates = None
-    if in_turn and layers and machine.is_here and settings.parallel.split is None:
-        moving = _probed(parts, layers)
-        rates = measure_rates(parts.loader, moving, tier, machine, speeds, parts.runtime.backend)
-    known = speeds if rates is None else Speeds(disk=rates.link, bandwidth=rates.memory)
-    return Offer(room, known.disk, known.bandwidth, layers if absent else None)
+    disk, memory = speeds.disk, None if speeds.bandwidth is None else PRODUCT_SHARE * speeds.bandwidth
+    if machine.is_here and settings.parallel.split is None:
+        if in_turn and layers:
+            moving = _probed(parts, layers)
+            rates = measure_rates(parts.loader, moving, tier, machine, speeds, parts.runtime.backend)
+            disk, memory = (None, None) if rates is None else (rates.link, rates.memory)
+        elif memory is None and not in_turn and not is_one_machine:
+            read = measure_reading(machine.device, parts.runtime.backend)
+            memory = None if read is None else PRODUCT_SHARE * read
+    return Offer(*_room(settings, parts, machine, tier), disk, memory, layers if absent else None)
+
+
+def _room(settings: Settings, parts: PreparedDecoder, machine: Machine, tier: Tier) -> tuple[int, int, int]:
+    """Return room, streaming_nbytes and least_nbytes of an offer."""
+    whole_layers = replace(settings, streaming=replace(settings.streaming, layer_group_size=1))
+    costs, sizes = parts.costs(whole_layers, tier), _sizes(parts)
+    free = budget_of(plan_request(settings, parts, tier), machine.memory)
+    taken = costs.workspace_nbytes + costs.attention_nbytes(parts.runtime.context_length) + costs.overhead_nbytes
+    moved, besides = parts.sizes(settings), costs.moving_nbytes + costs.buffer_nbytes
+    if sizes.experts is not None:
+        besides += sizes.experts.min_slots * sizes.experts.slot_nbytes
+    slots = TURNS * settings.streaming.layers_per_group * max(sizes.groups)
+    return max(0, free - taken), besides + slots, besides + max(*moved.groups, *moved.head_slices)
 
 
 def absent_weights(loader: Loader) -> frozenset[str]:
@@ -108,21 +128,24 @@ def share_layers(settings: Settings, parts: PreparedDecoder, offers: Sequence[Of
     """Return the rank of each layer; every rank that has the same offers returns the same.
 
     Raises:
-        ConfigError: there are fewer groups of layers than ranks, or not as many proportions as ranks.
+        ConfigError: the files of ranks hold too few groups of layers for one on each, or not all; or there are not as
+            many proportions as ranks.
     """
     layers, together = len(parts.decoder.layers), settings.streaming.layers_per_group
-    groups, split = -(-layers // together), settings.parallel.split
+    split = settings.parallel.split
     if split is not None and len(split) != len(offers):
         raise ConfigError(f"parallel.split={split} is for {len(split)} ranks, and there are {len(offers)}")
+    holders = holders_of(layers, together, offers)
     if split is None:
-        ends, all_layers = needs_of(parts)
-        each = Needs(all_layers.held_nbytes / groups, all_layers.read_nbytes / groups)
-        counts = fair_counts(groups, offers, each, ends)
+        keeps = settings.streaming.keeps
+        ends, all_layers = needs_of(parts, keeps)
+        counts = fair_counts(holders, offers, all_layers.times(1 / len(holders)), ends, keeps)
     else:
-        counts = split_counts(groups, split)
+        counts = split_counts(holders, split)
     cache_layers = parts.decoder.spec.cache_layers
-    counts = counts if in_turn else counts_with_lenders(counts, cache_layers, together)
-    owners = deal(layers, together, counts, is_contiguous=not in_turn, offers=offers)
+    if not in_turn and all(offer.layers is None for offer in offers):
+        counts = counts_with_lenders(counts, cache_layers, together)
+    owners = deal(layers, together, holders, counts, is_contiguous=not in_turn)
     return with_lenders(owners, cache_layers, offers)
 
 
@@ -133,7 +156,9 @@ def shares_note(share: Share, read_nbytes: Sequence[float]) -> str:
         read_nbytes: by rank, bytes that stream for a token.
     """
     if not any(read_nbytes):
-        return f"{described(share.owners)}; nothing streams"
+        rates = [rate_in_words(offer.memory) for offer in share.offers if offer.memory is not None]
+        read = f", and memory is read at {', '.join(rates)}" if len(rates) == len(share.offers) else ""
+        return f"{described(share.owners)}; nothing streams{read}"
     reads = []
     for rank, nbytes in enumerate(read_nbytes):
         disk = share.offers[rank].disk
@@ -141,18 +166,33 @@ def shares_note(share: Share, read_nbytes: Sequence[float]) -> str:
     return f"{described(share.owners)}; for a token {', '.join(reads)}"
 
 
-def needs_of(parts: PreparedDecoder) -> tuple[Needs, Needs]:
-    """Return what embedding and head, and what all layers together need."""
+def needs_of(parts: PreparedDecoder, keeps: Keeps) -> tuple[Needs, Needs]:
+    """Return what embedding and head, and what all layers together need.
+
+    Args:
+        keeps: weights that stay in memory. A draft model's copies do, too, of weights that do not; of all, if nothing
+            may stream.
+    """
     sizes = _sizes(parts)
     experts = 0 if sizes.experts is None else sizes.experts.total_nbytes
-    kept = cache_nbytes(parts.decoder.spec, parts.runtime.cache_sizes(parts.runtime.context_length))
-    held = sum(sizes.groups) + sizes.always + experts + kept
+    kept = cache_nbytes(parts.decoder.spec, parts.runtime.cache_sizes(parts.runtime.context_length)) + sizes.always
     ends = Needs(sizes.head + (0 if sizes.is_tied else sizes.embedding), sizes.head)
-    return ends, Needs(held, sizes.read_nbytes - sizes.head)
+    layers = Needs(sum(sizes.groups) + experts + kept, sizes.read_nbytes - sizes.head, kept)
+    if parts.draft is None:
+        return ends, layers
+    copies = draft_sizes_of(parts.draft, _each_layer(parts))
+    if keeps == "all":
+        head = copies.head if HEAD in parts.draft.smaller else 0
+        return ends.plus(Needs(head, 0)), layers.plus(Needs(copies.smaller - head, 0))
+    return replace(ends, draft_nbytes=copies.head), replace(layers, draft_nbytes=sum(copies.groups))
 
 
 def _sizes(parts: PreparedDecoder) -> WeightSizes:
-    return sizes_of(parts.decoder, parts.loader.is_tied, split_layers(len(parts.decoder.layers), 1))
+    return sizes_of(parts.decoder, parts.loader.is_tied, _each_layer(parts))
+
+
+def _each_layer(parts: PreparedDecoder) -> Sequence[LayerGroup]:
+    return split_layers(len(parts.decoder.layers), 1)
 
 
 def _probed(parts: PreparedDecoder, layers: Sequence[int]) -> MovingWeights:

@@ -42,6 +42,27 @@ def plan_run(settings: Settings, parts: P, machine: Machine | None = None) -> tu
     return replace(parts, runtime=parts.runtime.shortened(plan.context_length)), plan, tier
 
 
+def plan_shorter(
+    settings: Settings, planned: tuple[P, Plan, Tier], context_length: int, machine: Machine
+) -> tuple[P, Plan, Tier]:
+    """Return the plan of a rank for the context of the ranks of a ring, as it is if it has no longer one.
+
+    Args:
+        context_length: tokens; the shortest context of all ranks, whose default may have been halved to fit.
+
+    Raises:
+        PlanError, ConfigError: as `plan_run`.
+    """
+    parts, plan, _ = planned
+    if plan.context_length == context_length:
+        return planned
+    note = f"context_length={context_length}, because the KV cache of {plan.context_length} tokens does not fit on all"
+    shorter = replace(parts, runtime=parts.runtime.shortened(context_length), notes=[f"{note} ranks"])
+    found = plan_run(settings, shorter, machine)
+    found[0].notes[:] = dict.fromkeys((*parts.notes, *found[0].notes))  # those of the first plan come again
+    return found
+
+
 def _fitting(
     settings: Settings,
     parts: PreparedModel,

@@ -39,7 +39,8 @@ from graphcore.weights.plan import Plan, Tier
 _PROGRAMS: WeakKeyDictionary[Decoder, dict[tuple[ProgramSizes, int], int]] = WeakKeyDictionary()
 """Bytes of decode programs by decoder. Computing them traces every block, so later plans reuse them."""
 
-_MATRIX_GROUPS: WeakKeyDictionary[Decoder, Sequence[LayerGroup]] = WeakKeyDictionary()
+_MATRIX_GROUPS: WeakKeyDictionary[Decoder, dict[Sequence[int], Sequence[LayerGroup]]] = WeakKeyDictionary()
+"""Groups of matrices by decoder and by the layers that it has, of which a rank of a ring drops some."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,10 @@ class PreparedDecoder(PreparedModel):
             share = self.runtime.share
             runs = [range(len(self.decoder.layers))] if share is None else share.runs
             return [group for run in runs for group in split_run(run, streaming.layers_per_group)]
-        if self.decoder not in _MATRIX_GROUPS:
-            _MATRIX_GROUPS[self.decoder] = matrix_groups(self.decoder)
-        return _MATRIX_GROUPS[self.decoder]
+        known, layers = _MATRIX_GROUPS.setdefault(self.decoder, {}), tuple(index for index, _ in self.decoder.blocks())
+        if layers not in known:
+            known[layers] = matrix_groups(self.decoder)
+        return known[layers]
 
     def groups_of_turn(self, settings: Settings) -> int:
         """Return how many layer groups run in a rank's turn, which are those of a layer; 0 if one process runs all."""

@@ -25,7 +25,7 @@ from graphcore.engine.loading.plan_speculation import plan_with_speculation, pre
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
-from graphcore.errors import PlanError
+from graphcore.errors import ConfigError, PlanError
 from graphcore.planning.draft_prediction import DraftPrediction
 from graphcore.planning.machine import Machine, Speeds
 from graphcore.planning.plan_record import (
@@ -43,7 +43,15 @@ from graphcore.progress import Progress
 from graphcore.streaming.moving_weights import find_moving
 from graphcore.streaming.weight_stream import link_opener
 from graphcore.tasks.plan_machine import machine_of, speeds_of, target_on
-from graphcore.tasks.plan_ring import machines_of, network_of, plan_ring, rank_rows, ring_line, ring_record
+from graphcore.tasks.plan_ring import (
+    drafts_note,
+    machines_of,
+    network_of,
+    plan_ring,
+    rank_rows,
+    ring_line,
+    ring_record,
+)
 from graphcore.tasks.report.plan_report import drafts_line, group_rows, movement_line, ram_rows, tier_rows
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import group_note
@@ -51,6 +59,8 @@ from graphcore.weights.groups import LayerGroup
 from graphcore.weights.plan import Plan, Tier
 
 PREDICTED_SEQUENCES = (1, 8, 32)  # batch sizes whose speeds are predicted
+RING_KEYS = ("ranks", "network", "latency")  # of the task, for a ring only
+GPU_KEYS = ("device_memory", "link")
 
 
 @dataclass
@@ -65,7 +75,7 @@ class PlanSettings:
     bandwidth: Any = MISSING
     ranks: int | None = MISSING
     network: Any = MISSING
-    latency: float = MISSING
+    latency: float | None = MISSING
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,7 @@ class Outcome:
 def run(context: Context, task: PlanSettings) -> Record:
     """Print the plan; the status is "failed" if it does not fit."""
     settings, console = context.settings, context.console
-    refuse_unused_settings(settings, "plan", PROMPT_KEYS)
+    _refuse_unused_keys(settings, task)
     use_threads(settings.threads)
     if settings.parallel.kind == "ring":
         return _run_ring(context, task)
@@ -140,6 +150,17 @@ def run(context: Context, task: PlanSettings) -> Record:
     }
 
 
+def _refuse_unused_keys(settings: Settings, task: PlanSettings) -> None:
+    """Check that no key is given that a plan does not use, for one process or for a ring."""
+    refuse_unused_settings(settings, "plan", PROMPT_KEYS)
+    kind = settings.parallel.kind
+    keys = GPU_KEYS if kind == "ring" else RING_KEYS
+    advice = "leave it out: ranks compute on CPUs so far" if kind == "ring" else "add parallel=ring, or leave it out"
+    given = next((key for key in keys if vars(task)[key] is not None), None)
+    if given is not None:
+        raise ConfigError(f"task.{given} has no effect with parallel={kind}; {advice}")
+
+
 def _run_ring(context: Context, task: PlanSettings) -> Record:
     """Print the plan of the ranks of a ring, a row for each."""
     settings, console = context.settings, context.console
@@ -150,7 +171,7 @@ def _run_ring(context: Context, task: PlanSettings) -> Record:
         ring = plan_ring(settings, opened, machines, network, PREDICTED_SEQUENCES)
     runtime, config = ring.ranks[0].parts.runtime, opened.config
     keys = " and ".join(f"task.{name}" for name in ring.missing)
-    notes = [*ring.ranks[0].parts.notes, note, f"tokens/s are left out: give {keys}" if keys else ""]
+    notes = [*ring.ranks[0].parts.notes, drafts_note(ring), note, f"tokens/s are left out: give {keys}" if keys else ""]
     for line in filter(None, notes):
         console.note(line)
     title = f"{settings.model.display_name} ({config.model_type}) on {len(ring.ranks)} ranks"

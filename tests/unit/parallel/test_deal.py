@@ -1,20 +1,23 @@
 """Which rank has which layers, and where the residual stream is handed over."""
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from graphcore.config.settings import Keeps
 from graphcore.errors import ConfigError
+from graphcore.parallel import deal as dealing
 from graphcore.parallel.deal import (
     Needs,
     Offer,
     Share,
     counts_with_lenders,
-    deal,
     described,
-    fair_counts,
+    holders_of,
     leveled,
-    split_counts,
     with_lenders,
 )
 
@@ -22,7 +25,27 @@ LAYER = Needs(held_nbytes=10, read_nbytes=10)
 NO_ENDS = Needs(0, 0)
 
 
-def equal_counts(groups: int, ranks: int) -> list[int]:
+def fair_counts(
+    groups: int, offers: Sequence[Offer], layer: Needs, ends: Needs, keeps: Keeps = "most"
+) -> Sequence[int]:
+    """Return how many of a number of groups each rank gets."""
+    return dealing.fair_counts(holders_of(groups, 1, offers), offers, layer, ends, keeps)
+
+
+def split_counts(groups: int, split: Sequence[float], offers: Sequence[Offer] = ()) -> Sequence[int]:
+    """Return how many of a number of groups each rank gets in the proportions of a split."""
+    return dealing.split_counts(holders_of(groups, 1, offers or [Offer(0)] * len(split)), split)
+
+
+def deal(
+    layers: int, together: int, counts: Sequence[int], is_contiguous: bool, offers: Sequence[Offer] = ()
+) -> Sequence[int]:
+    """Return the rank of each layer, of ranks that have all files unless there are offers."""
+    holders = holders_of(layers, together, offers or [Offer(0)] * len(counts))
+    return dealing.deal(layers, together, holders, counts, is_contiguous)
+
+
+def equal_counts(groups: int, ranks: int) -> Sequence[int]:
     """Return counts of ranks that are alike."""
     return fair_counts(groups, [Offer(0)] * ranks, LAYER, NO_ENDS)
 
@@ -104,7 +127,7 @@ def test_the_rate_of_memory_does_not_change_what_streams() -> None:
 
 
 def test_rates_that_are_nearly_the_fastest_count_as_it() -> None:
-    assert leveled([1.0, 0.9, 0.84]) == [1.0, 1.0, 0.84]
+    assert leveled([100.0, 90.0, 84.0]) == [100.0, 100.0, 84.0]
     assert leveled([2.0, None]) == [1.0, 1.0]
 
 
@@ -114,25 +137,108 @@ def test_a_split_gives_proportions_and_each_rank_a_layer() -> None:
     assert split_counts(4, [1000, 1, 1]) == [2, 1, 1]
 
 
+def test_what_has_no_room_anywhere_streams_beside_caches_and_copies() -> None:
+    layer = Needs(held_nbytes=14, read_nbytes=10, kept_nbytes=4, draft_nbytes=2)
+    offer = Offer(room_nbytes=90, streaming_nbytes=20, least_nbytes=5)
+    assert offer.without_room(layer.times(6), "most") == (0, 0)
+    reads = 100 - (90 - 20 - 40 - 20) / (10 - 2) * 10  # of ten layers: what is left for weights in place of copies
+    assert offer.without_room(layer.times(10), "most") == (0, pytest.approx(reads))
+    assert offer.without_room(layer.times(16), "most") == (16 * 6 + 5 - 90, 160)
+    assert offer.without_room(layer.times(6), "nothing") == (0, 60)
+    assert offer.without_room(layer.times(7), "all") == (8, 0)
+
+
+def test_caches_and_copies_count_before_the_disk() -> None:
+    layer, quick, slow = Needs(14, 10, 4), Offer(20, disk=9e9), Offer(1000, disk=1e9)
+    assert fair_counts(20, [quick, slow], layer, NO_ENDS, "nothing") == [5, 15]  # the caches of 5 layers fit
+    assert fair_counts(20, [Offer(1000, disk=9e9), slow], layer, NO_ENDS, "nothing") == [18, 2]
+
+
+@pytest.mark.parametrize("keeps", ["all", "most"])
+def test_a_fast_memory_gets_no_more_than_its_room_while_another_has_room(keeps: Keeps) -> None:
+    offers = [Offer(30, memory=90e9), Offer(1000, memory=10e9)]
+    assert fair_counts(12, offers, LAYER, NO_ENDS, keeps) == [3, 9]
+    assert fair_counts(12, [Offer(1000, memory=90e9), offers[1]], LAYER, NO_ENDS, keeps) == [11, 1]
+
+
+def test_a_rate_of_0_is_the_slowest() -> None:
+    assert fair_counts(12, [Offer(0, disk=0.0), Offer(0, disk=1e9)], LAYER, NO_ENDS) == [1, 11]
+    assert fair_counts(12, [Offer(0, disk=0.0), Offer(0, disk=0.0)], LAYER, NO_ENDS) == [6, 6]
+
+
 def test_a_rank_gets_only_layers_that_its_files_hold() -> None:
     offers = [Offer(0, layers=(0, 1, 2, 3)), Offer(0, layers=(2, 3, 4, 5)), Offer(0)]
     owners = deal(6, 1, [2, 2, 2], False, offers)
     assert owners[0] == 0
     assert all(offers[owner].may_have([layer]) for layer, owner in enumerate(owners))
     assert deal(6, 1, [3, 3], True, [Offer(0, layers=(0, 1, 2)), Offer(0, layers=(3, 4, 5))]) == (0, 0, 0, 1, 1, 1)
-    assert deal(4, 1, [2, 2], False, [Offer(0, layers=(0,)), Offer(0)]) == (0, 1, 1, 1)
+    assert split_counts(4, [1, 1], [Offer(0, layers=(0,)), Offer(0)]) == [1, 3]
+    assert fair_counts(4, [Offer(0, layers=(0,)), Offer(0)], LAYER, NO_ENDS) == [1, 3]
+
+
+def test_a_rank_with_few_files_gets_what_it_has_before_the_others() -> None:
+    few = [Offer(0), Offer(0, layers=(1,)), Offer(0, layers=(1, 2))]
+    for is_contiguous in (True, False):
+        assert deal(4, 1, split_counts(4, [1, 1, 1], few), is_contiguous, few) == (0, 1, 2, 0)
+
+
+def test_runs_go_on_as_long_as_files_allow() -> None:
+    files = [Offer(0, layers=(0, 1, 4, 5)), Offer(0, layers=(2, 3, 4, 5))]
+    assert deal(6, 1, [3, 3], True, files) == (0, 0, 1, 1, 1, 0)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_layers_are_dealt_whenever_files_allow_it(data: st.DataObject) -> None:
+    together = data.draw(st.integers(1, 2))
+    layers, ranks = data.draw(st.integers(together, 5 * together)), data.draw(st.integers(2, 4))
+    held = st.sets(st.sampled_from(range(layers)), min_size=layers // 2)
+    offers = [Offer(0, layers=data.draw(st.none() | held.map(sorted))) for _ in range(ranks)]
+    groups = [range(first, min(layers, first + together)) for first in range(0, layers, together)]
+    possible = [
+        owners
+        for owners in product(range(ranks), repeat=len(groups))
+        if owners[0] == 0
+        and {*owners} == {*range(ranks)}
+        and all(offers[rank].may_have(group) for rank, group in zip(owners, groups, strict=True))
+    ]
+    if not possible:
+        with pytest.raises(ConfigError, match=r"parallel=ring: .*(files|cannot be dealt to)"):
+            holders_of(layers, together, offers)
+        return
+    holders = holders_of(layers, together, offers)
+    split = data.draw(st.lists(st.integers(1, 9), min_size=ranks, max_size=ranks))
+    for counts in (dealing.fair_counts(holders, offers, LAYER, LAYER), dealing.split_counts(holders, split)):
+        for is_contiguous in (True, False):
+            dealt = dealing.deal(layers, together, holders, counts, is_contiguous)
+            owners = dealt[::together]
+            assert owners in possible
+            assert dealt == tuple(rank for rank, group in zip(owners, groups, strict=True) for _ in group)
+            assert [owners.count(rank) for rank in range(ranks)] == counts
+    most = {max(owners.count(rank) for rank in range(ranks)) for owners in possible}
+    assert max(dealing.split_counts(holders, [1] * ranks)) == min(most)
 
 
 def test_a_layer_that_no_rank_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="no rank has the files of layer 2; put the files that hold them on one of"):
-        deal(3, 1, [2, 1], False, [Offer(0, layers=(0, 1)), Offer(0, layers=(0, 1))])
+        holders_of(3, 1, [Offer(0, layers=(0, 1)), Offer(0, layers=(0, 1))])
     with pytest.raises(ConfigError, match="rank 0 has the files of layers 0 to 1; put the files"):
-        deal(4, 2, [1, 1], False, [Offer(0, layers=(1, 2, 3)), Offer(0)])
+        holders_of(4, 2, [Offer(0, layers=(1, 2, 3)), Offer(0)])
 
 
-def test_a_rank_that_gets_no_layer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rank 1 gets no layer, because its files hold none"):
-        deal(3, 1, [2, 1], False, [Offer(0), Offer(0, layers=())])
+@pytest.mark.parametrize(
+    ("together", "files", "said"),
+    [
+        (1, [(), None], "rank 1 gets no layer, because its files hold no layer but the first, which rank 0 has; give"),
+        (1, [(0,), None], "rank 1 gets no layer, because its files hold no layer but the first"),
+        (2, [(1, 2), None], r"its files hold no whole group of 2 layers \(streaming.layer_group_size\) but the first"),
+        (1, [(4, 5), (4,), (5,)], "rank 3 gets no layer, because the files of ranks 1, 2, 3 hold only layers 4-5 for"),
+        (2, [(2, 3, 4), (2, 3)], "rank 2 gets no layer, because the files of ranks 1, 2 hold only layers 2-3 for them"),
+    ],
+)
+def test_ranks_with_too_few_files_are_refused(together: int, files: Sequence[Sequence[int] | None], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        holders_of(8, together, [Offer(0), *(Offer(0, layers=layers) for layers in files)])
 
 
 def test_neighbours_are_one_run_and_turns_are_many() -> None:
@@ -146,10 +252,16 @@ def test_only_rank_0_has_embedding_and_head() -> None:
 
 
 def test_more_ranks_than_groups_are_refused() -> None:
-    with pytest.raises(ConfigError, match="2 groups of layers cannot be dealt to 3 ranks; start 2 ranks at most"):
+    with pytest.raises(ConfigError, match="2 layers cannot be dealt to 3 ranks; start 2 ranks at most"):
         equal_counts(2, 3)
-    with pytest.raises(ConfigError, match="2 groups of layers cannot be dealt to 3 ranks; start 2 ranks at most"):
+    with pytest.raises(ConfigError, match="2 layers cannot be dealt to 3 ranks; start 2 ranks at most"):
         split_counts(2, [1, 1, 1])
+    with pytest.raises(
+        ConfigError, match=r"2 groups of 4 layers cannot be dealt to 3 ranks; start 2 .* or set a smaller"
+    ):
+        holders_of(8, 4, [Offer(0)] * 3)
+    with pytest.raises(ConfigError, match="1 groups of 50 layers cannot be dealt to 2 ranks; leave parallel=ring out"):
+        holders_of(8, 50, [Offer(0)] * 2)
 
 
 def test_the_deal_is_said_in_a_few_words() -> None:
