@@ -38,7 +38,7 @@ from tiny_models import TinyModel, save_tiny
 
 from graphcore import Engine
 from graphcore.checkpoint.sources.fetch import resolve_source
-from graphcore.config.compose import compose_settings
+from graphcore.config.compose import compose_settings, register_schemas
 from graphcore.errors import CheckpointNotFoundError
 from graphcore.nn.decoder import Decoder
 
@@ -146,6 +146,7 @@ def settings_composed_once() -> Iterator[None]:
     once = cache(compose_settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("graphcore.config.compose.compose", compose_groups_once)
+        patch.setattr("graphcore.config.compose.register_schemas", cache(register_schemas))
         patch.setattr("graphcore.engine.engine.compose_settings", lambda given: deepcopy(once(tuple(given))))
         yield
 
