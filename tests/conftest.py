@@ -31,13 +31,14 @@ import torch
 if not torch.cuda.is_available():  # Triton asks at its import; what is imported below may import it
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from composed_groups import compose_groups_once
 from file_order import rank_of
 from hypothesis import settings
 from tiny_models import TinyModel, save_tiny
 
 from graphcore import Engine
 from graphcore.checkpoint.sources.fetch import resolve_source
-from graphcore.config.compose import compose_settings
+from graphcore.config.compose import compose_settings, register_schemas
 from graphcore.errors import CheckpointNotFoundError
 from graphcore.nn.decoder import Decoder
 
@@ -138,9 +139,14 @@ def collected() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def settings_composed_once() -> Iterator[None]:
-    """Let `Engine.load` compose the same overrides once: a load of a tiny model takes less time than Hydra."""
+    """Compose the same groups, and for `Engine.load` the same overrides, once: a load of a tiny model takes less time.
+
+    Tests of Hydra's messages and of conf/ compose as users do (unit/config/conftest.py).
+    """
     once = cache(compose_settings)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graphcore.config.compose.compose", compose_groups_once)
+        patch.setattr("graphcore.config.compose.register_schemas", cache(register_schemas))
         patch.setattr("graphcore.engine.engine.compose_settings", lambda given: deepcopy(once(tuple(given))))
         yield
 

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from composed_groups import compose_groups_once
+from hydra import initialize_config_dir
 from omegaconf import DictConfig
 
 from graphcore.cli.single_run import run_job
@@ -36,7 +37,7 @@ def composed(*overrides: str) -> DictConfig:
     """Return what conf/ and the overrides give; composing takes longer than most of these runs."""
     register_schemas()
     with initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
-        return compose("config", list(overrides))
+        return compose_groups_once("config", overrides)
 
 
 def run_in(folder: Path, *overrides: str) -> TaskRun:

@@ -104,14 +104,17 @@ def file_nbytes_of(path: Path, layer: int) -> int:
     return sum(int(one.n_bytes) for one in stored if one.name.startswith(f"blk.{layer}.") and len(one.shape) == 2)
 
 
+# A simulated device's ways; what makes the planes knows nothing of them, so each file meets the kernel in one way.
+WAYS = (("disk", None), ("host", 1 << 40), ("host", 0), ("disk", 1 << 40), ("host", 10**6), ("host", None))
+
+
 @pytest.mark.parametrize(
-    ("source", "quota", "is_interpreted"),
+    ("name", "source", "quota", "is_interpreted"),
     [
-        *(("disk", None, True), ("disk", 1 << 40, False)),
-        *(("host", 1 << 40, True), ("host", 10**6, False), ("host", 0, True), ("host", None, False)),
+        *((name, *WAYS[at % 3], True) for at, name in enumerate(FILES)),
+        *((name, *WAYS[(at + add) % len(WAYS)], False) for at, name in enumerate(FILES) for add in (3, 4, 5)),
     ],
 )
-@pytest.mark.parametrize("name", FILES)
 def test_the_file_s_bytes_cross_the_link_and_slots_hold_the_planes_of_resident_weights(
     name: str, source: str, quota: int | None, is_interpreted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,8 +31,13 @@ METHODS = [
 
 
 @cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return ast.parse(text_of(path))
 
 
 def dotted(node: ast.AST) -> str:
@@ -67,22 +72,27 @@ def calls_in(path: Path) -> Iterator[tuple[str, int, tuple[str, ...]]]:
             yield dotted(node.func), len(node.args), tuple(map(str, keywords))
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if names_in(path)], ids=lambda path: path.stem)
-def test_every_name_of_torch_is_there(path: Path) -> None:
+def test_every_name_of_torch_is_there() -> None:
     import torch._dynamo  # what compiles brings it
 
-    for name in sorted(names_in(path)):
-        try:
-            resolve(name)
-        except AttributeError as error:
-            pytest.fail(f"{path}: torch {torch.__version__} has no {name}: {error}")
+    missing, found = [], 0
+    for path in (path for path in SOURCES if "torch." in text_of(path)):
+        for name in sorted(names_in(path)):
+            found += 1
+            try:
+                resolve(name)
+            except AttributeError as error:
+                missing.append(f"{path}: torch {torch.__version__} has no {name}: {error}")
+    assert found > 500
+    assert missing == []
 
 
 def bound(name: str, positionals: int, keywords: tuple[str, ...], first: tuple[object, ...] = ()) -> None:
     inspect.signature(resolve(name)).bind(*first, *[None] * positionals, **dict.fromkeys(keywords))
 
 
-CALLS = sorted({call for path in SOURCES for call in calls_in(path)})
+# Only these are parsed when tests are collected, which every worker does.
+CALLS = sorted({call for path in SOURCES if "torch.cuda." in text_of(path) for call in calls_in(path)})
 
 
 @pytest.mark.parametrize(("name", "positionals", "keywords"), CALLS, ids=lambda value: str(value))
