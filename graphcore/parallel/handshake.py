@@ -12,7 +12,8 @@ from graphcore.errors import ParallelError
 Facts = Mapping[str, str]
 """What a rank has: a value by the name of each fact."""
 
-PROCESSOR = "instruction set"
+PROCESSOR = "processor"
+DEVICE = "device"
 FILE = "file "  # begins the name of a fact about a file, which ranks without the layers in it may lack
 GRAPH = "graphs"
 KERNELS = "kernels"  # their build, which differs between instruction sets
@@ -21,6 +22,7 @@ ADVICE = {
     "torch": "install the same version on all machines",
     "files": "copy the same model to all machines",
     KERNELS: "install graphcore from the same wheel on all machines",
+    DEVICE: "set device=cpu, or device=cuda, on all ranks",
     GRAPH: "install a C++ compiler, or the wheel with kernels, where there are none",
     "context_length": "set context_length, which is halved where memory is little",
 }
@@ -50,7 +52,7 @@ def compare_ranks(facts: Sequence[Facts]) -> tuple[str, ...]:
     if len(kinds) == 1:
         return ()
     return (
-        f"ranks have different instruction sets ({', '.join(sorted(kinds))}): results have other last bits than on one "
+        f"ranks have different processors ({', '.join(sorted(kinds))}): results have other last bits than on one "
         "machine, and change if ranks change places",
     )
 

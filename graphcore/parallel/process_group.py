@@ -27,6 +27,15 @@ from graphcore.config.settings import ParallelSettings
 from graphcore.errors import ConfigError, ParallelError
 from graphcore.parallel.launch import Launch, interface_of
 from graphcore.parallel.rendezvous import store_of_start
+from graphcore.parallel.transport import (
+    DeviceTransport,
+    HostTransport,
+    RankPlace,
+    StagedTransport,
+    Transport,
+    set_nccl_variables,
+    uses_nccl,
+)
 
 CLOSE = "close"
 EVER = timedelta(days=365)
@@ -45,13 +54,16 @@ class ProcessGroup:
         limit: most time to wait for another rank in a pass, `parallel.timeout`.
         told: time.monotonic() of the last message.
         waited: seconds that this rank has waited for others.
+        transport: way of the residual stream between ranks.
+        sharers: number of ranks that this rank's device has to serve.
     """
 
     def __init__(self, launch: Launch, timeout: timedelta) -> None:
         self.launch, self.limit = launch, timeout
         self.failure: ParallelError | None = None
         self.told, self.waited = time.monotonic(), 0.0
-        self._sent: list[tuple[Tensor, torch.distributed.Work]] = []
+        self.transport: Transport = HostTransport(self._noticing)
+        self.sharers = launch.local_world_size
         with self._noticing("the ranks did not meet"):
             store, rank, world_size = next(rendezvous("env://", timeout=timeout))
             store = store_of_start(store, rank, world_size, timeout)
@@ -59,16 +71,33 @@ class ProcessGroup:
             self._messages: Any = torch.distributed.new_group(timeout=EVER, backend="gloo")  # its type has no name
 
     @classmethod
-    def join(cls, settings: ParallelSettings) -> "ProcessGroup":
+    def join(cls, settings: ParallelSettings, device: torch.device) -> "ProcessGroup":
         """Return the process group of the ranks that torchrun has started, of which this process is one.
 
+        Args:
+            device: device that this rank computes on.
+
         Raises:
-            ConfigError: torchrun has not started this process, or the interface is refused.
+            ConfigError: torchrun has not started this process, or the interface or the transport is refused.
             ParallelError: the ranks did not meet in time.
         """
         launch = Launch.of()
-        os.environ[INTERFACE] = interface_of(settings, launch)
-        return cls(launch, timedelta(seconds=settings.timeout))
+        os.environ[INTERFACE] = interface = interface_of(settings, launch)
+        set_nccl_variables(interface)
+        ranks = cls(launch, timedelta(seconds=settings.timeout))
+        ranks._place_on(device, settings.transport)
+        return ranks
+
+    def _place_on(self, device: torch.device, asked: str) -> None:
+        """Choose the transport by where all ranks compute. Args: asked: `parallel.transport`."""
+        here = RankPlace.of(device)
+        places = [RankPlace(*said) for said in self.all_say(here, self.limit)]
+        if uses_nccl(places, asked):
+            self.transport = DeviceTransport(self._noticing, self.rank, device, self.limit)
+        elif here.gpu:
+            self.transport = StagedTransport(self._noticing, device)
+        if here.gpu:
+            self.sharers = places.count(here)
 
     @property
     def rank(self) -> int:
@@ -95,7 +124,7 @@ class ProcessGroup:
             ParallelError: a rank was lost.
         """
         self.check()
-        self._finish_sends()
+        self.transport.finish()
         payload = json.dumps(message, separators=(",", ":")).encode()
         whole = torch.zeros(max(PACKET, LENGTH + len(payload)), dtype=torch.uint8, device="cpu")
         whole[:LENGTH] = _bytes(len(payload).to_bytes(LENGTH, "little"))
@@ -113,7 +142,7 @@ class ProcessGroup:
             ParallelError: rank 0 was lost.
         """
         self.check()
-        self._finish_sends()
+        self.transport.finish()
         with self._noticing("rank 0 says nothing any more"):
             first = self._broadcast(torch.zeros(PACKET, dtype=torch.uint8, device="cpu"))
             length = int.from_bytes(first[:LENGTH].numpy().tobytes(), "little")
@@ -157,25 +186,20 @@ class ProcessGroup:
         self.all_say(None, BEAT_LIMIT)
 
     def send(self, hidden: Tensor, target: int, tag: int) -> None:
-        """Begin to send numbers to a rank, which may change at once, because a copy is sent.
+        """Begin to send numbers to a rank; they may change at once.
 
         Raises:
             ParallelError: the rank was lost.
         """
-        copied = hidden.clone(memory_format=torch.contiguous_format)
-        with self._noticing(f"rank {target} takes nothing any more"):
-            work = torch.distributed.isend(copied, target, tag=tag)
-        assert work is not None, "this rank is one of the group"
-        self._sent.append((copied, work))
+        self.transport.send(hidden, target, tag)
 
     def receive(self, hidden: Tensor, source: int, tag: int) -> None:
-        """Wait for the next numbers that a rank sends with this tag, and write them into a tensor.
+        """Have the next numbers that a rank sends with this tag in a tensor, for all work enqueued afterwards.
 
         Raises:
             ParallelError: the rank was lost, or has sent nothing for `parallel.timeout` seconds.
         """
-        with self._noticing(f"rank {source} sends nothing any more"):
-            torch.distributed.recv(hidden, source, tag=tag)
+        self.transport.receive(hidden, source, tag)
 
     def check(self) -> None:
         """Check that no rank was lost.
@@ -211,7 +235,7 @@ class ProcessGroup:
 
     def leave(self, error: BaseException | None = None) -> None:
         """Close all connections; the others then notice that this rank is gone."""
-        self._sent.clear()
+        self.transport.close(is_lost=error is not None or self.failure is not None)
         self._messages = None  # the last reference: threads of a group that is freed at exit would abort the process
         why = "" if error is None else f", because a pass has failed on it: {error}"
         self.failure = self.failure or ParallelError(f"rank {self.rank} has left its process group{why}")
@@ -229,16 +253,13 @@ class ProcessGroup:
         options.timeout = limit
         self._messages.allgather([parts], [own], options).wait()
 
-    def _finish_sends(self) -> None:
-        """Wait until all sends have arrived, so that their copies can go."""
-        with self._noticing("a rank takes nothing any more"):
-            for _, work in self._sent:
-                work.wait()
-        self._sent.clear()
-
     @contextmanager
-    def _noticing(self, what: str) -> Iterator[None]:
-        """Count the seconds of the block, and raise and keep a ParallelError if torch.distributed raises inside it."""
+    def _noticing(self, what: str, *, counts: bool = True) -> Iterator[None]:
+        """Raise and keep a ParallelError if torch.distributed raises inside the block.
+
+        Args:
+            counts: True if the block waits for other ranks, which counts for `waited`.
+        """
         began = time.perf_counter()
         try:
             yield
@@ -250,7 +271,7 @@ class ProcessGroup:
             )
             raise self.failure from error
         finally:
-            self.waited += time.perf_counter() - began
+            self.waited += time.perf_counter() - began if counts else 0.0
 
 
 def _bytes(raw: bytes) -> Tensor:

@@ -123,10 +123,13 @@ def plan_ring(
         PlanError: a rank's share does not fit; the message says which rank, and what would do.
         ConfigError: the model's layers cannot be dealt to so many ranks.
     """
-    target = target_on(machines[0].machine, settings)
+    machine = machines[0].machine
+    if machine.device.type != "cpu":
+        raise ConfigError(f"task=plan parallel=ring plans ranks on CPUs, not on {machine.device}; set device=cpu")
+    target = target_on(machine, settings)
     for in_turn in ways_to_deal(settings.streaming):
         whole = prepare_model(settings, model, target)
-        check_dealable(whole, model)
+        check_dealable(model)
         offers = tuple(offer_of(settings, whole, one.machine, one.speeds, in_turn) for one in machines)
         owners = share_layers(settings, whole, offers, in_turn)
         shares = [Share(rank, owners, offers) for rank in range(len(machines))]

@@ -17,22 +17,20 @@ def dealt(parts: PreparedDecoder, share: Share) -> PreparedDecoder:
     return replace(parts, runtime=replace(parts.runtime, share=share), loader=loader, draft=draft)
 
 
-def check_dealable(parts: PreparedDecoder, model: Model) -> None:
+def check_dealable(model: Model) -> None:
     """Check that a model's layers can be dealt to ranks.
 
     Raises:
-        ConfigError: they cannot be, or not on this device.
+        ConfigError: they cannot be.
     """
-    reason = _obstacle(parts, model)
+    reason = _obstacle(model)
     if reason:
         raise ConfigError(f"parallel=ring: {reason}")
 
 
-def _obstacle(parts: PreparedDecoder, model: Model) -> str:
+def _obstacle(model: Model) -> str:
     """Return why a model's layers cannot be split across ranks; empty if they can."""
-    runtime, spec, family = parts.runtime, model.spec, model.config.model_type
-    if runtime.device.type != "cpu":
-        return f"ranks compute on CPUs so far, and this one on {runtime.device}; set device=cpu"
+    spec, family = model.spec, model.config.model_type
     if spec.per_layer is not None:
         return f"{family} has per-layer features, which no rank sends to another yet; use parallel=off"
     if spec.cache_layers != tuple(range(len(spec.blocks))):

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -15,12 +16,13 @@ from graphcore.checkpoint.file_identity import sampled_hash
 from graphcore.config.settings import BatchingSettings, Settings
 from graphcore.device import cpu_flags
 from graphcore.engine.loading.model_loader import PreparedModel
-from graphcore.parallel.handshake import FILE, GRAPH, KERNELS, PROCESSOR, Facts, refuse_any
+from graphcore.engine.loading.runtime_config import RuntimeConfig
+from graphcore.parallel.handshake import DEVICE, FILE, GRAPH, KERNELS, PROCESSOR, Facts, refuse_any
 from graphcore.parallel.process_group import ProcessGroup
 
 OWN = (
     *("parallel", "task", "sampling", "batch_size", "max_new_tokens", "system", "stop", "chat", "special_tokens"),
-    *("threads", "cache_dir", "progress", "outputs", "cache", "debug", "prompt", "prompt_file", "prompt_ids"),
+    *("device", "threads", "cache_dir", "progress", "outputs", "cache", "debug", "prompt", "prompt_file", "prompt_ids"),
 )
 """Settings that may differ between ranks, or that only rank 0 uses."""
 DEALING = ("policy", "layer_group_size")
@@ -59,8 +61,7 @@ def facts_of(settings: Settings, parts: PreparedModel) -> Facts:
     own = {name: value for name, value in asdict(settings).items() if name not in OWN}
     own["model"] = {name: value for name, value in own["model"].items() if name != "checkpoint"}  # a path may differ
     own["streaming"] = {name: own["streaming"][name] for name in DEALING}  # budgets are each machine's own
-    instruction_set, _, build = runtime.backend.kernels_name.rpartition("-")
-    products = sorted(cpu_flags() & PRODUCTS)
+    processor, build = processor_and_kernels(runtime)
     return {
         "graphcore": __version__,
         "torch": torch.__version__,
@@ -69,12 +70,23 @@ def facts_of(settings: Settings, parts: PreparedModel) -> Facts:
         "context_length": str(runtime.context_length),
         "speculation": f"{runtime.speculation} of {runtime.draft_tokens} tokens {runtime.draft_format}",
         "dtype": str(runtime.dtype),
+        DEVICE: runtime.device.type,
         GRAPH: f"{runtime.graph} and {runtime.prefill}, with{'' if runtime.backend.has_kernels else 'out'} kernels",
         KERNELS: build,
         "files": tensors_hash(parts.loader.checkpoint),
         **{FILE + path.name: sampled_hash(path, one.size)[:16] for path, one in parts.loader.checkpoint.files.items()},
-        PROCESSOR: " ".join([instruction_set.removeprefix("kernels-"), *products]),
+        PROCESSOR: processor,
     }
+
+
+def processor_and_kernels(runtime: RuntimeConfig) -> tuple[str, str]:
+    """Return what the bits of products depend on: an instruction set or a GPU, and the build of its kernels."""
+    if runtime.device.type == "cuda":
+        name, capability = torch.cuda.get_device_name(runtime.device), torch.cuda.get_device_capability(runtime.device)
+        triton = version("triton") if runtime.backend.has_kernels else "none"
+        return f"{name} of compute capability {capability[0]}.{capability[1]}", f"triton {triton}"
+    instruction_set, _, build = runtime.backend.kernels_name.rpartition("-")
+    return " ".join([instruction_set.removeprefix("kernels-"), *sorted(cpu_flags() & PRODUCTS)]), build
 
 
 def tensors_hash(checkpoint: Checkpoint) -> str:

@@ -43,7 +43,7 @@ def test_a_file_is_compared_on_the_ranks_that_have_it() -> None:
 
 def test_another_instruction_set_is_a_note_and_has_other_kernels() -> None:
     (note,) = compare_ranks([FACTS, {**FACTS, PROCESSOR: "x86-64-v3", KERNELS: "4567"}])
-    assert note.startswith("ranks have different instruction sets (x86-64-v3, x86-64-v4): results have other last bits")
+    assert note.startswith("ranks have different processors (x86-64-v3, x86-64-v4): results have other last bits")
 
 
 def test_the_error_of_another_rank_is_raised_and_one_s_own_is_not() -> None:
