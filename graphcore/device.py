@@ -47,6 +47,24 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
+def device_of_rank(name: str, local_rank: int) -> torch.device:
+    """Return the device of one of several processes on this machine.
+
+    "auto" and "cuda" give each process the GPU of its number; more processes than GPUs share them in turn. A GPU that
+    is named with its number is kept.
+
+    Args:
+        local_rank: number of the process among those of the machine.
+
+    Raises:
+        ConfigError: as `resolve_device`.
+    """
+    device = resolve_device(name)
+    if device.type != "cuda" or name not in ("auto", "cuda"):
+        return device
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
 def dtype_name(dtype: str | torch.dtype) -> str:
     """Return the name of a dtype in conf/dtype: "bf16" for torch.bfloat16 or "bfloat16". Other text is unchanged.
 

@@ -146,6 +146,10 @@ class FakeEvent:
         assert self.is_recorded, "an event is waited for that was never recorded"
         self.cuda.log.append(f"{self.name} waited for")
 
+    def query(self) -> bool:
+        assert self.is_recorded, "an event is asked for that was never recorded"
+        return True
+
 
 @dataclass
 class FakeCuda:

@@ -95,17 +95,23 @@ def ended(processes: Sequence[Process], seconds: float = 100) -> list[Rank]:
     return found
 
 
-def run_ranks(world_size: int, cases: Mapping[str, Case], folder: Path) -> dict[str, Any]:
-    """Return what rank 0 of `world_size` ranks answers in each case, by its name."""
+def run_ranks(
+    world_size: int, cases: Mapping[str, Case], folder: Path, script: str = __file__, *more: str
+) -> dict[str, Any]:
+    """Return what rank 0 of `world_size` ranks answers in each case, by its name.
+
+    Args:
+        script: script that takes more arguments, a file of cases and one for answers.
+    """
     import torch
 
     ports = free_ports(len(cases))
-    described = folder / f"cases_{world_size}.json"
+    described = folder / f"cases_{'_'.join([str(world_size), *more])}.json"
     described.write_text(
         json.dumps([[name, *case, port] for (name, case), port in zip(cases.items(), ports, strict=True)])
     )
-    answers = folder / f"answers_{world_size}.pt"
-    ranks = ended(start_ranks(__file__, [[str(described), str(answers)]] * world_size), seconds=600)
+    answers = described.with_suffix(".pt")
+    ranks = ended(start_ranks(script, [[*more, str(described), str(answers)]] * world_size), seconds=600)
     assert [rank.status for rank in ranks] == [0] * world_size, "\n".join(rank.errors for rank in ranks)
     found: dict[str, Any] = torch.load(answers)
     return found

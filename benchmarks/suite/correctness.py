@@ -28,7 +28,7 @@ MODELS = (
     *("smoke", "captured", "streamed", "joins", "kernel_lists", "repeats", "steady", "experts", "sampling", "tokens"),
     *("adapters", "compiled", "fallback", "low_bit", "server"),
 )
-IDLE_CARD = ("pinning", "budgets")
+IDLE_CARD = ("pinning", "budgets", "ring")
 RESULTS = "tests.jsonl"
 WORKERS = 20  # processes at a time, at most, each with a context on the card
 WORKERS_PER_CPU = 1.25  # each waits for the device or the disk some of the time

@@ -146,6 +146,7 @@ class ParallelSettings:
     open: bool = MISSING
     timeout: float = MISSING
     split: list[float] | None = MISSING
+    transport: str = MISSING
 
 
 @dataclass

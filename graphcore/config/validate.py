@@ -70,6 +70,7 @@ def _check_choices(settings: Settings) -> None:
         ("speculation.kind", settings.speculation.kind, ("off", "auto", "lookup", "self")),
         ("speculation.draft_format", settings.speculation.draft_format, (None, *PACKABLE)),
         ("parallel.kind", settings.parallel.kind, ("off", "ring")),
+        ("parallel.transport", settings.parallel.transport, ("auto", "gloo", "nccl")),
         ("quant.format", settings.quant.format, QUANT_FORMATS),
         ("quant.activations", settings.quant.activations, ("auto", "float", "int8")),
     )
@@ -156,6 +157,7 @@ def _check_parallel(settings: Settings) -> None:
         raise ConfigError(f"parallel.split={parallel.split} must be a number above 0 for each rank, such as [3,1]")
     if parallel.kind == "off":
         keys = {"interface": parallel.interface is not None, "open": parallel.open, "split": parallel.split is not None}
+        keys["transport"] = parallel.transport != "auto"
         if any(keys.values()):
             given = next(key for key, is_given in keys.items() if is_given)
             raise ConfigError(f"parallel.{given} has no effect with parallel=off; add parallel=ring, or leave it out")

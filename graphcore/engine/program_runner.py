@@ -20,7 +20,7 @@ from graphcore.engine.programs import Programs
 from graphcore.errors import ConfigError
 from graphcore.graph.block_parts import PartStep
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.gpu.capture import Captures
+from graphcore.graph.gpu.capture import Captures, only_launches
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, Step
@@ -32,7 +32,7 @@ from graphcore.kvcache.page_allocator import PageAllocator
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.progress import Progress, ignore_progress
 from graphcore.sampling_params import SamplingParams
-from graphcore.streaming.policy import Policy, watched
+from graphcore.streaming.policy import Policy, Resident, watched
 from graphcore.streaming.scheduler import never, run_together
 
 
@@ -187,11 +187,20 @@ class ProgramRunner(ModelRunner):
         try:
             for place, program in enumerate((*decodes, *running)):
                 program.state.place = place
-            run_together([*decodes, *running], policy, is_stopped)
+            together, hand_over = [*decodes, *running], self.builder.hand_over
+            if hand_over is not None:
+                hand_over.ranks.transport.runs_ahead = self._runs_ahead(together)
+            run_together(together, policy, is_stopped)
+            if hand_over is not None:
+                hand_over.ranks.transport.settle()
             yield [program.state for program in running]
         finally:
             for program in running:
                 program.state.free_activations()
+
+    def _runs_ahead(self, programs: Sequence[Program]) -> bool:
+        """Return whether the host waits for nothing in a pass of these programs: it launches captured graphs alone."""
+        return isinstance(self.policy, Resident) and len(programs) == 1 and only_launches(programs[0].steps)
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:

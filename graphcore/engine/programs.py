@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.gpu.capture import CapturedStep
+from graphcore.graph.gpu.capture import captured_steps
 from graphcore.graph.gpu.sampling import SamplingRows, sampling_phase
 from graphcore.graph.program import Program
 from graphcore.kernels.cpu.program import most_step_rows, rows_by_program, widths_of
@@ -186,10 +186,13 @@ class Programs:
         if not self._builder.captures_graphs:
             self.step(dict.fromkeys(range(num_sequences), ([0], 0)))
             return
-        self.sampling_rows.warm_up(sampling_phase([params]))
-        for step in self.sampling_program([params]).steps:
-            if isinstance(step, CapturedStep):
-                step.prepare()
+        if self._builder.hand_over is None:
+            self.sampling_rows.warm_up(sampling_phase([params]))
+            program = self.sampling_program([params])
+        else:  # rank 0's host samples
+            program = self.of_width("decode", self._batch_size)
+        for step in captured_steps(program.steps):
+            step.prepare()
 
     def clear(self) -> None:
         """Drop all programs."""

@@ -135,12 +135,12 @@ def unloaded_machine(loaded: LoadedModel) -> Machine:
 
     On a ring it is this rank's part of the machine.
     """
-    here, plan = Machine.here(loaded.runtime.device), loaded.plan
-    ranks_here = 1 if loaded.ranks is None else loaded.ranks.launch.local_world_size
-    here = here.shared(ranks_here)
+    here, plan, ranks = Machine.here(loaded.runtime.device), loaded.plan, loaded.ranks
+    ranks_here, sharers = (1, 1) if ranks is None else (ranks.launch.local_world_size, ranks.sharers)
+    here = here.shared(ranks_here, sharers)
     waiting = loaded.weight_stream.host_nbytes
     if loaded.free_memory is not None:
-        memory = replace(here.memory, free_nbytes=loaded.free_memory.before)
+        memory = replace(here.memory, free_nbytes=loaded.free_memory.before // sharers)
         return replace(here, memory=memory, ram_nbytes=here.ram_nbytes + waiting)
     most = max(here.memory.free_nbytes, (here.memory.physical_nbytes - RESERVE_NBYTES) // ranks_here)
     free = min(here.memory.free_nbytes + plan.total_nbytes + waiting, most)

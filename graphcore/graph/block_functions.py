@@ -49,7 +49,8 @@ class BlockFunctions:
         """Return the norm-fusion memory of a new program; None if decode kernels cannot run it."""
         if self.decode_kernels is None or phase != "decode":
             return None
-        return self.decode_kernels.fusion_memory(self.compiler.decoder.spec, self.compiler.block(0).dtype, batch)
+        _, first = next(self.compiler.decoder.blocks())
+        return self.decode_kernels.fusion_memory(self.compiler.decoder.spec, first.dtype, batch)
 
     def block_function(self, index: int, batch: int, phase: str, memory: FusionMemory | None = None) -> BlockFunction:
         """Return the function that runs a layer and fetches its non-resident experts; compile it if its kind is new.
@@ -86,13 +87,14 @@ class BlockFunctions:
         return None if self.decode_kernels is None else self.decode_kernels.head_function(head, batch)
 
     def _neighbours(self, index: int, memory: FusionMemory | None) -> Neighbours | None:
-        """Return the layers before and after `index`, each only if both it and `index` run without the host."""
+        """Return the layers before and after `index`, each only if it is here and both run without the host."""
         if memory is None:
             return None
+        here = {layer for layer, _ in self.compiler.decoder.blocks()}
 
         def joined(first: int) -> bool:
             fetches = self.fetched is not None and any(self.fetched.fetches(at, "decode") for at in (first, first + 1))
-            return first >= 0 and first + 1 < self.compiler.layers and not fetches
+            return {first, first + 1} <= here and not fetches
 
         before = self.compiler.block(index - 1) if joined(index - 1) else None
         return Neighbours(index, memory, before, self.compiler.block(index + 1) if joined(index) else None)

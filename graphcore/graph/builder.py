@@ -19,7 +19,15 @@ from graphcore.graph.cpu.native_decode import Recorder
 from graphcore.graph.gpu.capture import Captures, captured
 from graphcore.graph.gpu.partition import BoundaryBuffers
 from graphcore.graph.gpu.sampling import SamplingRows, choose_step
-from graphcore.graph.hand_over import HandedStep, HandOver, feature_steps, features_in, first_step, handed, hidden_of
+from graphcore.graph.hand_over import (
+    HandedStep,
+    HandOver,
+    feature_steps,
+    features_in,
+    first_step,
+    hidden_of,
+    with_hand_overs,
+)
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
@@ -160,7 +168,7 @@ class GraphBuilder:
         """Return a decode program as CUDA graphs."""
         state = program.state
         boundary = BoundaryBuffers.allocate(len(state.token_ids), self.decoder.spec, self.tables, self.device)
-        steps = captured(state, program.steps, self.streamed, boundary, self.captures, program.fusion)
+        steps = captured(state, program.steps, self.streamed, boundary, self.captures, program.fusion, self.hand_over)
         return replace(program, steps=steps)
 
     @property
@@ -238,10 +246,8 @@ class GraphBuilder:
         """Return the steps of a layer group, or of a layer, with the hand-overs before the first and after the last."""
         if self.hand_over is None:
             return steps
-        share, stream = self.hand_over.share, hidden_of(state)
-        steps[0] = handed(steps[0], state, stream, self.hand_over, share.source(layers.start), None)
-        steps[-1] = handed(steps[-1], state, stream, self.hand_over, None, share.target(layers[-1]))
-        return steps
+        source, target = self.hand_over.share.source(layers.start), self.hand_over.share.target(layers[-1])
+        return with_hand_overs(steps, state, hidden_of(state), self.hand_over, source, target)
 
     def _last_receive(self, state: StepState) -> list[Step]:
         """Return the step that receives the residual stream after the last layer, if another rank has that layer."""

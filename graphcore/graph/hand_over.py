@@ -12,6 +12,7 @@ Legend: B batch, T tokens, D model dim, P positions, E head dim.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -129,6 +130,56 @@ def features_in(state: StepState) -> Callable[[], Tensor]:
         return state.per_layer
 
     return features
+
+
+class Stretch(NamedTuple):
+    """Steps between two hand-overs.
+
+    Attributes:
+        source: rank that sends the stream before the steps; None if it is here.
+        steps: the steps; none if the stream is only received.
+        target: rank that gets it after them; None if it stays.
+    """
+
+    source: int | None
+    steps: Sequence[Step]
+    target: int | None
+
+
+def stretches(steps: Sequence[Step]) -> list[Stretch]:
+    """Return the steps of a program, without their hand-overs, cut at these."""
+    found: list[Stretch] = []
+    source, inside = None, list[Step]()
+    for step in steps:
+        if not isinstance(step, HandedStep):
+            inside.append(step)
+            continue
+        if step.source is not None:
+            found.append(Stretch(source, inside, None))
+            source, inside = step.source, []
+        if step.step is not None:
+            inside.append(step.step)
+        if step.target is not None or step.step is None:
+            found.append(Stretch(source, inside, step.target))
+            source, inside = None, []
+    found.append(Stretch(source, inside, None))
+    return [one for one in found if one.steps or one.source is not None]
+
+
+def with_hand_overs(
+    steps: Sequence[Step],
+    state: StepState,
+    stream: Callable[[], Tensor],
+    hand_over: HandOver | None,
+    source: int | None,
+    target: int | None,
+) -> list[Step]:
+    """Return steps with the hand-overs before the first and after the last. Arguments as for `HandedStep`."""
+    if len(steps) == 1:
+        return [handed(steps[0], state, stream, hand_over, source, target)]
+    first, *between, last = steps
+    first = handed(first, state, stream, hand_over, source, None)
+    return [first, *between, handed(last, state, stream, hand_over, None, target)]
 
 
 def hidden_of(state: StepState) -> Callable[[], Tensor]:

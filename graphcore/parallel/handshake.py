@@ -14,7 +14,8 @@ from graphcore.errors import ParallelError
 Facts = Mapping[str, str]
 """What a rank has: a value by the name of each fact."""
 
-PROCESSOR = "instruction set"
+PROCESSOR = "processor"
+DEVICE = "device"
 FILE = "file "  # begins the name of a fact about a file, which ranks without the layers in it may lack
 ADAPTERS = "adapters"
 GRAPH = "graphs"
@@ -25,6 +26,7 @@ ADVICE = {
     "files": "copy the same model to all machines",
     ADAPTERS: "give all ranks the same adapters, in one order and with the same weights",
     KERNELS: "install graphcore from the same wheel on all machines",
+    DEVICE: "set device=cpu, or device=cuda, on all ranks",
     GRAPH: "install a C++ compiler, or the wheel with kernels, where there are none",
     "context_length": "set context_length, which is halved where memory is little",
 }
@@ -59,7 +61,7 @@ def compare_ranks(facts: Sequence[Facts]) -> tuple[str, ...]:
         f"{kind} on {'rank' if len(ranks) == 1 else 'ranks'} {' and '.join(ranks)}" for kind, ranks in kinds.items()
     )
     return (
-        f"ranks have different instruction sets ({each}): results have other last bits than on one machine, and change "
+        f"ranks have different processors ({each}): results have other last bits than on one machine, and change "
         "if ranks change places",
     )
 

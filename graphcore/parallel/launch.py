@@ -30,12 +30,14 @@ class Launch:
         world_size: number of processes.
         local_world_size: number of those on this machine.
         address: address of the rendezvous, which every rank connects to.
+        local_rank: number of the process among those on this machine.
     """
 
     rank: int
     world_size: int
     local_world_size: int
     address: str
+    local_rank: int = 0
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -56,7 +58,8 @@ class Launch:
         rank, world_size, local = (int(environment[name]) for name in VARIABLES[:3])
         if rank >= world_size:
             raise ConfigError(f"parallel=ring: RANK={rank} is none of WORLD_SIZE={world_size} ranks, 0 is the first")
-        return cls(rank, world_size, local, environment["MASTER_ADDR"])
+        local_rank = int(environment.get("LOCAL_RANK", rank))  # a launcher of one machine may leave it out
+        return cls(rank, world_size, local, environment["MASTER_ADDR"], local_rank)
 
     @property
     def is_one_machine(self) -> bool:

@@ -31,6 +31,15 @@ from graphcore.errors import ConfigError, ParallelError
 from graphcore.parallel.handshake import refuse_any
 from graphcore.parallel.launch import Launch, interface_of
 from graphcore.parallel.rendezvous import store_of_start
+from graphcore.parallel.transport import (
+    DeviceTransport,
+    HostTransport,
+    RankPlace,
+    StagedTransport,
+    Transport,
+    set_nccl_variables,
+    uses_nccl,
+)
 
 CLOSE = "close"
 EVER = timedelta(days=365)
@@ -51,13 +60,16 @@ class ProcessGroup:
         limit: most time to wait for another rank in a pass, `parallel.timeout`.
         told: time.monotonic() of the last message.
         waited: seconds that this rank has waited for others.
+        transport: way of the residual stream between ranks.
+        sharers: number of ranks that this rank's device has to serve.
     """
 
     def __init__(self, launch: Launch, timeout: timedelta) -> None:
         self.launch, self.limit = launch, timeout
         self.failure: ParallelError | None = None
         self.told, self.waited = time.monotonic(), 0.0
-        self._sent: list[tuple[Tensor, torch.distributed.Work]] = []
+        self.transport: Transport = HostTransport(self._noticing)
+        self.sharers = launch.local_world_size
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         with self._noticing(
             f"the ranks did not meet at {place}", "check that all were started, and that the port is free"
@@ -85,8 +97,29 @@ class ProcessGroup:
                 "close that first (Engine.close), or load the model in a process of its own"
             )
         launch = Launch.of()
-        os.environ[INTERFACE] = interface_of(settings, launch)
+        os.environ[INTERFACE] = interface = interface_of(settings, launch)
+        set_nccl_variables(interface)
         return cls(launch, timedelta(seconds=settings.timeout))
+
+    def place_on(self, device: torch.device, asked: str) -> None:
+        """Choose the transport by where all ranks compute; all call it at once.
+
+        Args:
+            device: device that this rank computes on.
+            asked: `parallel.transport`.
+
+        Raises:
+            ConfigError: NCCL is asked for, and some ranks cannot use it.
+            ParallelError: a rank was lost.
+        """
+        here = RankPlace.of(device)
+        places = [RankPlace(*said) for said in self.all_say(here, self.limit)]
+        if uses_nccl(places, asked):
+            self.transport = DeviceTransport(self._noticing, self.rank, device, self.limit)
+        elif here.gpu:
+            self.transport = StagedTransport(self._noticing, device)
+        if here.gpu:
+            self.sharers = places.count(here)
 
     @property
     def rank(self) -> int:
@@ -113,7 +146,7 @@ class ProcessGroup:
             ParallelError: a rank was lost.
         """
         self.check()
-        self._finish_sends()
+        self.transport.finish()
         payload = json.dumps(message, separators=(",", ":")).encode()
         whole = torch.zeros(max(PACKET, LENGTH + len(payload)), dtype=torch.uint8, device="cpu")
         whole[:LENGTH] = _bytes(len(payload).to_bytes(LENGTH, "little"))
@@ -131,7 +164,7 @@ class ProcessGroup:
             ParallelError: rank 0 was lost.
         """
         self.check()
-        self._finish_sends()
+        self.transport.finish()
         with self._noticing("rank 0 says nothing any more"):
             first = self._broadcast(torch.zeros(PACKET, dtype=torch.uint8, device="cpu"))
             length = int.from_bytes(first[:LENGTH].numpy().tobytes(), "little")
@@ -194,25 +227,20 @@ class ProcessGroup:
         self.all_say(None, BEAT_LIMIT)
 
     def send(self, hidden: Tensor, target: int, tag: int) -> None:
-        """Begin to send numbers to a rank, which may change at once, because a copy is sent.
+        """Begin to send numbers to a rank; they may change at once.
 
         Raises:
             ParallelError: the rank was lost.
         """
-        copied = hidden.clone(memory_format=torch.contiguous_format)
-        with self._noticing(f"rank {target} takes nothing any more"):
-            work = torch.distributed.isend(copied, target, tag=tag)
-        assert work is not None, "this rank is one of the group"
-        self._sent.append((copied, work))
+        self.transport.send(hidden, target, tag)
 
     def receive(self, hidden: Tensor, source: int, tag: int) -> None:
-        """Wait for the next numbers that a rank sends with this tag, and write them into a tensor.
+        """Have the next numbers that a rank sends with this tag in a tensor, for all work enqueued afterwards.
 
         Raises:
             ParallelError: the rank was lost, or has sent nothing for `parallel.timeout` seconds.
         """
-        with self._noticing(f"rank {source} sends nothing any more"):
-            torch.distributed.recv(hidden, source, tag=tag)
+        self.transport.receive(hidden, source, tag)
 
     def check(self) -> None:
         """Check that no rank was lost.
@@ -248,7 +276,7 @@ class ProcessGroup:
 
     def leave(self, error: BaseException | None = None) -> None:
         """Close all connections, unless they are closed; the others then notice that this rank is gone."""
-        self._sent.clear()
+        self.transport.close(is_lost=error is not None or self.failure is not None)
         why = "" if error is None else f", because a pass has failed on it: {error}"
         self.failure = self.failure or ParallelError(f"rank {self.rank} has left its process group{why}")
         if self._messages is None:  # and the process may be in another group since
@@ -268,16 +296,14 @@ class ProcessGroup:
         options.timeout = limit
         self._messages.allgather([parts], [own], options).wait()
 
-    def _finish_sends(self) -> None:
-        """Wait until all sends have arrived, so that their copies can go."""
-        with self._noticing("a rank takes nothing any more"):
-            for _, work in self._sent:
-                work.wait()
-        self._sent.clear()
-
     @contextmanager
-    def _noticing(self, what: str, advice: str = LOST) -> Iterator[None]:
-        """Count the seconds of the block, and raise and keep a ParallelError if torch.distributed raises inside it."""
+    def _noticing(self, what: str, advice: str = LOST, *, counts: bool = True) -> Iterator[None]:
+        """Raise and keep a ParallelError if torch.distributed raises inside the block.
+
+        Args:
+            advice: what to do then.
+            counts: True if the block waits for other ranks, which counts for `waited`.
+        """
         began = time.perf_counter()
         try:
             yield
@@ -286,7 +312,7 @@ class ProcessGroup:
             self.failure = ParallelError(f"rank {self.rank} of {self.world_size}: {what}: {advice}. {reason}")
             raise self.failure from error
         finally:
-            self.waited += time.perf_counter() - began
+            self.waited += time.perf_counter() - began if counts else 0.0
 
 
 def _bytes(raw: bytes) -> Tensor:

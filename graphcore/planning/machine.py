@@ -69,9 +69,13 @@ class Machine:
         left = max(0, ram - RESERVE_NBYTES)
         return cls(device, Memory(str(device), left, physical_device_nbytes(device)), left, is_here=True)
 
-    def shared(self, processes: int) -> "Machine":
-        """Return the part of the machine's memory that each of some processes may take."""
-        part = self.memory.free_nbytes // processes
+    def shared(self, processes: int, on_device: int) -> "Machine":
+        """Return the part of the machine's memory that each of some processes may take.
+
+        Args:
+            on_device: number of the processes whose device this is; all of them on a CPU.
+        """
+        part = self.memory.free_nbytes // on_device
         return replace(self, memory=replace(self.memory, free_nbytes=part), ram_nbytes=self.ram_nbytes // processes)
 
     @classmethod

@@ -54,16 +54,28 @@ def run_together(programs: Sequence[Program], policy: Policy, is_stopped: Callab
 def in_one_pass(programs: Sequence[Program]) -> Iterator[tuple[int, list[Step]]]:
     """Yield each group in turn with the steps of all programs that need it.
 
-    A step that returns to an earlier group, such as the sampling of a token, keeps its place in its program's order.
+    A step that returns to an earlier group, such as the sampling of a token, keeps its place in its program's order. It
+    comes after the groups that other programs run before they return: if it receives what another rank computes
+    (graph/hand_over.py), that rank may be waiting for one of these.
     """
     if len(programs) == 1:
         for step in programs[0].steps:
             yield step.group, [step]
         return
-    waiting = []
-    for program in programs:
-        positions = accumulate((step.group for step in program.steps), max)
-        waiting.append(list(zip(positions, program.steps, strict=True))[::-1])
+    waiting = [_in_order(program.steps)[::-1] for program in programs]
+    last = max((position for steps in waiting for position, returns, _ in steps if returns), default=0)
     while waiting := [steps for steps in waiting if steps]:
-        first = min((position, step.group) for position, step in (steps[-1] for steps in waiting))
-        yield first[1], [steps.pop()[1] for steps in waiting if (steps[-1][0], steps[-1][1].group) == first]
+        first = min(_key(*steps[-1], last) for steps in waiting)
+        yield first[2], [steps.pop()[2] for steps in waiting if _key(*steps[-1], last) == first]
+
+
+def _in_order(steps: Sequence[Step]) -> list[tuple[int, bool, Step]]:
+    """Return each step with the largest group up to it, and whether it returns to an earlier one or to the first."""
+    positions = accumulate((step.group for step in steps), max)
+    found = enumerate(zip(positions, steps, strict=True))
+    return [(position, step.group < max(position, min(at, 1)), step) for at, (position, step) in found]
+
+
+def _key(position: int, returns: bool, step: Step, last: int) -> tuple[int, bool, int]:
+    """Return the place of a step among those of all programs. Args: last: last group before any program returns."""
+    return max(position, last) if returns else position, returns, step.group

@@ -128,7 +128,10 @@ def plan_ring(
         PlanError: a rank's share does not fit; the message says which rank, and what would do.
         ConfigError: the model's layers cannot be dealt to so many ranks.
     """
-    target = target_on(machines[0].machine, settings)
+    machine = machines[0].machine
+    if machine.device.type != "cpu":
+        raise ConfigError(f"task=plan parallel=ring plans ranks on CPUs, not on {machine.device}; set device=cpu")
+    target = target_on(machine, settings)
     for in_turn in ways_to_deal(settings.streaming):
         whole = prepare_model(settings, model, target)
         check_dealable(whole)

@@ -68,6 +68,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         offer = offer_of(settings, parts, machine, Speeds(), self._deals_in_turn, is_one_machine)
         offers = [Offer(**told) for told in self._ranks.all_say(asdict(offer))]
         owners = share_layers(settings, parts, offers, self._deals_in_turn)
+        self._ranks.transport.connect(owners)  # before memory is planned, of which communicators take some
         return dealt(parts, Share(self._ranks.rank, owners, tuple(offers)))
 
     def plan(
@@ -117,7 +118,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
     def _machine(self, parts: PreparedDecoder) -> Machine:
         """Return this machine, or this rank's part of it."""
         here = Machine.here(parts.runtime.device)
-        return here if self._ranks is None else here.shared(self._ranks.launch.local_world_size)
+        return here if self._ranks is None else here.shared(self._ranks.launch.local_world_size, self._ranks.sharers)
 
     @torch.inference_mode()
     def build(

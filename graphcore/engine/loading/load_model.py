@@ -10,7 +10,14 @@ import torch
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.config.settings import Settings
-from graphcore.device import collect_garbage, resolve_device, return_blocks_when_freed, return_freed_memory, use_threads
+from graphcore.device import (
+    collect_garbage,
+    device_of_rank,
+    resolve_device,
+    return_blocks_when_freed,
+    return_freed_memory,
+    use_threads,
+)
 from graphcore.engine.loading.decoder_loader import DecoderLoader
 from graphcore.engine.loading.layer_shares import shares_note, ways_to_deal
 from graphcore.engine.loading.model_loader import M, ModelLoader, P
@@ -103,12 +110,12 @@ class LoadedModel:
         Raises:
             Exception: it cannot; the error says why.
         """
+        if self.ranks is not None:
+            self.ranks.check()
         device = self.runner.device if self.runner is not None else torch.device("cpu")
         if device.type == "cuda":
             torch.zeros(1, dtype=torch.float32, device=device).add_(1)
             torch.cuda.synchronize(device)
-        if self.ranks is not None:
-            self.ranks.check()
         self.weight_stream.check_usable()
 
     def give_back(self) -> None:
@@ -150,12 +157,16 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
 
 def _load_here(settings: Settings, on_progress: Progress, check: Check, ranks: ProcessGroup | None) -> LoadedModel:
     """Load the model, or this rank's share of it."""
-    settings = settings if ranks is None else agreed_settings(settings, ranks)
+    if ranks is not None:
+        settings = agreed_settings(settings, ranks)
+        settings = replace(settings, device=str(device_of_rank(settings.device, ranks.launch.local_rank)))
     device = resolve_device(settings.device)
     free_memory: FreeMemory | None = None
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches kernels on the device that is current
         free_memory = FreeMemory.begin(device)
+    if ranks is not None:
+        ranks.place_on(device, settings.parallel.transport)
     use_threads(settings.threads, 1 if ranks is None else ranks.launch.local_world_size)
     refuse_forked(torch.get_num_threads())
     try:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from importlib.metadata import version
 
 import torch
 
@@ -14,7 +15,8 @@ from graphcore.checkpoint.file_identity import sampled_hash
 from graphcore.config.settings import BatchingSettings, Settings
 from graphcore.device import cpu_flags
 from graphcore.engine.loading.model_loader import PreparedModel
-from graphcore.parallel.handshake import ADAPTERS, FILE, GRAPH, KERNELS, PROCESSOR, Facts, compare_ranks
+from graphcore.engine.loading.runtime_config import RuntimeConfig
+from graphcore.parallel.handshake import ADAPTERS, DEVICE, FILE, GRAPH, KERNELS, PROCESSOR, Facts, compare_ranks
 from graphcore.parallel.process_group import ProcessGroup
 from graphcore.weights.adapted_checkpoint import adapter_facts, adapters_of
 
@@ -22,18 +24,8 @@ LIMITS = ("batching", "context_length")
 """Settings of rank 0 that hold for all ranks; its task may have set them."""
 OWN = (
     *("parallel", "task", "sampling", *LIMITS, "batch_size", "max_new_tokens", "system", "stop", "chat"),
-    *(
-        "special_tokens",
-        "threads",
-        "cache_dir",
-        "progress",
-        "outputs",
-        "cache",
-        "debug",
-        "prompt",
-        "prompt_file",
-        "prompt_ids",
-    ),
+    *("special_tokens", "device", "threads", "cache_dir", "progress", "outputs", "cache", "debug"),
+    *("prompt", "prompt_file", "prompt_ids"),
 )
 """Settings that may differ between ranks, or that only rank 0 uses."""
 PATHS = ("checkpoint", "adapter")
@@ -103,20 +95,30 @@ def _keys_of(name: str, value: object) -> Iterator[tuple[str, object]]:
 def found_facts(parts: PreparedModel) -> Facts:
     """Return what this rank's results depend on besides versions and settings: its files, kernels and plan."""
     runtime, stored = parts.runtime, (parts.loader.beneath or parts.loader).checkpoint
-    instruction_set, _, build = runtime.backend.kernels_name.rpartition("-")
-    products = sorted(cpu_flags() & PRODUCTS)
+    processor, build = processor_and_kernels(runtime)
     return {
         "layers": "" if runtime.share is None else ",".join(map(str, runtime.share.owners)),
         "context_length": str(runtime.context_length),
         "speculation": f"{runtime.speculation} of {runtime.draft_tokens} tokens {runtime.draft_format}",
         "dtype": str(runtime.dtype),
+        DEVICE: runtime.device.type,
         GRAPH: f"{runtime.graph} and {runtime.prefill}, with{'' if runtime.backend.has_kernels else 'out'} kernels",
         KERNELS: build,
         "files": tensors_hash(stored),
         **{FILE + path.name: sampled_hash(path, one.size)[:16] for path, one in stored.files.items()},
         ADAPTERS: adapters_hash(parts.loader.checkpoint),
-        PROCESSOR: " ".join([instruction_set.removeprefix("kernels-"), *products]),
+        PROCESSOR: processor,
     }
+
+
+def processor_and_kernels(runtime: RuntimeConfig) -> tuple[str, str]:
+    """Return what the bits of products depend on: an instruction set or a GPU, and the build of its kernels."""
+    if runtime.device.type == "cuda":
+        name, capability = torch.cuda.get_device_name(runtime.device), torch.cuda.get_device_capability(runtime.device)
+        triton = version("triton") if runtime.backend.has_kernels else "none"
+        return f"{name} of compute capability {capability[0]}.{capability[1]}", f"triton {triton}"
+    instruction_set, _, build = runtime.backend.kernels_name.rpartition("-")
+    return " ".join([instruction_set.removeprefix("kernels-"), *sorted(cpu_flags() & PRODUCTS)]), build
 
 
 def tensors_hash(checkpoint: Checkpoint) -> str:

@@ -117,6 +117,8 @@ class Follower:
     def _run_alone(self, call: str, message: dict[str, Any]) -> None:
         """Run a call of rank 0's runner (lead_runner.py) between two passes."""
         match call:
+            case "warm_up":
+                self._runner.warm_up(message["sequences"])
             case "extend":
                 self._runner.extend(message["rows"], message["starts"])
             case "logits":

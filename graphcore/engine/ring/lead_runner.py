@@ -9,6 +9,7 @@ from graphcore.errors import ConfigError
 from graphcore.kvcache.forward_sequences import ForwardCache, ForwardSequences
 from graphcore.parallel.process_group import ProcessGroup
 from graphcore.progress import Progress, ignore_progress
+from graphcore.sampling_params import SamplingParams
 
 
 class LeadRunner(ProgramRunner):
@@ -19,6 +20,12 @@ class LeadRunner(ProgramRunner):
         """The process group."""
         assert self.builder.hand_over is not None, "a runner that leads has a process group"
         return self.builder.hand_over.ranks
+
+    def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
+        """As in `ProgramRunner`, with all ranks: those of a pass would wait for one that compiles or captures in it."""
+        self.ranks.tell({"call": "warm_up", "sequences": num_sequences})
+        with self.ranks.leaving_on_error():
+            super().warm_up(num_sequences, params)
 
     def extend(
         self, rows: Sequence[Sequence[int]], starts: Sequence[int], on_progress: Progress = ignore_progress

@@ -20,6 +20,7 @@ import torch
 from graphcore.errors import GraphcoreError, GraphError
 from graphcore.graph.gpu.partition import BoundaryBuffers, cut, with_boundary_copies
 from graphcore.graph.gpu.sampling import ChooseStep
+from graphcore.graph.hand_over import HandedStep, HandOver, stretches, with_hand_overs
 from graphcore.graph.state import StepState
 from graphcore.graph.step import FusionMemory, Step
 from graphcore.kernels.gpu.pdl import dependent_launches
@@ -198,18 +199,44 @@ def captured(
     boundary: BoundaryBuffers,
     captures: Captures,
     fusion: FusionMemory | None = None,
+    hand_over: HandOver | None = None,
 ) -> list[Step]:
-    """Return the steps merged into as few captured ones as streamed weights and steps on the host allow.
+    """Return the steps merged into as few captured ones as streamed weights, hand-overs and steps on the host allow.
 
     Args:
         fusion: norm-fusion buffers of the steps, by which a piece prepares the next one's first norm.
+        hand_over: this rank's hand-overs, which are in the steps; the stream is handed over in the boundary buffers.
     """
-    pieces = cut(steps, streamed)
-    if len(pieces) == 1 and pieces[0].may_capture:
+    cuts = [(one, cut(one.steps, streamed)) for one in stretches(steps)]
+    pieces = [piece for _, of_cut in cuts for piece in of_cut]
+    if hand_over is None and len(pieces) == 1 and pieces[0].may_capture:
         return [CapturedStep(pieces[0].group, state, steps, captures)]  # a single piece hands nothing over
-    whole = [with_boundary_copies(piece, state, boundary) for piece in pieces]
     handed = (*boundary.tensors, *(() if fusion is None else fusion.tensors))
-    return [
-        CapturedStep(piece.group, state, piece.steps, captures, handed) if piece.may_capture else piece
-        for piece in whole
-    ]
+    found: list[Step] = []
+    for stretch, of_cut in cuts:
+        whole = [with_boundary_copies(piece, state, boundary) for piece in of_cut]
+        ready: list[Step] = [
+            CapturedStep(piece.group, state, piece.steps, captures, handed) if piece.may_capture else piece
+            for piece in whole
+        ]
+        if hand_over is None:
+            found += ready
+        elif ready:
+            ends = stretch.source, stretch.target
+            found += with_hand_overs(ready, state, lambda: boundary.hidden, hand_over, *ends)
+        else:
+            found.append(HandedStep(0, state, None, lambda: boundary.hidden, hand_over.ranks, stretch.source))
+    return found
+
+
+def captured_steps(steps: Sequence[Step]) -> list[CapturedStep]:
+    """Return the captured steps among steps, those between hand-overs included."""
+    inside = (step.step if isinstance(step, HandedStep) else step for step in steps)
+    return [step for step in inside if isinstance(step, CapturedStep)]
+
+
+def only_launches(steps: Sequence[Step]) -> bool:
+    """Return whether the steps launch graphs that exist, and hand the stream over, and do nothing else."""
+    found = captured_steps(steps)
+    receives = sum(isinstance(step, HandedStep) and step.step is None for step in steps)
+    return len(found) + receives == len(steps) and all(step.graph is not None for step in found)

@@ -44,7 +44,7 @@ def test_a_file_is_compared_on_the_ranks_that_have_it() -> None:
 def test_another_instruction_set_is_a_note_and_has_other_kernels() -> None:
     (note,) = compare_ranks([FACTS, {**FACTS, PROCESSOR: "x86-64-v3", KERNELS: "4567"}, FACTS])
     sets = "x86-64-v4 on ranks 0 and 2, x86-64-v3 on rank 1"
-    assert note.startswith(f"ranks have different instruction sets ({sets}): results have other last bits")
+    assert note.startswith(f"ranks have different processors ({sets}): results have other last bits")
 
 
 def test_the_error_of_another_rank_is_raised_and_one_s_own_is_not() -> None:

@@ -17,7 +17,7 @@ HOSTS = Launch.of(VARIABLES)
 
 def settings(interface: str | None = None, is_open: bool = False) -> ParallelSettings:
     """Return settings of a ring."""
-    return ParallelSettings("ring", interface, is_open, 600.0)
+    return ParallelSettings("ring", interface, is_open, 600.0, transport="auto")
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
 
 
 def test_a_launch_is_what_torchrun_says() -> None:
-    assert Launch(1, 4, 2, "10.0.0.1") == HOSTS
+    assert Launch(1, 4, 2, "10.0.0.1", 1) == HOSTS
+    assert Launch.of({**VARIABLES, "LOCAL_RANK": "0"}).local_rank == 0
     assert not HOSTS.is_one_machine
     assert HERE.is_one_machine
 

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from graphcore.config.compose import compose_settings
+from graphcore.engine.loading.dealt_decoder import dealt
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.plan_run import plan_run
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import PlanError
 from graphcore.kernels.backend import TritonBackend
+from graphcore.parallel.deal import Share
 from graphcore.planning import machine
 from graphcore.planning.gpu_overhead import LIBRARIES
 from graphcore.planning.tier import host_nbytes, ram_nbytes
@@ -39,6 +41,27 @@ def plan_on(
     monkeypatch.setattr(machine, "physical_device_nbytes", lambda device: FREE[device.type])
     _, plan, tier = plan_run(settings, replace(parts, runtime=replace(parts.runtime, device=device)))
     return plan, tier
+
+
+def test_ranks_on_one_gpu_plan_their_own_layers_within_their_part_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = compose_settings(["device=cpu", "graph=eager", "context_length=64", "streaming=off"])
+    settings.model.checkpoint = str(QWEN3)
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_backend", lambda *_: (TritonBackend(), ""))
+    monkeypatch.setattr(machine, "free_device_nbytes", lambda device: FREE[device.type])
+    monkeypatch.setattr(machine, "physical_device_nbytes", lambda device: FREE[device.type])
+    found = []
+    for share in (None, Share(0, (0, 1)), Share(1, (0, 1))):
+        parts = prepare_model(settings, open_model(settings.model, 0, tmp_path, lambda stage, done, total: None))
+        parts = replace(parts, runtime=replace(parts.runtime, device=GPU))
+        here = machine.Machine.here(GPU)
+        parts, here = (parts, here) if share is None else (dealt(parts, share), here.shared(2, on_device=2))
+        found.append(plan_run(settings, parts, here)[1])
+    whole, *ranks = found
+    assert sum(plan.weight_nbytes for plan in ranks) == whole.weight_nbytes
+    assert all(plan.other.overhead_nbytes > LIBRARIES for plan in ranks)
+    assert [plan.budget for plan in ranks] == [whole.budget // 2] * 2
 
 
 def test_a_gpu_s_budget_is_its_own_free_memory_and_reads_take_none_of_it(

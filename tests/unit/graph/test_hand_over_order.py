@@ -1,0 +1,132 @@
+"""All ranks hand programs over in one order in each direction, and never wait for each other in a circle.
+
+NCCL's transfers between two ranks run in the order in which each end enqueues them, whatever they belong to. Ranks have
+other layers, other groups that stream, and captured pieces of other lengths, so their passes differ in all else.
+"""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple, cast
+
+import pytest
+import torch
+
+from graphcore.graph.gpu.capture import Captures, captured
+from graphcore.graph.gpu.partition import BoundaryBuffers
+from graphcore.graph.hand_over import HandedStep, HandOver, hidden_of, with_hand_overs
+from graphcore.graph.program import Program
+from graphcore.graph.state import StepState
+from graphcore.graph.step import Step
+from graphcore.parallel.deal import ENDS, Share
+from graphcore.parallel.transport import handed_pairs
+from graphcore.streaming.scheduler import in_one_pass
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Plain:
+    """A step that needs a group."""
+
+    group: int
+
+    def replay(self) -> None:
+        """Do nothing."""
+
+
+class Move(NamedTuple):
+    """A hand-over as a rank comes to it."""
+
+    kind: str
+    peer: int
+    place: int
+
+
+@dataclass
+class Rank:
+    """A rank with its groups: each of its layers is one or several, some of which stream."""
+
+    share: Share
+    parts: int
+    streamed: frozenset[int]
+
+    @classmethod
+    def drawn(cls, chance: random.Random, rank: int, owners: tuple[int, ...]) -> "Rank":
+        share, parts = Share(rank, owners), chance.choice((1, 1, 2, 3))
+        groups = range(1, parts * len(share.layers) + 1)
+        streams = chance.choice((0.0, 0.3, 1.0))
+        return cls(share, parts, frozenset(group for group in groups if chance.random() < streams))
+
+    def program(self, place: int, is_captured: bool) -> Program:
+        """Return a decode program in captured pieces, or a chunk's program with a step for each layer or group."""
+        state = StepState.empty(1, 1, CPU)
+        state.place = place
+        hand_over, steps, number = HandOver(self.share, cast("Any", None)), list[Step]([Plain(0)]), 1
+        for layer in sorted(self.share.layers):
+            groups = range(number, number + self.parts)
+            number += self.parts
+            found = groups if self.streamed & {*groups} else groups[:1]
+            ends = self.share.source(layer), self.share.target(layer)
+            steps += with_hand_overs([*map(Plain, found)], state, hidden_of(state), hand_over, *ends)
+        if self.share.has_ends:
+            if self.share.last_owner != ENDS:
+                steps.append(HandedStep(0, state, None, hidden_of(state), hand_over.ranks, self.share.last_owner))
+            steps.append(Plain(number))
+        if is_captured:
+            nothing = BoundaryBuffers(torch.empty(0), ())
+            steps = captured(state, steps, self.streamed, nothing, Captures(CPU), None, hand_over)
+        return Program(state, steps)
+
+    def moves(self, num_chunks: int, has_decode: bool) -> list[Move]:
+        """Return the hand-overs of a pass in the order in which the rank comes to them."""
+        programs = [self.program(place, has_decode and place == 0) for place in range(num_chunks + has_decode)]
+        walked = chain.from_iterable(steps for _, steps in in_one_pass(programs))
+        return [move for step in walked for move in moves_of(step)]
+
+
+def moves_of(step: Step) -> Sequence[Move]:
+    """Return the hand-overs of a step."""
+    if not isinstance(step, HandedStep):
+        return []
+    place, found = step.state.place, list[Move]()
+    if step.source is not None:
+        found.append(Move("receive", step.source, place))
+    return [*found, Move("send", step.target, place)] if step.target is not None else found
+
+
+def run(passes: Sequence[Sequence[Move]]) -> None:
+    """Run the ranks' passes over queues that are kept in order in each direction, until all have ended."""
+    left = [deque(moves) for moves in passes]
+    queues: dict[tuple[int, int], deque[int]] = {}
+    while any(left):
+        has_moved = False
+        for rank, moves in enumerate(left):
+            while moves:
+                kind, peer, place = moves[0]
+                if kind == "send":
+                    queues.setdefault((rank, peer), deque()).append(place)
+                else:
+                    queue = queues.get((peer, rank))
+                    if not queue:
+                        break
+                    assert queue.popleft() == place, f"rank {rank} takes program {place} from rank {peer} too early"
+                moves.popleft()
+                has_moved = True
+        assert has_moved, f"all ranks wait: {[moves[0] for moves in left if moves]}"
+    assert not any(queues.values()), "something was sent that nobody takes"
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_hand_overs_have_one_order_and_never_wait_in_a_circle(seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.randrange(2, 5)
+    owners = (ENDS, *(chance.randrange(size) for _ in range(chance.randrange(size, 12))))
+    ranks = [Rank.drawn(chance, rank, owners) for rank in range(size)]
+    num_chunks, has_decode = chance.randrange(4), chance.random() < 0.7
+    passes = [rank.moves(num_chunks, has_decode) for rank in ranks]
+    run(passes)
+    moved = {(rank, peer) for rank, moves in enumerate(passes) for kind, peer, _ in moves if kind == "send"}
+    assert moved == (handed_pairs(owners) if num_chunks or has_decode else set())
