@@ -179,8 +179,9 @@ class ServedModel:
         """Return the error of a failed request; if no other can run, rebuild the engine, once, or end the server."""
         engine = self._engine
         failure = None if engine is None else engine.failure
-        if engine is not None and failure is not None and self.state is ServingState.READY:
-            if self._was_rebuilt or not engine.can_rebuild:
+        is_draining = self.state is ServingState.DRAINING
+        if engine is not None and failure is not None and (is_draining or self.state is ServingState.READY):
+            if is_draining or self._was_rebuilt or not engine.can_rebuild:
                 again = " again" if self._was_rebuilt else ""
                 LOG.error("the engine has failed%s, and the server ends: %s", again, failure)
                 self._fail(failure)
