@@ -6,7 +6,7 @@ other layers, other groups that stream, and captured pieces of other lengths, so
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -16,7 +16,7 @@ import torch
 
 from graphcore.graph.gpu.capture import Captures, captured
 from graphcore.graph.gpu.partition import BoundaryBuffers
-from graphcore.graph.hand_over import HandedStep, HandOver, hidden_of, with_hand_overs
+from graphcore.graph.hand_over import HandedStep, HandOver, JoinedStep, feature_steps, hidden_of, with_hand_overs
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import Step
@@ -35,6 +35,31 @@ class Plain:
 
     def replay(self) -> None:
         """Do nothing."""
+
+
+class Ranks(NamedTuple):
+    """A process group that sends nothing."""
+
+    world_size: int
+
+
+Begin = Callable[[StepState, HandOver], list[Step]]
+
+
+def plain_begin(_state: StepState, _hand_over: HandOver) -> list[Step]:
+    """Return the embedding, or what stands for it."""
+    return [Plain(0)]
+
+
+def joined_begin(state: StepState, hand_over: HandOver) -> list[Step]:
+    """Return how `GraphBuilder` begins a program of a model with per-layer features."""
+    return [JoinedStep(0, state, [Plain(0), *feature_steps(state, hidden_of(state), hand_over)])]
+
+
+def native_begin(state: StepState, hand_over: HandOver) -> list[Step]:
+    """Return how a native program of such a model begins: on rank 0 rows are gathered before the embedding."""
+    embedding = [Plain(0), Plain(0)] if hand_over.share.has_ends else []
+    return [*embedding, *feature_steps(state, hidden_of(state), hand_over)]
 
 
 class Move(NamedTuple):
@@ -60,11 +85,12 @@ class Rank:
         streams = chance.choice((0.0, 0.3, 1.0))
         return cls(share, parts, frozenset(group for group in groups if chance.random() < streams))
 
-    def program(self, place: int, is_captured: bool) -> Program:
+    def program(self, place: int, is_captured: bool, begins: Begin = plain_begin) -> Program:
         """Return a decode program in captured pieces, or a chunk's program with a step for each layer or group."""
         state = StepState.empty(1, 1, CPU)
         state.place = place
-        hand_over, steps, number = HandOver(self.share, cast("Any", None)), list[Step]([Plain(0)]), 1
+        hand_over, number = HandOver(self.share, cast("Any", Ranks(max(self.share.owners) + 1))), 1
+        steps = begins(state, hand_over)
         for layer in sorted(self.share.layers):
             groups = range(number, number + self.parts)
             number += self.parts
@@ -80,6 +106,13 @@ class Rank:
             steps = captured(state, steps, self.streamed, nothing, Captures(CPU), None, hand_over)
         return Program(state, steps)
 
+    def moves_with_features(self, num_chunks: int) -> list[Move]:
+        """Return the hand-overs of a pass of a native decode step and chunks, of a model with per-layer features."""
+        begins = [native_begin, *[joined_begin] * num_chunks]
+        programs = [self.program(place, False, begin) for place, begin in enumerate(begins)]
+        walked = chain.from_iterable(steps for _, steps in in_one_pass(programs))
+        return [move for step in walked for move in moves_of(step)]
+
     def moves(self, num_chunks: int, has_decode: bool) -> list[Move]:
         """Return the hand-overs of a pass in the order in which the rank comes to them."""
         programs = [self.program(place, has_decode and place == 0) for place in range(num_chunks + has_decode)]
@@ -89,6 +122,8 @@ class Rank:
 
 def moves_of(step: Step) -> Sequence[Move]:
     """Return the hand-overs of a step."""
+    if isinstance(step, JoinedStep):
+        return [move for one in step.steps for move in moves_of(one)]
     if not isinstance(step, HandedStep):
         return []
     place, found = step.state.place, list[Move]()
@@ -97,19 +132,24 @@ def moves_of(step: Step) -> Sequence[Move]:
     return [*found, Move("send", step.target, place)] if step.target is not None else found
 
 
-def run(passes: Sequence[Sequence[Move]]) -> None:
-    """Run the ranks' passes over queues that are kept in order in each direction, until all have ended."""
+def run(passes: Sequence[Sequence[Move]], has_tags: bool = False) -> None:
+    """Run the ranks' passes over queues that are kept in order in each direction, until all have ended.
+
+    Args:
+        has_tags: True for a queue for each program, which gloo's tags are.
+    """
     left = [deque(moves) for moves in passes]
-    queues: dict[tuple[int, int], deque[int]] = {}
+    queues: dict[tuple[int, int, int], deque[int]] = {}
     while any(left):
         has_moved = False
         for rank, moves in enumerate(left):
             while moves:
                 kind, peer, place = moves[0]
+                tag = place if has_tags else 0
                 if kind == "send":
-                    queues.setdefault((rank, peer), deque()).append(place)
+                    queues.setdefault((rank, peer, tag), deque()).append(place)
                 else:
-                    queue = queues.get((peer, rank))
+                    queue = queues.get((peer, rank, tag))
                     if not queue:
                         break
                     assert queue.popleft() == place, f"rank {rank} takes program {place} from rank {peer} too early"
@@ -130,3 +170,12 @@ def test_hand_overs_have_one_order_and_never_wait_in_a_circle(seed: int) -> None
     run(passes)
     moved = {(rank, peer) for rank, moves in enumerate(passes) for kind, peer, _ in moves if kind == "send"}
     assert moved == (handed_pairs(owners) if num_chunks or has_decode else set())
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_features_are_there_before_anybody_waits_in_a_circle(seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.randrange(2, 5)
+    owners = (ENDS, *range(1, size), *(chance.randrange(size) for _ in range(chance.randrange(size, 12))))
+    ranks = [Rank.drawn(chance, rank, owners) for rank in range(size)]
+    run([rank.moves_with_features(seed % 4) for rank in ranks], has_tags=True)
