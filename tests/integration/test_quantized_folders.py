@@ -1,6 +1,7 @@
 """Folders of every quantised layout answer as transformers does with the same values, in every graph, streamed too."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,16 @@ def test_logits_are_those_of_the_same_values(layout: str, tmp_path: Path) -> Non
         assert {one.packing.format for one in weights} == {FOLDER_LAYOUTS[layout].format}
     with Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager") as engine:  # as it comes
         assert largest_error(engine.logits(IDS), expected) < 1e-3
+
+
+@pytest.mark.parametrize("layout", OF_EACH_FORMAT)
+def test_logits_in_bf16_are_as_near_as_those_of_transformers_in_bf16(layout: str, tmp_path: Path) -> None:
+    """The prompt has enough tokens for products in panels, which only bf16 has (kernels/cpu/products.py)."""
+    model, ids = save_quantized(tmp_path, layout), torch.tensor(IDS)
+    expected = model(input_ids=ids, use_cache=False).logits
+    bound = 2 * largest_error(deepcopy(model).bfloat16()(input_ids=ids, use_cache=False).logits, expected)
+    with Engine.load(tmp_path, dtype="bf16", device="cpu", graph="eager") as engine:
+        assert largest_error(engine.logits(IDS), expected) < bound
 
 
 LIBRARY_FOLDERS = {  # largest error of logits: 1e-2 where the library rounded the weights that it unpacked to 16 bits

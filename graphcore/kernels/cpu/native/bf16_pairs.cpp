@@ -31,12 +31,11 @@ BF16_TARGET void fill_group(const uint8_t* group, int columns, Range blocks, flo
         for (int half = 0; half < 2; half++) {
             const int own = part + (F::HALVES ? half : 0);
             const FloatPart scales = F::ONE_SCALE ? splat(scale) : F::scale(meta, own, 0);
-            FloatPart minimum{};
-            if constexpr (F::HAS_MINIMUM) minimum = F::minimum(meta, own, 0);
+            const FloatPart shift = shift_of<F>(meta, own, 0);
             for (int j = half * QUADS / 2; j < (half + 1) * QUADS / 2; j++) {
                 const IntPart quad = (IntPart)values_of<F>(codes, j);
                 for (int pair = 0; pair < 2; pair++, to += PAIR_NBYTES)
-                    store_pairs(weights_of<F>((quad >> 16 * pair) & 255, scales, minimum), weights_of<F>((quad >> (16 * pair + 8)) & 255, scales, minimum), to);
+                    store_pairs(weights_of<F>((quad >> 16 * pair) & 255, scales, shift), weights_of<F>((quad >> (16 * pair + 8)) & 255, scales, shift), to);
             }
         }
     }

@@ -62,7 +62,7 @@ inline void gather_rows(const BytePart quads[QUADS], RowCodes* rows) {
 template <class F>
 struct Block {
     alignas(64) RowCodes codes[LANES];
-    alignas(64) float scales[2][LANES], minimums[2][LANES];
+    alignas(64) float scales[2][LANES], shifts[2][LANES];
 
     Block(const uint8_t* group, int columns, int block) {
         const Stretch<F> here(group, columns, block / CHUNK_BLOCKS);
@@ -76,16 +76,15 @@ struct Block {
         for (int half = 0; half < (F::HALVES ? 2 : 1); half++)
             for (int lane = 0; lane < LANES; lane += PART_LANES) {
                 store(scales[half] + lane, F::scale(meta, part + half, lane));
-                if constexpr (F::HAS_ZERO) store(minimums[half] + lane, F::zero(meta, part + half, lane));
-                else if constexpr (F::HAS_MINIMUM) store(minimums[half] + lane, F::minimum(meta, part + half, lane));
+                if constexpr (F::HAS_MINIMUM) store(shifts[half] + lane, shift_of<F>(meta, part + half, lane));
             }
     }
 
     // Returns the weights of columns column .. column + PART_LANES - 1 of row `lane`.
     FloatPart weights(int lane, int column, float scale) const {
         const int part = F::HALVES ? column / 16 : 0;
-        const FloatPart minimum = F::HAS_MINIMUM ? splat(minimums[part][lane]) : FloatPart{};
-        return weights_of<F>(widen_bytes(codes[lane] + column), splat(F::ONE_SCALE ? scale : scales[part][lane]), minimum);
+        const FloatPart shift = F::HAS_MINIMUM ? splat(shifts[part][lane]) : FloatPart{};
+        return weights_of<F>(widen_bytes(codes[lane] + column), splat(F::ONE_SCALE ? scale : scales[part][lane]), shift);
     }
 };
 

@@ -96,14 +96,22 @@ inline FloatPart correction(const uint8_t* meta, int part, int lane, FloatPart s
 }
 
 // Returns weights from codes. Unpacked weights are ggml's to the bit only in sources without contraction (compiler.py).
-// minimum: the zero point if the format has one.
+// shift: result of shift_of.
 template <class F>
-__attribute__((always_inline)) inline FloatPart weights_of(IntPart codes, FloatPart scale, FloatPart minimum) {
+__attribute__((always_inline)) inline FloatPart weights_of(IntPart codes, FloatPart scale, FloatPart shift) {
     if constexpr (F::HAS_FLOATS) return F::level(codes) * scale;
-    if constexpr (F::HAS_ZERO) return (to_float(codes) - minimum) * scale;
+    if constexpr (F::HAS_ZERO) return (to_float(codes) - shift) * scale;
     const FloatPart weights = to_float(codes - F::OFFSET) * scale;
-    if constexpr (F::HAS_MINIMUM) return weights + minimum;
+    if constexpr (F::HAS_MINIMUM) return weights + shift;
     return weights;
+}
+
+// Returns the shifts of a part's weights: zero points, which are subtracted from codes, or minimums, which are added to products of
+// code and scale, or zeros if the format has neither.
+template <class F>
+inline FloatPart shift_of(const uint8_t* meta, int part, int lane) {
+    if constexpr (F::HAS_ZERO) return F::zero(meta, part, lane);
+    return F::minimum(meta, part, lane);
 }
 
 template <class F>
