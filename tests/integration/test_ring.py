@@ -229,6 +229,17 @@ def test_two_ranks_check_drafts_and_accept_some(name: str, of_two: dict[str, Any
     assert (found["draft_steps"] > 20) == (found["kind"] == "self")
 
 
+EVERY = {name: ("streaming=on", LOOKUP) if at % 2 else ("streaming=off",) for at, name in enumerate(BUILDERS)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+def test_two_ranks_of_every_family_answer_as_one_process_to_the_bit(name: str, tmp_path: Path) -> None:
+    save_tiny(name, tmp_path / name)
+    case = Case(str(tmp_path / name), (*EVERY[name], "dtype=fp32"))
+    assert_same(run_ranks(2, {name: case}, tmp_path)[name], alone(case))
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", FOUR)
 def test_four_ranks_answer_as_one_process_to_the_bit(name: str, of_four: dict[str, Any], folder: Path) -> None:
