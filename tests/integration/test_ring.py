@@ -75,6 +75,7 @@ TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "gemma4",
         ("streaming=on", "dtype=fp32", *SELF),
     ),
+    "features of layers, lent caches, native decode steps": ("gemma4", ("streaming=on", "dtype=bf16")),
     "features of layers, lent caches, eager": ("gemma4", ("streaming=off", "dtype=fp32", "graph=eager")),
     "lent caches": ("gemma4_unified", ("streaming=on", "dtype=bf16", LOOKUP)),
     "latent": ("deepseek_v2", ("streaming=on", "dtype=fp32", "kv_dtype=q8_0")),
