@@ -273,6 +273,8 @@ OTHER_SETTINGS = {  # by key the settings of rank 0 and of rank 1, and how their
     "streaming.policy": ("streaming=on", "streaming=auto", '"auto", not "on"'),
     "speculation.kind": ("speculation=off", "speculation=lookup", '"lookup", not "off"'),
     "dtype.name": ("dtype=fp32", "dtype=bf16", '"bf16", not "fp32"'),
+    "parallel.split": ("parallel.split=[1,1]", "parallel.split=[2,1]", "[2.0, 1.0], not [1.0, 1.0]"),
+    "parallel.transport": ("parallel.transport=gloo", "parallel.transport=auto", '"auto", not "gloo"'),
     "seed": ("seed=1", "seed=2", "2, not 1"),
 }
 

@@ -121,7 +121,7 @@ def test_a_split_is_a_proportion_of_the_layers(run_task: RunTask, folder: Path) 
         (("task.ranks=2", "task.latency=inf"), "task.latency=inf must be a number of seconds"),
         (("task.ranks=2", "task.latency=nan"), "task.latency=nan must be a number of seconds"),
         (("task.ranks=2", "task.network=0"), "task.network=0 must be more than 0 bytes per second; write it as 3GB"),
-        (("task.ranks=2", "task.link=1GB"), "task.link has no effect with parallel=ring; leave it out: ranks compute"),
+        (("task.ranks=2", "task.link=1GB"), "task.link has no effect with parallel=ring; leave it out: rings are planned"),
         (("task.ranks=2", "task.device_memory=1GB"), "task.device_memory has no effect with parallel=ring; leave it"),
         (("task.ranks=2", "task.ram=[4GB,136MB]"), "rank 1 of 2: streaming=on needs"),
         (("task.ranks=2", "parallel.split=[1,1,1]"), r"parallel.split=\[1.*\] is for 3 ranks, and there are 2"),
