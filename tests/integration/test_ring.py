@@ -50,6 +50,7 @@ TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "gemma3",
         ("streaming=on", "dtype=fp32", "batching.cache_tokens=128", *SELF),
     ),
+    "quantised, nothing to copy": ("llama3", ("streaming=off", "dtype=fp32", "quant.format=q4_0", *SELF)),
     "recurrent, eager": ("qwen3_next", ("streaming=on", "graph=eager", "dtype=fp32")),
     "recurrent, pages run out": ("qwen3_next", ("streaming=off", "dtype=fp32", "batching.cache_tokens=128")),
     "recurrent, draft model": ("qwen3_5", ("streaming=on", "dtype=fp32", *SELF)),
@@ -221,6 +222,13 @@ def test_a_budget_keeps_some_layers_of_each_rank_in_memory(of_two: dict[str, Any
     assert sum(counts) == 20
     assert re.search(r"hand-overs; for a token rank 0 reads .*B at .*B/s, rank 1 reads .*B at .*B/s$", note)
     assert of_two["convolutions, nothing streams, drafts"]["streamed"] == []
+
+
+def test_a_ring_without_copies_for_a_draft_model_says_so(of_two: dict[str, Any]) -> None:
+    said = (
+        "speculation=self drafts nothing: nothing streams, and no matrix would be smaller in speculation.draft_format"
+    )
+    assert any(note.startswith(said) for note in of_two["quantised, nothing to copy"]["notes"])
 
 
 @pytest.mark.parametrize("name", [name for name in TWO if "draft" in name])
