@@ -22,7 +22,6 @@ from graphcore.graph.gpu.sampling import SamplingRows, choose_step
 from graphcore.graph.hand_over import (
     HandedStep,
     HandOver,
-    JoinedStep,
     feature_steps,
     features_in,
     first_step,
@@ -221,10 +220,9 @@ class GraphBuilder:
         state = self._state(batch) if state is None else state
         ropes = self.decoder.rope_index()
         memory = self.functions.fusion_memory(batch, phase)
-        begins = [first_step(self.decoder, state, self.tables)]
+        steps: list[Step] = [first_step(self.decoder, state, self.tables)]
         if self.decoder.spec.per_layer is not None:
-            begins += feature_steps(state, features_in(state), self.hand_over)
-        steps: list[Step] = begins if len(begins) == 1 else [JoinedStep(0, state, begins)]
+            steps += feature_steps(state, features_in(state), self.hand_over)
         for layers, found in groupby(enumerate(self.layer_groups, start=1), key=lambda item: item[1].layers):
             numbers = [number for number, _ in found]
             bound = [

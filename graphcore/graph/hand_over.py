@@ -106,20 +106,6 @@ def handed(
     return HandedStep(step.group, state, step, stream, hand_over.ranks, source, target)
 
 
-@dataclass
-class JoinedStep:
-    """Steps of one group that run as one, with no other program's steps between them."""
-
-    group: int
-    state: StepState
-    steps: Sequence[Step]
-
-    def replay(self) -> None:
-        """Run the steps."""
-        for step in self.steps:
-            step.replay()
-
-
 def feature_steps(state: StepState, features: Callable[[], Tensor], hand_over: HandOver | None) -> list[Step]:
     """Return the steps that follow the embedding and bring its per-layer features to all other ranks.
 

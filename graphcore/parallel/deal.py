@@ -134,20 +134,25 @@ class Share:
         return self.owners[-1]
 
 
-def holders_of(num_layers: int, together: int, offers: Sequence[Offer]) -> list[list[int]]:
+def holders_of(cache_layers: Sequence[int], together: int, offers: Sequence[Offer]) -> list[list[int]]:
     """Return the ranks that may have each group of layers: rank 0 the first one, the others by their files.
 
+    A rank has the files of a group if it has those of all layers that are on its rank then (`with_lenders`).
+
     Args:
+        cache_layers: layer whose cache each layer uses, its own or an earlier one's.
         together: layers that move together, and stay on one rank.
 
     Raises:
         ConfigError: no rank has the files of a group, or there are too few groups for one on each rank.
     """
     found = []
-    for first in range(0, num_layers, together):
-        layers = range(first, min(num_layers, first + together))
+    for first in range(0, len(cache_layers), together):
+        layers = range(first, min(len(cache_layers), first + together))
         ranks = range(len(offers)) if first else (ENDS,)  # what follows the embedding is where the embedding is
-        found.append([rank for rank in ranks if offers[rank].may_have(layers)])
+        lenders = {*layers} & {*cache_layers} or {cache_layers[layer] for layer in layers}
+        needed = [layer for layer, lender in enumerate(cache_layers) if lender in lenders]
+        found.append([rank for rank in ranks if offers[rank].may_have(needed)])
         if not found[-1]:
             who, where = ("no rank", "one of the machines") if first else ("rank 0", "its machine")
             raise ConfigError(
@@ -213,7 +218,7 @@ def counts_with_lenders(counts: Sequence[int], cache_layers: Sequence[int], toge
 
     Args:
         counts: groups of layers of each rank, if every layer had its own cache; the others keep their proportions.
-        cache_layers, together: the same as for `with_lenders` and `deal`.
+        cache_layers, together: the same as for `holders_of`.
     """
     lenders = [lender for layer, lender in enumerate(cache_layers) if lender != layer]
     left = min(lenders, default=len(cache_layers)) // together
@@ -227,26 +232,24 @@ def counts_with_lenders(counts: Sequence[int], cache_layers: Sequence[int], toge
     return [*found, lent]
 
 
-def with_lenders(owners: Sequence[int], cache_layers: Sequence[int], offers: Sequence[Offer] = ()) -> tuple[int, ...]:
+def with_lenders(owners: Sequence[int], cache_layers: Sequence[int]) -> tuple[int, ...]:
     """Return the rank of each layer, where a layer that reads another's cache is on the rank of that one.
 
     Args:
         owners: rank of each layer, if every layer had its own cache.
-        cache_layers: layer whose cache each layer uses, its own or an earlier one's.
-        offers: the same as for `deal`.
+        cache_layers: the same as for `holders_of`.
 
     Raises:
-        ConfigError: a rank is left without layers, or has not the files of those that it gets.
+        ConfigError: a rank is left without layers.
     """
     found = tuple(owners[layer] for layer in cache_layers)
     lenders = sorted({lender for layer, lender in enumerate(cache_layers) if lender != layer})
     for rank in range(max(owners) + 1):
-        layers = [layer for layer, owner in enumerate(found) if owner == rank]
-        if not layers or (offers and not offers[rank].may_have(layers)):
+        if rank not in found:
             raise ConfigError(
-                f"parallel=ring: rank {rank} {'lacks files of its layers' if layers else 'gets no layer'}, because "
-                f"others use the keys and values of layers {', '.join(map(str, lenders))} and are on their ranks; set "
-                "another parallel.split, or start fewer ranks"
+                f"parallel=ring: rank {rank} gets no layer, because others use the keys and values of layers "
+                f"{', '.join(map(str, lenders))} and are on their ranks; set another parallel.split, or start fewer "
+                "ranks"
             )
     return found
 

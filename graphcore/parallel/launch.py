@@ -52,8 +52,8 @@ class Launch:
                 f"parallel=ring: {missing[0]} is not set, so torchrun has not started this process; start it with "
                 "torchrun --nproc-per-node 2 run.py parallel=ring ..., or leave parallel=ring out"
             )
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
-            if not environment[name].isdecimal():
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"):
+            if not environment.get(name, "0").isdecimal():
                 raise ConfigError(f"parallel=ring: {name}={environment[name]} is no number; torchrun sets it to one")
         rank, world_size, local = (int(environment[name]) for name in VARIABLES[:3])
         if rank >= world_size:

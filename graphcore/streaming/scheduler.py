@@ -9,6 +9,7 @@ from contextlib import suppress
 from itertools import accumulate
 
 from graphcore.errors import StreamingError
+from graphcore.graph.gpu.capture import CapturedStep
 from graphcore.graph.hand_over import HandedStep
 from graphcore.graph.program import Program
 from graphcore.graph.step import Step
@@ -71,18 +72,15 @@ def in_one_pass(programs: Sequence[Program]) -> Iterator[tuple[int, list[Step]]]
 
 
 def _in_order(steps: Sequence[Step]) -> list[tuple[int, bool, Step]]:
-    """Return each step with the largest group up to it, and whether it returns to an earlier one or waits there.
-
-    A captured program of resident layers is in group 0 as a whole: a later step of it that receives waits.
-    """
-    positions = accumulate((step.group for step in steps), max)
-    found = enumerate(zip(positions, steps, strict=True))
-    return [(position, step.group < position or (at > 0 and _waits(step)), step) for at, (position, step) in found]
+    """Return each step with the largest group up to it, and whether it returns to an earlier one."""
+    before = accumulate(map(_last_group, steps), max, initial=0)  # of the steps before each
+    return [(max(most, step.group), step.group < most, step) for most, step in zip(before, steps, strict=False)]
 
 
-def _waits(step: Step) -> bool:
-    """Return whether a step of group 0 receives what another rank computes."""
-    return step.group == 0 and isinstance(step, HandedStep) and step.source is not None
+def _last_group(step: Step) -> int:
+    """Return the last group that a step reads, which may be several that were captured as one."""
+    inside = step.step if isinstance(step, HandedStep) else step
+    return max(one.group for one in inside.steps) if isinstance(inside, CapturedStep) else step.group
 
 
 def _key(position: int, returns: bool, step: Step, last: int) -> tuple[int, bool, int]:

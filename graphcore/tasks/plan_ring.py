@@ -187,7 +187,7 @@ def drafts_note(ring: PlannedRing) -> str:
         return ""
     copied = sum(rank.plan.draft_nbytes for rank in ring.ranks)
     if not copied:
-        return "speculation=self drafts nothing: nothing streams, and there is no room for a draft model beside it"
+        return ring.ranks[0].parts.note_without_copies()
     return f"speculation=self: memory has {in_words(copied)} of copies; speeds are predicted without drafts"
 
 

@@ -50,6 +50,7 @@ TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "gemma3",
         ("streaming=on", "dtype=fp32", "batching.cache_tokens=128", *SELF),
     ),
+    "quantised, nothing to copy": ("llama3", ("streaming=off", "dtype=fp32", "quant.format=q4_0", *SELF)),
     "recurrent, eager": ("qwen3_next", ("streaming=on", "graph=eager", "dtype=fp32")),
     "recurrent, pages run out": ("qwen3_next", ("streaming=off", "dtype=fp32", "batching.cache_tokens=128")),
     "recurrent, draft model": ("qwen3_5", ("streaming=on", "dtype=fp32", *SELF)),
@@ -75,6 +76,7 @@ TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "gemma4",
         ("streaming=on", "dtype=fp32", *SELF),
     ),
+    "features of layers, lent caches, native decode steps": ("gemma4", ("streaming=on", "dtype=bf16")),
     "features of layers, lent caches, eager": ("gemma4", ("streaming=off", "dtype=fp32", "graph=eager")),
     "lent caches": ("gemma4_unified", ("streaming=on", "dtype=bf16", LOOKUP)),
     "latent": ("deepseek_v2", ("streaming=on", "dtype=fp32", "kv_dtype=q8_0")),
@@ -222,6 +224,13 @@ def test_a_budget_keeps_some_layers_of_each_rank_in_memory(of_two: dict[str, Any
     assert of_two["convolutions, nothing streams, drafts"]["streamed"] == []
 
 
+def test_a_ring_without_copies_for_a_draft_model_says_so(of_two: dict[str, Any]) -> None:
+    said = (
+        "speculation=self drafts nothing: nothing streams, and no matrix would be smaller in speculation.draft_format"
+    )
+    assert any(note.startswith(said) for note in of_two["quantised, nothing to copy"]["notes"])
+
+
 @pytest.mark.parametrize("name", [name for name in TWO if "draft" in name])
 def test_two_ranks_check_drafts_and_accept_some(name: str, of_two: dict[str, Any]) -> None:
     found = of_two[name]["speculation"]
@@ -283,6 +292,8 @@ OTHER_SETTINGS = {  # by key the settings of rank 0 and of rank 1, and how their
     "streaming.policy": ("streaming=on", "streaming=auto", '"auto", not "on"'),
     "speculation.kind": ("speculation=off", "speculation=lookup", '"lookup", not "off"'),
     "dtype.name": ("dtype=fp32", "dtype=bf16", '"bf16", not "fp32"'),
+    "parallel.split": ("parallel.split=[1,1]", "parallel.split=[2,1]", "[2.0, 1.0], not [1.0, 1.0]"),
+    "parallel.transport": ("parallel.transport=gloo", "parallel.transport=auto", '"auto", not "gloo"'),
     "seed": ("seed=1", "seed=2", "2, not 1"),
 }
 

@@ -109,7 +109,8 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         parts = replace(parts, runtime=replace(parts.runtime, prompts_together=all(streams)))
         if self._ranks is None or parts.runtime.speculation == "off":
             return parts, plan, tier
-        if not any(has_copies):
+        if parts.draft is not None and not any(has_copies):
+            parts.notes.append(parts.note_without_copies())
             parts = replace(parts, draft=None)
         if settings.speculation.kind == "auto":
             return without_model(settings, (parts, plan, tier), any(has_experts), self._machine(parts))

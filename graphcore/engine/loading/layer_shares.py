@@ -132,21 +132,20 @@ def share_layers(settings: Settings, parts: PreparedDecoder, offers: Sequence[Of
             many proportions as ranks.
     """
     layers, together = len(parts.decoder.layers), settings.streaming.layers_per_group
-    split = settings.parallel.split
+    split, cache_layers = settings.parallel.split, parts.decoder.spec.cache_layers
     if split is not None and len(split) != len(offers):
         raise ConfigError(f"parallel.split={split} is for {len(split)} ranks, and there are {len(offers)}")
-    holders = holders_of(layers, together, offers)
+    holders = holders_of(cache_layers, together, offers)
     if split is None:
         keeps = settings.streaming.keeps
         ends, all_layers = needs_of(parts, keeps)
         counts = fair_counts(holders, offers, all_layers.times(1 / len(holders)), ends, keeps)
     else:
         counts = split_counts(holders, split)
-    cache_layers = parts.decoder.spec.cache_layers
     if not in_turn and all(offer.layers is None for offer in offers):
         counts = counts_with_lenders(counts, cache_layers, together)
     owners = deal(layers, together, holders, counts, is_contiguous=not in_turn)
-    return with_lenders(owners, cache_layers, offers)
+    return with_lenders(owners, cache_layers)
 
 
 def shares_note(share: Share, read_nbytes: Sequence[float]) -> str:

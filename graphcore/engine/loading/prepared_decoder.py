@@ -80,11 +80,17 @@ class PreparedDecoder(PreparedModel):
             beside = in_words(plan.draft_nbytes)
             return (f"speculation=self: nothing streams, so the draft model copies what gets smaller: {beside}",)
         if not plan.draft_nbytes and self.runtime.share is None:
-            reason = "there is no room for a draft model beside it"
-            if not self.draft.smaller:
-                reason = "no matrix would be smaller in speculation.draft_format; q2_k is the smallest format"
-            return (f"speculation=self drafts nothing: nothing streams, and {reason}",)
+            return (self.note_without_copies(),)
         return ()
+
+    def note_without_copies(self) -> str:
+        """Return a note on a draft model for which no process has copies of weights; empty without a draft model."""
+        if self.draft is None:
+            return ""
+        reason = "there is no room for a draft model beside it"
+        if not self.draft.smaller:
+            reason = "no matrix would be smaller in speculation.draft_format; q2_k is the smallest format"
+        return f"speculation=self drafts nothing: nothing streams, and {reason}"
 
     def layer_groups(self, streaming: StreamingSettings) -> Sequence[LayerGroup]:
         """Return the layer groups, in the order of use: layers, or matrices where blocks can run in parts."""

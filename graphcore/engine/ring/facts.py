@@ -23,15 +23,15 @@ from graphcore.weights.adapted_checkpoint import adapter_facts, adapters_of
 LIMITS = ("batching", "context_length")
 """Settings of rank 0 that hold for all ranks; its task may have set them."""
 OWN = (
-    *("parallel", "task", "sampling", *LIMITS, "batch_size", "max_new_tokens", "system", "stop", "chat"),
+    *("task", "sampling", *LIMITS, "batch_size", "max_new_tokens", "system", "stop", "chat"),
     *("special_tokens", "device", "threads", "cache_dir", "progress", "outputs", "cache", "debug"),
     *("prompt", "prompt_file", "prompt_ids"),
 )
 """Settings that may differ between ranks, or that only rank 0 uses."""
 PATHS = ("checkpoint", "adapter")
 """Keys of `model` that name files, whose contents are compared."""
-DEALING = ("policy", "layer_group_size")
-"""Keys of `streaming` that the deal of layers follows from."""
+COMPARED = {"streaming": ("policy", "layer_group_size"), "parallel": ("split", "transport")}
+"""Keys of groups of settings that layers are dealt and handed over by; their other keys are each machine's own."""
 PRODUCTS = frozenset({"avx512_bf16", "amx_tile"})
 """Processor features that change how prompts are multiplied, besides those that choose the kernels."""
 
@@ -75,7 +75,7 @@ def given_facts(settings: Settings) -> Facts:
     """Return the versions and settings that this rank was started with, but for those that may differ."""
     own = {name: value for name, value in asdict(settings).items() if name not in OWN}
     own["model"] = {name: value for name, value in own["model"].items() if name not in PATHS}  # they may differ
-    own["streaming"] = {name: own["streaming"][name] for name in DEALING}  # budgets are each machine's own
+    own.update({group: {name: own[group][name] for name in names} for group, names in COMPARED.items()})
     return {
         "graphcore": __version__,
         "torch": torch.__version__,
@@ -97,11 +97,11 @@ def found_facts(parts: PreparedModel) -> Facts:
     runtime, stored = parts.runtime, (parts.loader.beneath or parts.loader).checkpoint
     processor, build = processor_and_kernels(runtime)
     return {
+        DEVICE: runtime.device.type,
         "layers": "" if runtime.share is None else ",".join(map(str, runtime.share.owners)),
         "context_length": str(runtime.context_length),
         "speculation": f"{runtime.speculation} of {runtime.draft_tokens} tokens {runtime.draft_format}",
         "dtype": str(runtime.dtype),
-        DEVICE: runtime.device.type,
         GRAPH: f"{runtime.graph} and {runtime.prefill}, with{'' if runtime.backend.has_kernels else 'out'} kernels",
         KERNELS: build,
         "files": tensors_hash(stored),

@@ -155,7 +155,7 @@ def _refuse_unused_keys(settings: Settings, task: PlanSettings) -> None:
     refuse_unused_settings(settings, "plan", PROMPT_KEYS)
     kind = settings.parallel.kind
     keys = GPU_KEYS if kind == "ring" else RING_KEYS
-    advice = "leave it out: ranks compute on CPUs so far" if kind == "ring" else "add parallel=ring, or leave it out"
+    advice = "leave it out: rings are planned on CPUs only" if kind == "ring" else "add parallel=ring, or leave it out"
     given = next((key for key in keys if vars(task)[key] is not None), None)
     if given is not None:
         raise ConfigError(f"task.{given} has no effect with parallel={kind}; {advice}")

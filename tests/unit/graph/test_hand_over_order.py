@@ -2,11 +2,12 @@
 
 NCCL's transfers between two ranks run in the order in which each end enqueues them, whatever they belong to. Ranks have
 other layers, other groups that stream, and captured pieces of other lengths, so their passes differ in all else.
+Per-layer features are sent with gloo's tags only, and their programs begin with other numbers of steps.
 """
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -16,7 +17,7 @@ import torch
 
 from graphcore.graph.gpu.capture import Captures, captured
 from graphcore.graph.gpu.partition import BoundaryBuffers
-from graphcore.graph.hand_over import HandedStep, HandOver, JoinedStep, feature_steps, hidden_of, with_hand_overs
+from graphcore.graph.hand_over import HandedStep, HandOver, feature_steps, hidden_of, with_hand_overs
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import Step
@@ -37,31 +38,6 @@ class Plain:
         """Do nothing."""
 
 
-class Ranks(NamedTuple):
-    """A process group that sends nothing."""
-
-    world_size: int
-
-
-Begin = Callable[[StepState, HandOver], list[Step]]
-
-
-def plain_begin(_state: StepState, _hand_over: HandOver) -> list[Step]:
-    """Return the embedding, or what stands for it."""
-    return [Plain(0)]
-
-
-def joined_begin(state: StepState, hand_over: HandOver) -> list[Step]:
-    """Return how `GraphBuilder` begins a program of a model with per-layer features."""
-    return [JoinedStep(0, state, [Plain(0), *feature_steps(state, hidden_of(state), hand_over)])]
-
-
-def native_begin(state: StepState, hand_over: HandOver) -> list[Step]:
-    """Return how a native program of such a model begins: on rank 0 rows are gathered before the embedding."""
-    embedding = [Plain(0), Plain(0)] if hand_over.share.has_ends else []
-    return [*embedding, *feature_steps(state, hidden_of(state), hand_over)]
-
-
 class Move(NamedTuple):
     """A hand-over as a rank comes to it."""
 
@@ -72,25 +48,37 @@ class Move(NamedTuple):
 
 @dataclass
 class Rank:
-    """A rank with its groups: each of its layers is one or several, some of which stream."""
+    """A rank with its groups: each of its layers is one or several, some of which stream.
+
+    Attributes:
+        num_first: number of steps before the features and the layers, of program 0 and of the others. A native program
+            has none on a rank without the embedding, and two where the host gathers rows.
+    """
 
     share: Share
     parts: int
     streamed: frozenset[int]
+    has_features: bool
+    num_first: tuple[int, int]
+    world_size: int
 
     @classmethod
-    def drawn(cls, chance: random.Random, rank: int, owners: tuple[int, ...]) -> "Rank":
+    def drawn(cls, chance: random.Random, rank: int, owners: tuple[int, ...], size: int, has_features: bool) -> "Rank":
         share, parts = Share(rank, owners), chance.choice((1, 1, 2, 3))
         groups = range(1, parts * len(share.layers) + 1)
         streams = chance.choice((0.0, 0.3, 1.0))
-        return cls(share, parts, frozenset(group for group in groups if chance.random() < streams))
+        streamed = frozenset(group for group in groups if chance.random() < streams)
+        num_first = (chance.choice((0, 1, 2)) if has_features else 1), 1
+        return cls(share, parts, streamed, has_features, num_first, size)
 
-    def program(self, place: int, is_captured: bool, begins: Begin = plain_begin) -> Program:
+    def program(self, place: int, is_captured: bool) -> Program:
         """Return a decode program in captured pieces, or a chunk's program with a step for each layer or group."""
         state = StepState.empty(1, 1, CPU)
         state.place = place
-        hand_over, number = HandOver(self.share, cast("Any", Ranks(max(self.share.owners) + 1))), 1
-        steps = begins(state, hand_over)
+        hand_over, number = HandOver(self.share, cast("Any", self)), 1
+        steps: list[Step] = [*map(Plain, [0] * self.num_first[place > 0])]
+        if self.has_features:
+            steps += feature_steps(state, hidden_of(state), hand_over)
         for layer in sorted(self.share.layers):
             groups = range(number, number + self.parts)
             number += self.parts
@@ -106,24 +94,18 @@ class Rank:
             steps = captured(state, steps, self.streamed, nothing, Captures(CPU), None, hand_over)
         return Program(state, steps)
 
-    def moves_with_features(self, num_chunks: int) -> list[Move]:
-        """Return the hand-overs of a pass of a native decode step and chunks, of a model with per-layer features."""
-        begins = [native_begin, *[joined_begin] * num_chunks]
-        programs = [self.program(place, False, begin) for place, begin in enumerate(begins)]
-        walked = chain.from_iterable(steps for _, steps in in_one_pass(programs))
-        return [move for step in walked for move in moves_of(step)]
-
     def moves(self, num_chunks: int, has_decode: bool) -> list[Move]:
         """Return the hand-overs of a pass in the order in which the rank comes to them."""
-        programs = [self.program(place, has_decode and place == 0) for place in range(num_chunks + has_decode)]
+        programs = [
+            self.program(place, has_decode and place == 0 and not self.has_features)
+            for place in range(num_chunks + has_decode)
+        ]
         walked = chain.from_iterable(steps for _, steps in in_one_pass(programs))
         return [move for step in walked for move in moves_of(step)]
 
 
 def moves_of(step: Step) -> Sequence[Move]:
     """Return the hand-overs of a step."""
-    if isinstance(step, JoinedStep):
-        return [move for one in step.steps for move in moves_of(one)]
     if not isinstance(step, HandedStep):
         return []
     place, found = step.state.place, list[Move]()
@@ -132,11 +114,11 @@ def moves_of(step: Step) -> Sequence[Move]:
     return [*found, Move("send", step.target, place)] if step.target is not None else found
 
 
-def run(passes: Sequence[Sequence[Move]], has_tags: bool = False) -> None:
+def run(passes: Sequence[Sequence[Move]], has_tags: bool) -> None:
     """Run the ranks' passes over queues that are kept in order in each direction, until all have ended.
 
     Args:
-        has_tags: True for a queue for each program, which gloo's tags are.
+        has_tags: True for a queue for each program, as in gloo.
     """
     left = [deque(moves) for moves in passes]
     queues: dict[tuple[int, int, int], deque[int]] = {}
@@ -164,18 +146,11 @@ def test_hand_overs_have_one_order_and_never_wait_in_a_circle(seed: int) -> None
     chance = random.Random(seed)
     size = chance.randrange(2, 5)
     owners = (ENDS, *(chance.randrange(size) for _ in range(chance.randrange(size, 12))))
-    ranks = [Rank.drawn(chance, rank, owners) for rank in range(size)]
+    has_features = seed % 4 == 0
+    ranks = [Rank.drawn(chance, rank, owners, size, has_features) for rank in range(size)]
     num_chunks, has_decode = chance.randrange(4), chance.random() < 0.7
     passes = [rank.moves(num_chunks, has_decode) for rank in ranks]
-    run(passes)
+    run(passes, has_tags=has_features)
     moved = {(rank, peer) for rank, moves in enumerate(passes) for kind, peer, _ in moves if kind == "send"}
-    assert moved == (handed_pairs(owners) if num_chunks or has_decode else set())
-
-
-@pytest.mark.parametrize("seed", range(400))
-def test_features_are_there_before_anybody_waits_in_a_circle(seed: int) -> None:
-    chance = random.Random(seed)
-    size = chance.randrange(2, 5)
-    owners = (ENDS, *range(1, size), *(chance.randrange(size) for _ in range(chance.randrange(size, 12))))
-    ranks = [Rank.drawn(chance, rank, owners) for rank in range(size)]
-    run([rank.moves_with_features(seed % 4) for rank in ranks], has_tags=True)
+    pairs = handed_pairs(owners) | ({(ENDS, rank) for rank in range(1, size)} if has_features else set())
+    assert moved == (pairs if num_chunks or has_decode else set())

@@ -29,19 +29,19 @@ def fair_counts(
     groups: int, offers: Sequence[Offer], layer: Needs, ends: Needs, keeps: Keeps = "most"
 ) -> Sequence[int]:
     """Return how many of a number of groups each rank gets."""
-    return dealing.fair_counts(holders_of(groups, 1, offers), offers, layer, ends, keeps)
+    return dealing.fair_counts(holders_of(range(groups), 1, offers), offers, layer, ends, keeps)
 
 
 def split_counts(groups: int, split: Sequence[float], offers: Sequence[Offer] = ()) -> Sequence[int]:
     """Return how many of a number of groups each rank gets in the proportions of a split."""
-    return dealing.split_counts(holders_of(groups, 1, offers or [Offer(0)] * len(split)), split)
+    return dealing.split_counts(holders_of(range(groups), 1, offers or [Offer(0)] * len(split)), split)
 
 
 def deal(
     layers: int, together: int, counts: Sequence[int], is_contiguous: bool, offers: Sequence[Offer] = ()
 ) -> Sequence[int]:
     """Return the rank of each layer, of ranks that have all files unless there are offers."""
-    holders = holders_of(layers, together, offers or [Offer(0)] * len(counts))
+    holders = holders_of(range(layers), together, offers or [Offer(0)] * len(counts))
     return dealing.deal(layers, together, holders, counts, is_contiguous)
 
 
@@ -204,9 +204,9 @@ def test_layers_are_dealt_whenever_files_allow_it(data: st.DataObject) -> None:
     ]
     if not possible:
         with pytest.raises(ConfigError, match=r"parallel=ring: .*(files|cannot be dealt to)"):
-            holders_of(layers, together, offers)
+            holders_of(range(layers), together, offers)
         return
-    holders = holders_of(layers, together, offers)
+    holders = holders_of(range(layers), together, offers)
     split = data.draw(st.lists(st.integers(1, 9), min_size=ranks, max_size=ranks))
     for counts in (dealing.fair_counts(holders, offers, LAYER, LAYER), dealing.split_counts(holders, split)):
         for is_contiguous in (True, False):
@@ -221,9 +221,9 @@ def test_layers_are_dealt_whenever_files_allow_it(data: st.DataObject) -> None:
 
 def test_a_layer_that_no_rank_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="no rank has the files of layer 2; put the files that hold them on one of"):
-        holders_of(3, 1, [Offer(0, layers=(0, 1)), Offer(0, layers=(0, 1))])
+        holders_of(range(3), 1, [Offer(0, layers=(0, 1)), Offer(0, layers=(0, 1))])
     with pytest.raises(ConfigError, match="rank 0 has the files of layers 0 to 1; put the files"):
-        holders_of(4, 2, [Offer(0, layers=(1, 2, 3)), Offer(0)])
+        holders_of(range(4), 2, [Offer(0, layers=(1, 2, 3)), Offer(0)])
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_layer_that_no_rank_has_is_refused() -> None:
 )
 def test_ranks_with_too_few_files_are_refused(together: int, files: Sequence[Sequence[int] | None], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        holders_of(8, together, [Offer(0), *(Offer(0, layers=layers) for layers in files)])
+        holders_of(range(8), together, [Offer(0), *(Offer(0, layers=layers) for layers in files)])
 
 
 def test_neighbours_are_one_run_and_turns_are_many() -> None:
@@ -259,9 +259,9 @@ def test_more_ranks_than_groups_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"2 groups of 4 layers cannot be dealt to 3 ranks; start 2 .* or set a smaller"
     ):
-        holders_of(8, 4, [Offer(0)] * 3)
+        holders_of(range(8), 4, [Offer(0)] * 3)
     with pytest.raises(ConfigError, match="1 groups of 50 layers cannot be dealt to 2 ranks; leave parallel=ring out"):
-        holders_of(8, 50, [Offer(0)] * 2)
+        holders_of(range(8), 50, [Offer(0)] * 2)
 
 
 def test_the_deal_is_said_in_a_few_words() -> None:
@@ -297,6 +297,16 @@ def test_neighbouring_layers_from_the_first_that_lends_are_on_the_last_rank(
     assert counts_with_lenders(counts, LENT, together) == expected
 
 
+def test_a_rank_has_the_files_of_a_layer_only_with_those_of_the_layers_that_use_its_cache() -> None:
+    files = [Offer(0, layers=(0, 1, 2, 3, 5, 6)), Offer(0)]
+    assert holders_of(LENT, 1, files) == [[0], [0, 1], [1], [0, 1], [1], [0, 1], [1], [1]]
+    for counts in ([1, 7], [4, 4]):
+        owners = dealing.deal(8, 1, holders_of(LENT, 1, files), counts, is_contiguous=False)
+        assert with_lenders(owners, LENT)[2] == 1
+    with pytest.raises(ConfigError, match="no rank has the files of layer 2"):
+        holders_of(LENT, 1, [files[0], Offer(0, layers=(1, 2, 4))])
+
+
 def test_the_others_keep_their_proportions() -> None:
     lent = [*range(20), *[12] * 8]
     assert counts_with_lenders([2, 14, 8, 4], lent, 1) == [1, 7, 4, 16]
@@ -307,11 +317,6 @@ def test_layers_with_own_caches_stay_where_they_are() -> None:
     assert with_lenders([0, 1, 1, 0], range(4)) == (0, 1, 1, 0)
 
 
-def test_a_rank_that_lent_caches_leave_without_layers_or_files_is_named() -> None:
+def test_a_rank_that_lent_caches_leave_without_layers_is_named() -> None:
     with pytest.raises(ConfigError, match=r"rank 1 gets no layer, because others use the .* of layers 2, 3 and are on"):
         with_lenders([0, 0, 0, 0, 0, 1, 1, 1], LENT)
-    offers = [Offer(0), Offer(0, layers=[3, 4])]
-    with pytest.raises(
-        ConfigError, match=r"rank 1 lacks files of its layers, because others use .*; set another paral"
-    ):
-        with_lenders([0, 0, 0, 1, 1, 0, 0, 0], LENT, offers)

@@ -49,6 +49,7 @@ def test_a_process_that_torchrun_has_not_started_is_refused(missing: str) -> Non
         ("WORLD_SIZE", "x", "WORLD_SIZE=x is no number"),
         ("RANK", "-1", "RANK=-1 is no number"),
         ("MASTER_PORT", "", "MASTER_PORT= is no number"),
+        ("LOCAL_RANK", "first", "LOCAL_RANK=first is no number"),
         ("RANK", "4", "RANK=4 is none of WORLD_SIZE=4 ranks"),
     ],
 )

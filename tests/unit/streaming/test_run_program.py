@@ -84,6 +84,13 @@ def test_a_step_that_goes_back_to_a_group_keeps_its_place_and_waits_for_nobody_e
     assert [(group, len(steps)) for group, steps in together] == [(0, 1), (1, 1), (2, 2), (0, 1), (3, 1)]
 
 
+def test_programs_with_several_steps_before_the_layers_share_each_group() -> None:
+    """A native program whose embedding the host gathers, then instructions change, beside a chunk of a prompt."""
+    log: list[str] = []
+    together = in_one_pass([program_of(log, 0, 0, 1, 2, 0), program_of(log, 0, 1, 2, 3)])
+    assert [(group, len(steps)) for group, steps in together] == [(0, 2), (0, 1), (1, 2), (2, 2), (0, 1), (3, 1)]
+
+
 def test_a_pass_that_is_stopped_runs_no_further_group_and_leaves_nothing_read_ahead() -> None:
     policy, answers = Recorder(), [False, False, True]
     with pytest.raises(StoppedError):

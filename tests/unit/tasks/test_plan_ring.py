@@ -53,6 +53,27 @@ def test_each_rank_may_have_another_machine(run_task: RunTask, folder: Path) -> 
     assert first["ram_bytes"] > second["ram_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (
+            ("streaming=off", "quant.format=q4_0", "task.ram=4GB"),
+            "no matrix would be smaller in speculation.draft_format",
+        ),
+        (("streaming=auto", "task.ram=171MB"), "there is no room for a draft model beside it"),
+    ],
+)
+def test_a_plan_says_why_there_are_no_copies_to_draft_with(
+    given: tuple[str, ...], reason: str, run_task: RunTask, folder: Path
+) -> None:
+    drafts = "speculation=self", "speculation.draft_format=q4_0", "graph=auto"
+    run = run_task(*PLAN[:2], *PLAN[3:], *given, *drafts, "task.ranks=2", f"model.checkpoint={folder}")
+    assert run.status == 0, run.error
+    assert any(
+        f"speculation=self drafts nothing: nothing streams, and {reason}" in note for note in run.record["notes"]
+    )
+
+
 @pytest.mark.parametrize("drafts", [(), ("speculation=self", "speculation.draft_format=q8_0", "graph=auto")])
 def test_a_small_machine_gets_no_more_caches_and_copies_than_fit(
     run_task: RunTask, folder: Path, drafts: tuple[str, ...]
@@ -121,7 +142,10 @@ def test_a_split_is_a_proportion_of_the_layers(run_task: RunTask, folder: Path) 
         (("task.ranks=2", "task.latency=inf"), "task.latency=inf must be a number of seconds"),
         (("task.ranks=2", "task.latency=nan"), "task.latency=nan must be a number of seconds"),
         (("task.ranks=2", "task.network=0"), "task.network=0 must be more than 0 bytes per second; write it as 3GB"),
-        (("task.ranks=2", "task.link=1GB"), "task.link has no effect with parallel=ring; leave it out: ranks compute"),
+        (
+            ("task.ranks=2", "task.link=1GB"),
+            "task.link has no effect with parallel=ring; leave it out: rings are planned",
+        ),
         (("task.ranks=2", "task.device_memory=1GB"), "task.device_memory has no effect with parallel=ring; leave it"),
         (("task.ranks=2", "task.ram=[4GB,136MB]"), "rank 1 of 2: streaming=on needs"),
         (("task.ranks=2", "parallel.split=[1,1,1]"), r"parallel.split=\[1.*\] is for 3 ranks, and there are 2"),
