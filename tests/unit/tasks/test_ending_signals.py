@@ -39,9 +39,12 @@ from graphcore.tasks.termination import PatientProcess
 process = PatientProcess()
 process.patience = 1
 process.begin()
+readable, writable = os.pipe()
 forked = os.fork()
 if forked == 0:
+    os.write(writable, b"!")  # the handlers are those of a child now
     time.sleep(60)
+os.read(readable, 1)
 compiler = subprocess.Popen(["sleep", "60"])
 print(forked, compiler.pid, flush=True)
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
