@@ -80,7 +80,7 @@ class Needs:
         return Needs(*(count * nbytes for nbytes in vars(self).values()))
 
     def plus(self, other: "Needs") -> "Needs":
-        """Return what both need."""
+        """Return the sum of both needs, in bytes."""
         return Needs(*(one + more for one, more in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
@@ -135,7 +135,7 @@ class Share:
 
 
 def holders_of(cache_layers: Sequence[int], together: int, offers: Sequence[Offer]) -> list[list[int]]:
-    """Return the ranks that may have each group of layers: rank 0 the first one, the others by their files.
+    """Return for each group of layers the ranks whose files hold it; the first group is always rank 0's.
 
     A rank has the files of a group if it has those of all layers that are on its rank then (`with_lenders`).
 

@@ -50,7 +50,7 @@ Noticing = Callable[..., AbstractContextManager[None]]
 
 
 class RankPlace(NamedTuple):
-    """Where a rank computes.
+    """The device that a rank computes on.
 
     Attributes:
         gpu: name of its GPU that no other GPU of any machine has; empty for a CPU.
@@ -62,7 +62,7 @@ class RankPlace(NamedTuple):
 
     @classmethod
     def of(cls, device: torch.device) -> Self:
-        """Return the place of a rank on this device."""
+        """Return where a rank with this device computes."""
         gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
         return cls(gpu, torch.distributed.is_nccl_available())
 
@@ -212,7 +212,7 @@ class _Received(NamedTuple):
 
 
 class DeviceTransport(Transport):
-    """NCCL between GPUs, each of which belongs to one rank.
+    """Sends the residual stream from GPU to GPU with NCCL; each GPU belongs to one rank.
 
     Args:
         rank: number of this rank.
@@ -276,7 +276,7 @@ class DeviceTransport(Transport):
             self._await(self._mark())
 
     def finish(self) -> None:
-        """Wait until all notes were taken; the stream then waits for the transfers, and their copies can go."""
+        """Wait until all notes were received; the current stream then waits for the transfers. Free the copies."""
         with self._noticing("a rank takes nothing any more"):
             for _, work in self._notes:
                 work.wait()
@@ -329,7 +329,7 @@ class DeviceTransport(Transport):
         return mark
 
     def _await(self, mark: torch.cuda.Event) -> None:
-        """Wait until all work before a mark is done.
+        """Wait until the device has done all work before an event.
 
         Raises:
             RuntimeError: it is not, within the limit.

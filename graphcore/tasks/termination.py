@@ -137,7 +137,7 @@ class PatientProcess:
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Handle a signal, which the thread of a PatientProcess has learnt of already."""
+    """Do nothing: the thread of `PatientProcess` reads the signal from Python's wakeup file descriptor."""
 
 
 def is_main_thread() -> bool:

@@ -120,7 +120,7 @@ class AdaptedCheckpoint(Checkpoint):
 
 
 def adapter_facts(checkpoint: Checkpoint, files: Sequence[Path]) -> list[list[object]]:
-    """Return a list of what adapters do besides their factors: their files' places among all, weight and scales.
+    """Return for each adapter the indices of its files, its weight and its scales by module.
 
     Args:
         files: files of the adapters, and maybe of the model, in the order in which they are hashed.

@@ -31,7 +31,7 @@ OWN = (
 PATHS = ("checkpoint", "adapter")
 """Keys of `model` that name files, whose contents are compared."""
 COMPARED = {"streaming": ("policy", "layer_group_size"), "parallel": ("split", "transport")}
-"""Keys of groups of settings that layers are dealt and handed over by; their other keys are each machine's own."""
+"""Keys of `streaming` and `parallel` that must be equal on all ranks; their other keys may differ between machines."""
 PRODUCTS = frozenset({"avx512_bf16", "amx_tile"})
 """Processor features that change how prompts are multiplied, besides those that choose the kernels."""
 

@@ -99,7 +99,7 @@ class CacheParts:
         self._thread.shutdown()
 
     def _file(self, message: Mapping[str, Any]) -> Path:
-        """Return the path of this rank's part."""
+        """Return the path of this rank's file of a saved cache."""
         rank = self._ranks.rank
         return Path(message["file"] if rank == 0 else f"{message['file']}.rank{rank}")
 
@@ -211,7 +211,7 @@ class LeadJob:
         return self._run_alone(work)
 
     def wait(self) -> None:
-        """Wait until all ranks have written or read their files, while passes go on.
+        """Wait until all ranks have written or read their files; forward passes continue meanwhile.
 
         Raises:
             ConfigError: a rank could not; the message names it.
