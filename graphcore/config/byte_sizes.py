@@ -30,13 +30,23 @@ def parse_nbytes(key: str, value: Any) -> int | None:
     Raises:
         ConfigError: the value is neither "auto" nor a size.
     """
-    if value == AUTO:
-        return None
+    forms = "is no size; write auto, whole bytes, or a number with a unit: 14GiB, 600MB"
+    return None if value == AUTO else number_of_bytes(key, value, forms)
+
+
+def number_of_bytes(key: str, value: Any, otherwise: str) -> int:
+    """Return the bytes of a size; the forms are those of `parse_nbytes` without "auto".
+
+    Args:
+        key, value: as for `parse_nbytes`.
+        otherwise: what the message says after key=value if the value has none of these forms.
+
+    Raises:
+        ConfigError: the value is no size.
+    """
     match = WRITTEN.fullmatch(_as_text(value).strip())
     if match is None or (not match[2] and Fraction(match[1]).denominator > 1):
-        raise ConfigError(
-            f"{key}={value} is no size; write auto, whole bytes, or a number with a unit: 14GiB, 600MB", is_unknown=True
-        )
+        raise ConfigError(f"{key}={value} {otherwise}", is_unknown=True)
     if not match[2]:
         return _bare_nbytes(key, int(Fraction(match[1])))
     unit = UNITS.get(match[2].lower())

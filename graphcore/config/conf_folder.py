@@ -11,7 +11,7 @@ from graphcore.config.dtype_names import OTHER_NAMES
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
-OPTION_LIST = re.compile(r"[\w-]*(,[\w-]+)*")  # one option, or several in a sweep
+OPTION_LIST = re.compile(r"[\w.-]*(,[\w.-]+)*")  # one option, or several in a sweep or in [a,b]
 CHECKPOINT = re.compile(r"(hf|pypi|random):.*|.*[/\\].*|.*\.(gguf|safetensors)")  # a path or source, not a name
 OTHER_WORDS = {  # from yaml and other engines
     **dict.fromkeys(("true", "yes"), "on"),
@@ -38,7 +38,7 @@ def group_options() -> dict[str, list[str]]:
 def check_groups(overrides: Iterable[str]) -> None:
     """Check that every "group=option" among the overrides names an existing option.
 
-    Hydra's own message is long, and for group=true there is none.
+    Hydra's own message is long, and for values that are no text, such as true, 1.5 or null, there is none.
 
     Raises:
         ConfigError: an option does not exist; the message lists the group's options.
@@ -57,10 +57,11 @@ def check_groups(overrides: Iterable[str]) -> None:
             advice = f"a file, a folder or a download is model.checkpoint={value}"
             known = ", ".join(groups[group])
             raise ConfigError(f"{override} is no option of this group; {advice}; known: {known}", is_unknown=True)
-        if not separator or not OPTION_LIST.fullmatch(value):
+        options = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+        if not separator or value == "[]" or not OPTION_LIST.fullmatch(options):
             continue
-        unknown = [option for option in value.split(",") if option not in groups[group]]
-        if unknown and not (group == "experiment" and unknown == ["null"]):
+        unknown = [option for option in options.split(",") if option not in groups[group]]
+        if unknown:
             known = ", ".join(groups[group]) or "none yet"
             likely = _likely_option(group, unknown[0], groups[group])
             raise ConfigError(
@@ -70,10 +71,12 @@ def check_groups(overrides: Iterable[str]) -> None:
 
 
 def _likely_option(group: str, written: str, options: list[str]) -> str:
-    """Return " (did you mean 'x'?)" for the option that was probably meant, or an empty string.
+    """Return " (did you mean 'x'?)" for the option that was probably meant, or other advice; else an empty string.
 
     A model's numbers are its version and size: with other numbers the name is another model's, and no misspelling.
     """
+    if group == "experiment" and written in ("", "null"):
+        return " (leave it out for none)"
     if group != "model":
         return nearest(OTHER_WORDS.get(written.lower(), written), options)
     numbers = re.findall(r"\d+", written)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from graphcore.config.byte_sizes import parse_nbytes
+from graphcore.config.byte_sizes import number_of_bytes
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, resolve_device
 from graphcore.engine.loading.runtime_config import ComputeTarget, refuse_graph
@@ -57,7 +57,7 @@ def size_of(key: str, value: Any) -> int:
     Raises:
         ConfigError: the value is no size.
     """
-    nbytes = parse_nbytes(key, value)
+    nbytes = number_of_bytes(key, value, "is no size; write whole bytes, or a number with a unit: 14GiB, 600MB")
     if not nbytes:
         raise ConfigError(f"{key}={value} must be more than 0 bytes; write it as 14GiB, or leave it out")
     return nbytes
@@ -69,7 +69,8 @@ def rate_of(key: str, value: Any) -> float:
     Raises:
         ConfigError: the value is no rate.
     """
-    rate = parse_nbytes(key, value.removesuffix(PER_SECOND) if isinstance(value, str) else value)
+    amount = value.removesuffix(PER_SECOND) if isinstance(value, str) else value
+    rate = number_of_bytes(key, amount, "is no rate; write bytes per second with a unit: 3GB, 600MB/s")
     if not rate:
         raise ConfigError(f"{key}={value} must be more than 0 bytes per second; write it as 3GB, or leave it out")
     return float(rate)

@@ -149,10 +149,12 @@ def test_where_only_experts_move_the_rate_is_that_of_reading_one_in_each_layer(
     ("override", "said"),
     [
         ("task.link=0", "task.link=0 must be more than 0"),
-        ("task.bandwidth=.inf", "task.bandwidth=.inf is no size"),
+        ("task.bandwidth=.inf", "task.bandwidth=.inf is no rate; write bytes per second"),
         ("task.disk=25", "would be 25 bytes; write the unit"),
-        ("task.disk=auto", "task.disk=auto must be more than 0"),
-        ("task.ram=some", "task.ram=some is no size"),
+        ("task.disk=auto", "task.disk=auto is no rate; write bytes per second"),
+        ("task.disk=3Gbit/s", "task.disk=3Gbit has the unknown unit 'Gbit'"),
+        ("task.ram=some", "task.ram=some is no size; write whole bytes"),
+        ("task.ram=auto", "task.ram=auto is no size; write whole bytes"),
     ],
 )
 def test_sizes_and_rates_that_are_none_are_refused(run_task: RunTask, override: str, said: str) -> None:
