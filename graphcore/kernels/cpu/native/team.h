@@ -245,10 +245,11 @@ class Team {
                 job_->carry_out(index, deal.portion(owner, size_, portion), thread);
             }
         }
-        if (!done) return;
+        const bool is_callers = thread == 0 && !steals;  // ends a phase without units, which no portion ends
+        if (!done && !is_callers) return;
         int all = 0;
         for (int owner = 0; owner < size_; owner++) all += deal.portions(owner, size_);
-        if (done_.fetch_add(done, std::memory_order_acq_rel) + done < all) return;
+        if (all && (!done || done_.fetch_add(done, std::memory_order_acq_rel) + done < all)) return;
         done_.store(0, std::memory_order_relaxed);
         open_phase(phase + 1);
     }

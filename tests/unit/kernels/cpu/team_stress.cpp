@@ -22,7 +22,7 @@ struct Random final : Job {
     explicit Random(unsigned seed) : random(seed) {
         const int count = 1 + int(random() % 6);
         for (int phase = 0; phase < count; phase++) {
-            const int units = 1 + int(random() % 40);
+            const int units = int(random() % 40);  // none in some phases
             deals.push_back({units, 1 + int(random() % 5)});
             times.emplace_back(units, 0);
         }
