@@ -138,11 +138,3 @@ class ToolFormat:
     def knows_reasoning(self) -> bool:
         """Whether the family marks its thoughts."""
         return bool(self.reasoning_open)
-
-    @property
-    def streams_arguments(self) -> bool:
-        """Whether a call's arguments come while the model writes them; else they come whole, when the call is closed.
-
-        The values of tags and of Python's and Gemma's syntax become JSON only when they are whole.
-        """
-        return self.syntax in (CallSyntax.JSON, CallSyntax.NAMED, CallSyntax.CHANNELS)

@@ -17,6 +17,7 @@ length, in whole tiles: the cost follows the context.
 Source: split-KV as in Flash-Decoding (Dao et al. 2023); the last arrival as in CUDA's threadFenceReduction sample.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ from graphcore.kernels.gpu.attention.running_softmax import (
     LOG2_E,
     MERGED,
     divided,
+    empty_splits,
     empty_state,
     merge_splits,
     precision_of,
@@ -259,27 +261,19 @@ def launch_attend_token(
         [B, 1, H, E] compute dtype, contiguous.
     """
     window, scale, sinks, _, cap, _ = scoring
-    batch, tokens, heads, head_dim = query.shape
+    batch, _, heads, head_dim = query.shape
     kv_heads, page = k_cache.shape[1:3]
-    slots = table.shape[1] * page
-    assert tokens == 1, f"{tokens} tokens of a sequence, this kernel takes one"
-    assert table.stride(1) == 1, "a sequence's pages are one run"
-    assert rope is None or rope.is_contiguous(), "the kernel finds a token's angles by shape alone"
-    assert head_dim % 2 == 0 or rope is None, f"heads of {head_dim} have no halves"
     new = [query if one is None else one for one in (key, value)]
-    for one in (query, *new, k_cache, v_cache):
-        assert one.stride(-1) == 1, "vectors lie in one run"
+    _check_operands([query, *new, k_cache, v_cache], table, rope)
     group, width = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
     kinds = pool_kind(k_cache), pool_kind(v_cache)
-    is_wide = width > MOST_CODED_WIDTH and max(kinds) > 1
-    tile = tile or max(16, keys_of_tile(width, query.dtype) // (2 if is_wide else 1))
+    tile, slots = tile or decode_tile(width, query.dtype, max(kinds)), table.shape[1] * page
     sizes = (batch, kv_heads, min(slots, window or slots), tile, processors_of(query.device))
     few, most = split_count(*sizes), most_splits(*sizes)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     parts = states = None
     if most > 1:
-        parts = torch.empty(batch, kv_heads, most, group, head_dim, dtype=torch.float32, device=query.device)
-        states = torch.empty(batch, kv_heads, most, group, 2, dtype=torch.float32, device=query.device)
+        parts, states = empty_splits((batch, kv_heads, most, group), head_dim, query.device)
         if arrivals is None:
             arrivals = torch.zeros(batch * kv_heads, dtype=torch.int32, device=query.device)
         assert arrivals.numel() >= batch * kv_heads, f"{arrivals.numel()} arrivals for {batch} x {kv_heads} kv heads"
@@ -299,6 +293,28 @@ def launch_attend_token(
         ROTATED=0 if rope is None else 2 * rope.shape[-1], WIDE=norms.scale_in_float32, **pdl_options(),
     )  # fmt: skip
     return out
+
+
+def _check_operands(vectors: Sequence[Tensor], table: Tensor, rope: Tensor | None) -> None:
+    """Check what the kernel takes for granted. Args: vectors: queries, keys and values, those of the query first."""
+    tokens, head_dim = vectors[0].shape[1], vectors[0].shape[-1]
+    assert tokens == 1, f"{tokens} tokens of a sequence, this kernel takes one"
+    assert table.stride(1) == 1, "a sequence's pages are one run"
+    assert rope is None or rope.is_contiguous(), "the kernel finds a token's angles by shape alone"
+    assert head_dim % 2 == 0 or rope is None, f"heads of {head_dim} have no halves"
+    for one in vectors:
+        assert one.stride(-1) == 1, "vectors lie in one run"
+
+
+def decode_tile(width: int, dtype: torch.dtype, kind: int) -> int:
+    """Return the number of keys of a tile.
+
+    Args:
+        width: features of a head, padded.
+        kind: larger `pool_kind` of keys and values.
+    """
+    is_wide = width > MOST_CODED_WIDTH and kind > 1
+    return max(16, keys_of_tile(width, dtype) // (2 if is_wide else 1))
 
 
 attend_token = register_custom_op(

@@ -23,7 +23,14 @@ from graphcore.kernels import limits
 from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.gpu.attention.coded_heads import rounded_product
 from graphcore.kernels.gpu.attention.decode import table_sizes
-from graphcore.kernels.gpu.attention.running_softmax import LOG2_E, divided, empty_state, precision_of, take_in
+from graphcore.kernels.gpu.attention.running_softmax import (
+    LOG2_E,
+    divided,
+    empty_splits,
+    empty_state,
+    precision_of,
+    take_in,
+)
 from graphcore.kernels.gpu.attention.splits import processors_of
 from graphcore.kernels.gpu.attention.write_cache import launch_write_cache
 from graphcore.kernels.gpu.dependent_launch import let_next_begin, wait_for_earlier
@@ -133,8 +140,7 @@ def launch_attend_latent(
     out = query.new_empty(batch, tokens, heads, latent)
     parts, states = out, out
     if splits > 1:
-        parts = torch.empty(batch, tokens * heads, splits, latent, dtype=torch.float32, device=query.device)
-        states = torch.empty(batch, tokens * heads, splits, 2, dtype=torch.float32, device=query.device)
+        parts, states = empty_splits((batch, tokens * heads, splits), latent, query.device)
     sizes = {"C": latent, "W": max(16, triton.next_power_of_2(latent)), "SPLITS": splits}
     _attend_rows[(tiles, splits, batch)](
         query, pool, table, starts, counts, out, parts, states, *query.stride()[:3], pool.stride(0), pool.stride(2),

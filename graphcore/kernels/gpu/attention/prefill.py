@@ -32,6 +32,7 @@ from graphcore.kernels.gpu.attention.running_softmax import (
     LOG2_E,
     MERGED,
     divided,
+    empty_splits,
     empty_state,
     load_rows,
     merge_splits,
@@ -259,9 +260,7 @@ def launch_attend_chunk(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     parts = states = None
     if splits > 1:
-        left = batch, kv_heads, rows_tiles, splits, rows
-        parts = torch.empty(*left, head_dim, dtype=torch.float32, device=query.device)
-        states = torch.empty(*left, 2, dtype=torch.float32, device=query.device)
+        parts, states = empty_splits((batch, kv_heads, rows_tiles, splits, rows), head_dim, query.device)
     sizes = {"WINDOWED": window > 0, "KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width,
              "ROWS": rows, "TILE": tile, "LEAST": LEAST_TILES, "enable_fp_fusion": True}  # fmt: skip
     _attend_chunk[(kv_heads * splits, rows_tiles, batch)](

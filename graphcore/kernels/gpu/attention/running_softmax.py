@@ -10,9 +10,12 @@ an instruction. A row's state is its highest score, the sum of its weights, and 
 Splits of the keys have states of their own, which add up by the same rule.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from graphcore.kernels.gpu.attention.coded_heads import load_codes
 
@@ -139,6 +142,16 @@ def merge_splits(parts, states, used, GROUP: tl.constexpr, HEADS: tl.constexpr, 
 def divided(sums, total):
     """Return the answers [R, E]; zeros for a row that saw no key."""
     return sums / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+def empty_splits(sizes: Sequence[int], head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return memory for what splits leave, float32, not set: weighted sums [*sizes, E], and best and total [*sizes, 2].
+
+    Args:
+        sizes: numbers of splits and of the rows of each, in whatever order a kernel has them.
+    """
+    sums = torch.empty(*sizes, head_dim, dtype=torch.float32, device=device)
+    return sums, torch.empty(*sizes, 2, dtype=torch.float32, device=device)
 
 
 def precision_of(dtype: torch.dtype) -> str:
