@@ -6,7 +6,7 @@ import pytest
 from fake_cuda import FakeCuda
 
 from graphcore import Engine
-from graphcore.engine.engine import batching_of
+from graphcore.engine.batching.new_batching import batching_of
 from graphcore.graph import block_compiler as kinds
 from graphcore.kernels.backend import TritonBackend
 

@@ -19,7 +19,7 @@ from tiny_models import DELTA_RULES, MIXTURES, TinyModel
 from torch import Tensor
 
 from graphcore import Engine
-from graphcore.engine.engine import batching_of
+from graphcore.engine.batching.new_batching import batching_of
 from graphcore.engine.loading import decoder_loader
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.program_runner import ProgramRunner

@@ -18,7 +18,7 @@ from tiny_models import save_tiny
 from graphcore import Engine
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.continuous import ContinuousBatching
-from graphcore.engine.engine import speculation_of
+from graphcore.engine.batching.new_batching import speculation_of
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.engine.ring.drafts import DraftCalls, LeadDecodeLoop, LeadDraftSteps
