@@ -245,10 +245,12 @@ class Ingress:
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 self._states = await asyncio.to_thread(_replica_states)
-        except (TimeoutError, RayError, *LOST) as error:
-            LOG.warning("Ray does not say how many replicas run, which may be as many as before: %s", error)
-        await asyncio.sleep(STATUS_SECONDS)
-        self._looking = None
+        except (TimeoutError, KeyError, RayError, *LOST) as error:  # KeyError: Ray does not list the application yet
+            LOG.warning("Ray does not say how many replicas run, which may be as many as before: %r", error)
+        try:
+            await asyncio.sleep(STATUS_SECONDS)
+        finally:
+            self._looking = None  # else nobody would ask again
 
     async def _metrics(self, request: ForwardedRequest) -> Response:
         """Return the metrics of all replicas with a label `replica`; an error response of one is returned as it is."""

@@ -1,5 +1,7 @@
 """What Ray is asked for, and what this machine is said to lack; test_replicas.py runs it."""
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from graphcore.errors import ConfigError
 
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'graphcore[ray]'")
 
+from graphcore.serving import ray_app  # noqa: E402 - Ray must be there
 from graphcore.serving.ray_app import replicated  # noqa: E402 - Ray must be there
 from graphcore.serving.replicas.ray_server import refuse_too_many, words_of  # noqa: E402
 from graphcore.serving.replicas.replica_resources import planned_resources, replica_settings  # noqa: E402
@@ -38,6 +41,25 @@ def test_the_bounds_of_autoscaling_are_those_of_the_task() -> None:
     scaling = replica._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 6)
     assert deployments(replicas=2, max_replicas=2)["Replica"]._deployment_config.autoscaling_config is None
+
+
+def test_ray_is_asked_again_after_it_did_not_know_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[dict[str, int]] = [{}, {"RUNNING": 2}]
+
+    def states() -> dict[str, int]:
+        found = answers.pop(0)
+        return found or {"RUNNING": found["RUNNING"]}
+
+    monkeypatch.setattr(ray_app, "_replica_states", states)
+    monkeypatch.setattr(ray_app, "STATUS_SECONDS", 0.0)
+
+    async def asked_twice() -> list[dict[str, int]]:
+        ingress = ray_app.Ingress(SimpleNamespace(options=lambda **_: None), serve_settings())  # type: ignore[arg-type]
+        first = await ingress._replica_states()
+        await asyncio.sleep(0.01)
+        return [first, await ingress._replica_states()]
+
+    assert asyncio.run(asked_twice()) == [{}, {"RUNNING": 2}]
 
 
 def test_planned_bytes_and_threads_are_those_of_the_plan() -> None:
