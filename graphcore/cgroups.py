@@ -45,8 +45,9 @@ def _mounts(root: Path, controller: str, is_v2: bool) -> Iterator[tuple[Path, st
 
 
 def lines_of(path: Path) -> list[str]:
-    """Return a small file's lines; none if it is missing or not readable."""
+    """Return a small file's lines; none if it is missing or not readable. Names in it may have any bytes."""
     try:
-        return path.read_text(encoding="ascii").splitlines()
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
+    return [line for line in text.split("\n") if line]

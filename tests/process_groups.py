@@ -9,7 +9,7 @@ def write_groups(root: Path, groups: str, mounts: str, files: Mapping[str, str])
     proc = root / "proc/self"
     proc.mkdir(parents=True)
     (proc / "cgroup").write_text(f"{groups}\n", encoding="ascii")
-    (proc / "mountinfo").write_text(f"{mounts}\n", encoding="ascii")
+    (proc / "mountinfo").write_text(f"{mounts}\n", encoding="utf-8", errors="surrogateescape")
     for name, text in files.items():
         path = root / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,6 +31,15 @@ def test_version_2_counts_what_the_kernel_cannot_drop(tmp_path: Path) -> None:
     assert free_ram_nbytes(root) == 1_250_000_000
 
 
+@pytest.mark.parametrize("name", ["M\xfcsli", "\u65e5\u672c", "old\udce4", "two\u2028lines"])
+def test_mounts_of_any_name_hide_no_group(tmp_path: Path, name: str) -> None:
+    """Mountinfo has names as their bytes, such as that of a disk with an umlaut, whatever their encoding."""
+    disk = f"40 24 8:2 / /media/{name} rw - vfat /dev/sdb1 rw"
+    files = {"app/memory.max": "1500000000\n", "app/memory.current": "900000000\n"}
+    root = groups_under(tmp_path, "0::/app", f"{disk}\n{V2_MOUNT.format(inside='/')}", files)
+    assert list(groups_of_self(root)) == [GroupMemory(1_500_000_000, 900_000_000)]
+
+
 def test_version_1_is_read_where_its_memory_controller_is_mounted(tmp_path: Path) -> None:
     files = {
         "memory/a/b/memory.limit_in_bytes": "2000000000\n",
