@@ -25,12 +25,8 @@ from starlette.routing import Route
 
 from graphcore.engine.what_if import WhatIf
 from graphcore.serving.answering import answer_chat, begin, count_prompt, limits_of, prompt_ids
-from graphcore.serving.anthropic_messages import (
-    messages_body,
-    messages_events,
-    read_count_tokens,
-    read_message_request,
-)
+from graphcore.serving.anthropic_events import messages_body, messages_events
+from graphcore.serving.anthropic_messages import read_count_tokens, read_message_request
 from graphcore.serving.chat_call import ChatCall, Part, Used
 from graphcore.serving.engine_status import running_plan_body, status_body, what_if_body
 from graphcore.serving.event_streams import CLIENT_LEFT, DONE, Event, event_of, event_response, until_end, until_left
@@ -42,7 +38,8 @@ from graphcore.serving.metrics import ServingMetrics
 from graphcore.serving.openai_chat import ChatChunks, chat_body, read_chat
 from graphcore.serving.openai_completions import Completions, read_completion
 from graphcore.serving.openai_embeddings import embedding_body, read_embedding
-from graphcore.serving.openai_responses import read_responses, responses_body, responses_events
+from graphcore.serving.openai_response_events import responses_body, responses_events
+from graphcore.serving.openai_responses import read_responses
 from graphcore.serving.page_files import HEADERS, PREFIX, page_files
 from graphcore.serving.request_errors import RequestError, error_body, request_error
 from graphcore.serving.served_model import ServedModel, ServingState

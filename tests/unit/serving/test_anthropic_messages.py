@@ -15,13 +15,8 @@ from llm_comply.schema import SpecLoader
 from pydantic import TypeAdapter
 from starlette.responses import JSONResponse
 
-from graphcore.serving.anthropic_messages import (
-    SIGNATURE,
-    messages_body,
-    messages_events,
-    read_count_tokens,
-    read_message_request,
-)
+from graphcore.serving.anthropic_events import SIGNATURE, messages_body, messages_events
+from graphcore.serving.anthropic_messages import read_count_tokens, read_message_request
 from graphcore.serving.chat_call import ChatCall, Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from graphcore.serving.request_errors import RequestError, anthropic_error
 from tests.scripted_answers import (

@@ -15,7 +15,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from graphcore.serving.chat_call import ChatCall, Content, Part, Reasoning
-from graphcore.serving.openai_responses import read_responses, responses_body, responses_events
+from graphcore.serving.openai_response_events import responses_body, responses_events
+from graphcore.serving.openai_responses import read_responses
 from graphcore.serving.request_errors import RequestError
 from graphcore.serving.token_texts import TokenTexts
 from tests.scripted_answers import (
