@@ -53,6 +53,9 @@ async def until_end(
     except RequestError as error:
         status, message = error.status, error.message
         yield error_event(error)
+    except Exception:  # a fault of the server's own, which uvicorn logs
+        status = 500
+        raise
     finally:
         note(status, message)
 

@@ -26,7 +26,8 @@ class Loader:
 
     Attributes:
         sources: stored tensor and folds of a weight, by the weight's name in the decoder.
-        squared_errors: error of the rows packed so far, by the name of a weight that is packed at load.
+        squared_errors: error of the rows packed so far, by the name of a weight that is packed at load. One thread
+            packs all weights: `quant` and streaming from files exclude each other.
         beneath: loader of the weights without adapters; None if there are no adapters.
     """
 
