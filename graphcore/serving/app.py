@@ -344,7 +344,7 @@ class Application:
         """GET /status: what the engine does at present; with events=N, the newest events of its timeline."""
         asked = self._query(exchange, "events") or "0"
         if not asked.isascii() or not asked.isdecimal() or len(asked) > 9:
-            raise RequestError(f"events={asked!r:.40} must be a whole number", field="events")
+            raise RequestError(f"events={asked!r:.40} must be a whole number of up to 9 digits", field="events")
         return JSONResponse(await asyncio.to_thread(status_body, self._served, self._metrics, int(asked)))
 
     def _query(self, exchange: HttpExchange, name: str) -> str | None:

@@ -23,6 +23,7 @@ from graphcore.serving.serve_settings import ServeSettings
 OPEN_PATHS = frozenset({"/health", "/ping"})  # what load balancers ask without a key
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 DEEPEST = 200  # levels of lists and objects in a body
+MOST_DIGITS = 309  # of a whole number that float64 has room for
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -154,7 +155,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     """
     try:
         text = body.decode("utf-8-sig")
-        found = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        found = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole)
         if _SURROGATE.search(text):
             json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
@@ -188,6 +189,12 @@ def depth_of(value: object) -> int:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _whole(text: str) -> int:
+    if len(text.removeprefix("-")) > MOST_DIGITS:
+        raise ValueError(f"{text:.20}... is too large a number")
+    return int(text)
 
 
 def _finite(text: str) -> float:

@@ -84,7 +84,7 @@ def read_completion(body: Mapping[str, Any]) -> tuple[CompletionRequest, list[st
     """
     request, unknown = parse_request(CompletionRequest, body)
     refuse_unless(request, NEUTRAL_FIELDS)
-    if not request.prompt:
+    if not request.prompt or not all(prompts_of_field(request.prompt)):
         raise RequestError("prompt is empty; give at least one character or token", field="prompt")
     if request.stream and request.echo and request.logprobs is not None:
         raise RequestError("echo with logprobs cannot be streamed; leave out stream", field="stream")

@@ -59,15 +59,21 @@ def text_of(content: object, where: str) -> str:
         raise RequestError(f"{where} must be a text or a list of parts", field=where)
     texts = []
     for at, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None
-        if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(text, str):
-            raise RequestError(
-                f"{where}[{at}]: a part of type {kind!r:.40} cannot be read; this model takes text alone",
-                field=f"{where}[{at}]",
-            )
-        texts.append(text)
+        texts.append(_text_of_part(part, f"{where}[{at}]"))
     return "".join(texts)
+
+
+def _text_of_part(part: object, where: str) -> str:
+    if not isinstance(part, Mapping):
+        raise RequestError(f"{where} must be an object with a type and a text", field=where)
+    kind, text = part.get("type"), part.get("text", part.get("refusal"))
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise RequestError(
+            f"{where}: a part of type {kind!r:.40} cannot be read; this model takes text alone", field=where
+        )
+    if not isinstance(text, str):
+        raise RequestError(f"{where}.text must be a text", field=f"{where}.text")
+    return text
 
 
 def _call(call: object, where: str) -> dict[str, Any]:

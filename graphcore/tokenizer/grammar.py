@@ -24,6 +24,8 @@ JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": "[ \\t\\r\\n]{0,40}"
 """llguidance's options for JSON schemas (`x-guidance`). White space between tokens of JSON is limited to 40 characters:
 without a limit small models write white space until they reach the length limit."""
 
+ENDLESS = "NoExtensionBias"  # llguidance's message on rules such as `start: start`
+
 
 @dataclass
 class GrammarTokens:
@@ -51,16 +53,15 @@ class GrammarTokens:
             raise ConfigError("a grammar ends with an end token, and the checkpoint names none (eos_token_id)")
         ends = sorted(self.end_ids)
         known = LLTokenizer(self.tokenizer.serialized(), n_vocab=self.vocab, eos_token=ends)
-        if not any(map(known.is_special_token, self.tokenizer.tag_ids)):
-            return known
-        return LLTokenizer(cast("TokenizerWrapper", TaggedTokens(self, known)), n_vocab=self.vocab, eos_token=ends)
+        return LLTokenizer(cast("TokenizerWrapper", GrammarTokenizer(self, known)), n_vocab=self.vocab, eos_token=ends)
 
 
-class TaggedTokens:
-    """A tokenizer as llguidance takes it, in which tags such as <tool_call> are text.
+class GrammarTokenizer:
+    """A tokenizer as llguidance takes it: tags such as <tool_call> are text, and no text becomes a control token.
 
     llguidance itself takes each added token between angle brackets for a special one: no text of a grammar would allow
-    it, though the tokenizer encodes that text as this token.
+    it, though the tokenizer encodes that text as this token. And it would encode a grammar's text that spells a control
+    token as that token, which ends an answer in the middle.
 
     Args:
         tokens: the tokens.
@@ -84,12 +85,16 @@ class TaggedTokens:
             for token_id in range(known.vocab_size)
             if known.is_special_token(token_id) and token_id not in tags
         ]
+        self._controls = frozenset(self.special_token_ids)
         self.is_tokenizer_wrapper = True
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return the ids of a text."""
+        """Return the ids of a text. If it spells a control token, all that it spells is encoded as plain text."""
         decoded = text.decode() if isinstance(text, bytes) else text
-        return self._tokenizer.encode(decoded, add_special_tokens=False)
+        ids = self._tokenizer.encode(decoded, add_special_tokens=False)
+        if self._controls.isdisjoint(ids):
+            return ids
+        return self._tokenizer.encode(decoded, add_special_tokens=False, is_plain=True)
 
 
 @dataclass
@@ -181,6 +186,8 @@ class GrammarMask:
     def _check(self, matcher: "LLMatcher") -> None:
         if matcher.is_error():
             reason = " ".join(matcher.get_error().partition("<state>")[0].split())  # the parser's state is long
+            if reason == ENDLESS:
+                reason = "no text matches it, because its rules never end"
             raise ConfigError(f"{self.form}: {reason:.300}")
 
 
@@ -195,7 +202,7 @@ def llguidance_source(form: str, grammar: Any) -> str:
     if form == "choice":
         is_list = isinstance(grammar, Sequence) and not isinstance(grammar, str)
         if not is_list or not grammar or not all(isinstance(text, str) for text in grammar):
-            raise ConfigError(f"choice={grammar!r:.40} must be a list of texts")
+            raise ConfigError(f"choice={grammar!r:.40} must be a list of at least one text, and of nothing else")
         # one terminal, an automaton: thousands of alternatives of a rule would exceed the parser's limits
         return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(json.dumps(text) for text in grammar))
     if form == "json_schema":

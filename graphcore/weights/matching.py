@@ -1,14 +1,16 @@
 """Matching of stored tensors to a decoder's weights, done and checked before any tensor is read."""
 
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from math import prod
 
 import torch
 
 from graphcore.arch.architecture import Architecture, TensorSource
 from graphcore.arch.config.model_config import ModelConfig
-from graphcore.arch.folds import InverseScale, ScaleOnly, WithoutScale
+from graphcore.arch.folds import InverseScale, PickParts, PickRows, ScaleOnly, WithoutScale
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.quantized.layout import ORDER, ORDER_ADVICE
 from graphcore.errors import CheckpointError, UnsupportedError, quoted
@@ -57,6 +59,7 @@ def match_weights(
     refuse_unexpected(architecture, config, checkpoint, {source.name for source in sources.values()}, left_out)
     for name, source in sources.items():
         _check_shape(checkpoint, source, name, shapes[name])
+    _check_parts(checkpoint, sources, shapes)
     return sources
 
 
@@ -155,3 +158,20 @@ def _check_shape(checkpoint: Checkpoint, source: TensorSource, name: str, expect
             f"{checkpoint.source}: Shape mismatch for {source.name}: expected {list(expected)} for {name}, "
             f"got {list(stored)}{became}; config and weights are of different models"
         )
+
+
+def _check_parts(
+    checkpoint: Checkpoint, sources: Mapping[str, TensorSource], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuse a fused tensor of which rows are left over: with another number of heads, q, k and v begin elsewhere."""
+    parts: dict[str, list[str]] = defaultdict(list)
+    for name, source in sources.items():
+        if any(isinstance(fold, PickRows | PickParts) for fold in source.folds):
+            parts[source.name].append(name)
+    for stored, names in parts.items():
+        shape, used = checkpoint.tensors[stored].shape, sum(prod(shapes[name]) for name in names)
+        if used != prod(shape):
+            raise CheckpointError(
+                f"{checkpoint.source}: Shape mismatch for {stored}: {listed(names)} take {used} numbers of it, and "
+                f"{list(shape)} has {prod(shape)}; config and weights are of different models"
+            )

@@ -65,6 +65,7 @@ def test_answers_under_schemas_are_valid(engine: Engine) -> None:
         ({"gbnf": 'root ::= "x" [0-9] [0-9] "y"'}, r"x[0-9][0-9]y"),
         ({"json_schema": {"enum": [1, "b"]}}, r'1|"b"'),
         ({"json_schema": '{"const": "abc"}'}, r'"abc"'),
+        ({"json_schema": {"const": "a<|end|>b"}}, r'"a<\|end\|>b"'),  # text, not the control token
     ],
     ids=str,
 )
@@ -81,11 +82,12 @@ def test_every_form_of_a_grammar_is_kept_to(engine: Engine, grammar: dict[str, A
     [
         ({"regex": "("}, "regex: "),
         ({"lark": "start: nothing"}, "lark: "),
+        ({"lark": "start: start"}, "lark: no text matches it"),
         ({"gbnf": "root ::= ("}, "gbnf: "),
         ({"json_schema": {"type": "nothing"}}, "json_schema: "),
         ({"json_schema": "{"}, "json_schema: |json_schema must be JSON"),
-        ({"choice": []}, "must be a list of texts"),
-        ({"choice": "yes"}, "must be a list of texts"),
+        ({"choice": []}, "must be a list of at least one text"),
+        ({"choice": "yes"}, "must be a list of at least one text"),
         ({"regex": 3}, "regex=3 must be a text"),
     ],
     ids=str,

@@ -236,6 +236,24 @@ def test_fused_projection_of_another_shape_is_refused(shape: tuple[int, ...]) ->
         match(config_of(GPT2), stored_gpt2() | {"h.0.attn.c_attn.weight": torch.zeros(shape)})
 
 
+def test_a_fused_projection_with_rows_that_no_weight_takes_is_refused() -> None:
+    """With half of the kv heads, rows of k would be read as v."""
+    config = config_of({**LLAMA, "model_type": "phi3", "num_key_value_heads": 2, "pad_token_id": None})
+    tensors = {
+        source.name: torch.zeros(shape)
+        for name, shape in shapes_of(config).items()
+        if not (source := architecture_of(config).hf_source(name, config)).folds
+    }
+    tensors = {f"model.{name}" if name != "lm_head.weight" else name: tensor for name, tensor in tensors.items()}
+    for at in range(2):
+        tensors[f"model.layers.{at}.mlp.gate_up_proj.weight"] = torch.zeros(48, 16)
+        tensors[f"model.layers.{at}.self_attn.qkv_proj.weight"] = torch.zeros(48, 16)
+    match(config, tensors)
+    half = config_of({**LLAMA, "model_type": "phi3", "num_key_value_heads": 1, "pad_token_id": None})
+    with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.qkv_proj\.weight: .* take 512 .* has 768;"):
+        match(half, tensors)
+
+
 def test_a_fold_that_cannot_be_applied_is_a_wrong_shape_too() -> None:
     """llama.cpp's rows of q come in pairs per head; 15 rows do not."""
     gguf = {architecture_of(UNTIED).gguf_source(name, UNTIED).name: shape for name, shape in shapes_of(UNTIED).items()}
