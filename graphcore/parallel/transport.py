@@ -36,6 +36,7 @@ from graphcore.errors import ConfigError
 from graphcore.parallel.deal import ENDS
 
 POLL = 2e-5  # seconds between two looks at a mark of the device
+POLL_THREAD = 0.02  # seconds between two looks at whether work in a thread is still needed
 ABORT_LIMIT = timedelta(seconds=10)  # for NCCL's communicators to end, when a rank was lost
 SPARE = timedelta(seconds=60)  # that NCCL's own watchdog waits longer than this module
 NCCL_VARIABLES = {
@@ -120,8 +121,16 @@ class Transport(ABC):
     def finish(self) -> None:
         """Wait until all that was sent has arrived."""
 
-    def connect(self, owners: Sequence[int]) -> None:  # noqa: B027  # gloo has connected all ranks already
-        """Connect the pairs of ranks between which the stream of such layers goes. Args: owners: rank of each layer."""
+    def connect(self, owners: Sequence[int], is_over: Callable[[], bool]) -> None:  # noqa: B027  # gloo has done so
+        """Connect the pairs of ranks between which the stream of such layers goes.
+
+        Args:
+            owners: rank of each layer.
+            is_over: function that returns True when another rank has failed, so that this one stops connecting.
+
+        Raises:
+            RuntimeError: a pair cannot be connected.
+        """
 
     @abstractmethod
     def close(self, *, is_lost: bool) -> None:
@@ -233,12 +242,11 @@ class DeviceTransport(Transport):
         self._notes: list[tuple[Tensor, Any]] = []
         self._numbers: dict[tuple[int, int], int] = {}
 
-    def connect(self, owners: Sequence[int]) -> None:
+    def connect(self, owners: Sequence[int], is_over: Callable[[], bool]) -> None:
         """Make a communicator for each pair and direction, in an order that is the same on all ranks."""
         pairs = [pair for pair in sorted(handed_pairs(owners)) if pair not in self._connected]
-        with self._noticing("NCCL did not connect the ranks"):
-            within(self._limit, lambda: self._exchange(pairs), "NCCL's communicators")
-        self._connected.update(pairs)
+        if within(self._limit, lambda: self._exchange(pairs), "NCCL's communicators", is_over):
+            self._connected.update(pairs)
 
     def send(self, hidden: Tensor, target: int, tag: int) -> None:
         """Enqueue a copy and its transfer."""
@@ -368,11 +376,14 @@ def handed_pairs(owners: Sequence[int]) -> frozenset[tuple[int, int]]:
     return frozenset((source, target) for source, target in steps if source != target)
 
 
-def within(limit: timedelta, work: Callable[[], None], what: str) -> None:
-    """Do work that may never end, in a thread that is left behind if it has not ended in time.
+def within(limit: timedelta, work: Callable[[], None], what: str, is_over: Callable[[], bool] = lambda: False) -> bool:
+    """Do work that may never end, in a thread that is left behind if it has not ended in time; return if it has ended.
+
+    Args:
+        is_over: function that returns True when the work is not needed any more.
 
     Raises:
-        RuntimeError: it has not.
+        RuntimeError: it has not ended within the limit.
         Exception: the work has raised it.
     """
     errors: list[BaseException] = []
@@ -385,11 +396,14 @@ def within(limit: timedelta, work: Callable[[], None], what: str) -> None:
 
     thread = threading.Thread(target=run, name="graphcore-nccl", daemon=True)
     thread.start()
-    thread.join(limit.total_seconds())
-    if thread.is_alive():
-        raise RuntimeError(f"{what} did not come within {limit.total_seconds():g} s")
+    end = time.monotonic() + limit.total_seconds()
+    while thread.is_alive() and not is_over():
+        if time.monotonic() > end:
+            raise RuntimeError(f"{what} did not come within {limit.total_seconds():g} s")
+        thread.join(POLL_THREAD)
     if errors:
         raise errors[0]
+    return not thread.is_alive()
 
 
 def set_nccl_variables(interface: str) -> None:

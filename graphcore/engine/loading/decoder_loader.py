@@ -68,7 +68,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         offer = offer_of(settings, parts, machine, Speeds(), self._deals_in_turn, is_one_machine)
         offers = [Offer(**told) for told in self._ranks.all_say(asdict(offer))]
         owners = share_layers(settings, parts, offers, self._deals_in_turn)
-        self._ranks.transport.connect(owners)  # before memory is planned, of which communicators take some
+        self._ranks.connect(owners)  # before memory is planned, of which communicators take some
         return dealt(parts, Share(self._ranks.rank, owners, tuple(offers)))
 
     def plan(

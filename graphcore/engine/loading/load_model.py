@@ -151,8 +151,14 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
         GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
     """
     ranks = ProcessGroup.join(settings.parallel) if settings.parallel.kind == "ring" else None
+
+    def progress(stage: str, group: int | None, done: int, total: int) -> None:
+        if ranks is not None:
+            ranks.check_loading()
+        on_progress(stage, group, done, total)
+
     with together(ranks):
-        return _load_here(settings, on_progress, check, ranks)
+        return _load_here(settings, progress, check, ranks)
 
 
 def _load_here(settings: Settings, on_progress: Progress, check: Check, ranks: ProcessGroup | None) -> LoadedModel:

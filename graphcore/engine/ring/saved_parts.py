@@ -125,7 +125,7 @@ class CacheParts:
         Ranks that have read other prompts have an error, too.
         """
         future = self._jobs[job]
-        said = self._ranks.all_say([*_result_of(future)] if future.done() else None, self._ranks.limit)
+        said = self._ranks.all_say([*_result_of(future)] if future.done() else None)
         if None in said:
             return None
         first = said[0][1]
@@ -145,7 +145,7 @@ class CacheParts:
             done.finish()
         except ConfigError as refused:
             error = str(refused)
-        refuse_parts(self._ranks.all_say(error, self._ranks.limit))
+        refuse_parts(self._ranks.all_say(error))
         return True
 
 

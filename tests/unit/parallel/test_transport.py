@@ -1,6 +1,7 @@
 """How GPU ranks hand over: what is asked of torch.distributed and of CUDA, and in which order."""
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,12 @@ from graphcore.parallel.transport import (
     uses_nccl,
     within,
 )
+
+
+def never() -> bool:
+    """Return that no other rank has failed."""
+    return False
+
 
 CPU, LIMIT = torch.device("cpu"), timedelta(seconds=5)
 OWN = [RankPlace("GPU-1", True), RankPlace("GPU-2", True)]
@@ -227,15 +234,33 @@ def test_a_device_that_does_not_end_its_work_is_an_error_within_the_limit(
 @pytest.mark.usefixtures("cuda")
 def test_pairs_are_connected_once_and_in_one_order(wire: Wire) -> None:
     transport, wire.value = device_transport(rank=1), 0
-    transport.connect((0, 1, 0))
+    transport.connect((0, 1, 0), never)
     assert [(what, peer) for what, peer, group in wire.log if group] == [("receive", 0), ("send", 0)]
-    transport.connect((0, 1, 0))
+    transport.connect((0, 1, 0), never)
     assert len(wire.calls()) == 2
     wire.value = 3
-    with pytest.raises(
-        RuntimeError, match="NCCL did not connect the ranks: NCCL brought 3 from rank 2, which had sent"
-    ):
-        transport.connect((0, 2, 1, 0))
+    with pytest.raises(RuntimeError, match="NCCL brought 3 from rank 2, which had sent"):
+        transport.connect((0, 2, 1, 0), never)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_rank_stops_connecting_when_another_one_has_failed(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_failed, has_ended = threading.Event(), threading.Event()
+
+    def irecv(*arguments: Any, **named: Any) -> Wire:
+        if not has_failed.is_set():
+            has_failed.set()
+            has_ended.wait(5)
+        return wire.irecv(*arguments, **named)
+
+    monkeypatch.setattr(torch.distributed, "irecv", irecv)
+    transport, began = DeviceTransport(noticing, 1, CPU, timedelta(seconds=60)), time.monotonic()
+    wire.value = 0
+    transport.connect((0, 1, 0), has_failed.is_set)
+    assert time.monotonic() - began < 4
+    has_ended.set()
+    transport.connect((0, 1, 0), never)
+    assert [what for what, peer, group in wire.log if group].count("send") >= 1, "the pairs were not connected yet"
 
 
 @pytest.mark.usefixtures("cuda")
