@@ -137,7 +137,7 @@ def run_refused(cases: Mapping[str, tuple[Case, str]], folder: Path) -> list[dic
 
 FAULTS = {
     "opening": "graphcore.engine.loading.decoder_loader.open_model",
-    "preparing": "graphcore.engine.loading.decoder_loader.check_dealable",
+    "preparing": "graphcore.engine.loading.decoder_loader.check_partitionable",
     "sharing": "graphcore.engine.loading.decoder_loader.share_layers",
     "planning": "graphcore.engine.loading.decoder_loader.plan_run",
     "agreeing": "graphcore.engine.loading.decoder_loader.without_model",
@@ -201,11 +201,11 @@ def _connect_in_vain(patch: Any, is_rank_1: bool) -> None:
     from fake_cuda import FakeCuda
 
     import graphcore.engine.ring.follow  # noqa: F401  # before torch.cuda is replaced: annotations name its classes
+    from graphcore.parallel.nccl_transport import NCCLTransport
     from graphcore.parallel.process_group import ProcessGroup
-    from graphcore.parallel.transport import DeviceTransport
 
     def place_on(self: ProcessGroup, device: Any, _asked: str) -> None:
-        self.transport = DeviceTransport(self._noticing, self.rank, device, self.limit, backend="gloo")
+        self.transport = NCCLTransport(self._noticing, self.rank, device, self.limit, backend="gloo")
 
     def exchange(*_arguments: Any) -> None:
         if is_rank_1:
@@ -214,7 +214,7 @@ def _connect_in_vain(patch: Any, is_rank_1: bool) -> None:
 
     FakeCuda.install(patch)
     patch.setattr(ProcessGroup, "place_on", place_on)
-    patch.setattr(DeviceTransport, "_exchange", exchange)
+    patch.setattr(NCCLTransport, "_exchange", exchange)
 
 
 OTHER_FAULTS = {"losing": _lose_rank_1, "connecting": _connect_in_vain}

@@ -33,16 +33,9 @@ from graphcore.errors import ConfigError, ParallelError
 from graphcore.parallel.handshake import refuse_any
 from graphcore.parallel.launch import Launch, interface_of
 from graphcore.parallel.liveness import Liveness
+from graphcore.parallel.nccl_transport import NCCLTransport, RankPlace, set_nccl_variables, uses_nccl
 from graphcore.parallel.rendezvous import store_of_start
-from graphcore.parallel.transport import (
-    DeviceTransport,
-    HostTransport,
-    RankPlace,
-    StagedTransport,
-    Transport,
-    set_nccl_variables,
-    uses_nccl,
-)
+from graphcore.parallel.transport import HostTransport, StagedTransport, Transport
 
 CLOSE = "close"
 EVER = timedelta(days=365)
@@ -121,7 +114,7 @@ class ProcessGroup:
         here = RankPlace.of(device)
         places = [RankPlace(*said) for said in self.all_say(here)]
         if uses_nccl(places, asked):
-            self.transport = DeviceTransport(self._noticing, self.rank, device, self.limit)
+            self.transport = NCCLTransport(self._noticing, self.rank, device, self.limit)
         elif here.gpu:
             self.transport = StagedTransport(self._noticing, device)
         if here.gpu:
