@@ -18,8 +18,9 @@ from graphcore.engine.loading import runtime_config
 from graphcore.engine.loading.decoder_loader import DecoderLoader
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.backend import TritonBackend
+from graphcore.parallel.nccl_transport import NCCLTransport
 from graphcore.parallel.process_group import ProcessGroup
-from graphcore.parallel.transport import DeviceTransport, StagedTransport
+from graphcore.parallel.transport import StagedTransport
 
 
 def decode_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
@@ -59,7 +60,7 @@ def hand_over_as_gpus(monkeypatch: pytest.MonkeyPatch, transport: str) -> None:
         if transport == "staged":
             self.transport = StagedTransport(self._noticing, device)
         else:
-            self.transport = DeviceTransport(self._noticing, self.rank, device, self.limit, backend="gloo")
+            self.transport = NCCLTransport(self._noticing, self.rank, device, self.limit, backend="gloo")
 
     monkeypatch.setattr(ProcessGroup, "place_on", place_on)
 

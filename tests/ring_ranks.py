@@ -3,7 +3,6 @@
 Started by `run_ranks` with torchrun's variables; all cases share the processes, because each takes seconds to start.
 """
 
-import importlib
 import json
 import os
 import random
@@ -121,7 +120,7 @@ def run_refused(cases: Mapping[str, tuple[Case, str]], folder: Path) -> list[dic
     """Return for each of two ranks the error, with its type, with which each case ends while the ranks load.
 
     Args:
-        cases: by name a case, and the key in FAULTS of what fails on rank 1; empty if nothing has to be broken.
+        cases: by name a case, and the key in FAULTS or OTHER_FAULTS of what fails on rank 1; empty if nothing does.
     """
     ports = free_ports(len(cases))
     described = folder / "refused.json"
@@ -138,7 +137,7 @@ def run_refused(cases: Mapping[str, tuple[Case, str]], folder: Path) -> list[dic
 
 FAULTS = {
     "opening": "graphcore.engine.loading.decoder_loader.open_model",
-    "preparing": "graphcore.engine.loading.decoder_loader.check_dealable",
+    "preparing": "graphcore.engine.loading.decoder_loader.check_partitionable",
     "sharing": "graphcore.engine.loading.decoder_loader.share_layers",
     "planning": "graphcore.engine.loading.decoder_loader.plan_run",
     "agreeing": "graphcore.engine.loading.decoder_loader.without_model",
@@ -154,10 +153,10 @@ def refuse(described: str, found: str) -> None:
     errors = {}
     for name, folder, overrides, fault, port in json.loads(Path(described).read_text()):
         os.environ["MASTER_PORT"] = str(port)
-        with broken(FAULTS[fault] if fault and os.environ["RANK"] == "1" else ""):
+        with _with_fault(fault):
             try:
                 engine = load(Case(folder, overrides), ["parallel=ring"])
-            except Exception as error:  # noqa: BLE001  # the test checks which one
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the test checks which one
                 errors[name] = f"{type(error).__name__}: {error}"
             else:
                 if engine is not None:
@@ -166,23 +165,59 @@ def refuse(described: str, found: str) -> None:
 
 
 @contextmanager
-def broken(path: str) -> Iterator[None]:
-    """Let a function of a module fail inside the block."""
-    if not path:
-        yield
-        return
-    module = importlib.import_module(path.rpartition(".")[0])
-    name = path.rpartition(".")[2]
-    whole = getattr(module, name)
+def _with_fault(fault: str) -> Iterator[None]:
+    """Let something fail on rank 1 inside the block: one of FAULTS or OTHER_FAULTS, or nothing."""
+    import pytest
 
-    def fail(*_arguments: Any, **_named: Any) -> None:
-        raise OSError(f"{name} has failed")
+    with pytest.MonkeyPatch.context() as patch:
+        if fault in OTHER_FAULTS:
+            OTHER_FAULTS[fault](patch, os.environ["RANK"] == "1")
+        elif fault and os.environ["RANK"] == "1":
+            path = FAULTS[fault]
 
-    setattr(module, name, fail)
-    try:
+            def fail(*_arguments: Any, **_named: Any) -> None:
+                raise OSError(f"{path.rpartition('.')[2]} has failed")
+
+            patch.setattr(path, fail)
         yield
-    finally:
-        setattr(module, name, whole)
+
+
+def _lose_rank_1(patch: Any, is_rank_1: bool) -> None:
+    """Let rank 1 leave without a word while rank 0 reads weights, for as long as nobody notices."""
+
+    def load_resident(_loader: Any, _decoder: Any, _device: Any, on_progress: Any, _moved: Any) -> None:
+        if is_rank_1:
+            raise KeyboardInterrupt("rank 1 ends")
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            on_progress("load", 0, 0, 1)
+            time.sleep(0.01)
+
+    patch.setattr("graphcore.engine.loading.decoder_loader.load_resident", load_resident)
+
+
+def _connect_in_vain(patch: Any, is_rank_1: bool) -> None:
+    """Connect the ranks as GPUs are, which fails on rank 1 while rank 0 waits for it; NCCL's groups are gloo's."""
+    from fake_cuda import FakeCuda
+
+    import graphcore.engine.ring.follow  # noqa: F401  # before torch.cuda is replaced: annotations name its classes
+    from graphcore.parallel.nccl_transport import NCCLTransport
+    from graphcore.parallel.process_group import ProcessGroup
+
+    def place_on(self: ProcessGroup, device: Any, _asked: str) -> None:
+        self.transport = NCCLTransport(self._noticing, self.rank, device, self.limit, backend="gloo")
+
+    def exchange(*_arguments: Any) -> None:
+        if is_rank_1:
+            raise RuntimeError("no route to rank 0")
+        time.sleep(30)
+
+    FakeCuda.install(patch)
+    patch.setattr(ProcessGroup, "place_on", place_on)
+    patch.setattr(NCCLTransport, "_exchange", exchange)
+
+
+OTHER_FAULTS = {"losing": _lose_rank_1, "connecting": _connect_in_vain}
 
 
 def answers_of(engine: Any, known: dict[tuple[int, ...], Sequence[int]]) -> dict[str, Any]:

@@ -60,8 +60,8 @@ class WhatIf:
         """
         if self._engine.loaded.ranks is not None:
             raise ConfigError(
-                "memory_budget: plans for other budgets are made for one process, and here the layers would be dealt "
-                "to the ranks anew; use task=plan parallel=ring, with task.ranks and streaming.memory_budget"
+                "memory_budget: plans for other budgets are made for one process, and here layers would be split "
+                "among the ranks anew; use task=plan parallel=ring, with task.ranks and streaming.memory_budget"
             )
         return self._planned(memory_budget)
 

@@ -21,8 +21,8 @@ from graphcore.graph.state import StepState
 from graphcore.graph.step import EmbedStep, Step, rope_rows
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
-from graphcore.parallel.deal import ENDS, Share
 from graphcore.parallel.process_group import ProcessGroup
+from graphcore.parallel.share import ENDS, Share
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ is read.
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -40,11 +41,14 @@ class UnfinishedCache:
 
     Args:
         path: path of the file that it becomes.
-        scratch: folder that the file `cache` is in.
+        scratch: folder beside the path that the file `cache` is in.
     """
 
     def __init__(self, path: Path, scratch: "tempfile.TemporaryDirectory[str]") -> None:
         self._path, self._scratch = path, scratch
+        self._file = Path(scratch.name) / "cache"
+        self._before = Path(f"{scratch.name}.before")  # the file that had the name, between `rename` and `drop`
+        self._is_stuck = False  # True if that file could not be put back, so that it must not be removed
 
     @classmethod
     def write(
@@ -79,11 +83,44 @@ class UnfinishedCache:
             ConfigError: it cannot have it; a file of that name stays as it was.
         """
         with _written(self._path), self._scratch:
-            (Path(self._scratch.name) / "cache").replace(self._path)
+            self._file.replace(self._path)
+
+    def rename(self) -> None:
+        """Give the file its name, which `take_back` takes from it again, until `drop`.
+
+        Raises:
+            ConfigError: it cannot have it; a file of that name stays as it was.
+        """
+        with _written(self._path):
+            if os.path.lexists(self._path):
+                self._keep_before()
+            self._file.replace(self._path)
+
+    def take_back(self) -> str:
+        """Undo `rename`, also one that has raised; return what could not be undone, empty if everything was."""
+        try:
+            if os.path.lexists(self._before):
+                self._before.replace(self._path)
+            elif not self._file.exists():
+                self._path.unlink()
+        except OSError as error:
+            self._is_stuck = os.path.lexists(self._before)
+            old = f"; the file that it replaced is {self._before}" if self._is_stuck else ""
+            return f"{self._path} is new and cannot be removed: {error.strerror}{old}"
+        return ""
 
     def drop(self) -> None:
-        """Remove the file, unless it is finished."""
+        """Remove the file, unless it has its name, and the one that had the name before."""
         self._scratch.cleanup()
+        if not self._is_stuck:
+            self._before.unlink(missing_ok=True)
+
+    def _keep_before(self) -> None:
+        """Keep the file of that name under another one, too, so that its name is never without a file."""
+        try:
+            os.link(self._path, self._before, follow_symlinks=False)
+        except OSError:  # a file system without hard links
+            self._path.rename(self._before)
 
 
 @contextmanager

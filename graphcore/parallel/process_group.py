@@ -4,18 +4,19 @@
     rank a   send ------->  rank b: receive         float32, in the order in which both run the layers
 
 If a rank's process ends, the connections to it end, too, and everything that waits for it raises at once. A machine
-that vanishes ends no connection, so every wait has a limit, but for those while weights are loaded, and an idle rank 0
-sends a heartbeat, which all ranks answer.
+that vanishes ends no connection, so every wait has a limit. While ranks load, a thread of each exchanges heartbeats
+(liveness.py); later an idle rank 0 sends a heartbeat, which all ranks answer.
 
     while ranks load    all_say, all_say, ...       on every rank, as often; plain data for JSON
     a rank that fails   say_error                   instead of its next all_say, which then raises on all others
+    at the end          end_loading                 on every rank
 """
 
 import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
+from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]  # not exported for type checkers
 from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOptions  # type: ignore[attr-defined]  # they have no stubs
 from torch.distributed.rendezvous import rendezvous
 
@@ -30,16 +32,10 @@ from graphcore.config.settings import ParallelSettings
 from graphcore.errors import ConfigError, ParallelError
 from graphcore.parallel.handshake import refuse_any
 from graphcore.parallel.launch import Launch, interface_of
+from graphcore.parallel.liveness import Liveness
+from graphcore.parallel.nccl_transport import NCCLTransport, RankPlace, set_nccl_variables, uses_nccl
 from graphcore.parallel.rendezvous import store_of_start
-from graphcore.parallel.transport import (
-    DeviceTransport,
-    HostTransport,
-    RankPlace,
-    StagedTransport,
-    Transport,
-    set_nccl_variables,
-    uses_nccl,
-)
+from graphcore.parallel.transport import HostTransport, StagedTransport, Transport
 
 CLOSE = "close"
 EVER = timedelta(days=365)
@@ -47,6 +43,7 @@ BEAT_LIMIT = timedelta(seconds=30)  # in which all ranks answer a heartbeat: bet
 CLOSE_LIMIT = timedelta(seconds=10)  # in which all ranks hear that rank 0 closes; one that does not is left behind
 PACKET = 2048  # bytes of a message's first part: its length in LENGTH bytes, then its beginning
 LENGTH = 8
+NOT_ANSWERED = "a rank did not answer"
 LOST = "a process has ended, or the network has failed; start all ranks again, or let torchrun do it (--max-restarts)"
 INTERFACE = "GLOO_SOCKET_IFNAME"  # where torch looks for the interface of gloo
 
@@ -79,9 +76,11 @@ class ProcessGroup:
             torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
             try:
                 self._messages: Any = torch.distributed.new_group(timeout=EVER, backend="gloo")  # its type has no name
+                beats = ProcessGroupGloo(PrefixStore("beats", store), rank, world_size, timeout)
             except RuntimeError:
                 torch.distributed.destroy_process_group()
                 raise
+        self._loading: Liveness | None = Liveness(beats, world_size, BEAT_LIMIT)
 
     @classmethod
     def join(cls, settings: ParallelSettings) -> "ProcessGroup":
@@ -113,13 +112,30 @@ class ProcessGroup:
             ParallelError: a rank was lost.
         """
         here = RankPlace.of(device)
-        places = [RankPlace(*said) for said in self.all_say(here, self.limit)]
+        places = [RankPlace(*said) for said in self.all_say(here)]
         if uses_nccl(places, asked):
-            self.transport = DeviceTransport(self._noticing, self.rank, device, self.limit)
+            self.transport = NCCLTransport(self._noticing, self.rank, device, self.limit)
         elif here.gpu:
             self.transport = StagedTransport(self._noticing, device)
         if here.gpu:
             self.sharers = places.count(here)
+
+    def connect(self, owners: Sequence[int]) -> None:
+        """Connect the pairs of ranks between which the residual stream goes; all call it at once, while they load.
+
+        Args:
+            owners: rank of each layer.
+
+        Raises:
+            ParallelError: a rank could not be connected, or was lost; each rank says so at once.
+        """
+        loading = self._loading
+        assert loading is not None, "ranks are connected while they load"
+        try:
+            self.transport.connect(owners, lambda: loading.has_failure)
+        except RuntimeError as error:
+            raise self._error("NCCL did not connect the ranks", LOST, error) from error
+        self.all_say(None)
 
     @property
     def rank(self) -> int:
@@ -172,16 +188,16 @@ class ProcessGroup:
             rest = self._broadcast(torch.zeros(left, dtype=torch.uint8, device="cpu")) if left > 0 else first[:0]
         return json.loads((first[LENGTH:].numpy().tobytes() + rest.numpy().tobytes())[:length])
 
-    def all_say(self, said: Any, limit: timedelta = EVER) -> list[Any]:
+    def all_say(self, said: Any, limit: timedelta | None = None) -> list[Any]:
         """Return what each rank says, plain data for JSON, in the order of ranks; all call it at once.
 
         Args:
-            limit: most time to wait for the others.
+            limit: most time to wait for the others; None is `parallel.timeout`. There is none while ranks load.
 
         Raises:
             ParallelError: a rank was lost, or has failed (`say_error`); the message has its error.
         """
-        answers = self._exchange([said, None], limit)
+        answers = self._exchange([said, None], limit or self.limit)
         try:
             refuse_any([error for _, error in answers], self.rank)
         except ParallelError as error:
@@ -196,13 +212,31 @@ class ProcessGroup:
         """
         if self.failure is None:
             with suppress(ParallelError):
-                self._exchange([None, str(error) or type(error).__name__], EVER)
+                self._exchange([None, str(error) or type(error).__name__], self.limit, has_failed=True)
 
-    def _exchange(self, said: Any, limit: timedelta) -> list[Any]:
+    def check_loading(self) -> None:
+        """Check that no rank was lost while ranks load; otherwise do nothing.
+
+        Raises:
+            ParallelError: one was.
+        """
+        if self._loading is not None:
+            with self._noticing(NOT_ANSWERED):
+                self._loading.check()
+
+    def end_loading(self) -> None:
+        """End the heartbeats when all ranks have loaded."""
+        loading, self._loading = self._loading, None
+        if loading is not None:
+            loading.end()
+
+    def _exchange(self, said: Any, limit: timedelta, *, has_failed: bool = False) -> list[Any]:
         """Return what each rank says, plain data for JSON."""
         payload = json.dumps(said).encode()
         length = torch.tensor([len(payload)], dtype=torch.int64, device="cpu")
-        with self._noticing("a rank did not answer"):
+        with self._noticing(NOT_ANSWERED):
+            if self._loading is not None:
+                self._loading.arrive(has_failed=has_failed)
             lengths = [torch.zeros_like(length) for _ in range(self.world_size)]
             self._gather(lengths, length, limit)
             most = max(int(one) for one in lengths)
@@ -214,7 +248,7 @@ class ProcessGroup:
 
     def all_agree(self, is_true: bool) -> bool:
         """Return whether something is true on all ranks, which ask each other at the same point of the same pass."""
-        return all(self.all_say(is_true, self.limit))
+        return all(self.all_say(is_true))
 
     def beat(self) -> None:
         """Check that all ranks answer, between two passes; rank 0 calls it, and the others when they hear of it.
@@ -277,6 +311,9 @@ class ProcessGroup:
     def leave(self, error: BaseException | None = None) -> None:
         """Close all connections, unless they are closed; the others then notice that this rank is gone."""
         self.transport.close(is_lost=error is not None or self.failure is not None)
+        loading, self._loading = self._loading, None
+        if loading is not None:
+            loading.close()
         why = "" if error is None else f", because a pass has failed on it: {error}"
         self.failure = self.failure or ParallelError(f"rank {self.rank} has left its process group{why}")
         if self._messages is None:  # and the process may be in another group since
@@ -308,11 +345,15 @@ class ProcessGroup:
         try:
             yield
         except RuntimeError as error:
-            reason = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
-            self.failure = ParallelError(f"rank {self.rank} of {self.world_size}: {what}: {advice}. {reason}")
+            self.failure = self._error(what, advice, error)
             raise self.failure from error
         finally:
             self.waited += time.perf_counter() - began if counts else 0.0
+
+    def _error(self, what: str, advice: str, error: RuntimeError) -> ParallelError:
+        """Return the error of this rank for one of torch.distributed."""
+        reason = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
+        return ParallelError(f"rank {self.rank} of {self.world_size}: {what}: {advice}. {reason}")
 
 
 def _bytes(raw: bytes) -> Tensor:

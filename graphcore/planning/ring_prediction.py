@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from graphcore.parallel.deal import ENDS
+from graphcore.parallel.share import ENDS
 from graphcore.planning.prediction import Rates, predict
 from graphcore.weights.groups import LayerGroup
 from graphcore.weights.plan import Plan
@@ -75,7 +75,7 @@ class RingPrediction:
         seconds: time of the whole step.
         copy_seconds: by rank, time in which its weights arrive.
         compute_seconds: by rank, time of its products.
-        hand_over_seconds: time of all hand-overs.
+        hand_over_seconds: time of all hand-overs, those of per-layer features included.
     """
 
     sequences: int
@@ -119,7 +119,11 @@ def _turns_of_rank(rank: int, own: RankPlan, sequences: int) -> Iterator[Turn]:
 
 
 def predict_ring(
-    turns: Sequence[Turn], slots: Sequence[int], hand_over_seconds: float, sequences: int = 1
+    turns: Sequence[Turn],
+    slots: Sequence[int],
+    hand_over_seconds: float,
+    sequences: int = 1,
+    feature_seconds: float = 0.0,
 ) -> RingPrediction:
     """Predict the times of a decode step.
 
@@ -127,15 +131,18 @@ def predict_ring(
         turns: groups in the order of a pass; the first follows the last one of the pass before.
         slots: number of slots of each rank.
         hand_over_seconds: time of one hand-over.
+        feature_seconds: time in which per-layer features go from rank 0 to all others, at the beginning of a pass;
+            the first hand-over of the stream follows them on the same connection.
     """
     ends, at = [], 0.0
     free = [0.0] * len(slots)  # when each rank's disk has read what it has begun
     used: list[deque[float]] = [deque([0.0] * count, maxlen=max(count, 1)) for count in slots]
     for _ in range(PASSES):
-        before = turns[-1].rank
+        before, behind = turns[-1].rank, feature_seconds
         for turn in turns:
             if turn.rank != before:
-                at += hand_over_seconds
+                at += hand_over_seconds + (behind if before == ENDS else 0.0)
+                behind = 0.0 if before == ENDS else behind
             if turn.copy_seconds:
                 free[turn.rank] = max(free[turn.rank], used[turn.rank][0]) + turn.copy_seconds
                 at = max(at, free[turn.rank])
@@ -151,5 +158,5 @@ def predict_ring(
         (ends[-1] - ends[1]) / (PASSES - 2),
         [sum(turn.copy_seconds for turn in turns if turn.rank == rank) for rank in ranks],
         [sum(turn.compute_seconds for turn in turns if turn.rank == rank) for rank in ranks],
-        changes * hand_over_seconds,
+        changes * hand_over_seconds + feature_seconds,
     )

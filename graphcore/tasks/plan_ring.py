@@ -10,8 +10,8 @@ from typing import Any
 
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
-from graphcore.engine.loading.dealt_decoder import check_dealable, dealt
-from graphcore.engine.loading.layer_shares import offer_of, share_layers, ways_to_deal
+from graphcore.engine.loading.decoder_share import check_partitionable, with_share
+from graphcore.engine.loading.layer_shares import capacity_of, interleavings, share_layers
 from graphcore.engine.loading.open_model import Model
 from graphcore.engine.loading.plan_run import plan_run, plan_shorter
 from graphcore.engine.loading.plan_speculation import Planned, without_model
@@ -19,7 +19,8 @@ from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import ComputeTarget
 from graphcore.errors import ConfigError, PlanError
-from graphcore.parallel.deal import Share, num_hand_overs
+from graphcore.nn.spec import ModelSpec
+from graphcore.parallel.share import Share, num_hand_overs
 from graphcore.planning.machine import Machine, Speeds
 from graphcore.planning.prediction import Rates
 from graphcore.planning.rates import moved_bytes_per_stored_byte, moves_weights
@@ -29,7 +30,7 @@ from graphcore.tasks.plan_machine import machine_of, rate_of, speeds_of, target_
 from graphcore.tasks.task import Record
 from graphcore.weights.plan import Plan, expected_bytes_per_token
 
-RESIDUAL_NBYTES = 4  # bytes of a number of the residual stream, float32
+FLOAT_NBYTES = 4  # bytes of a number of the residual stream, and of per-layer features: float32
 USUAL_NETWORK = "125MB"  # bytes per second: 1 Gbit/s
 USUAL_LATENCY = 0.0002  # seconds
 
@@ -126,50 +127,73 @@ def plan_ring(
 
     Raises:
         PlanError: a rank's share does not fit; the message says which rank, and what would do.
-        ConfigError: the model's layers cannot be dealt to so many ranks.
+        ConfigError: the model's layers cannot be split among so many ranks, or a setting is for GPUs.
     """
     machine = machines[0].machine
     if machine.device.type != "cpu":
         raise ConfigError(f"task=plan parallel=ring plans ranks on CPUs, not on {machine.device}; set device=cpu")
-    target = target_on(machine, settings)
-    for in_turn in ways_to_deal(settings.streaming):
-        whole = prepare_model(settings, model, target)
-        check_dealable(whole)
-        offers = tuple(offer_of(settings, whole, one.machine, one.speeds, in_turn) for one in machines)
-        owners = share_layers(settings, whole, offers, in_turn)
-        shares = [Share(rank, owners, offers) for rank in range(len(machines))]
-        planned = [_planned(settings, model, target, share, machines[share.rank]) for share in shares]
+    if settings.parallel.transport == "nccl":
+        raise ConfigError(
+            "parallel.transport=nccl has no effect with task=plan: it plans ranks on CPUs; leave it out for the plan"
+        )
+    for is_interleaved in interleavings(settings.streaming):
+        shares, planned = _planned_shares(settings, model, machines, is_interleaved)
         if not any(plan.is_streaming for _, plan, _ in planned):
             break
+    planned = _agreed(settings, planned, machines)
+    ranks = [_with_rates(settings, *one) for one in zip(shares, planned, machines, strict=True)]
+    return PlannedRing(ranks, _predicted(settings, model.spec, ranks, network, sequences))
+
+
+def _planned_shares(
+    settings: Settings, model: Model, machines: Sequence[RankMachine], is_interleaved: bool
+) -> tuple[Sequence[Share], Sequence[Planned]]:
+    """Return the share and the plan of each rank."""
+    target = target_on(machines[0].machine, settings)
+    whole = prepare_model(settings, model, target)
+    check_partitionable(whole)
+    capacities = tuple(capacity_of(settings, whole, one.machine, one.speeds, is_interleaved) for one in machines)
+    owners = share_layers(settings, whole, capacities, is_interleaved)
+    shares = [Share(rank, owners, capacities) for rank in range(len(machines))]
+    return shares, [_planned(settings, model, target, share, machines[share.rank]) for share in shares]
+
+
+def _planned(settings: Settings, model: Model, target: ComputeTarget | None, share: Share, on: RankMachine) -> Planned:
+    try:
+        return plan_run(settings, with_share(prepare_model(settings, model, target), share), on.machine)
+    except PlanError as error:
+        raise PlanError(f"rank {share.rank} of {len(share.capacities)}: {error}") from error
+
+
+def _agreed(settings: Settings, planned: Sequence[Planned], machines: Sequence[RankMachine]) -> Sequence[Planned]:
+    """Return the plans with what all ranks have alike: the shortest context, and no draft model that one chose."""
     shortest = min(parts.runtime.context_length for parts, _, _ in planned)
     planned = [plan_shorter(settings, one, shortest, on.machine) for one, on in zip(planned, machines, strict=True)]
-    if settings.speculation.kind == "auto":
-        has_experts = any(plan.experts is not None for _, plan, _ in planned)
-        planned = [
-            without_model(settings, one, has_experts, on.machine) for one, on in zip(planned, machines, strict=True)
-        ]
-    ranks = [_with_rates(settings, *one) for one in zip(shares, planned, machines, strict=True)]
+    if settings.speculation.kind != "auto":
+        return planned
+    has_experts = any(plan.experts is not None for _, plan, _ in planned)
+    return [without_model(settings, one, has_experts, on.machine) for one, on in zip(planned, machines, strict=True)]
+
+
+def _predicted(
+    settings: Settings, spec: ModelSpec, ranks: Sequence[PlannedRank], network: Network, sequences: Sequence[int]
+) -> Sequence[RingPrediction]:
+    """Return the speed of each number of sequences; nothing if a rate is not known."""
     plans = [
         RankPlan(rank.plan, rank.parts.layer_groups(settings.streaming), rank.rates)
         for rank in ranks
         if rank.rates is not None
     ]
     if len(plans) < len(ranks):
-        return PlannedRing(ranks, ())
-    residual = model.spec.dim * RESIDUAL_NBYTES
-    slots = [plan.plan.groups.num_slots for plan in plans]
-    predictions = [
-        predict_ring(turns_of(owners, plans, count), slots, network.seconds(count * residual), count)
-        for count in sequences
-    ]
-    return PlannedRing(ranks, predictions)
-
-
-def _planned(settings: Settings, model: Model, target: ComputeTarget | None, share: Share, on: RankMachine) -> Planned:
-    try:
-        return plan_run(settings, dealt(prepare_model(settings, model, target), share), on.machine)
-    except PlanError as error:
-        raise PlanError(f"rank {share.rank} of {len(share.offers)}: {error}") from error
+        return ()
+    owners, slots = ranks[0].share.owners, [plan.plan.groups.num_slots for plan in plans]
+    features = 0 if spec.per_layer is None else len(spec.blocks) * spec.per_layer.width * FLOAT_NBYTES
+    found = []
+    for count in sequences:
+        hand_over = network.seconds(count * spec.dim * FLOAT_NBYTES)
+        sent = network.seconds((len(ranks) - 1) * count * features) if features else 0.0
+        found.append(predict_ring(turns_of(owners, plans, count), slots, hand_over, count, feature_seconds=sent))
+    return found
 
 
 def _with_rates(settings: Settings, share: Share, planned: Planned, on: RankMachine) -> PlannedRank:

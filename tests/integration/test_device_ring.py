@@ -17,7 +17,7 @@ STREAMED = ("streaming=on", "streaming.layer_group_size=1", *EAGER)
 CASES = {
     "dense, resident": ("llama3", ("streaming=off", *EAGER)),
     "windows, streamed": ("gemma3", STREAMED),
-    "recurrent, layers in turn": ("qwen3_next", STREAMED),
+    "recurrent, interleaved layers": ("qwen3_next", STREAMED),
     "mixture, two thirds on rank 0": ("gpt_oss", ("streaming=off", "parallel.split=[2,1]", *EAGER)),
 }
 

@@ -19,6 +19,7 @@ import torch
 from adapter_files import drawn, packed_file, write_peft
 from ring_ranks import (
     FAULTS,
+    OTHER_FAULTS,
     SIZES,
     Case,
     answers_of,
@@ -326,7 +327,7 @@ def refused(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict
     cases["adapters"] = Case(model, ["dtype=fp32", *adapters]), ""
     shutil.copytree(folder / "llama3", made / "absent_0")
     cases["absent"] = Case(str(made / "absent_RANK"), []), ""
-    for fault in FAULTS:
+    for fault in (*FAULTS, *OTHER_FAULTS):
         cases[fault] = Case(model, ["streaming=auto", "speculation=auto"]), fault
     return run_refused(cases, made)
 
@@ -375,6 +376,23 @@ def test_an_error_of_one_rank_ends_the_others_with_it(case: str, said: str, refu
     first, second = refused
     assert second[case].startswith(said)
     assert first[case] == f"ParallelError: rank 1 cannot run its share: {second[case].partition(': ')[2]}"
+
+
+def test_a_rank_that_is_lost_while_ranks_load_is_noticed_by_those_that_read_weights(
+    refused: list[dict[str, str]],
+) -> None:
+    first, second = refused
+    assert second["losing"] == "KeyboardInterrupt: rank 1 ends"
+    said = "a rank did not answer: a process has ended, or the network has failed; start all ranks again"
+    assert first["losing"].startswith(f"ParallelError: rank 0 of 2: {said}")
+
+
+def test_ranks_that_nccl_does_not_connect_say_so_at_once(refused: list[dict[str, str]]) -> None:
+    first, second = refused
+    assert re.fullmatch(
+        r"ParallelError: rank 1 of 2: NCCL did not connect the ranks: .*\. no route to rank 0", second["connecting"]
+    )
+    assert first["connecting"] == f"ParallelError: rank 1 cannot run its share: {second['connecting'][15:]}"
 
 
 @pytest.mark.thorough

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from graphcore.config.settings import Settings
-from graphcore.engine.loading.dealt_decoder import check_dealable, dealt
-from graphcore.engine.loading.layer_shares import check_ends, offer_of, share_layers
+from graphcore.engine.loading.decoder_share import check_partitionable, with_share
+from graphcore.engine.loading.layer_shares import capacity_of, check_ends, share_layers
 from graphcore.engine.loading.model_loader import ModelLoader, Running
 from graphcore.engine.loading.open_model import Model, open_model
 from graphcore.engine.loading.plan_run import plan_run, plan_shorter
@@ -28,8 +28,9 @@ from graphcore.kernels.gpu.registration import register
 from graphcore.kvcache.buffers import LayerCache, allocate_cache
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
-from graphcore.parallel.deal import Offer, Share
+from graphcore.parallel.capacity import RankCapacity
 from graphcore.parallel.process_group import ProcessGroup
+from graphcore.parallel.share import Share
 from graphcore.planning.machine import Machine, Speeds
 from graphcore.planning.prediction import Rates
 from graphcore.planning.rates import measure_rates
@@ -45,11 +46,11 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
 
     Args:
         ranks: process group whose ranks share the layers; None if this process has all.
-        deals_in_turn: True to deal groups of layers to the ranks in turn; False for neighbouring layers on each.
+        is_interleaved: True to interleave the layers of ranks; False for neighbouring layers on each.
     """
 
-    def __init__(self, ranks: ProcessGroup | None = None, deals_in_turn: bool = False) -> None:
-        self._ranks, self._deals_in_turn = ranks, deals_in_turn
+    def __init__(self, ranks: ProcessGroup | None = None, is_interleaved: bool = False) -> None:
+        self._ranks, self._is_interleaved = ranks, is_interleaved
 
     def open(self, settings: Settings, on_progress: Progress) -> Model:
         """Return the model that the settings name, downloaded if need be; no weight is read."""
@@ -61,15 +62,15 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         parts = prepare_model(settings, model, on_progress=on_progress)
         if self._ranks is None:
             return parts
-        check_dealable(parts)
+        check_partitionable(parts)
         if self._ranks.is_lead:
             check_ends(parts.loader)
         machine, is_one_machine = self._machine(parts), self._ranks.launch.is_one_machine
-        offer = offer_of(settings, parts, machine, Speeds(), self._deals_in_turn, is_one_machine)
-        offers = [Offer(**told) for told in self._ranks.all_say(asdict(offer))]
-        owners = share_layers(settings, parts, offers, self._deals_in_turn)
-        self._ranks.transport.connect(owners)  # before memory is planned, of which communicators take some
-        return dealt(parts, Share(self._ranks.rank, owners, tuple(offers)))
+        capacity = capacity_of(settings, parts, machine, Speeds(), self._is_interleaved, is_one_machine)
+        capacities = [RankCapacity(**told) for told in self._ranks.all_say(asdict(capacity))]
+        owners = share_layers(settings, parts, capacities, self._is_interleaved)
+        self._ranks.connect(owners)  # before memory is planned, of which communicators take some
+        return with_share(parts, Share(self._ranks.rank, owners, tuple(capacities)))
 
     def plan(
         self, settings: Settings, parts: PreparedDecoder, on_progress: Progress

@@ -1,29 +1,21 @@
-"""The shares of a model's layers that ranks get (graphcore/parallel/deal.py), from what they say of their machines.
+"""The shares of a model's layers that ranks get (graphcore/parallel), from the capacities of their machines.
 
-decoder, machine  --offer_of-->  Offer of each rank  --share_layers-->  rank of each layer, the same on all ranks
+decoder, machine  --capacity_of-->  RankCapacity of each  --share_layers-->  rank of each layer, the same on all ranks
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from graphcore.config.byte_sizes import in_words, rate_in_words
+from graphcore.config.byte_sizes import in_words, parse_nbytes, rate_in_words
 from graphcore.config.settings import Keeps, Settings, StreamingSettings
 from graphcore.engine.loading.plan_run import plan_request
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import CheckpointNotFoundError, ConfigError
 from graphcore.kvcache.sizes import cache_nbytes
-from graphcore.parallel.deal import (
-    Needs,
-    Offer,
-    Share,
-    counts_with_lenders,
-    deal,
-    described,
-    fair_counts,
-    holders_of,
-    split_counts,
-    with_lenders,
-)
+from graphcore.parallel.capacity import RankCapacity, Requirement
+from graphcore.parallel.layer_partition import partition_by_capacity, partition_by_split
+from graphcore.parallel.layer_units import units_of
+from graphcore.parallel.share import Share, described
 from graphcore.planning.machine import PRODUCT_SHARE, Machine, Speeds
 from graphcore.planning.planner import TURNS, budget_of
 from graphcore.planning.rates import measure_rates, measure_reading
@@ -38,28 +30,28 @@ from graphcore.weights.plan import GroupPlan, Plan, Tier
 PROBED_SLOTS = 2
 
 
-def ways_to_deal(streaming: StreamingSettings) -> tuple[bool, ...]:
-    """Return the ways to split layers, in the order to try: False for contiguous layers, True for layers in turn.
+def interleavings(streaming: StreamingSettings) -> tuple[bool, ...]:
+    """Return the partitions of layers to try, in order: False for contiguous layers, True for interleaved ones.
 
     With streaming=auto, contiguous layers are kept if nothing then streams.
     """
     return {"all": (False,), "nothing": (True,), "most": (False, True)}[streaming.keeps]
 
 
-def offer_of(
+def capacity_of(
     settings: Settings,
     parts: PreparedDecoder,
     machine: Machine,
     speeds: Speeds,
-    in_turn: bool,
+    is_interleaved: bool,
     is_one_machine: bool = False,
-) -> Offer:
-    """Return what a rank brings to the deal of a decoder, of which nothing was dropped yet.
+) -> RankCapacity:
+    """Return the capacity of a rank for the layers of a decoder, of which nothing was dropped yet.
 
     Args:
         machine: the rank's machine, or its part of one.
-        speeds: known rates; others that the deal depends on are measured on this machine.
-        in_turn: True if weights will stream, so that the disk counts.
+        speeds: known rates; others that shares depend on are measured on this machine.
+        is_interleaved: True if weights will stream, so that the disk counts.
         is_one_machine: True if all ranks are on one machine, so that its memory is as fast for each.
 
     Raises:
@@ -73,27 +65,34 @@ def offer_of(
     layers = [layer for layer in range(len(parts.decoder.layers)) if not _of_layer(absent, layer)]
     disk, memory = speeds.disk, None if speeds.bandwidth is None else PRODUCT_SHARE * speeds.bandwidth
     if machine.is_here and settings.parallel.split is None:
-        if in_turn and layers:
+        if is_interleaved and layers:
             moving = _probed(parts, layers)
             rates = measure_rates(parts.loader, moving, tier, machine, speeds, parts.runtime.backend)
             disk, memory = (None, None) if rates is None else (rates.link, rates.memory)
-        elif memory is None and not in_turn and not is_one_machine:
+        elif memory is None and not is_interleaved and not is_one_machine:
             read = measure_reading(machine.device, parts.runtime.backend)
             memory = None if read is None else PRODUCT_SHARE * read
-    return Offer(*_room(settings, parts, machine, tier), disk, memory, layers if absent else None)
+    room = _room(settings, parts, machine, tier)
+    return RankCapacity(*room, disk, memory, layers if absent else None, _expert_cache(settings, parts))
 
 
 def _room(settings: Settings, parts: PreparedDecoder, machine: Machine, tier: Tier) -> tuple[int, int, int]:
-    """Return room, streaming_nbytes and least_nbytes of an offer."""
+    """Return room, streaming_nbytes and least_nbytes of a capacity."""
     whole_layers = replace(settings, streaming=replace(settings.streaming, layer_group_size=1))
     costs, sizes = parts.costs(whole_layers, tier), _sizes(parts)
     free = budget_of(plan_request(settings, parts, tier), machine.memory)
     taken = costs.workspace_nbytes + costs.attention_nbytes(parts.runtime.context_length) + costs.overhead_nbytes
     moved, besides = parts.sizes(settings), costs.moving_nbytes + costs.buffer_nbytes
-    if sizes.experts is not None:
+    if sizes.experts is not None and _expert_cache(settings, parts) is None:
         besides += sizes.experts.min_slots * sizes.experts.slot_nbytes
     slots = TURNS * settings.streaming.layers_per_group * max(sizes.groups)
     return max(0, free - taken), besides + slots, besides + max(*moved.groups, *moved.head_slices)
+
+
+def _expert_cache(settings: Settings, parts: PreparedDecoder) -> int | None:
+    """Return the bytes of `streaming.expert_cache`, or of the fewest slots; None if it follows from the budget."""
+    nbytes, experts = parse_nbytes("streaming.expert_cache", settings.streaming.expert_cache), _sizes(parts).experts
+    return None if nbytes is None or experts is None else max(nbytes, experts.min_slots * experts.slot_nbytes)
 
 
 def absent_weights(loader: Loader) -> frozenset[str]:
@@ -124,28 +123,24 @@ def _of_layer(weights: Collection[str], layer: int) -> list[str]:
     return [name for name in weights if name.startswith(f"layers.{layer}.")]
 
 
-def share_layers(settings: Settings, parts: PreparedDecoder, offers: Sequence[Offer], in_turn: bool) -> tuple[int, ...]:
-    """Return the rank of each layer; every rank that has the same offers returns the same.
+def share_layers(
+    settings: Settings, parts: PreparedDecoder, capacities: Sequence[RankCapacity], is_interleaved: bool
+) -> tuple[int, ...]:
+    """Return the rank of each layer; every rank that has the same capacities returns the same.
 
     Raises:
-        ConfigError: the files of ranks hold too few groups of layers for one on each, or not all; or there are not as
-            many proportions as ranks.
+        ConfigError: the files of ranks hold too few groups of layers for one on each, or not all; or `parallel.split`
+            has not as many proportions as there are ranks, or cannot be kept.
     """
-    layers, together = len(parts.decoder.layers), settings.streaming.layers_per_group
-    split, cache_layers = settings.parallel.split, parts.decoder.spec.cache_layers
-    if split is not None and len(split) != len(offers):
-        raise ConfigError(f"parallel.split={split} is for {len(split)} ranks, and there are {len(offers)}")
-    holders = holders_of(cache_layers, together, offers)
-    if split is None:
-        keeps = settings.streaming.keeps
-        ends, all_layers = needs_of(parts, keeps)
-        counts = fair_counts(holders, offers, all_layers.times(1 / len(holders)), ends, keeps)
-    else:
-        counts = split_counts(holders, split)
-    if not in_turn and all(offer.layers is None for offer in offers):
-        counts = counts_with_lenders(counts, cache_layers, together)
-    owners = deal(layers, together, holders, counts, is_contiguous=not in_turn)
-    return with_lenders(owners, cache_layers)
+    split, keeps = settings.parallel.split, settings.streaming.keeps
+    if split is not None and len(split) != len(capacities):
+        raise ConfigError(f"parallel.split={split} is for {len(split)} ranks, and there are {len(capacities)}")
+    group_size, is_contiguous = settings.streaming.layers_per_group, not is_interleaved
+    units = units_of(parts.decoder.spec.cache_layers, group_size, capacities)
+    if split is not None:
+        return partition_by_split(units, split, group_size, is_contiguous=is_contiguous)
+    ends, layers = requirements_of(parts, keeps)
+    return partition_by_capacity(units, capacities, layers, ends, keeps, is_contiguous=is_contiguous)
 
 
 def shares_note(share: Share, read_nbytes: Sequence[float]) -> str:
@@ -155,35 +150,48 @@ def shares_note(share: Share, read_nbytes: Sequence[float]) -> str:
         read_nbytes: by rank, bytes that stream for a token.
     """
     if not any(read_nbytes):
-        rates = [rate_in_words(offer.memory) for offer in share.offers if offer.memory is not None]
-        read = f", and memory is read at {', '.join(rates)}" if len(rates) == len(share.offers) else ""
+        rates = [rate_in_words(one.memory) for one in share.capacities if one.memory is not None]
+        read = f", and memory is read at {', '.join(rates)}" if len(rates) == len(share.capacities) else ""
         return f"{described(share.owners)}; nothing streams{read}"
     reads = []
     for rank, nbytes in enumerate(read_nbytes):
-        disk = share.offers[rank].disk
+        disk = share.capacities[rank].disk
         reads.append(f"rank {rank} reads {in_words(int(nbytes))}" + (f" at {rate_in_words(disk)}" if disk else ""))
     return f"{described(share.owners)}; for a token {', '.join(reads)}"
 
 
-def needs_of(parts: PreparedDecoder, keeps: Keeps) -> tuple[Needs, Needs]:
-    """Return what embedding and head, and what all layers together need.
+def requirements_of(parts: PreparedDecoder, keeps: Keeps) -> tuple[Requirement, Sequence[Requirement]]:
+    """Return the requirement of embedding and head, and that of each layer.
+
+    Experts, and weights that never stream, count as if all layers had as many.
 
     Args:
         keeps: weights that stay in memory. A draft model's copies do, too, of weights that do not; of all, if nothing
             may stream.
     """
-    sizes = _sizes(parts)
-    experts = 0 if sizes.experts is None else sizes.experts.total_nbytes
-    kept = cache_nbytes(parts.decoder.spec, parts.runtime.cache_sizes(parts.runtime.context_length)) + sizes.always
-    ends = Needs(sizes.head + (0 if sizes.is_tied else sizes.embedding), sizes.head)
-    layers = Needs(sum(sizes.groups) + experts + kept, sizes.read_nbytes - sizes.head, kept)
-    if parts.draft is None:
-        return ends, layers
-    copies = draft_sizes_of(parts.draft, _each_layer(parts))
-    if keeps == "all":
+    sizes, count = _sizes(parts), len(parts.decoder.layers)
+    ends = Requirement(sizes.head + (0 if sizes.is_tied else sizes.embedding), sizes.head)
+    experts = 0.0 if sizes.experts is None else sizes.experts.total_nbytes / count
+    routed = 0.0 if sizes.experts is None else sizes.experts.top_k * sum(sizes.experts.expert_nbytes_by_layer) / count
+    copies = None if parts.draft is None else draft_sizes_of(parts.draft, _each_layer(parts))
+    copied, drafts = 0.0, [0] * count
+    if copies is not None and parts.draft is not None and keeps == "all":
         head = copies.head if HEAD in parts.draft.smaller else 0
-        return ends.plus(Needs(head, 0)), layers.plus(Needs(copies.smaller - head, 0))
-    return replace(ends, draft_nbytes=copies.head), replace(layers, draft_nbytes=sum(copies.groups))
+        ends, copied = replace(ends, held_nbytes=ends.held_nbytes + head), (copies.smaller - head) / count
+    elif copies is not None:
+        ends, drafts = replace(ends, draft_nbytes=copies.head), [*copies.groups]
+    layers = []
+    for matrices, cache, draft in zip(sizes.groups, _caches_by_layer(parts), drafts, strict=True):
+        kept, read = cache + sizes.always / count, matrices + sizes.always / count + routed
+        layers.append(Requirement(matrices + experts + kept + copied, read, kept, draft, experts, routed))
+    return ends, layers
+
+
+def _caches_by_layer(parts: PreparedDecoder) -> list[int]:
+    """Return the bytes of each layer's cache; 0 for a layer that uses another one's."""
+    spec, sizes = parts.decoder.spec, parts.runtime.cache_sizes(parts.runtime.context_length)
+    own = [layer == lender for layer, lender in enumerate(spec.cache_layers)]
+    return [cache_nbytes(spec, replace(sizes, layers=(at,))) if has_own else 0 for at, has_own in enumerate(own)]
 
 
 def _sizes(parts: PreparedDecoder) -> WeightSizes:

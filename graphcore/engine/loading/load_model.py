@@ -19,7 +19,7 @@ from graphcore.device import (
     use_threads,
 )
 from graphcore.engine.loading.decoder_loader import DecoderLoader
-from graphcore.engine.loading.layer_shares import shares_note, ways_to_deal
+from graphcore.engine.loading.layer_shares import interleavings, shares_note
 from graphcore.engine.loading.model_loader import M, ModelLoader, P
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
@@ -151,8 +151,14 @@ def load_model(settings: Settings, on_progress: Progress, check: Check = no_chec
         GraphcoreError: a setting, the checkpoint or the machine stands in the way; the message says what to do.
     """
     ranks = ProcessGroup.join(settings.parallel) if settings.parallel.kind == "ring" else None
+
+    def progress(stage: str, group: int | None, done: int, total: int) -> None:
+        if ranks is not None:
+            ranks.check_loading()
+        on_progress(stage, group, done, total)
+
     with together(ranks):
-        return _load_here(settings, on_progress, check, ranks)
+        return _load_here(settings, progress, check, ranks)
 
 
 def _load_here(settings: Settings, on_progress: Progress, check: Check, ranks: ProcessGroup | None) -> LoadedModel:
@@ -250,13 +256,13 @@ def loaders_of(settings: Settings, ranks: ProcessGroup | None = None) -> Sequenc
     """Return the loaders to try: of graphcore's own models, or of model.fallback=transformers.
 
     Args:
-        ranks: process group of the ranks that share the model: neighbouring layers if nothing streams, else layers in
-            turn. None if this process has the model alone.
+        ranks: process group of the ranks that share the model: neighbouring layers if nothing streams, else
+            interleaved ones. None if this process has the model alone.
     """
     if settings.model.fallback is None:
         if ranks is None:
             return [DecoderLoader()]
-        return [DecoderLoader(ranks, in_turn) for in_turn in ways_to_deal(settings.streaming)]
+        return [DecoderLoader(ranks, is_interleaved) for is_interleaved in interleavings(settings.streaming)]
     from graphcore.engine.fallback.transformers_loader import TransformersLoader  # optional, a dozen modules
 
     return [TransformersLoader()]

@@ -16,7 +16,7 @@ from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import ModelSpec, RecurrentSpec
-from graphcore.parallel.deal import Share
+from graphcore.parallel.share import Share
 from graphcore.planning.machine import free_device_nbytes
 from graphcore.progress import Progress, ignore_progress
 from graphcore.weights.packed_weights import PackingPolicy

@@ -43,7 +43,7 @@ def together(ranks: ProcessGroup | None) -> Iterator[None]:
     Only one such block runs at a time, and all ranks call `all_say` as often in it.
 
     Raises:
-        ParallelError: the block has raised on another rank; the message has its error.
+        ParallelError: the block has raised on another rank, whose error the message has, or a rank was lost.
     """
     if ranks is None:
         yield
@@ -51,6 +51,7 @@ def together(ranks: ProcessGroup | None) -> Iterator[None]:
     try:
         yield
         ranks.all_say(None)
+        ranks.end_loading()
     except BaseException as error:
         if isinstance(error, Exception):  # Ctrl-C does not wait for ranks that may read weights for minutes
             ranks.say_error(error)

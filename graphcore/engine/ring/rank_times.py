@@ -76,7 +76,7 @@ class PassClock:
         self._seconds += seconds
         self._own_seconds += max(0.0, seconds - (self._ranks.waited - waited))
         if exchanges:
-            said = self._ranks.all_say([self._passes, self._seconds, self._own_seconds], self._ranks.limit)
+            said = self._ranks.all_say([self._passes, self._seconds, self._own_seconds])
             self.times = [PassTimes(*one) for one in said]
             self._passes, self._seconds, self._own_seconds = 0, 0.0, 0.0
             self._exchanged = time.monotonic()

@@ -5,8 +5,8 @@
     between two passes, on all ranks   begin: copy out       outcome, again and again       finish: rename, or copy in
     in a thread of each rank                          write or read the file
 
-Passes go on while files are written or read. A file gets its name when all ranks have written theirs. It has its rank's
-layers in its fingerprint, so that another deal of layers refuses it.
+Passes go on while files are written or read. A file gets its name when all ranks have written theirs, and keeps it if
+all have got theirs. It has its rank's layers in its fingerprint, so that other shares of the layers refuse it.
 """
 
 import hashlib
@@ -125,7 +125,7 @@ class CacheParts:
         Ranks that have read other prompts have an error, too.
         """
         future = self._jobs[job]
-        said = self._ranks.all_say([*_result_of(future)] if future.done() else None, self._ranks.limit)
+        said = self._ranks.all_say([*_result_of(future)] if future.done() else None)
         if None in said:
             return None
         first = said[0][1]
@@ -136,16 +136,18 @@ class CacheParts:
         """Give the file of every rank its name, or put what was read into the caches; return whether there was room.
 
         Raises:
-            ConfigError: a file cannot get its name.
+            ConfigError: a file cannot get its name; the others do not keep theirs.
         """
         done, error = self._jobs[job].result(), ""
         if isinstance(done, PrefixSnapshot):
             return self.copies.copy_in(done)
         try:
-            done.finish()
+            done.rename()
         except ConfigError as refused:
             error = str(refused)
-        refuse_parts(self._ranks.all_say(error, self._ranks.limit))
+        errors = self._ranks.all_say(error)
+        if any(errors):
+            refuse_parts(errors, self._ranks.all_say(done.take_back()))
         return True
 
 
@@ -166,15 +168,19 @@ def _drop(future: Future[UnfinishedCache | PrefixSnapshot]) -> None:
         done.drop()
 
 
-def refuse_parts(errors: Sequence[str]) -> None:
+def refuse_parts(errors: Sequence[str], left: Sequence[str] = ()) -> None:
     """Check that no rank has an error.
 
+    Args:
+        left: by rank, what could not be undone; empty where there is nothing.
+
     Raises:
-        ConfigError: one has; the message names it if it is not rank 0.
+        ConfigError: one has; the message names it if it is not rank 0, and says what is left.
     """
     for rank, error in enumerate(errors):
         if error:
-            raise ConfigError(error if rank == 0 else f"rank {rank}: {error}")
+            files = "".join(f"; on rank {at}, {one}" for at, one in enumerate(left) if one)
+            raise ConfigError((error if rank == 0 else f"rank {rank}: {error}") + files)
 
 
 class LeadJob:

@@ -16,8 +16,8 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.hand_over import HandedStep, HandOver, feature_steps, features_in, handed, hidden_of, rows_in_use
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
-from graphcore.parallel.deal import Share
 from graphcore.parallel.process_group import ProcessGroup
+from graphcore.parallel.share import Share
 
 
 @dataclass

@@ -21,8 +21,7 @@ from graphcore.graph.hand_over import HandedStep, HandOver, feature_steps, hidde
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import Step
-from graphcore.parallel.deal import ENDS, Share
-from graphcore.parallel.transport import handed_pairs
+from graphcore.parallel.share import ENDS, Share, handed_pairs
 from graphcore.streaming.scheduler import in_one_pass
 
 CPU = torch.device("cpu")

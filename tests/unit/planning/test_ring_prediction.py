@@ -46,6 +46,13 @@ def test_resident_groups_are_computed_one_after_another() -> None:
     assert found.tokens_per_second == pytest.approx(4)
 
 
+def test_features_of_layers_arrive_before_the_first_hand_over_of_rank_0() -> None:
+    turns = [Turn(rank, 0.0, 0.25) for rank in (0, 1, 0, 1)]
+    plain, found = predict_ring(turns, [0, 0], 0.5), predict_ring(turns, [0, 0], 0.5, feature_seconds=0.3)
+    assert found.seconds == pytest.approx(plain.seconds + 0.3)
+    assert found.hand_over_seconds == pytest.approx(plain.hand_over_seconds + 0.3)
+
+
 def test_a_hand_over_takes_the_latency_and_its_bytes() -> None:
     assert Network(125e6, 0.0002).seconds(32768) == pytest.approx(0.0002 + 0.000262144)
 

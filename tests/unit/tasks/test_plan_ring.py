@@ -137,7 +137,7 @@ def test_a_split_is_a_proportion_of_the_layers(run_task: RunTask, folder: Path) 
     [
         ((), r"task.ranks=None: a plan with parallel=ring is for a number of ranks of 2 or more"),
         (("task.ranks=2", "task.disk=[1GB]"), "task.disk has 1 values, and task.ranks=2; give one for each rank"),
-        (("task.ranks=20",), "12 layers cannot be dealt to 20 ranks; start 12 ranks at most"),
+        (("task.ranks=20",), "12 layers cannot be split among 20 ranks; start 12 ranks at most"),
         (("task.ranks=2", "task.latency=-1"), "task.latency=-1.* must be a number of seconds"),
         (("task.ranks=2", "task.latency=inf"), "task.latency=inf must be a number of seconds"),
         (("task.ranks=2", "task.latency=nan"), "task.latency=nan must be a number of seconds"),
@@ -147,6 +147,7 @@ def test_a_split_is_a_proportion_of_the_layers(run_task: RunTask, folder: Path) 
             "task.link has no effect with parallel=ring; leave it out: rings are planned",
         ),
         (("task.ranks=2", "task.device_memory=1GB"), "task.device_memory has no effect with parallel=ring; leave it"),
+        (("task.ranks=2", "parallel.transport=nccl"), "parallel.transport=nccl has no effect with task=plan: it plans"),
         (("task.ranks=2", "task.ram=[4GB,136MB]"), "rank 1 of 2: streaming=on needs"),
         (("task.ranks=2", "parallel.split=[1,1,1]"), r"parallel.split=\[1.*\] is for 3 ranks, and there are 2"),
     ],
@@ -190,3 +191,14 @@ def test_a_plan_drafts_nothing_where_experts_stream(run_task: RunTask, tmp_path:
     sizes = "streaming.expert_cache=0", "dtype=fp32", "context_length=64", f"model.checkpoint={tmp_path / 'model'}"
     run = run_task("task=plan", "parallel=ring", "speculation=auto", *given, *sizes)
     assert "speculation=auto: off, because experts stream: each draft token reads further ones" in run.record["notes"]
+
+
+def test_a_plan_counts_the_features_of_layers_that_rank_0_sends(run_task: RunTask, tmp_path: Path) -> None:
+    save_tiny("gemma4", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    width = config["num_hidden_layers"] * config["hidden_size_per_layer_input"]
+    given = "task.ranks=3", "task.disk=1GB", "task.bandwidth=10GB", "task.ram=4GB", "task.network=1MB"
+    run = run_task(*PLAN, *given, "task.latency=0", f"model.checkpoint={tmp_path / 'model'}")
+    assert run.status == 0, run.error
+    sent = 4e-6 * (run.record["hand_overs"] * config["hidden_size"] + 2 * width)
+    assert run.record["predicted"]["hand_over_seconds"] == pytest.approx(sent)

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from graphcore.config.compose import compose_settings
-from graphcore.engine.loading.dealt_decoder import dealt
+from graphcore.engine.loading.decoder_share import with_share
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.plan_run import plan_run
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import PlanError
 from graphcore.kernels.backend import TritonBackend
-from graphcore.parallel.deal import Share
+from graphcore.parallel.share import Share
 from graphcore.planning import machine
 from graphcore.planning.gpu_overhead import LIBRARIES
 from graphcore.planning.tier import host_nbytes, ram_nbytes
@@ -56,7 +56,7 @@ def test_ranks_on_one_gpu_plan_their_own_layers_within_their_part_of_it(
         parts = prepare_model(settings, open_model(settings.model, 0, tmp_path, lambda stage, done, total: None))
         parts = replace(parts, runtime=replace(parts.runtime, device=GPU))
         here = machine.Machine.here(GPU)
-        parts, here = (parts, here) if share is None else (dealt(parts, share), here.shared(2, on_device=2))
+        parts, here = (parts, here) if share is None else (with_share(parts, share), here.shared(2, on_device=2))
         found.append(plan_run(settings, parts, here)[1])
     whole, *ranks = found
     assert sum(plan.weight_nbytes for plan in ranks) == whole.weight_nbytes

@@ -9,7 +9,7 @@ from captured_engines import captured_engine, fake_cuda
 
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.hand_over import HandOver
-from graphcore.parallel.deal import Share
+from graphcore.parallel.share import Share
 from graphcore.streaming.policy import Policy
 
 

@@ -47,7 +47,7 @@ class Wire:
         self._answers, self._at = list(answers), 0
         self.waited, self.limit = 0.0, None
 
-    def all_say(self, said: Any, _limit: Any) -> list[Any]:
+    def all_say(self, said: Any) -> list[Any]:
         """Return what this rank says."""
         return [said]
 

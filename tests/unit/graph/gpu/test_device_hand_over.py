@@ -19,11 +19,11 @@ from graphcore.graph.gpu.capture import captured_steps, only_launches
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.graph.hand_over import HandedStep, HandOver
 from graphcore.graph.program import Program
-from graphcore.parallel.deal import Share
+from graphcore.parallel.share import Share
 from graphcore.weights.groups import LayerGroup
 
 SPEC = model_of(FULL, SLIDING, FULL, FULL, SLIDING)
-DEALS = [(0, 0, 1, 1, 1), (0, 1, 1, 0, 0), (0, 0, 1, 0, 1)]
+PARTITIONS = [(0, 0, 1, 1, 1), (0, 1, 1, 0, 0), (0, 0, 1, 0, 1)]
 BATCH = 2
 
 
@@ -95,7 +95,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     let_programs_be_few(monkeypatch)
 
 
-@pytest.mark.parametrize("owners", DEALS)
+@pytest.mark.parametrize("owners", PARTITIONS)
 def test_norms_are_fused_within_a_rank_s_neighbouring_layers_with_the_bits_of_one_process(
     owners: tuple[int, ...],
 ) -> None:
@@ -108,8 +108,8 @@ def test_norms_are_fused_within_a_rank_s_neighbouring_layers_with_the_bits_of_on
 @pytest.mark.parametrize(
     ("owners", "has_kernels"),
     [
-        *((owners, False) for owners in DEALS),
-        pytest.param(DEALS[1], True, marks=pytest.mark.thorough),
+        *((owners, False) for owners in PARTITIONS),
+        pytest.param(PARTITIONS[1], True, marks=pytest.mark.thorough),
     ],
 )
 def test_captured_pieces_hand_over_what_they_have_made(
@@ -135,7 +135,7 @@ def test_captured_pieces_hand_over_what_they_have_made(
 def test_capturing_beforehand_hands_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda.install(monkeypatch)
     queue = Queue()
-    for builder in ranks_of(DEALS[1], queue, "captured"):
+    for builder in ranks_of(PARTITIONS[1], queue, "captured"):
         builder.functions.compiles, builder.functions.decode_kernels = False, None
         program = builder.decode(BATCH, is_greedy=False)
         for step in captured_steps(program.steps):

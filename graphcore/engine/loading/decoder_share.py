@@ -1,14 +1,14 @@
-"""A prepared decoder of which a rank keeps its share of the layers (graphcore/parallel)."""
+"""The part of a prepared decoder that is one rank's share of the layers (graphcore/parallel)."""
 
 from dataclasses import replace
 
 from graphcore.arch.weight_map import weight_shapes
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import ConfigError
-from graphcore.parallel.deal import Share
+from graphcore.parallel.share import Share
 
 
-def dealt(parts: PreparedDecoder, share: Share) -> PreparedDecoder:
+def with_share(parts: PreparedDecoder, share: Share) -> PreparedDecoder:
     """Return the part of a prepared decoder that a rank has: its layers and, on rank 0, embedding and head."""
     parts.decoder.keep(share.layers, share.has_ends)
     loader = parts.loader.kept(weight_shapes(parts.decoder))
@@ -16,8 +16,8 @@ def dealt(parts: PreparedDecoder, share: Share) -> PreparedDecoder:
     return replace(parts, runtime=replace(parts.runtime, share=share), loader=loader, draft=draft)
 
 
-def check_dealable(parts: PreparedDecoder) -> None:
-    """Check that a model's layers can be dealt to ranks on this device.
+def check_partitionable(parts: PreparedDecoder) -> None:
+    """Check that the layers of a model can be on several ranks with this device.
 
     Raises:
         ConfigError: they cannot be.

@@ -1,6 +1,7 @@
 """How GPU ranks hand over: what is asked of torch.distributed and of CUDA, and in which order."""
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +15,23 @@ from fake_cuda import FakeCuda
 from torch import Tensor
 
 from graphcore.errors import ConfigError
-from graphcore.parallel import transport as transports
-from graphcore.parallel.transport import (
+from graphcore.parallel import nccl_transport
+from graphcore.parallel.nccl_transport import (
     NCCL_VARIABLES,
-    DeviceTransport,
+    NCCLTransport,
     RankPlace,
-    StagedTransport,
-    handed_pairs,
     set_nccl_variables,
     uses_nccl,
     within,
 )
+from graphcore.parallel.share import handed_pairs
+from graphcore.parallel.transport import StagedTransport
+
+
+def never() -> bool:
+    """Return that no other rank has failed."""
+    return False
+
 
 CPU, LIMIT = torch.device("cpu"), timedelta(seconds=5)
 OWN = [RankPlace("GPU-1", True), RankPlace("GPU-2", True)]
@@ -96,8 +103,8 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     return Wire().install(monkeypatch)
 
 
-def device_transport(rank: int = 1) -> DeviceTransport:
-    return DeviceTransport(noticing, rank, CPU, LIMIT)
+def transport_of(rank: int = 1) -> NCCLTransport:
+    return NCCLTransport(noticing, rank, CPU, LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +161,7 @@ def test_a_gpu_s_stream_is_in_host_memory_before_it_is_sent(
 
 @pytest.mark.usefixtures("cuda")
 def test_notes_come_before_transfers_in_a_pass_in_which_the_host_may_wait(wire: Wire) -> None:
-    transport, wire.notes = device_transport(), [0, 1]
+    transport, wire.notes = transport_of(), [0, 1]
     hidden = torch.zeros(2)
     for place in (4, 6):
         transport.receive(hidden, 0, place)
@@ -170,7 +177,7 @@ def test_notes_come_before_transfers_in_a_pass_in_which_the_host_may_wait(wire: 
 
 @pytest.mark.usefixtures("cuda")
 def test_a_pass_of_captured_steps_enqueues_everything_before_it_waits(wire: Wire) -> None:
-    transport, wire.notes = device_transport(), [0, 0]
+    transport, wire.notes = transport_of(), [0, 0]
     transport.runs_ahead = True
     hidden = torch.zeros(2)
     transport.receive(hidden, 0, 3)
@@ -186,7 +193,7 @@ def test_a_pass_of_captured_steps_enqueues_everything_before_it_waits(wire: Wire
 
 @pytest.mark.usefixtures("cuda")
 def test_each_direction_has_a_group_of_its_own(wire: Wire) -> None:
-    transport, wire.notes = device_transport(rank=1), [0, 0]
+    transport, wire.notes = transport_of(rank=1), [0, 0]
     for peer in (0, 2):
         transport.send(torch.zeros(1), peer, 0)
         transport.receive(torch.zeros(1), peer, 0)
@@ -198,7 +205,7 @@ def test_each_direction_has_a_group_of_its_own(wire: Wire) -> None:
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.usefixtures("cuda")
 def test_a_hand_over_that_is_another_one_is_an_error(wire: Wire, runs_ahead: bool) -> None:
-    transport, wire.notes = device_transport(), [0, 2]
+    transport, wire.notes = transport_of(), [0, 2]
     transport.runs_ahead = runs_ahead
 
     def receive_two() -> None:
@@ -216,7 +223,7 @@ def test_a_hand_over_that_is_another_one_is_an_error(wire: Wire, runs_ahead: boo
 def test_a_device_that_does_not_end_its_work_is_an_error_within_the_limit(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport = DeviceTransport(noticing, 1, CPU, timedelta(seconds=0.05))
+    transport = NCCLTransport(noticing, 1, CPU, timedelta(seconds=0.05))
     monkeypatch.setattr("fake_cuda.FakeEvent.query", lambda _: False)
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"the device does not end a step: its work did not end within parallel\."):
@@ -226,21 +233,39 @@ def test_a_device_that_does_not_end_its_work_is_an_error_within_the_limit(
 
 @pytest.mark.usefixtures("cuda")
 def test_pairs_are_connected_once_and_in_one_order(wire: Wire) -> None:
-    transport, wire.value = device_transport(rank=1), 0
-    transport.connect((0, 1, 0))
+    transport, wire.value = transport_of(rank=1), 0
+    transport.connect((0, 1, 0), never)
     assert [(what, peer) for what, peer, group in wire.log if group] == [("receive", 0), ("send", 0)]
-    transport.connect((0, 1, 0))
+    transport.connect((0, 1, 0), never)
     assert len(wire.calls()) == 2
     wire.value = 3
-    with pytest.raises(
-        RuntimeError, match="NCCL did not connect the ranks: NCCL brought 3 from rank 2, which had sent"
-    ):
-        transport.connect((0, 2, 1, 0))
+    with pytest.raises(RuntimeError, match="NCCL brought 3 from rank 2, which had sent"):
+        transport.connect((0, 2, 1, 0), never)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_rank_stops_connecting_when_another_one_has_failed(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_failed, has_ended = threading.Event(), threading.Event()
+
+    def irecv(*arguments: Any, **named: Any) -> Wire:
+        if not has_failed.is_set():
+            has_failed.set()
+            has_ended.wait(5)
+        return wire.irecv(*arguments, **named)
+
+    monkeypatch.setattr(torch.distributed, "irecv", irecv)
+    transport, began = NCCLTransport(noticing, 1, CPU, timedelta(seconds=60)), time.monotonic()
+    wire.value = 0
+    transport.connect((0, 1, 0), has_failed.is_set)
+    assert time.monotonic() - began < 4
+    has_ended.set()
+    transport.connect((0, 1, 0), never)
+    assert [what for what, peer, group in wire.log if group].count("send") >= 1, "the pairs were not connected yet"
 
 
 @pytest.mark.usefixtures("cuda")
 def test_communicators_are_aborted_only_when_a_rank_was_lost(wire: Wire) -> None:
-    transport = device_transport()
+    transport = transport_of()
     transport.close(is_lost=False)
     assert wire.aborted == []
     transport.close(is_lost=True)
@@ -258,6 +283,6 @@ def test_work_that_never_ends_is_left_behind_and_errors_are_passed_on() -> None:
 
 
 def test_nccl_has_the_interface_of_gloo_and_keeps_what_a_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transports.os, "environ", {"TORCH_NCCL_ENABLE_MONITORING": "1"})
+    monkeypatch.setattr(nccl_transport.os, "environ", {"TORCH_NCCL_ENABLE_MONITORING": "1"})
     set_nccl_variables("wg0")
     assert os.environ == {**NCCL_VARIABLES, "NCCL_SOCKET_IFNAME": "=wg0", "TORCH_NCCL_ENABLE_MONITORING": "1"}
