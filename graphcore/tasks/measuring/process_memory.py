@@ -44,7 +44,7 @@ def resident_nbytes(field: str) -> int:
 
     Source: proc(5), /proc/pid/status.
     """
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
     kibibytes = next(line.split()[1] for line in lines if line.startswith(f"{field}:"))
     return int(kibibytes) * 1024
 
