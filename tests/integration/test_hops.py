@@ -1,26 +1,17 @@
 """How far it is from the command to the first product: each call that only hands on is one more to read."""
 
 import re
-import subprocess
-import sys
 
-from command_process import ROOT, SECONDS, environment
+from command_process import ROOT, run_program
 
 TINY = ROOT / "tests" / "golden" / "tiny" / "llama3"
 MOST_CALLS, MOST_FILES = 18, 12  # 9 calls to the queue of requests, 9 in the thread that computes
+STRUCTURE = "import runpy; runpy.run_module('benchmarks.structure', run_name='__main__')"
 
 
 def test_the_first_product_is_few_calls_from_the_command() -> None:
-    command = [sys.executable, "-m", "benchmarks.structure", f"model.checkpoint={TINY}", "prompt_ids=[1,2,3]"]
-    done = subprocess.run(
-        [*command, "device=cpu", "max_new_tokens=1", "outputs=false"],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    asked = (f"model.checkpoint={TINY}", "prompt_ids=[1,2,3]", "device=cpu", "max_new_tokens=1", "outputs=false")
+    done = run_program(asked, ROOT, code=STRUCTURE, imported="torch")
     found = re.search(r"to the first product: (\d+) calls, (\d+) files", done.stdout)
     assert found is not None, done.stderr
     calls, files = map(int, found.groups())

@@ -95,6 +95,48 @@ def visit(browser: Browser, running: Running) -> Iterator[Visit]:
         visit.check_own_addresses()
 
 
+@pytest.fixture(scope="module")
+def open_tab(browser: Browser, running: Running) -> Iterator[Visit]:
+    with new_visit(browser, running.url) as visit:
+        yield visit.open()
+
+
+@pytest.fixture(scope="module")
+def scripted_tab(browser: Browser, running: Running) -> Iterator[Visit]:
+    with new_visit(browser, running.url) as visit:
+        yield visit.script().open()
+
+
+@pytest.fixture
+def anew(open_tab: Visit) -> Iterator[Visit]:
+    """A new conversation in a tab that tests share: to load the page takes a browser most of a second."""
+    yield from in_new_conversation(open_tab)
+
+
+@pytest.fixture
+def scripted(scripted_tab: Visit) -> Iterator[Visit]:
+    """A new conversation in a tab that tests share, whose answers the test writes."""
+    yield from in_new_conversation(scripted_tab)
+
+
+def in_new_conversation(tab: Visit) -> Iterator[Visit]:
+    """Begin a conversation, and check the tab at the end; what a test leaves is at most a complete answer."""
+    tab.page.unroute(CHAT)
+    tab.page.get_by_role("link", name="New conversation").click()
+    expect(tab.page.locator(".assistant")).to_have_count(0)
+    tab.page.evaluate("longTasks.length = 0, globalThis.asked?.splice(0)")
+    yield tab
+    tab.check_errors()
+    tab.check_own_addresses()
+
+
+def ask_scripted(visit: Visit) -> Visit:
+    """Ask something that the test answers."""
+    visit.say("Hello?")
+    visit.wait_for("asked.length === 1")
+    return visit
+
+
 def open_scripted(visit: Visit, question: str = "Hello?") -> Visit:
     """Open the page, and ask something that the test answers."""
     visit.script().open().say(question)
@@ -324,21 +366,21 @@ def test_errors_say_what_to_do_and_a_retry_replaces_them(browser: Browser, runni
         visit.check_errors(400, 413, 429, 500, 502, 503)
 
 
-def test_an_error_inside_of_the_stream_keeps_the_text(visit: Visit) -> None:
-    open_scripted(visit)
-    visit.push(delta(content="Half of it"), {"error": {"message": "the request has failed inside the server"}})
-    expect(visit.page.locator(".message-error")).to_contain_text("failed inside the server")
-    visit.wait_answer()
-    assert visit.answers() == ["Half of it"]
-    expect(visit.page.get_by_role("button", name="Retry")).to_be_visible()
-    expect(visit.page.get_by_role("button", name="Continue")).to_be_visible()
+def test_an_error_inside_of_the_stream_keeps_the_text(scripted: Visit) -> None:
+    ask_scripted(scripted)
+    scripted.push(delta(content="Half of it"), {"error": {"message": "the request has failed inside the server"}})
+    expect(scripted.page.locator(".message-error")).to_contain_text("failed inside the server")
+    scripted.wait_answer()
+    assert scripted.answers() == ["Half of it"]
+    expect(scripted.page.get_by_role("button", name="Retry")).to_be_visible()
+    expect(scripted.page.get_by_role("button", name="Continue")).to_be_visible()
 
 
-def test_a_stream_that_breaks_off_is_an_error(visit: Visit) -> None:
-    open_scripted(visit)
-    visit.push(delta(content="Half of it"))
-    visit.page.evaluate("asked[0].close()")
-    expect(visit.page.locator(".message-error")).to_contain_text("broke off")
+def test_a_stream_that_breaks_off_is_an_error(scripted: Visit) -> None:
+    ask_scripted(scripted)
+    scripted.push(delta(content="Half of it"))
+    scripted.page.evaluate("asked[0].close()")
+    expect(scripted.page.locator(".message-error")).to_contain_text("broke off")
 
 
 @pytest.mark.parametrize(
@@ -350,24 +392,24 @@ def test_a_stream_that_breaks_off_is_an_error(visit: Visit) -> None:
         ("text/event-stream", "data: null\n\n"),
     ],
 )
-def test_what_is_no_answer_is_told_in_words(visit: Visit, kind: str, body: str) -> None:
-    visit.open().page.route(CHAT, lambda route: route.fulfill(body=body, headers={"Content-Type": kind}))
-    visit.say("Hello?")
-    error = visit.page.locator(".message-error")
+def test_what_is_no_answer_is_told_in_words(anew: Visit, kind: str, body: str) -> None:
+    anew.page.route(CHAT, lambda route: route.fulfill(body=body, headers={"Content-Type": kind}))
+    anew.say("Hello?")
+    error = anew.page.locator(".message-error")
     expect(error).to_contain_text("has not the form of OpenAI's interface")
     assert "Error" not in error.inner_text()
 
 
-def test_half_a_pair_of_an_answer_does_not_break_the_next_question(visit: Visit, running: Running) -> None:
-    open_scripted(visit)
-    visit.page.evaluate(r"""asked[0].write('data: {"choices":[{"delta":{"content":"a \\ud83d"}}]}\n\n')""")
-    visit.push(delta("stop"), is_last=True)
-    visit.wait_answer()
-    visit.say("And now?")
-    visit.wait_for("asked.length === 2")
-    assert visit.asked()[1]["messages"][1]["content"] == "a \ufffd"
-    visit.push(delta("stop", content="Well."), is_last=True)
-    visit.wait_answer(2)
+def test_half_a_pair_of_an_answer_does_not_break_the_next_question(scripted: Visit, running: Running) -> None:
+    ask_scripted(scripted)
+    scripted.page.evaluate(r"""asked[0].write('data: {"choices":[{"delta":{"content":"a \\ud83d"}}]}\n\n')""")
+    scripted.push(delta("stop"), is_last=True)
+    scripted.wait_answer()
+    scripted.say("And now?")
+    scripted.wait_for("asked.length === 2")
+    assert scripted.asked()[1]["messages"][1]["content"] == "a \ufffd"
+    scripted.push(delta("stop", content="Well."), is_last=True)
+    scripted.wait_answer(2)
 
 
 def test_a_server_that_cannot_be_reached(browser: Browser, running: Running) -> None:
@@ -436,14 +478,14 @@ def test_markdown_becomes_elements(visit: Visit) -> None:
     assert visit.page.locator(".answer-text").inner_html() == streamed
 
 
-def test_a_list_goes_on_after_an_empty_line(visit: Visit) -> None:
-    open_scripted(visit)
-    visit.push(delta(content="1. one\n\n2"))
-    expect(visit.page.locator(".answer-text")).to_contain_text("2")
-    visit.push(delta(content=". two"), delta("stop"), usage_chunk(), is_last=True)
-    visit.wait_answer()
-    expect(visit.page.locator(".answer-text ol")).to_have_count(1)
-    expect(visit.page.locator(".answer-text ol > li")).to_have_text(["one", "two"])
+def test_a_list_goes_on_after_an_empty_line(scripted: Visit) -> None:
+    ask_scripted(scripted)
+    scripted.push(delta(content="1. one\n\n2"))
+    expect(scripted.page.locator(".answer-text")).to_contain_text("2")
+    scripted.push(delta(content=". two"), delta("stop"), usage_chunk(), is_last=True)
+    scripted.wait_answer()
+    expect(scripted.page.locator(".answer-text ol")).to_have_count(1)
+    expect(scripted.page.locator(".answer-text ol > li")).to_have_text(["one", "two"])
 
 
 IN_PIECES = """async ([text, step]) => {
@@ -466,32 +508,32 @@ IN_PIECES = """async ([text, step]) => {
 
 
 @pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md"])
-def test_a_streamed_text_is_drawn_as_a_whole_one(visit: Visit, name: str) -> None:
+def test_a_streamed_text_is_drawn_as_a_whole_one(anew: Visit, name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
-    is_equal, num_as_written, drawn = visit.open().page.evaluate(IN_PIECES, [text, 61])
+    is_equal, num_as_written, drawn = anew.page.evaluate(IN_PIECES, [text, 61])
     assert is_equal
     assert num_as_written == 0
     assert len(drawn) > len(text) / 2
 
 
 @pytest.mark.parametrize("marker", ["1. ", "- ", "- [x] ", "> - ", "-\t", "1. one\n   - "])
-def test_a_list_that_is_drawn_after_its_marker_stays_markdown(visit: Visit, marker: str) -> None:
-    open_scripted(visit)
-    visit.push(delta(content=f"Some *words*.\n\n{marker}"))
-    text = visit.page.locator(".answer-text")
+def test_a_list_that_is_drawn_after_its_marker_stays_markdown(scripted: Visit, marker: str) -> None:
+    ask_scripted(scripted)
+    scripted.push(delta(content=f"Some *words*.\n\n{marker}"))
+    text = scripted.page.locator(".answer-text")
     expect(text.locator("em")).to_have_text("words")
-    visit.push(delta(content="*first*"), delta("stop"), usage_chunk(), is_last=True)
-    visit.wait_answer()
+    scripted.push(delta(content="*first*"), delta("stop"), usage_chunk(), is_last=True)
+    scripted.wait_answer()
     expect(text.locator("li em")).to_have_text("first")
     expect(text.locator(".as-written")).to_have_count(0)
 
 
-def test_a_hostile_answer_is_text(visit: Visit) -> None:
-    visit.open().answer_with(answer(HOSTILE, piece=7))
-    visit.say("Be evil.")
-    visit.wait_answer()
-    expect(visit.page.locator(".answer-text")).to_contain_text("alert(14)")
-    text = visit.page.locator(".answer-text")
+def test_a_hostile_answer_is_text(anew: Visit) -> None:
+    anew.answer_with(answer(HOSTILE, piece=7))
+    anew.say("Be evil.")
+    anew.wait_answer()
+    expect(anew.page.locator(".answer-text")).to_contain_text("alert(14)")
+    text = anew.page.locator(".answer-text")
     for forbidden in (
         "script",
         "img",
@@ -512,7 +554,7 @@ def test_a_hostile_answer_is_text(visit: Visit) -> None:
     expect(text.get_by_role("link", name="Picture: picture")).to_be_visible()
     for shown in ("<script>alert(1)</script>", "javascript:alert(5)", '<img src=x onerror="alert(2)">', "<iframe"):
         expect(text).to_contain_text(shown)
-    assert visit.page.locator("body").is_visible()
+    assert anew.page.locator("body").is_visible()
 
 
 MEGABYTE = 1_000_000
@@ -532,18 +574,18 @@ LONG_ANSWERS = {
 
 
 @pytest.mark.parametrize("kind", LONG_ANSWERS)
-def test_a_megabyte_does_not_freeze_the_page(visit: Visit, kind: str) -> None:
+def test_a_megabyte_does_not_freeze_the_page(anew: Visit, kind: str) -> None:
     text = LONG_ANSWERS[kind]
-    visit.open().answer_with(answer(text, piece=400))
-    visit.say("Talk.")
-    visit.wait_answer()
+    anew.answer_with(answer(text, piece=400))
+    anew.say("Talk.")
+    anew.wait_answer()
     last = text.rstrip("` \n")[-1]
-    visit.wait_for(f"document.querySelector('.answer-text').textContent.trim().length > {len(text) // 5}")
-    visit.page.evaluate("document.querySelector('#messages').scrollTop = 5e3")
-    visit.page.evaluate("document.querySelector('#messages').scrollTop = 1e9")
-    assert last in visit.page.evaluate("document.querySelector('.answer-text').textContent.slice(-2000)")
-    assert visit.longest_task() < LONGEST_FREEZE
-    assert visit.fits()
+    anew.wait_for(f"document.querySelector('.answer-text').textContent.trim().length > {len(text) // 5}")
+    anew.page.evaluate("document.querySelector('#messages').scrollTop = 5e3")
+    anew.page.evaluate("document.querySelector('#messages').scrollTop = 1e9")
+    assert last in anew.page.evaluate("document.querySelector('.answer-text').textContent.slice(-2000)")
+    assert anew.longest_task() < LONGEST_FREEZE
+    assert anew.fits()
 
 
 def test_the_view_follows_the_newest_text_only_at_the_end(visit: Visit) -> None:
@@ -595,15 +637,15 @@ def test_a_call_of_a_tool_and_its_result(visit: Visit) -> None:
     assert visit.answers()[-1] == "It is mild."
 
 
-def test_thinking_is_folded_unless_it_is_wished(visit: Visit) -> None:
-    open_scripted(visit)
-    visit.push(delta(reasoning_content="Hm."), delta(content="Yes."), delta("stop"), usage_chunk(), is_last=True)
-    visit.wait_answer()
-    summary = visit.page.locator(".thinking summary")
+def test_thinking_is_folded_unless_it_is_wished(scripted: Visit) -> None:
+    ask_scripted(scripted)
+    scripted.push(delta(reasoning_content="Hm."), delta(content="Yes."), delta("stop"), usage_chunk(), is_last=True)
+    scripted.wait_answer()
+    summary = scripted.page.locator(".thinking summary")
     expect(summary).to_have_text("Thinking 3 characters")
-    assert visit.page.locator(".thinking").get_attribute("open") is None
+    assert scripted.page.locator(".thinking").get_attribute("open") is None
     summary.click()
-    expect(visit.page.locator(".thinking .markdown")).to_have_text("Hm.")
+    expect(scripted.page.locator(".thinking .markdown")).to_have_text("Hm.")
 
 
 def test_json_is_shown_indented(visit: Visit) -> None:
@@ -924,10 +966,12 @@ def small_targets(visit: Visit) -> list[str]:
     return found
 
 
-def test_a_stream_may_be_cut_anywhere(visit: Visit) -> None:
-    open_scripted(visit)
+def test_a_stream_may_be_cut_anywhere(scripted: Visit) -> None:
+    ask_scripted(scripted)
     chunks = events(delta(content="\u00fc\U0001f600 "), delta(content="ok"), delta("stop"))
     body = ": ping\n\n" + chunks.replace(", ", ",\ndata: ")  # the data of an event may have several lines
-    visit.page.evaluate("(body) => [...body].forEach((letter) => asked[0].write(letter))", body.replace("\n", "\r\n"))
-    visit.wait_answer()
-    assert visit.answers() == ["\u00fc\U0001f600 ok"]
+    scripted.page.evaluate(
+        "(body) => [...body].forEach((letter) => asked[0].write(letter))", body.replace("\n", "\r\n")
+    )
+    scripted.wait_answer()
+    assert scripted.answers() == ["\u00fc\U0001f600 ok"]

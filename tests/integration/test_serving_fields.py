@@ -959,16 +959,35 @@ def test_a_field_is_refused(ask: Ask, path: str, name: str) -> None:
 REQUIRED = {"messages", "prompt", "input", "tokens"}
 
 
-@pytest.mark.parametrize(("path", "name"), [pytest.param(*key, id=f"{key[0]}-{key[1]}") for key in FIELDS])
-def test_a_field_that_is_null_counts_as_left_out(ask: Ask, path: str, name: str) -> None:
-    is_needed = name in BODIES[path] and (name in REQUIRED or path == MESSAGES_PATH)
-    if is_needed or name in ("tool_choice.type", "thinking.type"):
-        assert ask.refused(**nested(name, None)) == name
-        return
-    found = ask(**nested(name, None))
-    inside = "." in name and name.partition(".")[0] == "thinking"
-    expected = ask(thinking={"type": "enabled"}) if inside else ask(**{name: ...})
+def is_needed(path: str, name: str) -> bool:
+    """Return whether a request without the field is refused."""
+    in_body = name in BODIES[path] and (name in REQUIRED or path == MESSAGES_PATH)
+    return in_body or name in ("tool_choice.type", "thinking.type")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [pytest.param(*key, id=f"{key[0]}-{key[1]}") for key in FIELDS if is_needed(*key)]
+)
+def test_a_field_that_is_needed_may_not_be_null(ask: Ask, path: str, name: str) -> None:
+    assert ask.refused(**nested(name, None)) == name
+
+
+@pytest.mark.parametrize("path", CLASSES)
+def test_fields_that_are_null_count_as_left_out(ask: Ask, path: str) -> None:
+    """All fields of the body at once, and then all fields inside of each field."""
+    names = [name for at, name in FIELDS if at == path and not is_needed(at, name)]
+    bare = {name: None for name in names if "." not in name}
+    found, expected = ask(**bare), ask(**dict.fromkeys(bare, ...))
     assert (found.content, found.ignored) == (expected.content, ())
+    for outer in {name.partition(".")[0] for name in names if "." in name}:
+        inside = {
+            name: value
+            for each in names
+            if each.startswith(f"{outer}.")
+            for name, value in nested(each, None)[outer].items()
+        }
+        found, expected = ask(**{outer: inside}), ask(**({outer: {"type": "enabled"}} if outer == "thinking" else {}))
+        assert (found.content, found.ignored) == (expected.content, ()), inside
 
 
 INSIDE = {CHAT: "stream_options", RESPONSES: "reasoning", MESSAGES_PATH: "output_config"}

@@ -7,6 +7,8 @@ Log probabilities show any other bit of the logits.
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,76 +79,101 @@ def _fallible_drafts(known: dict[tuple[int, ...], Sequence[int]]) -> None:
     """Draft from known answers in every test."""
 
 
-def assert_equal_with_drafts(
-    known: dict[tuple[int, ...], Sequence[int]],
-    folder: TinyModel,
-    streaming: str,
-    kinds: Sequence[str],
-    *more: str,
-    drafts: Sequence[str] = ("speculation=lookup",),
-) -> None:
-    """Check that answers with drafts are those without, and that draft tokens were accepted and rejected."""
-    with load(folder, streaming, *more) as plain:
-        expected = {kind: answers(plain, SAMPLING[kind]) for kind in kinds}
-    settings = *drafts, f"speculation.num_speculative_tokens={DEPTH}"
-    with load(folder, streaming, *settings, *more) as engine:
-        for kind in kinds:
-            known |= {tuple(prompt): one[0] for prompt, one in zip(prompts(), expected[kind], strict=True)}
-            assert answers(engine, SAMPLING[kind]) == expected[kind], kind
-        accepted, drafted = engine.totals.accepted_tokens, engine.totals.draft_tokens
-        assert 10 < accepted < drafted - 10
-        batching = engine.batching
-        assert isinstance(batching, ContinuousBatching)
-        again = [engine.generate([[*prompt, 5]], 6, ignore_eos=True)[0].token_ids for prompt in prompts()]
-    with load(folder, streaming, *more) as plain:  # whose prefix cache is empty
-        assert again == [plain.generate([[*prompt, 5]], 6, ignore_eos=True)[0].token_ids for prompt in prompts()]
+@dataclass(frozen=True)
+class Plain:
+    """Answers without drafts.
+
+    Attributes:
+        extended: tokens after each prompt with one token more, that no cached prefix had a part in.
+        answers: answers by the kind of sampling.
+    """
+
+    extended: list[Sequence[int]]
+    answers: dict[str, list[Answer]]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_answers_with_drafts_are_those_without(
-    name: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
-) -> None:
-    assert_equal_with_drafts(known, tiny_model(name), "off", [*SAMPLING] if name == "llama3" else ["greedy", "drawn"])
+def extended_answers(engine: Engine) -> list[Sequence[int]]:
+    """Return the tokens that follow each prompt with one token more."""
+    return [engine.generate([[*prompt, 5]], 6, ignore_eos=True)[0].token_ids for prompt in prompts()]
+
+
+@pytest.fixture(scope="module")
+def plain_of(tiny_model: Tiny) -> Callable[..., Plain]:
+    """A function to what a resident model answers without drafts, by its name and more settings."""
+
+    @cache
+    def plain(name: str, *settings: str) -> Plain:
+        with load(tiny_model(name), "off", *settings) as engine:
+            extended = extended_answers(engine)  # first, while the prefix cache is empty
+            return Plain(extended, {kind: answers(engine, SAMPLING[kind]) for kind in kinds_of(name)})
+
+    return plain
+
+
+def kinds_of(name: str) -> Sequence[str]:
+    """Return the kinds of sampling that a model's answers are compared for."""
+    return [*SAMPLING] if name == "llama3" else ["greedy", "drawn"]
+
+
+Check = Callable[..., None]
+
+
+@pytest.fixture
+def check(known: dict[tuple[int, ...], Sequence[int]], tiny_model: Tiny, plain_of: Callable[..., Plain]) -> Check:
+    """A function that checks that answers with drafts are those without, and that drafts were accepted and rejected."""
+
+    def check_model(name: str, drafts: Sequence[str], *settings: str, streaming: str = "off") -> None:
+        plain = plain_of(name, *settings)
+        drafting = *drafts, f"speculation.num_speculative_tokens={DEPTH}"
+        with load(tiny_model(name), streaming, *drafting, *settings) as engine:
+            for kind, expected in plain.answers.items():
+                known.update({tuple(prompt): one[0] for prompt, one in zip(prompts(), expected, strict=True)})
+                assert answers(engine, SAMPLING[kind]) == expected, kind
+            accepted, drafted = engine.totals.accepted_tokens, engine.totals.draft_tokens
+            assert 10 < accepted < drafted - 10
+            assert isinstance(engine.batching, ContinuousBatching)
+            assert extended_answers(engine) == plain.extended
+
+    return check_model
+
+
+LOOKUP = ("speculation=lookup",)
+SELF = "speculation=self", "speculation.draft_format=q4_0"
+DRAFTED = ("llama3", "gemma3", "qwen3_5", "gpt_oss", "gemma4", "deepseek_v3", "lfm2", "gpt2", "bitnet")
+# Families whose layers are of the kinds that the others have: full attention, mixtures, delta rules, latents.
+SIMILAR = (
+    *("qwen2", "qwen3", "gemma", "gemma2", "phi3", "starcoder2", "stablelm", "glm", "glm4", "olmo2", "olmo3"),
+    *("exaone4", "ministral3", "mixtral", "granite", "granite_moe", "smollm3", "qwen3_5_moe", "glm4_moe"),
+    *("deepseek_v2", "lfm2_moe"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SIMILAR else ()) for name in ARCHITECTURES]
+)
+def test_answers_with_drafts_are_those_without(name: str, check: Check) -> None:
+    check(name, LOOKUP)
 
 
 @pytest.mark.parametrize("name", STREAMED)
-def test_streamed_answers_with_drafts_are_those_without(
-    name: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
-) -> None:
-    assert_equal_with_drafts(known, tiny_model(name), "on", ["drawn"])
-
-
-SELF = "speculation=self", "speculation.draft_format=q4_0"
-DRAFTED = ("llama3", "gemma3", "qwen3_5", "gpt_oss", "gemma4", "deepseek_v3", "lfm2", "gpt2", "bitnet")
+def test_streamed_answers_with_drafts_are_those_without(name: str, check: Check) -> None:
+    check(name, LOOKUP, streaming="on")
 
 
 @pytest.mark.parametrize("name", DRAFTED)
-def test_answers_with_a_draft_model_are_those_without(
-    name: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
-) -> None:
-    kinds = [*SAMPLING] if name == "llama3" else ["greedy", "drawn"]
-    assert_equal_with_drafts(known, tiny_model(name), "off", kinds, drafts=SELF)
+def test_answers_with_a_draft_model_are_those_without(name: str, check: Check) -> None:
+    check(name, SELF)
 
 
 @pytest.mark.parametrize("name", [name for name in STREAMED if name not in MIXTURES])
-def test_streamed_answers_with_a_draft_model_are_those_without(
-    name: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
-) -> None:
-    assert_equal_with_drafts(known, tiny_model(name), "on", ["drawn", "penalties"], drafts=SELF)
+def test_streamed_answers_with_a_draft_model_are_those_without(name: str, check: Check) -> None:
+    check(name, SELF, streaming="on")
 
 
+@pytest.mark.parametrize("drafts", [LOOKUP, SELF], ids=["lookup", "self"])
 @pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
-def test_a_draft_model_leaves_no_trace_in_quantised_caches(
-    kv_dtype: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
-) -> None:
-    assert_equal_with_drafts(known, tiny_model("mistral"), "off", ["drawn"], f"kv_dtype={kv_dtype}", drafts=SELF)
-
-
-@pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
-def test_drafts_leave_no_trace_in_quantised_caches(
-    kv_dtype: str, tiny_model: Tiny, known: dict[tuple[int, ...], Sequence[int]]
-) -> None:
-    assert_equal_with_drafts(known, tiny_model("mistral"), "off", ["drawn"], f"kv_dtype={kv_dtype}")
+def test_drafts_leave_no_trace_in_quantised_caches(kv_dtype: str, drafts: Sequence[str], check: Check) -> None:
+    check("mistral", drafts, f"kv_dtype={kv_dtype}")
 
 
 class EveryThird:

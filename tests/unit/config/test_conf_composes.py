@@ -18,19 +18,29 @@ from graphcore.config.conf_folder import conf_dir, group_options
 from graphcore.config.settings import Settings
 from graphcore.tasks.registry import NAMES
 
-OPTIONS = [(group, option) for group, options in group_options().items() for option in options]
+MODELS = group_options()["model"]
+OTHERS = [(group, option) for group, options in group_options().items() if group != "model" for option in options]
+ROWS = range(max(len(MODELS), len(OTHERS)))
+PAIRS = [(MODELS[at % len(MODELS)], *OTHERS[at % len(OTHERS)]) for at in ROWS]  # every option, each with one of a model
 YAMLS = sorted(path.relative_to(conf_dir()) for path in conf_dir().rglob("*.yaml"))
 
 
 @cache
-def composed(override: str) -> Settings:
+def composed(*overrides: str) -> Settings:
     """Return settings that several tests look at and none changes."""
-    return compose_settings([override])
+    return compose_settings(overrides)
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_option_composes(group: str, option: str) -> None:
-    settings = composed(f"{group}={option}")
+def composed_with(model: str) -> Settings:
+    """Return the settings of a model and of an option of another group, which another test composes, too."""
+    name, group, option = PAIRS[MODELS.index(model)]
+    return composed(f"model={name}", f"{group}={option}")
+
+
+@pytest.mark.parametrize(("model", "group", "option"), PAIRS)
+def test_every_option_composes(model: str, group: str, option: str) -> None:
+    settings = composed(f"model={model}", f"{group}={option}")
+    assert settings.model.name == model
     chosen = vars(settings).get(group)
     if isinstance(chosen, dict):
         assert chosen["name"] == option
@@ -45,9 +55,9 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert settings.sampling.temperature == 0.0
 
 
-@pytest.mark.parametrize("name", group_options()["model"])
+@pytest.mark.parametrize("name", MODELS)
 def test_every_model_names_a_source_and_a_shape_that_an_architecture_knows(name: str) -> None:
-    model = composed(f"model={name}").model
+    model = composed_with(name).model
     parse_source(model.checkpoint)
     assert model.checkpoint == model.published.checkpoint
     assert not model.checkpoint.startswith("random:")
@@ -55,10 +65,10 @@ def test_every_model_names_a_source_and_a_shape_that_an_architecture_knows(name:
     assert len(architecture_of(config).spec(config).blocks) == config.num_hidden_layers
 
 
-@pytest.mark.parametrize("name", group_options()["model"])
+@pytest.mark.parametrize("name", MODELS)
 def test_every_published_source_has_its_pin(name: str) -> None:
     """Files have a hash; a folder of the Hub has a commit, whose large files the Hub names by their hashes."""
-    published = composed(f"model={name}").model.published
+    published = composed_with(name).model.published
     source = parse_source(published.checkpoint)
     is_file = isinstance(source, PackageSource) or published.checkpoint.endswith(".gguf")
     assert is_file == (published.sha256 is not None)
