@@ -15,13 +15,13 @@ IDS = torch.tensor([PROMPTS[1], PROMPTS[1][::-1]])
 def results(engine: Engine, num_tokens: int) -> Mapping[str, object]:
     """Return what every way of using an engine gives."""
     logits, hidden = engine.logits(IDS, output_hidden_states=True)
-    batch = engine.generate(PROMPTS, max_new_tokens=6, logprobs=True)
+    batch = engine.generate(PROMPTS, max_new_tokens=4, logprobs=True)
     return {
         "logits": [logits],
         "hidden states": list(hidden),
         "forward": [engine.forward(hidden[1])],
         "generate": engine.generate([PROMPTS[0]], max_new_tokens=num_tokens)[0].token_ids,
-        "stream": [event.token_id for event in engine.stream(PROMPTS[2], max_new_tokens=5, temperature=1.0, seed=3)],
+        "stream": [event.token_id for event in engine.stream(PROMPTS[2], max_new_tokens=3, temperature=1.0, seed=3)],
         "batch": [one.token_ids for one in batch],
         "log probabilities": [one.logprobs for one in batch],
         "scores": engine._queue.run_alone("scores", lambda: scores(engine)),
