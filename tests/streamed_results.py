@@ -8,7 +8,7 @@ from graphcore import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.scoring import token_losses
 
-PROMPTS = ([1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(1, 41)), [30, 20, 10])  # rows of different lengths
+PROMPTS = ([1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(1, 25)), [30, 20, 10])  # rows of different lengths
 IDS = torch.tensor([PROMPTS[1], PROMPTS[1][::-1]])
 
 

@@ -17,6 +17,7 @@ PROMPTS = (40, 5, 2)  # three chunks, less than a chunk, less than a window
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]
 EAGER = [(name, "eager") for name in BUILDERS]
+OTHER_CACHES = tuple(name for name in BUILDERS if name.endswith(("_sliding", "_full", "_plain", "_dense", "_unified")))
 COMPILED = {  # with those of test_model_parity.py, one model of each kind of block
     **dict.fromkeys(ARCHITECTURES, pytest.mark.slow),
     **dict.fromkeys(("gpt_oss", "gemma4"), pytest.mark.thorough),
@@ -65,7 +66,7 @@ def together(engine: Engine, rows: list[list[int]], prompts: tuple[int, ...]) ->
 @pytest.mark.parametrize(
     ("name", "graph"),
     [
-        # a variant of a family runs in the batches below
+        # variants run in the batches below
         *(pytest.param(*case, marks=() if case[0] in ARCHITECTURES else pytest.mark.slow) for case in EAGER),
         *ALONE,
     ],
@@ -80,7 +81,17 @@ def test_one_sequence_decodes_to_its_teacher_forced_logits(
         assert worst(found, tiny.logits[0, prompt - 1 : end]) < tolerance_of(name), prompt
 
 
-@pytest.mark.parametrize(("name", "graph"), [*EAGER, *IN_BATCHES])
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    [
+        # a variant whose caches are those of its family runs slow: test_model_parity.py has its mathematics
+        *(
+            pytest.param(*case, marks=() if case[0] in (*ARCHITECTURES, *OTHER_CACHES) else pytest.mark.slow)
+            for case in EAGER
+        ),
+        *IN_BATCHES,
+    ],
+)
 def test_a_batch_of_different_lengths_decodes_to_its_teacher_forced_logits(
     name: str, graph: str, tiny_model: Tiny, load_tiny: Load
 ) -> None:

@@ -28,7 +28,7 @@ NUM_SEEDS = 6
 TOPK = torch.Tensor.topk
 Tiny = Callable[[str], TinyModel]
 CASES = [
-    pytest.param(name, dtype, "eager", marks=() if dtype == "bf16" or name in ARCHITECTURES else pytest.mark.slow)
+    pytest.param(name, dtype, "eager", marks=() if name in ARCHITECTURES else pytest.mark.slow)
     for name in BUILDERS
     for dtype in DTYPES
 ]
