@@ -10,7 +10,7 @@ from torch import nn
 
 from graphcore import Engine
 
-LENGTH, PROMPT = 45, 21
+LENGTH, PROMPT = 45, 34  # as many steps as the widest convolution has tokens
 
 
 @torch.inference_mode()

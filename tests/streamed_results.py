@@ -8,20 +8,20 @@ from graphcore import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.scoring import token_losses
 
-PROMPTS = ([1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(1, 41)), [30, 20, 10])  # rows of different lengths
+PROMPTS = ([1, 2, 3, 4, 5, 6, 7, 8, 9], list(range(1, 25)), [30, 20, 10])  # rows of different lengths
 IDS = torch.tensor([PROMPTS[1], PROMPTS[1][::-1]])
 
 
 def results(engine: Engine, num_tokens: int) -> Mapping[str, object]:
     """Return what every way of using an engine gives."""
     logits, hidden = engine.logits(IDS, output_hidden_states=True)
-    batch = engine.generate(PROMPTS, max_new_tokens=6, logprobs=True)
+    batch = engine.generate(PROMPTS, max_new_tokens=4, logprobs=True)
     return {
         "logits": [logits],
         "hidden states": list(hidden),
         "forward": [engine.forward(hidden[1])],
         "generate": engine.generate([PROMPTS[0]], max_new_tokens=num_tokens)[0].token_ids,
-        "stream": [event.token_id for event in engine.stream(PROMPTS[2], max_new_tokens=5, temperature=1.0, seed=3)],
+        "stream": [event.token_id for event in engine.stream(PROMPTS[2], max_new_tokens=3, temperature=1.0, seed=3)],
         "batch": [one.token_ids for one in batch],
         "log probabilities": [one.logprobs for one in batch],
         "scores": engine._queue.run_alone("scores", lambda: scores(engine)),

@@ -33,7 +33,9 @@ FLOAT = ["quant.activations=float"]
 ALL = ("_proj", "in_proj_qkv")
 CASES = [("gptq", 4), ("gptq", 8), ("gptq_v2", 4), ("pack-quantized", 4), ("pack-quantized", 8)]
 CPU = {"device": "cpu", "dtype": "fp32"}
+LAYOUTS, GRAPHS = ("gptq", "pack-quantized"), tuple(enumerate(("eager", "auto")))
 SOME = ("k_proj", "layers.1.mlp.gate_proj", "layers.0.mlp.down_proj")
+MODELS = (("llama", ALL), ("qwen2", ALL), ("llama", SOME))
 
 
 def largest_error(found: Tensor, expected: Tensor) -> float:
@@ -50,9 +52,19 @@ def test_logits_are_those_of_the_same_weights_in_transformers(layout: str, bits:
         assert {one.packing.format for one in weights} == {"q4_0" if bits == 4 else "q8_0"}
 
 
-@pytest.mark.parametrize(("family", "ordered"), [("llama", ALL), ("qwen2", ALL), ("llama", SOME)], ids=str)
-@pytest.mark.parametrize("graph", ["eager", "auto", pytest.param("compiled", marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("layout", ["gptq", "pack-quantized"])
+@pytest.mark.parametrize(
+    ("layout", "graph", "family", "ordered"),
+    [
+        # each model in each graph and from each layout
+        *((LAYOUTS[(at + turn) % 2], graph, *model) for at, model in enumerate(MODELS) for turn, graph in GRAPHS),
+        *(
+            pytest.param(layout, "compiled", *model, marks=pytest.mark.thorough)
+            for layout in LAYOUTS
+            for model in MODELS
+        ),
+    ],
+    ids=str,
+)
 def test_every_graph_streams_to_the_bit_and_answers_as_transformers_does(
     layout: str, graph: str, family: str, ordered: tuple[str, ...], tmp_path: Path
 ) -> None:

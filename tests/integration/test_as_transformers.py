@@ -27,7 +27,7 @@ SEARCHES = {
 HARD = ("llama3", "gemma3", "gpt2", "qwen3_5", "lfm2_moe")  # rings of pages, learned positions, recurrent states
 QUICK = {  # models whose `generate` is compared in CI: every kind of cache, and a mixture of experts
     "streaming=off": (*HARD, "gemma4", "gpt_oss"),
-    "streaming=on": ("llama3", "qwen3_5"),
+    "streaming=on": ("qwen3_5",),
 }
 
 
@@ -63,7 +63,7 @@ def both(ours: nn.Module, reference: nn.Module, seed: int = 3, **given: object) 
     found = []
     for each in (ours, reference):
         torch.manual_seed(seed)
-        found.append(each.generate(**{"max_new_tokens": 10, "pad_token_id": 0, **given}))
+        found.append(each.generate(**{"max_new_tokens": 8, "pad_token_id": 0, **given}))
     return found[0], found[1]
 
 
@@ -136,9 +136,8 @@ def test_a_gguf_file_generates_as_transformers_does_from_the_folder(name: str) -
     ids = torch.arange(3, 27).view(2, 12)
     with load(GOLDEN / f"{name}.gguf", "context_length=64") as engine:
         ours = engine.as_transformers()
-        for settings in SEARCHES.values():
-            found, expected = both(ours, reference, input_ids=ids, eos_token_id=None, **settings)
-            assert torch.equal(found, expected)
+        found, expected = both(ours, reference, input_ids=ids, eos_token_id=None, **SEARCHES["sampled"])
+        assert torch.equal(found, expected)
         expected_config = AutoConfig.from_pretrained(GOLDEN / name).get_text_config()
         assert type(ours.config) is type(expected_config)
         for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
@@ -304,15 +303,16 @@ def test_generation_goes_on_from_the_cache_of_an_earlier_one(
     first = ours.generate(**padded(tiny), **given, return_dict_in_generate=True)
     turn = torch.cat([first.sequences, tiny.ids[:, :5]], dim=1)
     mask = torch.cat([padded(tiny)["attention_mask"], torch.ones(2, 11, dtype=torch.long)], dim=1)
-    _, expected = both(ours, tiny.reference, input_ids=turn, attention_mask=mask)
+    asked = {"attention_mask": mask, "pad_token_id": 0, "max_new_tokens": 8}
+    expected = tiny.reference.generate(turn, **asked)
     from graphcore.engine.pretrained.causal_model import CACHE  # as this version of transformers calls it
 
     going_on = {CACHE: first.past_key_values}
-    found = ours.generate(turn, attention_mask=mask, pad_token_id=0, max_new_tokens=10, **going_on)
+    found = ours.generate(turn, **asked, **going_on)
     assert torch.equal(found, expected)
-    chunked = ours.generate(turn, attention_mask=mask, prefill_chunk_size=4, pad_token_id=0, max_new_tokens=10)
+    chunked = ours.generate(turn, **asked, prefill_chunk_size=4)
     assert torch.equal(chunked, expected)
-    plain = ours.generate(turn, attention_mask=mask, use_cache=False, pad_token_id=0, max_new_tokens=10)
+    plain = ours.generate(turn, **asked, use_cache=False)
     assert torch.equal(plain, expected)
 
 
@@ -321,13 +321,13 @@ def test_drafts_are_checked_and_made(name: str, tiny_model: Tiny, model: Callabl
     """A draft model of another kind, prompt lookup, and an engine that drafts for transformers' model."""
     tiny, ours = tiny_model(name), model(name)
     ids = torch.cat([tiny.ids[:1, :8], tiny.ids[:1, :8]], dim=1)
-    given = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    given = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
     expected = tiny.reference.generate(ids, **given)
     assert torch.equal(ours.generate(ids, **given, prompt_lookup_num_tokens=4), expected)
     for draft in ("llama3", "gpt2"):
         assert torch.equal(ours.generate(ids, **given, assistant_model=model(draft)), expected)
-        assert torch.equal(ours.generate(ids, **given, assistant_model=tiny_model(draft).reference), expected)
     other = tiny_model("llama3").reference
+    assert torch.equal(ours.generate(ids, **given, assistant_model=other), expected)
     assert torch.equal(other.generate(ids, **given, assistant_model=ours), other.generate(ids, **given))
 
 

@@ -92,9 +92,15 @@ def test_the_packed_folder_and_the_i2_s_file_hold_the_same_weights() -> None:
     assert differing == {"embed_tokens.weight"}  # float16 in the GGUF file
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["bitnet", "llama3", "qwen3"])
+@pytest.mark.parametrize(
+    ("name", "form", "seed"),
+    [
+        pytest.param(name, form, seed, marks=() if seed == at else pytest.mark.slow)
+        for at, name in enumerate(("bitnet", "llama3", "qwen3"))
+        for form in FORMS
+        for seed in range(3)
+    ],
+)
 def test_logits_are_those_of_transformers(name: str, form: str, seed: int, ternary: Ternary) -> None:
     model = ternary(name, form, seed)
     with load(model.folder) as engine:

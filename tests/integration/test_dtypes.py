@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from streamed_engine import SIZES
-from tiny_models import BUILDERS, MIXTURES, TinyModel, build_reference
+from tiny_models import ARCHITECTURES, BUILDERS, MIXTURES, TinyModel, build_reference
 
 from graphcore import Engine
 
@@ -27,7 +27,11 @@ MEAN_FACTOR, MOST_FACTOR = 1.1, 2.0
 NUM_SEEDS = 6
 TOPK = torch.Tensor.topk
 Tiny = Callable[[str], TinyModel]
-CASES = [(name, dtype, "eager") for name in BUILDERS for dtype in DTYPES]
+CASES = [
+    pytest.param(name, dtype, "eager", marks=() if name in ARCHITECTURES else pytest.mark.slow)
+    for name in BUILDERS
+    for dtype in DTYPES
+]
 COMPILED = [
     pytest.param(*case, marks=pytest.mark.thorough)
     for case in (("llama3", "bf16", "compiled"), ("gemma3", "fp16", "compiled"))

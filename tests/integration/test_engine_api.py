@@ -220,12 +220,12 @@ def test_limits_of_sampling_are_greedy(
 ) -> None:
     ids = [5, 6, 7, 8]
     expected = tiny_model("llama3").reference.generate(
-        torch.tensor([ids]), max_new_tokens=20, do_sample=False, repetition_penalty=penalty
+        torch.tensor([ids]), max_new_tokens=8, do_sample=False, repetition_penalty=penalty
     )
     for seed in (1, 2):
         (found,) = engine.generate(
             [ids],
-            max_new_tokens=20,
+            max_new_tokens=8,
             repetition_penalty=penalty,
             **{"seed": seed, **settings},  # type: ignore[arg-type]
         )
@@ -251,7 +251,7 @@ def test_other_limits_of_sampling_are_off_or_the_same_number(
     settings: dict[str, float], plain: dict[str, float], engine: Engine
 ) -> None:
     asked = [
-        engine.generate([[5, 6, 7, 8]] * 2, 20, stop=[], **{"temperature": 1.0, "seed": 3, **one})  # type: ignore[arg-type]
+        engine.generate([[5, 6, 7, 8]] * 2, 8, stop=[], **{"temperature": 1.0, "seed": 3, **one})  # type: ignore[arg-type]
         for one in (settings, plain)
     ]
     assert [one.token_ids for one in asked[0]] == [one.token_ids for one in asked[1]]

@@ -16,7 +16,7 @@ from graphcore.engine.request_handle import TokenStream
 from graphcore.errors import ConfigError
 
 SECONDS = 60.0
-NEW_TOKENS = 10
+NEW_TOKENS = 5
 PROMPTS = [[1, 2, 3], [40, 41], [7] * 12, [90, 5, 33, 2], [8]]
 KINDS = {
     "eager": ("graph=eager",),

@@ -108,18 +108,19 @@ def test_pages_stay_where_they_are(name: str, tiny_model: Tiny, copied: list[int
         assert copied == []
 
 
-@pytest.mark.parametrize("overrides", [(), ("streaming=on",)], ids=" ".join)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "overrides"), [*((name, ()) for name in KINDS), ("qwen3_5", ("streaming=on",))], ids=str
+)
 def test_many_states_have_the_bits_of_one(name: str, overrides: tuple[str, ...], tiny_model: Tiny) -> None:
-    """Five states of two sequences where there are pages for two sequences, requests between them, from two threads."""
+    """Three states of two sequences where there are pages for one of them, requests between them, from two threads."""
     with load(tiny_model(name).folder, *overrides) as engine:
-        expected = {seed: alone(engine, seed, rows=2) for seed in range(5)}
-        request = engine.generate([[7, 8, 9] * 10], max_new_tokens=20, ignore_eos=True)[0].token_ids
+        expected = {seed: alone(engine, seed, rows=2) for seed in range(3)}
+        request = engine.generate([[7, 8, 9] * 10], max_new_tokens=8, ignore_eos=True)[0].token_ids
         states = {seed: ForwardState() for seed in expected}
         parts = {seed: hidden_of(seed, rows=2).split(STEPS, dim=1) for seed in expected}
         handles = []
         for step in range(len(STEPS)):
-            handles.append(engine.submit([7, 8, 9] * 10, max_new_tokens=20, ignore_eos=True))
+            handles.append(engine.submit([7, 8, 9] * 10, max_new_tokens=8, ignore_eos=True))
             for seed, state in states.items():
                 assert torch.equal(engine.forward(parts[seed][step], state), expected[seed][step])
         assert {handle.result().token_ids for handle in handles} == {request}

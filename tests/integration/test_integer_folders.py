@@ -60,8 +60,9 @@ def test_every_graph_streams_to_the_bit_and_answers_as_transformers_does(
     assert found[0][1] == found[1][1]
 
 
-@pytest.mark.parametrize("graph", ["eager", "auto"])
-@pytest.mark.parametrize(("layout", "bits"), [("gptq", 4), ("pack-quantized", 8), ("int-quantized", 8)])
+@pytest.mark.parametrize(
+    ("layout", "bits", "graph"), [("gptq", 4, "auto"), ("pack-quantized", 8, "eager"), ("int-quantized", 8, "auto")]
+)
 def test_a_mixture_answers_as_transformers_does_from_memory_and_from_a_store(
     layout: str, bits: int, graph: str, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
 Tiny contexts fit in one page, whose positions lie one after another: the contiguous cache that pages are compared with.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -30,16 +30,23 @@ SETTINGS = {  # graph=auto: native decode steps, and prompts eager
     "native": ("auto", "fp32"),
     "native, bf16, streamed": ("auto", "bf16", "streaming=on"),
 }
-QUICK = ("gemma4",)  # rings and shared layers: every way by default; the others native
-OTHERS = {  # marks of the others' cases
-    "eager": pytest.mark.slow,
-    "eager, bf16": pytest.mark.slow,
-    "native": (),
-    "native, bf16, streamed": pytest.mark.thorough,
-}
-CASES = [
-    pytest.param(name, how, marks=() if name in QUICK else OTHERS[how]) for name in ARCHITECTURES for how in SETTINGS
-]
+QUICK = ("gemma4",)  # rings and shared layers: every way by default
+# Rings, states, latent rows, sinks: one family of each kind of cache is streamed in CI, and one runs native by default.
+NATIVE = ("llama3", "mistral", "gpt2", "gemma3", "gpt_oss", "qwen3_next", "deepseek_v2", "lfm2", "exaone4")
+STREAMED = ("llama3", "mistral", "gpt_oss", "qwen3_next", "qwen3_5_moe", "lfm2", "deepseek_v3", "smollm3")
+
+
+def marks_of(name: str, how: str) -> Sequence[pytest.MarkDecorator]:
+    """Return the marks of a family's case."""
+    if name in QUICK:
+        return ()
+    if how == "native":
+        return () if name in NATIVE else (pytest.mark.slow,)
+    is_streamed = how == "native, bf16, streamed" and name in STREAMED
+    return (pytest.mark.thorough if is_streamed else pytest.mark.slow,)
+
+
+CASES = [pytest.param(name, how, marks=marks_of(name, how)) for name in ARCHITECTURES for how in SETTINGS]
 Tiny = Callable[[str], TinyModel]
 
 

@@ -17,12 +17,14 @@ from gpt_files import small_file
 from streamed_engine import load, smallest_budget, stream_of
 from streamed_results import IDS, PROMPTS, differing, results
 from ternary_models import save_ternary
-from tiny_models import BUILDERS, MIXTURES, TinyModel
+from tiny_models import ARCHITECTURES, BUILDERS, MIXTURES, TinyModel
 
 Tiny = Callable[[str], TinyModel]
 WHOLE_BLOCKS = {"hidden_size": 128, "intermediate_size": 256}  # rows that ternary formats can pack
 TINY = Path(__file__).parents[1] / "golden" / "tiny"
 NAMES = tuple(name for name in BUILDERS if name not in MIXTURES)  # experts have tests of their own
+FAMILIES = tuple(name for name in ARCHITECTURES if name not in MIXTURES)
+NEW_TOKENS = 8
 # Settings of streaming whose values appear beside each other in all pairs, or nearly.
 COMBINATIONS: Sequence[tuple[str, ...]] = (
     ("mode=async", "layer_group_size=1", "prefetch=1", "source=disk"),
@@ -60,14 +62,14 @@ Resident = Callable[..., Mapping[str, object]]
 
 
 def check(folder: Path, resident: Resident, combination: Sequence[str], dtype: str, graph: str = "eager") -> None:
-    expected = resident(folder, dtype, graph, 16)
+    expected = resident(folder, dtype, graph, NEW_TOKENS)
     with load(folder, *settings_of(folder, combination, dtype, graph), dtype=dtype, graph=graph) as engine:
         assert engine.plan.is_streaming
         assert len(engine.plan.groups.streamed) >= 2
-        assert differing(results(engine, 16), expected) == []
+        assert differing(results(engine, NEW_TOKENS), expected) == []
 
 
-@pytest.mark.parametrize(("at", "name"), list(enumerate(NAMES)))
+@pytest.mark.parametrize(("at", "name"), list(enumerate(FAMILIES)))
 def test_streamed_is_resident_to_the_bit(tiny_model: Tiny, resident: Resident, at: int, name: str) -> None:
     """Each family in one combination; weights are copied in one half of them and cast on their way in the other."""
     check(tiny_model(name).folder, resident, COMBINATIONS[at % len(COMBINATIONS)], ("fp32", "bf16")[at // 2 % 2])
@@ -81,7 +83,7 @@ SMALL_PARTS = (("source=disk",), ("source=host",), ("source=disk", "smallest"), 
 
 def check_parts(folder: Path, resident: Resident, combination: Sequence[str], dtype: str, graph: str) -> None:
     """Compare a model whose layers stream matrix by matrix; `graph` is that of its decode steps."""
-    expected = resident(folder, dtype, graph, 16)
+    expected = resident(folder, dtype, graph, NEW_TOKENS)
     with load(folder, *settings_of(folder, combination, dtype, graph), dtype=dtype, graph=graph) as engine:
         groups = stream_of(engine).moving.layer_groups
         assert all(group.matrices for group in groups)
@@ -89,7 +91,7 @@ def check_parts(folder: Path, resident: Resident, combination: Sequence[str], dt
             sum(engine.plan.groups.nbytes_of(at) for at, one in enumerate(groups, start=1) if one.layers == layers)
             for layers in {group.layers for group in groups}
         )
-        assert differing(results(engine, 16), expected) == []
+        assert differing(results(engine, NEW_TOKENS), expected) == []
 
 
 @pytest.mark.parametrize(("at", "name"), list(enumerate(KINDS)))
@@ -147,15 +149,15 @@ def test_streamed_is_resident_to_the_bit_compiled_and_captured_for_every_family(
         check(tiny_model(name).folder, resident, combination, "fp32", graph)
 
 
-def test_300_tokens_are_the_same(tiny_model: Tiny) -> None:
+def test_100_tokens_are_the_same(tiny_model: Tiny) -> None:
     folder = tiny_model("llama3").folder
     prompt = PROMPTS[0]
-    sizes = ["context_length=400"]
+    sizes = ["context_length=128"]
     with load(folder, *sizes, streaming="off") as engine:
-        (expected,) = engine.generate([prompt], max_new_tokens=300, ignore_eos=True)
+        (expected,) = engine.generate([prompt], max_new_tokens=100, ignore_eos=True)
     with load(folder, *sizes) as engine:
-        (found,) = engine.generate([prompt], max_new_tokens=300, ignore_eos=True)
-    assert len(expected.token_ids) == 300
+        (found,) = engine.generate([prompt], max_new_tokens=100, ignore_eos=True)
+    assert len(expected.token_ids) == 100
     assert found.token_ids == expected.token_ids
 
 
@@ -165,7 +167,7 @@ def test_every_budget_from_the_smallest_that_works_to_everything_gives_the_same(
 ) -> None:
     """Untied and tied: as the budget grows, fewer groups stream, until none does."""
     folder = tiny_model(name).folder
-    expected = resident(folder, "fp32", "eager", 16)
+    expected = resident(folder, "fp32", "eager", NEW_TOKENS)
     smallest = smallest_budget(folder, streaming="auto")
     counts = []
     with load(folder, streaming="on") as engine:
@@ -175,7 +177,7 @@ def test_every_budget_from_the_smallest_that_works_to_everything_gives_the_same(
             counts.append(len(engine.plan.groups.streamed))
             assert engine.plan.total_nbytes <= smallest + extra
             if extra in (0, step):
-                assert differing(results(engine, 16), expected) == []
+                assert differing(results(engine, NEW_TOKENS), expected) == []
             else:
                 assert torch.equal(engine.logits(IDS), expected["logits"][0])  # type: ignore[index]
     assert counts == sorted(counts, reverse=True)
@@ -229,12 +231,12 @@ def test_packed_fused_and_sharded_files_stream_to_the_bit(files: dict[str, Path]
     ids = torch.tensor([[5, 1, 17, 30, 2, 2, 9]])
     context = "context_length=32"
     with load(files[name], context, streaming="off", dtype=dtype) as engine:
-        expected, tokens = engine.logits(ids), engine.generate([[5, 1, 17]], max_new_tokens=20)[0].token_ids
+        expected, tokens = engine.logits(ids), engine.generate([[5, 1, 17]], max_new_tokens=NEW_TOKENS)[0].token_ids
     for overrides in (("streaming.source=disk",), ("streaming.source=host", "streaming.layer_group_size=2")):
         with load(files[name], context, *overrides, dtype=dtype) as engine:
             assert len(engine.plan.groups.streamed) >= 2
             assert torch.equal(engine.logits(ids), expected), overrides
-            assert engine.generate([[5, 1, 17]], max_new_tokens=20)[0].token_ids == tokens
+            assert engine.generate([[5, 1, 17]], max_new_tokens=NEW_TOKENS)[0].token_ids == tokens
             assert bool(stream_of(engine).files) == (overrides[0] == "streaming.source=disk")
 
 

@@ -89,8 +89,14 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("overrides", [(), ("streaming.mode=sync",), ("streaming.prefetch=3",)])
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize(
+    ("damage", "overrides"),
+    [  # every damage, and whoever reads finds one that makes a read short and one that does not
+        *((damage, ()) for damage in DAMAGES),
+        *((damage, (f"streaming.{way}",)) for damage in (truncate, overwrite) for way in ("mode=sync", "prefetch=3")),
+    ],
+    ids=lambda given: getattr(given, "__name__", str(given)),
+)
 def test_a_file_that_changes_in_mid_stream_ends_the_generation_with_one_error(
     folder: Path, damage: Callable[[Path], None], overrides: tuple[str, ...]
 ) -> None:
