@@ -20,7 +20,7 @@ from graphcore.config.settings import Keeps
 from graphcore.errors import ConfigError
 from graphcore.parallel.assignment import Assignment
 from graphcore.parallel.capacity import RankCapacity, Requirement, leveled
-from graphcore.parallel.layer_units import LayerUnit, joined
+from graphcore.parallel.layer_units import LayerUnit, contiguous_units
 from graphcore.parallel.share import ENDS
 
 Load = tuple[float, ...]
@@ -99,7 +99,7 @@ def partition_by_capacity(
 
     found = best(units)
     assert found is not None, "units_of has checked that each rank gets a unit"
-    neighbours = joined(units) if is_contiguous else None
+    neighbours = contiguous_units(units) if is_contiguous else None
     in_runs = None if neighbours is None else best(neighbours)
     if in_runs is not None and in_runs.loads[0][:2] <= found.loads[0][:2]:
         found = in_runs
@@ -129,7 +129,7 @@ def partition_by_split(
     everywhere = [(ENDS,), *[tuple(ranks)] * (-(-num_layers // group_size) - 1)]
     wanted = _counts(everywhere, [()] * len(split), load)
     assert wanted is not None, "there are more groups than units, and more units than ranks"
-    neighbours = joined(units) if is_contiguous else None
+    neighbours = contiguous_units(units) if is_contiguous else None
     each = [units] if neighbours is None else [neighbours, units]
     possible = [partition for units in each for partition in _partitions(units, len(split), load)]
     for partition in possible:
