@@ -66,14 +66,14 @@ def hand_over_as_gpus(monkeypatch: pytest.MonkeyPatch, transport: str) -> None:
 
 
 def main(transport: str, *arguments: str) -> None:
-    """Run `ring_ranks.py` with these arguments. Args: transport: as in `hand_over_as_gpus`, or "real"."""
+    """Run the cases of `ring_ranks.py`. Args: transport: as in `hand_over_as_gpus`, or "real"."""
     monkeypatch = pytest.MonkeyPatch()
     if transport == "real":
         sample_on_the_host(monkeypatch)
     else:
         decode_as_on_a_gpu(monkeypatch)
         hand_over_as_gpus(monkeypatch, transport)
-    (ring_ranks.main if arguments[0].endswith(".json") else ring_ranks.run_one)(*arguments)
+    ring_ranks.main(*arguments)
 
 
 if __name__ == "__main__":

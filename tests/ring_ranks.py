@@ -1,6 +1,7 @@
-"""Ranks of a ring as processes, without torchrun: what rank 0 answers in each of several cases, one after another.
+"""Ranks of rings as processes, without torchrun: what each of them finds in several cases, one after another.
 
-Started by `run_ranks` with torchrun's variables; all cases share the processes, because each takes seconds to start.
+Started by `run_cases` with torchrun's variables; all cases share the processes, because each takes seconds to start.
+A case of fewer ranks than were started has the first of them.
 """
 
 import json
@@ -13,21 +14,32 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
+
+import pytest
 
 AFTER_FAILURE = 10.0  # seconds in which all ranks have to end after the first
 SIZES = ("batch_size=4", "prefill_chunk=16", "context_length=128", "threads=1", "device=cpu")
 
 
 class Case(NamedTuple):
-    """A model and its settings."""
+    """A model, its settings, and what ranks do with it.
+
+    Attributes:
+        ranks: number of ranks, of those that are started; 0 for all.
+        work: name of what is done, in WORKS.
+        given: argument of it, such as a folder; of "answers", the names of what is asked, in ANSWERS.
+    """
 
     folder: str
     overrides: Sequence[str]
+    ranks: int = 0
+    work: str = "answers"
+    given: str = ""
 
 
 class Rank(NamedTuple):
@@ -77,12 +89,12 @@ def start_ranks(
     return found
 
 
-def ended(processes: Sequence[Process], seconds: float = 100) -> list[Rank]:
+def ended(processes: Sequence[Process], seconds: float = 100, after_failure: float = AFTER_FAILURE) -> list[Rank]:
     """Wait for the ranks, not much longer than for the first that fails, and return how each has ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and any(one.process.poll() is None for one in processes):
         if any(one.process.poll() for one in processes):
-            end = min(end, time.monotonic() + AFTER_FAILURE)
+            end = min(end, time.monotonic() + after_failure)
         time.sleep(0.05)
     found = []
     for process, said in processes:
@@ -94,45 +106,37 @@ def ended(processes: Sequence[Process], seconds: float = 100) -> list[Rank]:
     return found
 
 
-def run_ranks(
+def run_cases(
     world_size: int, cases: Mapping[str, Case], folder: Path, script: str = __file__, *more: str
-) -> dict[str, Any]:
-    """Return what rank 0 of `world_size` ranks answers in each case, by its name.
+) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """Return by case what rank 0 finds, and for each of `world_size` ranks the errors that it ends with.
 
     Args:
-        script: script that takes more arguments, a file of cases and one for answers.
+        script: script that takes more arguments, a file of cases and one for what was found.
     """
     import torch
 
-    ports = free_ports(len(cases))
     described = folder / f"cases_{'_'.join([str(world_size), *more])}.json"
-    described.write_text(
-        json.dumps([[name, *case, port] for (name, case), port in zip(cases.items(), ports, strict=True)])
-    )
-    answers = described.with_suffix(".pt")
-    ranks = ended(start_ranks(script, [[*more, str(described), str(answers)]] * world_size), seconds=600)
-    assert [rank.status for rank in ranks] == [0] * world_size, "\n".join(rank.errors for rank in ranks)
-    found: dict[str, Any] = torch.load(answers)
+    rows = [[name, *case, port] for (name, case), port in zip(cases.items(), free_ports(len(cases)), strict=True)]
+    described.write_text(json.dumps(rows))
+    found = described.with_suffix(".pt")
+    ranks = ended(start_ranks(script, [[*more, str(described), str(found)]] * world_size), 900, 90)
+    assert {rank.status for rank in ranks} <= {0, 9}, ranks  # 9: a case ends the rank
+    return torch.load(found), [json.loads(errors_file(found, rank).read_text()) for rank in range(world_size)]
+
+
+def run_ranks(
+    world_size: int, cases: Mapping[str, Case], folder: Path, script: str = __file__, *more: str
+) -> dict[str, Any]:
+    """Return by case what rank 0 finds, of cases without errors; arguments as for `run_cases`."""
+    found, errors = run_cases(world_size, cases, folder, script, *more)
+    assert not any(errors), errors
     return found
 
 
-def run_refused(cases: Mapping[str, tuple[Case, str]], folder: Path) -> list[dict[str, str]]:
-    """Return for each of two ranks the error, with its type, with which each case ends while the ranks load.
-
-    Args:
-        cases: by name a case, and the key in FAULTS or OTHER_FAULTS of what fails on rank 1; empty if nothing does.
-    """
-    ports = free_ports(len(cases))
-    described = folder / "refused.json"
-    described.write_text(
-        json.dumps(
-            [[name, *case, fault, port] for (name, (case, fault)), port in zip(cases.items(), ports, strict=True)]
-        )
-    )
-    errors = [folder / f"errors_{rank}.json" for rank in range(2)]
-    ranks = ended(start_ranks(__file__, [[str(described), str(path)] for path in errors]), seconds=120)
-    assert [rank.status for rank in ranks] == [0, 0], "\n".join(rank.errors for rank in ranks)
-    return [json.loads(path.read_text()) for path in errors]
+def errors_file(found: Path, rank: int) -> Path:
+    """Return the file of a rank's errors, beside that of what rank 0 finds."""
+    return found.with_suffix(f".{rank}.json")
 
 
 FAULTS = {
@@ -148,38 +152,23 @@ FAULTS = {
 """Functions that raise on rank 1, by the time when ranks call them."""
 
 
-def refuse(described: str, found: str) -> None:
-    """Load each of the cases, and write their errors."""
-    errors = {}
-    for name, folder, overrides, fault, port in json.loads(Path(described).read_text()):
-        os.environ["MASTER_PORT"] = str(port)
-        with _with_fault(fault):
-            try:
-                engine = load(Case(folder, overrides), ["parallel=ring"])
-            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the test checks which one
-                errors[name] = f"{type(error).__name__}: {error}"
-            else:
-                if engine is not None:
-                    engine.close()
-    Path(found).write_text(json.dumps(errors))
+def load_with_fault(case: Case, patch: Any) -> list[str] | None:
+    """Load a model, of which something fails on rank 1: one of FAULTS or OTHER_FAULTS, or nothing; return its notes."""
+    is_rank_1, fault = os.environ["RANK"] == "1", case.given
+    if fault in OTHER_FAULTS:
+        OTHER_FAULTS[fault](patch, is_rank_1)
+    elif fault and is_rank_1:
+        path = FAULTS[fault]
 
+        def fail(*_arguments: Any, **_named: Any) -> None:
+            raise OSError(f"{path.rpartition('.')[2]} has failed")
 
-@contextmanager
-def _with_fault(fault: str) -> Iterator[None]:
-    """Let something fail on rank 1 inside the block: one of FAULTS or OTHER_FAULTS, or nothing."""
-    import pytest
-
-    with pytest.MonkeyPatch.context() as patch:
-        if fault in OTHER_FAULTS:
-            OTHER_FAULTS[fault](patch, os.environ["RANK"] == "1")
-        elif fault and os.environ["RANK"] == "1":
-            path = FAULTS[fault]
-
-            def fail(*_arguments: Any, **_named: Any) -> None:
-                raise OSError(f"{path.rpartition('.')[2]} has failed")
-
-            patch.setattr(path, fail)
-        yield
+        patch.setattr(path, fail)
+    engine = load(case, ["parallel=ring"])
+    if engine is None:
+        return None
+    engine.close()
+    return list(engine.notes)
 
 
 def _lose_rank_1(patch: Any, is_rank_1: bool) -> None:
@@ -220,24 +209,43 @@ def _connect_in_vain(patch: Any, is_rank_1: bool) -> None:
 OTHER_FAULTS = {"losing": _lose_rank_1, "connecting": _connect_in_vain}
 
 
-def answers_of(engine: Any, known: dict[tuple[int, ...], Sequence[int]]) -> dict[str, Any]:
+def answers_of(engine: Any, known: dict[tuple[int, ...], Sequence[int]], asked: str = "") -> dict[str, Any]:
     """Return what an engine of any number of processes answers: whatever may differ in a bit.
 
     Args:
         known: answers from which drafts are made, if the engine drafts; those of a few prompts are added.
+        asked: names in ANSWERS; empty for all.
     """
+    import torch
+
+    vocab = engine.config.vocab_size
+    rows = torch.randint(1, vocab, (3, 50), generator=torch.Generator().manual_seed(3)).tolist()
+    found: dict[str, Any] = {}
+    for name in asked.split() or ANSWERS:
+        found.update(ANSWERS[name](engine, rows, known))
+    return found
+
+
+Rows = Sequence[Sequence[int]]
+Known = dict[tuple[int, ...], Sequence[int]]
+
+
+def _batch(engine: Any, rows: Rows, _known: Known) -> dict[str, Any]:
+    """Return logits, and answers to more requests than run at once."""
+    found: dict[str, Any] = {"logits": engine.logits([row[:37] for row in rows[:2]])}
+    with engine.holding_back():
+        handles = list(_requests(engine, rows))
+    return {**found, "answers": [_facts(handle) for handle in handles]}
+
+
+def _other_calls(engine: Any, rows: Rows, _known: Known) -> dict[str, Any]:
+    """Return what other calls than prompts return, and what answers are after one that is cancelled."""
     import torch
 
     from graphcore.engine.scoring import PATHS, token_losses
 
-    vocab = engine.config.vocab_size
-    rows = torch.randint(1, vocab, (3, 50), generator=torch.Generator().manual_seed(3)).tolist()
-    found: dict[str, Any] = {"logits": engine.logits([row[:37] for row in rows[:2]])}
-    found["by_token"] = engine.logits([row[:5] for row in rows], by_token=True)
+    found: dict[str, Any] = {"by_token": engine.logits([row[:5] for row in rows], by_token=True)}
     found["refusals"] = [_refusal(engine, [[1] * 1000]), _refusal(engine, [[1] * 100] * 4)]
-    with engine.holding_back():
-        handles = list(_requests(engine, rows))
-    found["answers"] = [_facts(handle) for handle in handles]
     found["again"] = _facts(engine.submit(rows[0], max_new_tokens=4, logprobs=True, ignore_eos=True))
     found["embedding"] = engine.embed([rows[1], rows[0][:9]])
     is_cancelled = threading.Event()
@@ -247,7 +255,6 @@ def answers_of(engine: Any, known: dict[tuple[int, ...], Sequence[int]]) -> dict
     is_cancelled.set()
     found["cancelled"] = held.result(60).finish_reason
     found["after"] = _facts(engine.submit(rows[2], max_new_tokens=6, logprobs=True, ignore_eos=True))
-    found["known"] = _drafted(engine, rows, known)
     turns = [*rows[0][:20], *engine.submit(rows[0][:20], max_new_tokens=6, reuse_cache=True).result(60).token_ids]
     found["chat"] = _facts(engine.submit([*turns, 5, 6], max_new_tokens=6, reuse_cache=True, logprobs=True))
     with engine.while_idle():
@@ -255,9 +262,7 @@ def answers_of(engine: Any, known: dict[tuple[int, ...], Sequence[int]]) -> dict
     return found
 
 
-def _drafted(
-    engine: Any, rows: Sequence[Sequence[int]], known: dict[tuple[int, ...], Sequence[int]]
-) -> list[list[str]]:
+def _drafted(engine: Any, rows: Rows, known: Known) -> dict[str, Any]:
     """Return answers whose drafts are mostly right, greedy, drawn, and one without drafts beside the others."""
     prompts = [rows[0][:5], rows[1][:30], rows[2][:16]]
     asked: list[dict[str, Any]] = [{"temperature": 1.1, "seed": 4}, {}, {"temperature": 0.8, "frequency_penalty": 0.4}]
@@ -267,7 +272,10 @@ def _drafted(
     with engine.holding_back():
         handles = [engine.submit(prompt, **given, **more) for prompt, more in zip(prompts, asked, strict=True)]
         handles.append(engine.submit(rows[2][:16], speculation="off", **given))
-    return [_facts(handle) for handle in handles]
+    return {"known": [_facts(handle) for handle in handles]}
+
+
+ANSWERS = {"batch": _batch, "other_calls": _other_calls, "drafts": _drafted}
 
 
 def _requests(engine: Any, rows: Sequence[Sequence[int]]) -> Iterator[Any]:
@@ -342,90 +350,88 @@ def settings_of(case: Case, more: Sequence[str]) -> Any:
     return settings
 
 
-def main(described: str, answers: str) -> None:
-    """Run all cases as one of their ranks."""
+def main(described: str, found: str) -> None:
+    """Run the cases of a file as one of their ranks; rank 0 writes what it finds, and each its errors."""
     import torch
 
-    from graphcore import Engine  # before torch, whose threads would spin otherwise
-    from graphcore.engine.speculation.speculation_record import speculation_record
+    import graphcore  # noqa: F401  # before torch computes, whose threads would spin otherwise
 
-    drafts, found = drafts_from_answers(), {}
-    for name, folder, overrides, port in json.loads(Path(described).read_text()):
-        os.environ["MASTER_PORT"] = str(port)
-        engine: Engine | None = load(Case(folder, overrides), ["parallel=ring"])
-        if engine is not None:
-            with closing(engine):
-                found[name] = answers_of(engine, drafts)
-                found[name]["speculation"] = speculation_record(engine)
-                groups = engine.plan.groups
-                found[name].update(streamed=list(groups.streamed), groups=groups.num_layer_groups)
-                found[name].update(notes=list(engine.notes), graph=engine.stats["graph"])
-    if found:
-        torch.save(found, answers)
+    rank, size, path = int(os.environ["RANK"]), os.environ["WORLD_SIZE"], Path(found)
+    is_one_machine = os.environ["LOCAL_WORLD_SIZE"] == size
+    errors_file(path, rank).write_text("{}")
+    results, errors = dict[str, Any](), dict[str, str]()
+    for number, (name, *given, port) in enumerate(json.loads(Path(described).read_text())):
+        case, done = Case(*given), path.with_suffix(f".{number}")
+        ranks = str(case.ranks or size)
+        if rank >= int(ranks):
+            wait_for_file(done, 600)
+            continue
+        os.environ.update(MASTER_PORT=str(port), WORLD_SIZE=ranks)
+        os.environ.update({"LOCAL_WORLD_SIZE": ranks} if is_one_machine else {})
+        with pytest.MonkeyPatch.context() as patch:
+            try:
+                results[name] = WORKS[case.work](case, patch)
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # the test checks which one
+                errors[name] = f"{type(error).__name__}: {error}"
+        errors_file(path, rank).write_text(json.dumps(errors))
+        if rank == 0:
+            done.touch()
+    if rank == 0:
+        torch.save({name: one for name, one in results.items() if one is not None}, path)
 
 
-def drafts_from_answers() -> dict[tuple[int, ...], Sequence[int]]:
-    """Draft from known answers, with errors, whatever it costs; return the answers by prompt."""
+def run_answers(case: Case, patch: Any) -> dict[str, Any] | None:
+    """Return the answers of rank 0, with drafts from known answers and errors, and facts about its engine."""
     from fallible_drafter import KnownAnswers
 
+    from graphcore.engine.speculation.speculation_record import speculation_record
+
     known = KnownAnswers()
-    known.patch(setattr)
-    return known.answers
+    known.patch(patch.setattr)
+    engine = load(case, ["parallel=ring"])
+    if engine is None:
+        return None
+    with closing(engine):
+        found = answers_of(engine, known.answers, case.given)
+        groups = engine.plan.groups
+        found.update(speculation=speculation_record(engine), notes=list(engine.notes), graph=engine.stats["graph"])
+        found.update(streamed=list(groups.streamed), groups=groups.num_layer_groups)
+    return found
 
 
-def run_one(folder: str, *overrides: str) -> None:
-    """Run one case as one of its ranks.
-
-    With "lose" among the overrides rank 1 dies in the middle of an answer, with "sleep" it answers no heartbeat, and
-    with "stop" it does nothing when rank 0 closes. With "save" a cache is saved to the file that follows, then loaded
-    by another engine; with "files" errors of files of rank 1 are tried, in the folder that follows. With "masks" the
-    masks of answers come late.
-    """
+def run_losing(case: Case, patch: Any) -> list[str] | None:
+    """Return what rank 0 says of requests when rank 1 dies in the middle of an answer."""
     from graphcore.errors import ParallelError
     from graphcore.parallel.process_group import ProcessGroup
 
-    if "sleep" in overrides:
-        run_sleeping(folder)
-        return
-    if "stop" in overrides:
-        run_stopped(folder)
-        return
-    if "masks" in overrides:
-        run_masked(folder, [one for one in overrides if one != "masks"])
-        return
-    if "save" in overrides:
-        ring = ["parallel=ring", "parallel.split=[1,1]"]  # measured shares may be others for the second engine
-        print(*loaded_answer(Case(folder, overrides[:-2]), overrides[-1], ring), file=sys.stderr)
-        return
-    if "files" in overrides:
-        run_files(Case(folder, overrides[:-2]), Path(overrides[-1]))
-        return
-    if "lose" in overrides and os.environ["RANK"] == "1":
-        ProcessGroup.hear = _dying(ProcessGroup.hear)  # type: ignore[method-assign]
-    engine = load(Case(folder, [one for one in overrides if one != "lose"]), ["parallel=ring"])
+    if os.environ["RANK"] == "1":
+        patch.setattr(ProcessGroup, "hear", _dying(ProcessGroup.hear))
+    engine = load(case, ["parallel=ring"])
     if engine is None:
-        return
+        return None
+    said = []
     with closing(engine):
         running, waiting = (engine.submit([1, 2, 3], max_new_tokens=100, ignore_eos=True) for _ in range(2))
         for handle in (running, waiting):
             try:
                 handle.result(30)
             except ParallelError as error:
-                print("request:", error, file=sys.stderr)
-        print("failure:", engine.failure, file=sys.stderr)
+                said.append(f"request: {error}")
+        said.append(f"failure: {engine.failure}")
         try:
             engine.submit([1])
         except ParallelError as error:
-            print("later:", error, file=sys.stderr)
+            said.append(f"later: {error}")
+    return said
 
 
-def run_masked(folder: str, overrides: Sequence[str]) -> None:
+def run_masked(case: Case, _patch: Any) -> bool | None:
     """Run answers whose masks come up to 20 ms late, so that some steps run before they are there."""
     import torch
 
-    engine = load(Case(folder, overrides), ["parallel=ring"])
+    engine = load(case, ["parallel=ring"])
     if engine is None:
-        return
+        return None
     allowed, chance = torch.arange(engine.config.vocab_size) % 5 == 0, random.Random(1)
 
     def mask(_ids: Sequence[int]) -> torch.Tensor:
@@ -433,12 +439,17 @@ def run_masked(folder: str, overrides: Sequence[str]) -> None:
         return allowed
 
     with closing(engine):
-        for start in range(10):
+        for start in range(5):
             prompts = [[(7 * at + start) % 10 + 1 for at in range(20 + 5 * row)] for row in range(3)]
             handles = [engine.submit(prompt, max_new_tokens=30, ignore_eos=True, mask=mask) for prompt in prompts]
             assert all(len(handle.result(30).token_ids) == 30 for handle in handles)
         assert engine.totals.draft_tokens > engine.totals.accepted_tokens > 0
-        print("answered", file=sys.stderr)
+    return True
+
+
+def run_saved(case: Case, _patch: Any) -> list[str]:
+    """Save a cache to a file, and return what an engine answers that has loaded it."""
+    return loaded_answer(case, case.given, ["parallel=ring", "parallel.split=[1,1]"])  # measured shares may be others
 
 
 def loaded_answer(case: Case, file: str, more: Sequence[str] = ()) -> list[str]:
@@ -458,19 +469,20 @@ def loaded_answer(case: Case, file: str, more: Sequence[str] = ()) -> list[str]:
     return found
 
 
-def run_files(case: Case, folder: Path) -> None:
+def run_files(case: Case, patch: Any) -> dict[str, str] | None:
     """Save and load caches whose part on rank 1 cannot be written or read, or is not written until a request has ended.
 
-    The last lets rank 1 wait for a file `go`.
+    The last lets rank 1 wait for a file `go`. The errors are returned by name, and the tokens loaded at last.
     """
     from graphcore.engine.ring import saved_parts
     from graphcore.errors import GraphcoreError
 
+    folder, said = Path(case.given), dict[str, str]()
     if os.environ["RANK"] == "1":
-        saved_parts.UnfinishedCache = slow_files(folder / "go")  # type: ignore[misc]
+        patch.setattr(saved_parts, "UnfinishedCache", slow_files(folder / "go"))
     engine = load(case, ["parallel=ring"])
     if engine is None:
-        return
+        return None
     ids = [7 * at % 90 + 1 for at in range(70)]
     with closing(engine):
         for name, call in (
@@ -488,7 +500,7 @@ def run_files(case: Case, folder: Path) -> None:
             try:
                 call()
             except GraphcoreError as error:
-                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+                said[name] = f"{type(error).__name__}: {error}"
         saving = threading.Thread(target=lambda: engine.save_cache(ids, folder / "slow"))
         saving.start()
         wait_for_file(folder / "slow.begun")
@@ -496,7 +508,8 @@ def run_files(case: Case, folder: Path) -> None:
         assert saving.is_alive()
         (folder / "go").touch()
         saving.join(30)
-        print("slow:", engine.load_cache(folder / "slow"), file=sys.stderr)
+        said["slow"] = str(engine.load_cache(folder / "slow"))
+    return said
 
 
 def slow_files(go: Path) -> Any:
@@ -514,49 +527,51 @@ def slow_files(go: Path) -> Any:
     return SlowCache
 
 
-def wait_for_file(path: Path) -> None:
+def wait_for_file(path: Path, seconds: float = 30) -> None:
     """Wait until a file exists."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < end, path
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
-def run_sleeping(folder: str) -> None:
-    """Wait as rank 0, which asks for nothing, until it notices that rank 1 does not answer."""
+def run_sleeping(case: Case, patch: Any) -> str | None:
+    """Wait as rank 0, which asks for nothing, until it notices that rank 1 does not answer; return how it says so."""
     from graphcore.engine.ring import heartbeat
     from graphcore.parallel import process_group
 
-    heartbeat.begin_heartbeat.__defaults__ = (0.2,)
-    process_group.BEAT_LIMIT = timedelta(seconds=1)
+    patch.setattr(heartbeat.begin_heartbeat, "__defaults__", (0.2,))
+    patch.setattr(process_group, "BEAT_LIMIT", timedelta(seconds=1))
     if os.environ["RANK"] == "1":
-        process_group.ProcessGroup.beat = _sleep_and_die  # type: ignore[method-assign]
-    engine = load(Case(folder, []), ["parallel=ring"])
-    if engine is not None:
-        with closing(engine):
-            end = time.monotonic() + 30
-            while engine.failure is None and time.monotonic() < end:
-                time.sleep(0.02)
-            print("noticed:", engine.failure, file=sys.stderr)
+        patch.setattr(process_group.ProcessGroup, "beat", _sleep_and_end)
+    engine = load(case, ["parallel=ring"])
+    if engine is None:
+        return None
+    with closing(engine):
+        end = time.monotonic() + 30
+        while engine.failure is None and time.monotonic() < end:
+            time.sleep(0.02)
+        return str(engine.failure)
 
 
-def run_stopped(folder: str) -> None:
-    """Close the engine of rank 0 while another rank does nothing, as if it were stopped."""
+def run_stopped(case: Case, patch: Any) -> float | None:
+    """Close the engine of rank 0 while rank 1 does nothing, as if it were stopped; return the seconds that it takes."""
     from graphcore.parallel import process_group
 
-    process_group.CLOSE_LIMIT = timedelta(seconds=1)
+    patch.setattr(process_group, "CLOSE_LIMIT", timedelta(seconds=1))
     if os.environ["RANK"] == "1":
-        process_group.ProcessGroup.dismiss = _sleep_and_die  # type: ignore[method-assign]
-    engine = load(Case(folder, []), ["parallel=ring"])
-    if engine is not None:
-        began = time.monotonic()
-        engine.close()
-        print("closed:", time.monotonic() - began, file=sys.stderr)
+        patch.setattr(process_group.ProcessGroup, "dismiss", _sleep_and_end)
+    engine = load(case, ["parallel=ring"])
+    if engine is None:
+        return None
+    began = time.monotonic()
+    engine.close()
+    return time.monotonic() - began
 
 
-def _sleep_and_die(_ranks: Any) -> None:
+def _sleep_and_end(_ranks: Any) -> None:
     time.sleep(4)
-    os._exit(9)
+    raise KeyboardInterrupt("rank 1 has slept")
 
 
 def _dying(hear: Any) -> Any:
@@ -573,6 +588,16 @@ def _dying(hear: Any) -> Any:
     return hear_or_die
 
 
+WORKS = {
+    "answers": run_answers,
+    "load": load_with_fault,
+    "lose": run_losing,
+    "masks": run_masked,
+    "save": run_saved,
+    "files": run_files,
+    "sleep": run_sleeping,
+    "stop": run_stopped,
+}
+
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    (refuse if given[0].endswith("refused.json") else main if given[0].endswith(".json") else run_one)(*given)
+    main(*sys.argv[1:])

@@ -20,7 +20,7 @@ from graphcore.config.settings import Keeps
 from graphcore.errors import ConfigError
 from graphcore.parallel.assignment import Assignment
 from graphcore.parallel.capacity import RankCapacity, Requirement, leveled
-from graphcore.parallel.layer_units import LayerUnit, joined
+from graphcore.parallel.layer_units import LayerUnit, contiguous_units
 from graphcore.parallel.share import ENDS
 
 Load = tuple[float, ...]
@@ -91,11 +91,15 @@ def partition_by_capacity(
     """
 
     def best(units: Sequence[LayerUnit]) -> _Partition | None:
-        return _least_loaded(units, len(capacities), _capacity_load(units, capacities, layers, ends, keeps))
+        return min(
+            _partitions(units, len(capacities), _capacity_load(units, capacities, layers, ends, keeps)),
+            key=lambda partition: partition.loads,
+            default=None,
+        )
 
     found = best(units)
     assert found is not None, "units_of has checked that each rank gets a unit"
-    neighbours = joined(units) if is_contiguous else None
+    neighbours = contiguous_units(units) if is_contiguous else None
     in_runs = None if neighbours is None else best(neighbours)
     if in_runs is not None and in_runs.loads[0][:2] <= found.loads[0][:2]:
         found = in_runs
@@ -125,9 +129,9 @@ def partition_by_split(
     everywhere = [(ENDS,), *[tuple(ranks)] * (-(-num_layers // group_size) - 1)]
     wanted = _counts(everywhere, [()] * len(split), load)
     assert wanted is not None, "there are more groups than units, and more units than ranks"
-    neighbours = joined(units) if is_contiguous else None
-    found = [_least_loaded(each, len(split), load) for each in (neighbours, units) if each is not None]
-    possible = [partition for partition in found if partition is not None]
+    neighbours = contiguous_units(units) if is_contiguous else None
+    each = [units] if neighbours is None else [neighbours, units]
+    possible = [partition for units in each for partition in _partitions(units, len(split), load)]
     for partition in possible:
         owners = partition.owners(is_contiguous=is_contiguous)
         if all(abs(owners.count(rank) / group_size - wanted[rank]) < 1 for rank in ranks):
@@ -162,8 +166,8 @@ def _capacity_load(
     return load
 
 
-def _least_loaded(units: Sequence[LayerUnit], num_ranks: int, load: LoadOf) -> _Partition | None:
-    """Return the partition whose largest load is least; None if a rank would get no unit."""
+def _partitions(units: Sequence[LayerUnit], num_ranks: int, load: LoadOf) -> list[_Partition]:
+    """Return, for every way to place units that lend, the partition whose largest load is least; no rank is idle."""
     lending, found = [at for at, unit in enumerate(units) if unit.lends], list[_Partition]()
     for ranks in product(*(reversed(units[at].ranks) for at in lending)):  # of equal ones, on the last rank
         placed = dict(zip(lending, ranks, strict=True))
@@ -174,7 +178,7 @@ def _least_loaded(units: Sequence[LayerUnit], num_ranks: int, load: LoadOf) -> _
             each = zip(range(num_ranks), counts, lent, strict=True)
             loads = sorted((load(rank, count - len(own), own) for rank, count, own in each), reverse=True)
             found.append(_Partition(units, holders, counts, tuple(loads)))
-    return min(found, key=lambda partition: partition.loads, default=None)
+    return found
 
 
 def _counts(

@@ -54,7 +54,7 @@ def units_of(cache_layers: Sequence[int], group_size: int, capacities: Sequence[
     return found
 
 
-def joined(units: Sequence[LayerUnit]) -> list[LayerUnit] | None:
+def contiguous_units(units: Sequence[LayerUnit]) -> list[LayerUnit] | None:
     """Return units of neighbours only: all from the first that lends on are one; None if there is none, or no such one.
 
     No rank may have the files of all of them.

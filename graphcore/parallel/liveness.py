@@ -18,6 +18,7 @@ import torch
 from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]  # it has no stubs
 
 INTERVAL = 1.0  # seconds between two beats while no rank waits
+LIMIT = timedelta(seconds=30)  # in which all ranks take part in a beat, whatever their main threads do
 LOADED = 1 << 62  # number of exchanges of a rank that has loaded
 
 
@@ -31,7 +32,7 @@ class Liveness:
         interval: seconds between two beats while no rank waits.
     """
 
-    def __init__(self, group: Any, world_size: int, limit: timedelta, interval: float = INTERVAL) -> None:
+    def __init__(self, group: Any, world_size: int, limit: timedelta = LIMIT, interval: float = INTERVAL) -> None:
         self._group, self._limit, self._interval = group, limit, interval
         self._changed = threading.Condition()
         self._own = (0, False)

@@ -80,7 +80,7 @@ class ProcessGroup:
             except RuntimeError:
                 torch.distributed.destroy_process_group()
                 raise
-        self._loading: Liveness | None = Liveness(beats, world_size, BEAT_LIMIT)
+        self._loading: Liveness | None = Liveness(beats, world_size)
 
     @classmethod
     def join(cls, settings: ParallelSettings) -> "ProcessGroup":

@@ -8,7 +8,7 @@ from typing import Any
 import device_ranks
 import pytest
 import torch
-from ring_ranks import Case, answers_of, ended, free_ports, load, run_ranks, start_ranks
+from ring_ranks import Case, answers_of, load, run_cases
 from tiny_models import save_tiny
 
 SCRIPT = device_ranks.__file__
@@ -32,13 +32,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def of_two(folder: Path) -> Any:
-    """A function to what rank 0 of two answers, by the transport."""
+def ring(folder: Path) -> Any:
+    """A function to what rank 0 finds in all cases, and the errors of each rank, by the transport."""
 
     @functools.cache
-    def run(transport: str) -> dict[str, Any]:
-        cases = {name: Case(str(folder / model), overrides) for name, (model, overrides) in CASES.items()}
-        return run_ranks(2, cases, folder, SCRIPT, transport)
+    def run(transport: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
+        cases = {name: Case(str(folder / model), overrides, 2) for name, (model, overrides) in CASES.items()}
+        cases["lose"] = Case(str(folder / "llama3"), ("batch_size=1", *EAGER), 3, "lose")
+        return run_cases(3, cases, folder, SCRIPT, transport)
 
     return run
 
@@ -69,8 +70,10 @@ def _engine(patch: pytest.MonkeyPatch, case: Case) -> Any:
 @pytest.mark.thorough
 @pytest.mark.parametrize("transport", ["staged", "device"])
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_answer_as_one_process_to_the_bit(name: str, transport: str, of_two: Any, alone: Any) -> None:
-    found, expected = of_two(transport)[name], alone(name)
+def test_two_ranks_answer_as_one_process_to_the_bit(name: str, transport: str, ring: Any, alone: Any) -> None:
+    (answers, errors), expected = ring(transport), alone(name)
+    assert name in answers, errors
+    found = answers[name]
     for part, value in expected.items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(found[part], value), f"{part} differs by {(found[part] - value).abs().max()}"
@@ -78,12 +81,10 @@ def test_two_ranks_answer_as_one_process_to_the_bit(name: str, transport: str, o
             assert found[part] == value, part
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", ["staged", "device"])
-def test_requests_fail_and_all_ranks_end_when_one_is_lost(transport: str, folder: Path) -> None:
-    given = [transport, str(folder / "llama3"), "batch_size=1", *EAGER, "lose"]
-    first, lost, other = ended(start_ranks(SCRIPT, [given] * 3, *free_ports(1)), seconds=60)
-    assert (first.status, lost.status, other.status) == (0, 9, 1), first.errors + other.errors
-    said = [line for line in first.errors.splitlines() if line.startswith(("request:", "failure:", "later:"))]
-    assert [line.partition(":")[0] for line in said] == ["request", "request", "failure", "later"]
-    assert all("a process has ended, or the network has failed" in line for line in said)
-    assert "ParallelError: rank 2 of 3: " in other.errors
+def test_requests_fail_and_all_ranks_end_when_one_is_lost(transport: str, ring: Any) -> None:
+    found, errors = ring(transport)
+    assert [line.partition(":")[0] for line in found["lose"]] == ["request", "request", "failure", "later"]
+    assert all("a process has ended, or the network has failed" in line for line in found["lose"])
+    assert errors[2]["lose"].startswith("ParallelError: rank 2 of 3: ")

@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llama_files
 import pytest
@@ -23,13 +23,11 @@ from ring_ranks import (
     SIZES,
     Case,
     answers_of,
-    ended,
     free_ports,
     load,
     loaded_answer,
+    run_cases,
     run_ranks,
-    run_refused,
-    start_ranks,
 )
 from safetensors.torch import save_file
 from tiny_models import BUILDERS, add_tokenizer, save_tiny
@@ -39,68 +37,77 @@ from graphcore.config.compose import compose_settings
 from graphcore.errors import ConfigError
 from graphcore.parallel.process_group import INTERFACE
 
-SCRIPT = str(Path(__file__).parents[1] / "ring_ranks.py")
 RUN = Path(__file__).parents[2] / "run.py"
 SELF = ("speculation=self", "speculation.draft_format=q4_0")
 LOOKUP = "speculation=lookup"
-TWO: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "dense, resident": ("llama3", ("streaming=off", "dtype=fp32")),
-    "dense, streamed, drafts": ("llama3", ("streaming=on", "dtype=bf16", LOOKUP)),
-    "dense, pages run out": ("llama3", ("streaming=off", "dtype=fp32", "batching.cache_tokens=128")),
-    "windows, in groups of layers": ("gemma3", ("streaming=on", "streaming.layer_group_size=2", "dtype=fp32")),
-    "windows, draft model, pages run out": (
-        "gemma3",
-        ("streaming=on", "dtype=fp32", "batching.cache_tokens=128", *SELF),
+EQUAL = "parallel.split=[1,1]"  # so that no rates are measured
+RING: Mapping[str, tuple[int, str, tuple[str, ...], str]] = {  # ranks, model, settings, what is asked
+    "dense, streamed, drafts": (2, "llama3", ("streaming=on", "dtype=bf16", LOOKUP, EQUAL), ""),
+    "dense, pages run out": (
+        *(2, "llama3", ("streaming=off", "dtype=fp32", "batching.cache_tokens=128")),
+        "batch other_calls",
     ),
-    "quantised, nothing to copy": ("llama3", ("streaming=off", "dtype=fp32", "quant.format=q4_0", *SELF)),
-    "recurrent, eager": ("qwen3_next", ("streaming=on", "graph=eager", "dtype=fp32")),
-    "recurrent, pages run out": ("qwen3_next", ("streaming=off", "dtype=fp32", "batching.cache_tokens=128")),
-    "recurrent, draft model": ("qwen3_5", ("streaming=on", "dtype=fp32", *SELF)),
-    "convolutions, nothing streams, drafts": ("lfm2_moe", ("streaming=auto", "dtype=fp32", LOOKUP)),
-    "mixture": ("qwen3_moe", ("streaming=on", "streaming.expert_cache=0", "dtype=fp32")),
+    "windows, in groups of layers, draft model, pages run out": (
+        *(2, "gemma3"),
+        ("streaming=on", "streaming.layer_group_size=2", "dtype=fp32", "batching.cache_tokens=128", EQUAL, *SELF),
+        "",
+    ),
+    "recurrent, draft model": (2, "qwen3_5", ("streaming=on", "dtype=fp32", EQUAL, *SELF), "batch drafts"),
+    "convolutions, nothing streams, drafts": (
+        *(2, "lfm2_moe", ("streaming=auto", "dtype=fp32", LOOKUP)),
+        "batch drafts",
+    ),
+    "mixture": (2, "qwen3_moe", ("streaming=on", "streaming.expert_cache=0", "dtype=fp32", EQUAL), "batch"),
     "larger, some layers stream, draft model": (
-        "large",
-        ("streaming=auto", "streaming.memory_budget=36MB", "dtype=fp32", *SELF),
+        *(2, "large", ("streaming=auto", "streaming.memory_budget=30MB", "dtype=fp32", EQUAL, *SELF)),
+        "batch drafts",
     ),
     "one rank streams, the other not": (
-        "large",
+        *(2, "large"),
         (
-            *(
-                "streaming=auto",
-                "dtype=fp32",
-                "rank0 streaming.memory_budget=30MB",
-                "rank1 streaming.memory_budget=1GB",
-            ),
-            *("rank0 parallel.split=[1,1]", "rank1 parallel.split=[1,1]"),
+            *("streaming=auto", "dtype=fp32", "parallel.split=[1,1]"),
+            *("rank0 streaming.memory_budget=23MB", "rank1 streaming.memory_budget=1GB"),
         ),
+        "batch",
     ),
-    "features of layers, lent caches, draft model": (
-        "gemma4",
-        ("streaming=on", "dtype=fp32", *SELF),
+    "features of layers, lent caches, native decode steps, draft model": (
+        *(2, "gemma4", ("streaming=on", "dtype=bf16", *SELF)),
+        "batch drafts",
     ),
-    "features of layers, lent caches, native decode steps": ("gemma4", ("streaming=on", "dtype=bf16")),
-    "features of layers, lent caches, eager": ("gemma4", ("streaming=off", "dtype=fp32", "graph=eager")),
-    "lent caches": ("gemma4_unified", ("streaming=on", "dtype=bf16", LOOKUP)),
-    "latent": ("deepseek_v2", ("streaming=on", "dtype=fp32", "kv_dtype=q8_0")),
+    "features of layers, lent caches, eager": (
+        *(2, "gemma4", ("streaming=off", "dtype=fp32", "graph=eager")),
+        "batch",
+    ),
+    "lent caches": (2, "gemma4_unified", ("streaming=on", "dtype=bf16"), "batch"),
+    "latent": (2, "deepseek_v2", ("streaming=on", "dtype=fp32", "kv_dtype=q8_0", EQUAL), "batch"),
     "two adapters, dense, streamed": (
-        "llama3",
+        *(2, "llama3"),
         (
-            *("streaming=on", "dtype=bf16", "alone model.adapter=[FOLDER/tone:0.5,FOLDER/support]"),
+            *("streaming=on", "dtype=bf16", EQUAL, "alone model.adapter=[FOLDER/tone:0.5,FOLDER/support]"),
             "rank0 model.adapter=[FOLDER/tone:0.5,FOLDER/support]",
             "rank1 model.adapter=[FOLDER/tone:0.5,FOLDER/other_path]",
         ),
+        "batch",
     ),
     "an adapter beside packed matrices, draft model": (
-        "packed.gguf",
-        ("streaming=on", "dtype=fp32", "model.adapter=FOLDER/packed_support", *SELF),
+        *(2, "packed.gguf", ("streaming=on", "dtype=fp32", "model.adapter=FOLDER/packed_support", EQUAL, *SELF)),
+        "batch drafts",
     ),
-    "shards of other ranks are missing": ("shards_RANK", ("streaming=on", "dtype=fp32")),
-    "parts of GGUF are missing": ("parts_RANK/m-00001-of-00003.gguf", ("streaming=off", "dtype=fp32")),
+    "shards of other ranks are missing": (2, "shards_RANK", ("streaming=on", "dtype=fp32"), "batch"),
+    "parts of GGUF are missing": (
+        *(2, "parts_RANK/m-00001-of-00003.gguf", ("streaming=off", "dtype=fp32")),
+        "batch",
+    ),
+    "four ranks, windows, streamed, draft model": (
+        *(4, "gemma3", ("streaming=on", "dtype=fp32", *SELF)),
+        "batch drafts",
+    ),
+    "four ranks, recurrent, pages run out": (
+        *(4, "qwen3_next", ("streaming=off", "dtype=fp32", "batching.cache_tokens=160")),
+        "batch other_calls",
+    ),
 }
-FOUR: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "windows, streamed, draft model": ("gemma3", ("streaming=on", "dtype=fp32", *SELF)),
-    "recurrent, resident": ("qwen3_next", ("streaming=off", "dtype=fp32", "batching.cache_tokens=160")),
-}
+NOTHING_TO_COPY = ("streaming=off", "dtype=fp32", "quant.format=q4_0", *SELF)
 
 COMPILED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "dense, streamed": ("llama3", ("streaming=on", "dtype=bf16", "graph=compiled")),
@@ -120,10 +127,10 @@ COMPILED: Mapping[str, tuple[str, tuple[str, ...]]] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The models of all cases."""
     made = tmp_path_factory.mktemp("ring")
-    for model in {model for model, _ in (*TWO.values(), *FOUR.values())} & {*BUILDERS}:
+    for model in {model for _, model, _, _ in RING.values()} & {*BUILDERS}:
         save_tiny(model, made / model)
     torch.manual_seed(0)
-    BUILDERS["llama3"](hidden_size=256, intermediate_size=1024, num_hidden_layers=20).save_pretrained(made / "large")
+    BUILDERS["llama3"](hidden_size=256, intermediate_size=1024, num_hidden_layers=12).save_pretrained(made / "large")
     save_shards(made)
     save_gguf_parts(made)
     save_adapters(made)
@@ -166,31 +173,48 @@ def save_gguf_parts(made: Path) -> None:
     (made / "parts_0" / "m-00002-of-00003.gguf").unlink()
 
 
-def case_of(folder: Path, given: tuple[str, tuple[str, ...]]) -> Case:
+def case_of(folder: Path, model: str, overrides: Sequence[str], ranks: int = 0, asked: str = "") -> Case:
     """Return a case with its model's folder, which also has the adapters."""
-    return Case(str(folder / given[0]), tuple(one.replace("FOLDER", str(folder)) for one in given[1]))
+    given = tuple(one.replace("FOLDER", str(folder)) for one in overrides)
+    return Case(str(folder / model), given, ranks, "answers", asked)
+
+
+class Ring(NamedTuple):
+    """What rank 0 finds in each case, and by rank, the errors that cases end with."""
+
+    found: Mapping[str, Any]
+    errors: Sequence[Mapping[str, str]]
 
 
 @pytest.fixture(scope="module")
-def of_two(folder: Path) -> dict[str, Any]:
-    """What rank 0 of two answers."""
-    return run_ranks(2, {name: case_of(folder, given) for name, given in TWO.items()}, folder)
-
-
-@pytest.fixture(scope="module")
-def of_four(folder: Path) -> dict[str, Any]:
-    """What rank 0 of four answers."""
-    return run_ranks(4, {name: case_of(folder, given) for name, given in FOUR.items()}, folder)
+def ring(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ring:
+    """What the ranks of all cases find, in four processes, as each takes seconds to start."""
+    cases = {name: case_of(folder, model, given, ranks, asked) for name, (ranks, model, given, asked) in RING.items()}
+    llama, fp32 = str(folder / "llama3"), ("dtype=fp32",)
+    cases["nothing to copy"] = Case(llama, NOTHING_TO_COPY, 2, "load")
+    cases.update(refused_cases(folder, tmp_path_factory.mktemp("refused")))
+    recurrent = str(folder / "qwen3_next")
+    cases["masks"] = Case(recurrent, ("streaming=off", LOOKUP, *fp32), 2, "masks")
+    cases["save"] = Case(recurrent, ("streaming=on", *fp32), 2, "save", str(folder / "saved" / "ring.cache"))
+    cases["files"] = Case(llama, ("parallel.split=[1,1]", *fp32), 2, "files", str(folder / "files"))
+    for name in ("saved", "files"):
+        (folder / name).mkdir()
+    (folder / "files" / "taken.rank1").write_text("a poem")
+    cases["stop"] = Case(llama, (), 2, "stop")
+    cases["sleep"] = Case(llama, (), 3, "sleep")
+    cases["lose"] = Case(llama, ("batch_size=1",), 3, "lose")  # the last, because it ends a process
+    return Ring(*run_cases(4, cases, folder))
 
 
 @functools.cache
-def alone(case: Case) -> dict[str, Any]:
+def alone(folder: str, overrides: Sequence[str], asked: str) -> dict[str, Any]:
     """Return what one process answers, without drafts."""
-    case = Case(case.folder, tuple(one for one in case.overrides if not one.startswith("speculation")))
+    own = ("speculation", "parallel", "rank")
+    case = Case(folder, tuple(one for one in overrides if not one.startswith(own)))
     threads = torch.get_num_threads()
     try:
         with closing(load(case, [])) as engine:
-            return answers_of(engine, {})
+            return answers_of(engine, {}, asked)
     finally:
         torch.set_num_threads(threads)
 
@@ -204,38 +228,43 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
             assert found[name] == value, name
 
 
-@pytest.mark.parametrize("name", TWO)
-def test_two_ranks_answer_as_one_process_to_the_bit(name: str, of_two: dict[str, Any], folder: Path) -> None:
-    assert_same(of_two[name], alone(case_of(folder, TWO[name])))
-    assert any(note.startswith("2 ranks have ") for note in of_two[name]["notes"])
+@pytest.mark.parametrize("name", RING)
+def test_ranks_answer_as_one_process_to_the_bit(name: str, ring: Ring, folder: Path) -> None:
+    ranks, model, given, asked = RING[name]
+    case = case_of(folder, model, given)
+    assert not any(name in errors for errors in ring.errors), ring.errors
+    assert_same(ring.found[name], alone(case.folder, case.overrides, asked))
+    assert any(note.startswith(f"{ranks} ranks have ") for note in ring.found[name]["notes"])
 
 
-def test_a_rank_has_the_layers_whose_files_it_has(of_two: dict[str, Any]) -> None:
-    notes = {name: " ".join(of_two[name]["notes"]) for name in of_two}
-    assert "2 ranks have 4, 2 layers" in notes["shards of other ranks are missing"]
-    assert "2 ranks have 3, 3 layers" in notes["parts of GGUF are missing"]
+def test_a_rank_has_the_layers_whose_files_it_has(ring: Ring) -> None:
+    missing = "shards of other ranks are missing", "parts of GGUF are missing"
+    shards, parts = (" ".join(ring.found[name]["notes"]) for name in missing)
+    assert "2 ranks have 4, 2 layers" in shards
+    assert "2 ranks have 3, 3 layers" in parts
 
 
-def test_a_budget_keeps_some_layers_of_each_rank_in_memory(of_two: dict[str, Any]) -> None:
-    found = of_two["larger, some layers stream, draft model"]
+def test_a_budget_keeps_some_layers_of_each_rank_in_memory(ring: Ring) -> None:
+    found = ring.found["larger, some layers stream, draft model"]
     assert 0 < len(found["streamed"]) < found["groups"]
-    note = next(note for note in found["notes"] if note.startswith("2 ranks have "))
-    counts = [int(count) for count in re.findall(r"\d+", note.partition(" layers")[0])][1:]
-    assert sum(counts) == 20
-    assert re.search(r"hand-overs; for a token rank 0 reads .*B at .*B/s, rank 1 reads .*B at .*B/s$", note)
-    assert of_two["convolutions, nothing streams, drafts"]["streamed"] == []
+    measured = ring.found["shards of other ranks are missing"]["notes"]
+    said = (
+        r"2 ranks have 4, 2 layers, and .* hand-overs; for a token rank 0 reads .*B at .*B/s, rank 1 reads .*B at .*B/s"
+    )
+    assert any(re.fullmatch(said, note) for note in measured)
+    assert ring.found["convolutions, nothing streams, drafts"]["streamed"] == []
 
 
-def test_a_ring_without_copies_for_a_draft_model_says_so(of_two: dict[str, Any]) -> None:
+def test_a_ring_without_copies_for_a_draft_model_says_so(ring: Ring) -> None:
     said = (
         "speculation=self drafts nothing: nothing streams, and no matrix would be smaller in speculation.draft_format"
     )
-    assert any(note.startswith(said) for note in of_two["quantised, nothing to copy"]["notes"])
+    assert any(note.startswith(said) for note in ring.found["nothing to copy"])
 
 
-@pytest.mark.parametrize("name", [name for name in TWO if "draft" in name])
-def test_two_ranks_check_drafts_and_accept_some(name: str, of_two: dict[str, Any]) -> None:
-    found = of_two[name]["speculation"]
+@pytest.mark.parametrize("name", [name for name in RING if "draft" in name])
+def test_ranks_check_drafts_and_accept_some(name: str, ring: Ring) -> None:
+    found = ring.found[name]["speculation"]
     assert 20 < found["accepted_tokens"] < found["draft_tokens"] - 20
     assert (found["draft_steps"] > 20) == (found["kind"] == "self")
 
@@ -248,14 +277,7 @@ EVERY = {name: ("streaming=on", LOOKUP) if at % 2 else ("streaming=off",) for at
 def test_two_ranks_of_every_family_answer_as_one_process_to_the_bit(name: str, tmp_path: Path) -> None:
     save_tiny(name, tmp_path / name)
     case = Case(str(tmp_path / name), (*EVERY[name], "dtype=fp32"))
-    assert_same(run_ranks(2, {name: case}, tmp_path)[name], alone(case))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", FOUR)
-def test_four_ranks_answer_as_one_process_to_the_bit(name: str, of_four: dict[str, Any], folder: Path) -> None:
-    assert_same(of_four[name], alone(case_of(folder, FOUR[name])))
-    assert any(note.startswith("4 ranks have ") for note in of_four[name]["notes"])
+    assert_same(run_ranks(2, {name: case}, tmp_path)[name], alone(case.folder, case.overrides, ""))
 
 
 @pytest.mark.parametrize(
@@ -263,31 +285,24 @@ def test_four_ranks_answer_as_one_process_to_the_bit(name: str, of_four: dict[st
     [pytest.param(name, marks=pytest.mark.slow if at else pytest.mark.thorough) for at, name in enumerate(COMPILED)],
 )
 def test_two_ranks_with_compiled_blocks_answer_as_one_process_to_the_bit(name: str, folder: Path) -> None:
-    case = case_of(folder, COMPILED[name])
+    case = case_of(folder, *COMPILED[name])
     found = run_ranks(2, {name: case}, folder)[name]
-    assert_same(found, alone(case))
+    assert_same(found, alone(case.folder, case.overrides, ""))
     assert found["graph"] == "compiled"
 
 
-def test_requests_fail_and_all_ranks_end_when_one_is_lost(folder: Path) -> None:
-    given = [str(folder / "llama3"), "batch_size=1", "lose"]
-    first, lost, other = ended(start_ranks(SCRIPT, [given] * 3, *free_ports(1)), seconds=60)
-    assert lost.status == 9
-    said = first.errors.splitlines()
-    lines = [line for line in said if line.startswith(("request:", "failure:", "later:"))]
-    assert [line.partition(":")[0] for line in lines] == ["request", "request", "failure", "later"]
-    assert all("a process has ended, or the network has failed" in line for line in lines)
-    assert (first.status, other.status) == (0, 1)
-    assert "ParallelError: rank 2 of 3: " in other.errors
+def test_requests_fail_and_all_ranks_end_when_one_is_lost(ring: Ring) -> None:
+    said = ring.found["lose"]
+    assert [line.partition(":")[0] for line in said] == ["request", "request", "failure", "later"]
+    assert all("a process has ended, or the network has failed" in line for line in said)
+    assert "lose" not in ring.errors[1], "the process has ended"
+    assert ring.errors[2]["lose"].startswith("ParallelError: rank 2 of 3: ")
 
 
-@pytest.mark.thorough
-def test_a_rank_that_does_not_answer_is_noticed_while_nobody_asks(folder: Path) -> None:
-    given = [str(folder / "llama3"), "sleep"]
-    first, sleeping, other = ended(start_ranks(SCRIPT, [given] * 3, *free_ports(1)), seconds=60)
-    assert "noticed: rank 0 of 3: a rank did not answer" in first.errors
-    assert (first.status, sleeping.status, other.status) == (0, 9, 1)
-    assert "ParallelError: rank 2 of 3: a rank did not answer" in other.errors
+def test_a_rank_that_does_not_answer_is_noticed_while_nobody_asks(ring: Ring) -> None:
+    assert ring.found["sleep"].startswith("rank 0 of 3: a rank did not answer")
+    assert ring.errors[1]["sleep"] == "KeyboardInterrupt: rank 1 has slept"
+    assert ring.errors[2]["sleep"].startswith("ParallelError: rank 2 of 3: a rank did not answer")
 
 
 OTHER_SETTINGS = {  # by key the settings of rank 0 and of rank 1, and how their difference is said
@@ -300,61 +315,69 @@ OTHER_SETTINGS = {  # by key the settings of rank 0 and of rank 1, and how their
 }
 
 
-@pytest.fixture(scope="module")
-def refused(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """The error of each of two ranks in every case that ends while they load."""
-    made = tmp_path_factory.mktemp("refused")
-    model = str(folder / "llama3")
-    settings = OTHER_SETTINGS.items()
-    cases = {key: (Case(model, [f"rank0 {one}", f"rank1 {other}"]), "") for key, (one, other, _) in settings}
+def refused_cases(folder: Path, made: Path) -> dict[str, Case]:
+    """Return cases of two ranks that end while they load; their files are made in a folder."""
+    model, cases = str(folder / "llama3"), dict[str, Case]()
+
+    def add(name: str, model: str, overrides: Sequence[str] = (), fault: str = "") -> None:
+        cases[name] = Case(model, overrides, 2, "load", fault)
+
+    for key, (one, other, _) in OTHER_SETTINGS.items():
+        add(key, model, [f"rank0 {one}", f"rank1 {other}"])
     budgets = [f"rank{rank} streaming.memory_budget={budget}" for rank, budget in enumerate(("1GB", "1KiB"))]
-    cases["budget"] = Case(model, ["streaming=on", *budgets]), ""
-    cases["limits"] = Case(model, ["rank0 context_length=64", "rank0 batch_size=2"]), ""
+    add("budget", model, ["streaming=on", *budgets])
+    add("limits", model, ["rank0 context_length=64", "rank0 batch_size=2"])
     for name, ranks in (("gone", ("b", "b")), ("ends", ("bc", "abc"))):
         for rank, shards in enumerate(ranks):
             shutil.copytree(folder / "shards_all", made / f"{name}_{rank}")
             for shard in {*"abc"} - {*shards}:
                 (made / f"{name}_{rank}" / f"{shard}.safetensors").unlink()
-        cases[name] = Case(str(made / f"{name}_RANK"), []), ""
+        add(name, str(made / f"{name}_RANK"))
     for rank in range(2):
         save_tiny("llama3", made / f"other_{rank}")
     weights = made / "other_1" / "model.safetensors"
     raw = bytearray(weights.read_bytes())
     raw[-4] ^= 1  # of the last weight
     weights.write_bytes(raw)
-    cases["other"] = Case(str(made / "other_RANK"), []), ""
+    add("other", str(made / "other_RANK"))
     adapters = [f"rank{rank} model.adapter={folder / 'tone'}{weight}" for rank, weight in enumerate(("", ":0.5"))]
-    cases["adapters"] = Case(model, ["dtype=fp32", *adapters]), ""
+    add("adapters", model, ["dtype=fp32", *adapters])
     shutil.copytree(folder / "llama3", made / "absent_0")
-    cases["absent"] = Case(str(made / "absent_RANK"), []), ""
+    add("absent", str(made / "absent_RANK"))
     for fault in (*FAULTS, *OTHER_FAULTS):
-        cases[fault] = Case(model, ["streaming=auto", "speculation=auto"]), fault
-    return run_refused(cases, made)
+        add(fault, model, ["streaming=auto", "speculation=auto"], fault)
+    return cases
+
+
+@pytest.fixture
+def refused(ring: Ring) -> Sequence[Mapping[str, str]]:
+    """The errors of two ranks, by case."""
+    return ring.errors[:2]
 
 
 @pytest.mark.parametrize("key", OTHER_SETTINGS)
-def test_ranks_with_other_settings_refuse_to_start(key: str, refused: list[dict[str, str]]) -> None:
+def test_ranks_with_other_settings_refuse_to_start(key: str, refused: Sequence[Mapping[str, str]]) -> None:
     said = f"{key} than rank 0: {OTHER_SETTINGS[key][2]}; start all ranks with the same settings"
     assert [errors[key] for errors in refused] == [f"ParallelError: rank 1 has other {said}"] * 2
 
 
-def test_ranks_with_other_files_refuse_to_start(refused: list[dict[str, str]]) -> None:
+def test_ranks_with_other_files_refuse_to_start(refused: Sequence[Mapping[str, str]]) -> None:
     for errors in refused:
         assert errors["other"].startswith("ParallelError: rank 1 has other files than rank 0: ")
         assert "copy the same model to all machines" in errors["other"]
 
 
-def test_ranks_with_other_adapters_refuse_to_start(refused: list[dict[str, str]]) -> None:
+def test_ranks_with_other_adapters_refuse_to_start(refused: Sequence[Mapping[str, str]]) -> None:
     for errors in refused:
         assert errors["adapters"].startswith("ParallelError: rank 1 has other adapters than rank 0: ")
         assert "give all ranks the same adapters" in errors["adapters"]
 
 
-def test_limits_of_sequences_are_those_of_rank_0(refused: list[dict[str, str]]) -> None:
+def test_limits_of_sequences_are_those_of_rank_0(refused: Sequence[Mapping[str, str]]) -> None:
     assert "limits" not in refused[0]
 
 
-def test_files_that_no_rank_has_or_that_rank_0_needs_are_named(refused: list[dict[str, str]]) -> None:
+def test_files_that_no_rank_has_or_that_rank_0_needs_are_named(refused: Sequence[Mapping[str, str]]) -> None:
     first, second = refused
     gone = r"CheckpointNotFoundError: .*a\.safetensors is missing on every rank \(2 such files\); put"
     assert re.search(gone, first["gone"])
@@ -372,14 +395,16 @@ def test_files_that_no_rank_has_or_that_rank_0_needs_are_named(refused: list[dic
         *((fault, f"OSError: {path.rpartition('.')[2]} has failed") for fault, path in FAULTS.items()),
     ],
 )
-def test_an_error_of_one_rank_ends_the_others_with_it(case: str, said: str, refused: list[dict[str, str]]) -> None:
+def test_an_error_of_one_rank_ends_the_others_with_it(
+    case: str, said: str, refused: Sequence[Mapping[str, str]]
+) -> None:
     first, second = refused
     assert second[case].startswith(said)
     assert first[case] == f"ParallelError: rank 1 cannot run its share: {second[case].partition(': ')[2]}"
 
 
 def test_a_rank_that_is_lost_while_ranks_load_is_noticed_by_those_that_read_weights(
-    refused: list[dict[str, str]],
+    refused: Sequence[Mapping[str, str]],
 ) -> None:
     first, second = refused
     assert second["losing"] == "KeyboardInterrupt: rank 1 ends"
@@ -387,7 +412,7 @@ def test_a_rank_that_is_lost_while_ranks_load_is_noticed_by_those_that_read_weig
     assert first["losing"].startswith(f"ParallelError: rank 0 of 2: {said}")
 
 
-def test_ranks_that_nccl_does_not_connect_say_so_at_once(refused: list[dict[str, str]]) -> None:
+def test_ranks_that_nccl_does_not_connect_say_so_at_once(refused: Sequence[Mapping[str, str]]) -> None:
     first, second = refused
     assert re.fullmatch(
         r"ParallelError: rank 1 of 2: NCCL did not connect the ranks: .*\. no route to rank 0", second["connecting"]
@@ -395,53 +420,41 @@ def test_ranks_that_nccl_does_not_connect_say_so_at_once(refused: list[dict[str,
     assert first["connecting"] == f"ParallelError: rank 1 cannot run its share: {second['connecting'][15:]}"
 
 
-@pytest.mark.thorough
-def test_closing_waits_no_longer_than_a_limit_for_a_rank_that_does_nothing(folder: Path) -> None:
-    given = [str(folder / "llama3"), "stop"]
-    first, stopped = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
-    assert (first.status, stopped.status) == (0, 9)
-    assert 1 <= float(first.errors.partition("closed: ")[2].split()[0]) < 3  # rank 1 sleeps for 4 s
+def test_closing_waits_no_longer_than_a_limit_for_a_rank_that_does_nothing(ring: Ring) -> None:
+    assert 1 <= ring.found["stop"] < 3  # rank 1 sleeps for 4 s
+    assert ring.errors[1]["stop"] == "KeyboardInterrupt: rank 1 has slept"
 
 
-@pytest.mark.thorough
-def test_late_masks_beside_drafts_of_a_recurrent_model_keep_ranks_together(folder: Path) -> None:
-    given = [str(folder / "qwen3_next"), "streaming=off", "dtype=fp32", "speculation=lookup", "masks"]
-    first, second = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
-    assert (first.status, second.status) == (0, 0), first.errors + second.errors
-    assert "answered" in first.errors
+def test_late_masks_beside_drafts_of_a_recurrent_model_keep_ranks_together(ring: Ring) -> None:
+    assert ring.found["masks"] is True
+    assert "masks" not in ring.errors[1]
 
 
-@pytest.mark.thorough
-def test_a_saved_cache_has_a_part_of_each_rank_and_continues_to_the_bit(folder: Path, tmp_path: Path) -> None:
-    given = [str(folder / "qwen3_next"), "streaming=on", "dtype=fp32", "save", str(tmp_path / "ring.cache")]
-    first, second = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
-    assert (first.status, second.status) == (0, 0), first.errors + second.errors
+def test_a_saved_cache_has_a_part_of_each_rank_and_continues_to_the_bit(
+    ring: Ring, folder: Path, tmp_path: Path
+) -> None:
+    case, saved = Case(str(folder / "qwen3_next"), ("streaming=on", "dtype=fp32")), folder / "saved"
     threads = torch.get_num_threads()
     try:
-        case = Case(str(folder / "qwen3_next"), ("streaming=on", "dtype=fp32"))
-        expected = loaded_answer(case, str(tmp_path / "one.cache"))
+        assert ring.found["save"] == loaded_answer(case, str(tmp_path / "one.cache"))
     finally:
         torch.set_num_threads(threads)
-    assert expected[0] in first.errors
-    assert sorted(path.name for path in tmp_path.glob("ring*")) == ["ring.cache", "ring.cache.rank1"]
+    assert sorted(path.name for path in saved.iterdir()) == ["ring.cache", "ring.cache.rank1"]
     with pytest.raises(ConfigError, match=r"has only the layers 0,2,4 of rank 0 of 2; load it with parallel=ring"):
-        Engine.load(case.folder, overrides=[*SIZES, "dtype=fp32"]).load_cache(tmp_path / "ring.cache")
+        Engine.load(case.folder, overrides=[*SIZES, "dtype=fp32"]).load_cache(saved / "ring.cache")
 
 
 def test_a_cache_that_one_rank_cannot_save_or_load_is_refused_by_name_and_the_ring_goes_on(
-    folder: Path, tmp_path: Path
+    ring: Ring, folder: Path
 ) -> None:
-    (tmp_path / "taken.rank1").write_text("a poem")
-    given = [str(folder / "llama3"), "dtype=fp32", "parallel.split=[1,1]", "files", str(tmp_path)]
-    first, second = ended(start_ranks(SCRIPT, [given] * 2, *free_ports(1)), seconds=60)
-    assert (first.status, second.status) == (0, 0), first.errors + second.errors
-    taken = re.escape(str(tmp_path / "taken.rank1"))
-    assert re.search(rf"taken: ConfigError: rank 1: {taken}: exists and is not a saved cache", first.errors)
-    assert re.search(r"lost: ConfigError: rank 1: .*lost\.rank1: no such file", first.errors)
-    assert "other: ConfigError: rank 1: it has another prompt than rank 0; save the cache again" in first.errors
-    assert re.search(r"slow: \d\d\n", first.errors)
-    assert not (tmp_path / "taken").exists()
-    assert not [*tmp_path.glob(".saving-*")]
+    said, made = ring.found["files"], folder / "files"
+    taken = re.escape(str(made / "taken.rank1"))
+    assert re.match(rf"ConfigError: rank 1: {taken}: exists and is not a saved cache", said["taken"])
+    assert re.match(r"ConfigError: rank 1: .*lost\.rank1: no such file", said["lost"])
+    assert said["other"] == "ConfigError: rank 1: it has another prompt than rank 0; save the cache again"
+    assert int(said["slow"]) > 9
+    assert not (made / "taken").exists()
+    assert not [*made.glob(".saving-*")]
 
 
 def test_an_engine_that_is_freed_leaves_its_ring_and_two_at_once_are_refused(

@@ -407,6 +407,10 @@ def test_a_split_is_kept_although_layers_use_one_cache(
     assert all(owners[layer] == owners[lender] for layer, lender in enumerate(LENT))
 
 
+def test_a_split_is_kept_although_another_partition_has_the_same_largest_load() -> None:
+    assert counts_of(by_split((0, 1, 2, 3, 3, 1, 3), [2, 4, 3])) == [2, 3, 2]
+
+
 def test_a_split_that_lent_caches_do_not_allow_is_refused_with_the_nearest() -> None:
     one_cache = (0, 1, 2, 2, 2, 2, 2, 2)
     with pytest.raises(ConfigError, match="because layers stay with those whose keys and values they use; the nearest"):
