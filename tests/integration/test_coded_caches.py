@@ -67,11 +67,14 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
 QUICK = ("gemma4",)  # rings, shared layers and heads of two sizes: every way by default; the others in one
 
 
-def every(ways: Iterable[str], one: str) -> list[object]:
-    """Return parameters: each model with each way, of which a model that is not quick runs one by `-m thorough`."""
+SOME = ("llama3", "mistral", "gpt_oss", "qwen3_5", "qwen3_moe")  # one of each kind of layer
+
+
+def every(ways: Iterable[str], one: str, names: Sequence[str] = tuple(BUILDERS)) -> list[object]:
+    """Return parameters: each model with each way, of which those of `names` run one by `-m thorough`."""
 
     def marks(name: str, way: str) -> Sequence[pytest.MarkDecorator]:
-        return () if name in QUICK else (pytest.mark.thorough if way == one else pytest.mark.slow,)
+        return () if name in QUICK else (pytest.mark.thorough if way == one and name in names else pytest.mark.slow,)
 
     return [pytest.param(name, way, marks=marks(name, way)) for name in BUILDERS for way in ways]
 
@@ -132,14 +135,14 @@ def test_native_and_eager_steps_agree_and_stay_near_transformers(name: str, kv: 
         assert relative(one, other) < SAME[kv]
 
 
-@pytest.mark.parametrize(("name", "how"), every(SETTINGS, "native, bf16, streamed"))
+@pytest.mark.parametrize(("name", "how"), every(SETTINGS, "native, bf16, streamed", SOME))
 def test_pages_of_codes_have_the_bits_of_one_page(
     name: str, how: str, wide_model: Wide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_bits_agree(wide_model(name), monkeypatch, PAGE, *SETTINGS[how], "kv_dtype=q8_0,q5_0")
 
 
-@pytest.mark.parametrize(("name", "graph"), every(("eager", "auto"), "auto"))
+@pytest.mark.parametrize(("name", "graph"), every(("eager", "auto"), "auto", SOME))
 def test_streamed_weights_have_the_bits_of_resident_ones(name: str, graph: str, wide_model: Wide) -> None:
     found = []
     for overrides in ((), ("streaming=on",)):

@@ -3,7 +3,7 @@
 Tiny contexts fit in one page, whose positions lie one after another: the contiguous cache that pages are compared with.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -34,12 +34,22 @@ QUICK = ("gemma4",)  # rings and shared layers: every way by default; the others
 OTHERS = {  # marks of the others' cases
     "eager": pytest.mark.slow,
     "eager, bf16": pytest.mark.slow,
-    "native": (),
+    "native": None,
     "native, bf16, streamed": pytest.mark.thorough,
 }
-CASES = [
-    pytest.param(name, how, marks=() if name in QUICK else OTHERS[how]) for name in ARCHITECTURES for how in SETTINGS
-]
+# Rings, states, latent rows, sinks: one family of each kind of cache is streamed in CI, all run native.
+STREAMED = ("llama3", "mistral", "gpt_oss", "qwen3_next", "qwen3_5_moe", "lfm2", "deepseek_v3", "smollm3")
+
+
+def marks_of(name: str, how: str) -> Sequence[pytest.MarkDecorator]:
+    """Return the marks of a family's case."""
+    if name in QUICK or OTHERS[how] is None:
+        return ()
+    is_slow = how == "native, bf16, streamed" and name not in STREAMED
+    return (pytest.mark.slow if is_slow else OTHERS[how],)
+
+
+CASES = [pytest.param(name, how, marks=marks_of(name, how)) for name in ARCHITECTURES for how in SETTINGS]
 Tiny = Callable[[str], TinyModel]
 
 

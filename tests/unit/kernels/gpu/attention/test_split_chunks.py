@@ -181,7 +181,7 @@ MORE_CODES += [
 )
 def test_codes_are_split(kinds: tuple[KVType, KVType], window: int, head_dim: int, page: int) -> None:
     grown = Grown(kinds, head_dim, window, page, 4)
-    for counts in ([33, 19], [2, 7], [5, 16]):
+    for counts in ([33, 19], [5, 16]):
         found, expected = grown.run(launch_attend, counts)
         torch.testing.assert_close(found, expected, rtol=0, atol=2 * CLOSE[torch.float32])
 
@@ -209,7 +209,7 @@ def test_bits_depend_neither_on_neighbours_nor_on_room_nor_on_the_order_of_progr
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shape = Shape(4, 2, 16, 320, dtype=torch.bfloat16, cache_dtype=torch.bfloat16, page=64)
-    chunk = Chunk(shape, [250, 3, 111], [20, 20, 20])
+    chunk = Chunk(shape, [150, 3, 61], [9, 9, 9])
     found = chunk.attended()
     chunk.check()
     for row in range(3):
