@@ -17,9 +17,10 @@ if os.environ.get("GRAPHCORE_LIMIT_CPU"):  # tests as on a processor with anothe
 
     os.environ.update(environment_of(os.environ["GRAPHCORE_LIMIT_CPU"]))
 
+import atexit
 import gc
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from copy import deepcopy
 from functools import cache
 from importlib.util import find_spec
@@ -116,15 +117,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return LongestFilesFirst(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are found: nearly all that is made then stays, and is looked through each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    """Keep the million objects of modules and collected tests out of each later garbage collection."""
+    """Keep the million objects of modules and collected tests out of each later garbage collection.
+
+    The interpreter's end, after pytest's own, collects everything again: else Triton's library reports what is left.
+    """
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """Let the interpreter's end collect everything again: else Triton's library reports what is left of it."""
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,7 +12,7 @@ import ring_ranks
 from captured_engines import fake_cuda
 from fake_cuda import FakeCuda
 
-from graphcore.engine import engine
+from graphcore.engine.batching import new_batching
 from graphcore.engine.batching.host_decode_loop import HostDecodeLoop
 from graphcore.engine.loading import runtime_config
 from graphcore.engine.loading.decoder_loader import DecoderLoader
@@ -42,13 +42,13 @@ def decode_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         return running
 
     monkeypatch.setattr(DecoderLoader, "build", captured_build)
-    monkeypatch.setattr(engine, "DeviceDecodeLoop", HostDecodeLoop)
+    monkeypatch.setattr(new_batching, "DeviceDecodeLoop", HostDecodeLoop)
     return cuda
 
 
 def sample_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have one process on a GPU sample as a ring does, and compile no prompts, which takes long."""
-    monkeypatch.setattr(engine, "DeviceDecodeLoop", HostDecodeLoop)
+    monkeypatch.setattr(new_batching, "DeviceDecodeLoop", HostDecodeLoop)
     monkeypatch.setattr(runtime_config, "_choose_gpu_graph", lambda *_: ("captured", "eager", ""))
 
 

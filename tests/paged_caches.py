@@ -43,8 +43,8 @@ def same(one: Snapshot, other: Snapshot) -> bool:
     return all(torch.equal(a, b) for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
 
 
-def pages_of(tensor: Tensor, cache: LayerCache, row: int) -> Tensor:
-    """Return what a cache's tensor holds of a sequence: its pages [N, K, G, E], or its state."""
+def pages_of(tensor: Tensor, cache: LayerCache, row: int | slice) -> Tensor:
+    """Return what a cache's tensor holds of a sequence, or of several: its pages [N, K, G, E], or its state."""
     return tensor[cache.table[row]] if isinstance(cache, KVCache) else tensor[row]
 
 

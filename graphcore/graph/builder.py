@@ -28,6 +28,7 @@ from graphcore.graph.hand_over import (
     hidden_of,
     with_hand_overs,
 )
+from graphcore.graph.lowering.tracing import Traced
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
@@ -95,6 +96,7 @@ class GraphBuilder:
         init=False, default_factory=dict
     )
     _rows: dict[int, SamplingRows] = field(init=False, default_factory=dict)
+    _operations: dict[BlockSpec | None, Traced] = field(init=False, default_factory=dict)
 
     def __post_init__(
         self,
@@ -129,7 +131,7 @@ class GraphBuilder:
         """
         assert self.uses_native_programs, "other programs have caches of their own"
         other = copy(self)
-        other.decoder, other.streamed = decoder, ()
+        other.decoder, other.streamed, other._operations = decoder, (), {}
         runs = [range(len(decoder.layers))] if self.hand_over is None else self.hand_over.share.runs
         other.layer_groups = [LayerGroup(layers) for layers in runs]
         other.head_parts = [decoder.head.part(rows) for rows in self._head_rows]
@@ -182,10 +184,19 @@ class GraphBuilder:
         state = StepState.empty(batch, 1, self.device)
         state.most_together = self.most_together
         heads = list(zip(self._head_rows, self.head_parts, strict=True))
-        groups, where = self.layer_groups, (self.caches, self.tables, backend)
         fetched = self.functions.fetched
-        fetcher = None if fetched is None else fetched.fetcher
-        recorder = Recorder(self.decoder, groups, heads, *where, self.streamed, fetcher, self.hand_over)
+        recorder = Recorder(
+            self.decoder,
+            self.layer_groups,
+            heads,
+            self.caches,
+            self.tables,
+            backend,
+            self.streamed,
+            None if fetched is None else fetched.fetcher,
+            self.hand_over,
+            self._operations,
+        )
         return Program(state, recorder.record(state, is_greedy))
 
     def token(self, batch: int, first: int = 0, is_greedy: bool = False) -> Program:

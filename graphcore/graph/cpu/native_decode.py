@@ -118,6 +118,8 @@ class Recorder:
         streamed: groups whose weights are streamed. The other groups between two of them become one step.
         fetcher: source of non-resident experts; None if all are resident.
         hand_over: this rank's share of the layers, which the groups have; None if one process has all.
+        operations: lowered operations of each block spec, and of the head under None. Recorders of one decoder may
+            share them, so that each spec is traced once for programs of all widths.
     """
 
     decoder: Decoder
@@ -129,12 +131,12 @@ class Recorder:
     streamed: Collection[int] = ()
     fetcher: ExpertFetcher | None = None
     hand_over: HandOver | None = None
+    operations: dict[BlockSpec | None, Traced] = field(default_factory=dict)
 
     _features: Tensor | None = None  # [B, L P], per-layer features of the tokens
     _sources: dict[int, int] = field(default_factory=dict)  # rank that sends the stream before an instruction, by index
     _targets: dict[int, int] = field(default_factory=dict)  # rank that gets it after the one before an index
     _sends: dict[int, list[Step]] = field(default_factory=dict)  # steps that send the features, in the same places
-    _operations: dict[BlockSpec | None, Traced] = field(default_factory=dict)  # by block spec; None for the head
 
     def record(self, state: StepState, is_greedy: bool) -> list[Step]:
         """Return the steps of one decode step; they fill the state's `logits` and, if greedy, `chosen`.
@@ -263,9 +265,9 @@ class Recorder:
 
     def _lowered(self, kind: BlockSpec | None, module: nn.Module) -> Traced:
         """Return the lowered operations of a block spec or of the head, traced once."""
-        if kind not in self._operations:
-            self._operations[kind] = lower_to_instructions(module)
-        return self._operations[kind]
+        if kind not in self.operations:
+            self.operations[kind] = lower_to_instructions(module)
+        return self.operations[kind]
 
     def _choose(self, program: native.NativeProgram, state: StepState) -> None:
         """Append the argmax of each row's logits; that token becomes the row's next input."""

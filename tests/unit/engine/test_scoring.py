@@ -22,15 +22,27 @@ def expected_losses(tiny: TinyModel, ids: list[int]) -> torch.Tensor:
     return -torch.stack([chances[at, token].log() for at, token in enumerate(ids[1:])])
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_losses_are_those_of_transformers(
+    tiny_model: Callable[[str], TinyModel], load_tiny: Callable[[str, str], Engine], family: str
+) -> None:
+    """On both paths: a prompt's chunks, and one token at a time."""
+    engine, expected = load_tiny(family, "eager"), expected_losses(tiny_model(family), IDS[:20])
+    for path in PATHS:
+        found = token_losses(engine.runner, IDS[:20], 1, path)  # chunks of 16 and of 3
+        assert found.dtype is torch.float64
+        assert found.shape == (19,)
+        assert (found - expected).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("family", ["llama3", "qwen3_5"])  # with pages alone, and with states
+def test_losses_begin_at_any_token(
     tiny_model: Callable[[str], TinyModel], load_tiny: Callable[[str, str], Engine], family: str, path: str
 ) -> None:
     engine, expected = load_tiny(family, "eager"), expected_losses(tiny_model(family), IDS)
     for first in (1, 2, 17, 33, 49) if path == "prefill" else (1, 33):  # chunks of 16 predict tokens 1 to 16, 17 to 32
         found = token_losses(engine.runner, IDS, first, path)
-        assert found.dtype is torch.float64
         assert found.shape == (50 - first,)
         assert (found - expected[first - 1 :]).abs().max() < TOLERANCE
 

@@ -76,6 +76,18 @@ class Sequences:
 
     def run(self, attend: Implementation, counts: Sequence[int], padding: int = 0) -> tuple[Tensor, Tensor]:
         """Append counts[b] tokens to each row; return what `attend` and what `attended` say, real tokens only."""
+        query, out = self.step(attend, counts, padding)
+        found, expected = [], []
+        for row, count in enumerate(counts):
+            for token in range(count):
+                position = len(self.keys[row]) - count + token
+                found += list(out[row, token].double())
+                expected += list(self.attended(row, position, query[row, token]))
+        empty = torch.zeros(0, self.shape.head_dim, dtype=torch.float64)
+        return torch.stack(found) if found else empty, torch.stack(expected) if expected else empty
+
+    def step(self, attend: Implementation, counts: Sequence[int], padding: int = 0) -> tuple[Tensor, Tensor]:
+        """Append counts[b] tokens to each row; return their queries and what `attend` says, [B, T, H, E]."""
         tokens = max(1, *counts) + padding
         query = self.randn(tokens, self.shape.heads)
         key, value = self.randn(tokens, self.shape.kv_heads), self.randn(tokens, self.shape.kv_heads)
@@ -86,16 +98,10 @@ class Sequences:
         assert out.shape == query.shape
         assert out.dtype == query.dtype
         assert out.isfinite().all(), "padding may hold anything finite; a NaN is no key that a weight of 0 removes"
-        found, expected = [], []
         for row, count in enumerate(counts):
             self.keys[row] += list(key[row, :count])
             self.values[row] += list(value[row, :count])
-            for token in range(count):
-                position = int(starts[row]) + token
-                found += list(out[row, token].double())
-                expected += list(self.attended(row, position, query[row, token]))
-        empty = torch.zeros(0, self.shape.head_dim, dtype=torch.float64)
-        return torch.stack(found) if found else empty, torch.stack(expected) if expected else empty
+        return query, out
 
     def attended(self, row: int, position: int, query: Tensor) -> Tensor:
         """Return softmax(capped(scale q . k)) v over the positions that it sees, and the sink if any.

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -33,9 +34,10 @@ def living() -> dict[int, Tensor]:
     return {one.untyped_storage().data_ptr(): one for one in found}
 
 
-def allocated_nbytes(make: Callable[[], Sequence[Program]]) -> int:
-    """Return the bytes that programs allocate: of two trials the fewer, as other threads may allocate meanwhile."""
-    return min(new_nbytes(make) for _ in range(2))
+def allocated_nbytes(make: Callable[[], Sequence[Program]], planned: int) -> int:
+    """Return the bytes that programs allocate; a second trial is made if other threads may have allocated, too."""
+    found = new_nbytes(make)
+    return found if found <= planned else min(found, new_nbytes(make))
 
 
 def new_nbytes(make: Callable[[], Sequence[Program]]) -> int:
@@ -67,7 +69,7 @@ def test_each_kind_of_block_takes_what_is_planned(name: str) -> None:
     spec = WHOLE[name] if name in WHOLE else model_of(BLOCKS[name], BLOCKS[name])
     builder = builder_of(filled_decoder(spec, torch.bfloat16), page=PAGE)
     planned = programs_nbytes(without_memory(spec), sizes_of([1, 16]), builder.context)
-    assert allocated_nbytes(lambda: all_programs(builder, [1, 16])) == planned
+    assert allocated_nbytes(lambda: all_programs(builder, [1, 16]), planned) == planned
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -76,9 +78,9 @@ def test_steps_in_parts_take_what_is_planned(name: str) -> None:
     builder = builder_of(filled_decoder(spec, torch.bfloat16), page=PAGE)
     builder.layer_groups = matrix_groups(builder.decoder)
     builder.streamed = range(1, len(builder.layer_groups) + 1)
-    sizes = replace(sizes_of([1, 16]), layer_groups=tuple(builder.layer_groups))
+    sizes = replace(sizes_of([5]), layer_groups=tuple(builder.layer_groups))
     planned = programs_nbytes(without_memory(spec), sizes, builder.context)
-    assert allocated_nbytes(lambda: all_programs(builder, [1, 16])) == planned
+    assert allocated_nbytes(lambda: all_programs(builder, [5]), planned) == planned
 
 
 @pytest.mark.parametrize("context", [64, 4096])
@@ -103,11 +105,10 @@ def test_packed_matrices_take_the_scratch_that_is_planned(rounding: str) -> None
     decoder = pack_all(filled_decoder(model_of(WIDE, WIDE_EXPERTS), torch.bfloat16), "q4_k", rounding)
     builder = builder_of(decoder, page=PAGE)
     planned = programs_nbytes(decoder, sizes_of([1, 5]), builder.context)
-    assert allocated_nbytes(lambda: all_programs(builder, [1, 5])) == planned
+    assert allocated_nbytes(lambda: all_programs(builder, [1, 5]), planned) == planned
 
 
-@pytest.mark.parametrize("overrides", [(), ("quant.format=q8_0",)])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "overrides"), zip(ARCHITECTURES, cycle([(), ("quant.format=q8_0",)]), strict=False))
 def test_a_plan_has_the_bytes_of_its_programs(
     tiny_model: Callable[[str], TinyModel], name: str, overrides: Sequence[str]
 ) -> None:
@@ -115,8 +116,9 @@ def test_a_plan_has_the_bytes_of_its_programs(
     sizes = ("context_length=64", f"batch_size={SEQUENCES - 5}", *overrides)
     dtype = "bf16" if overrides else "fp32"
     with Engine.load(tiny_model(name).folder, dtype=dtype, device="cpu", graph="captured", overrides=sizes) as engine:
-        found = allocated_nbytes(lambda: programs_of_a_full_step(engine))
-        assert engine.plan.other.program_nbytes == found
+        planned = engine.plan.other.program_nbytes
+        found = allocated_nbytes(lambda: programs_of_a_full_step(engine), planned)
+        assert found == planned
         assert engine.plan.total_nbytes >= engine.plan.weight_nbytes + engine.plan.kv_nbytes + found
 
 
@@ -128,8 +130,9 @@ def test_a_plan_has_the_bytes_of_as_many_programs_as_a_step_needs(
     sizes = ("context_length=64", f"batch_size={batch}")
     folder = tiny_model("llama3").folder
     with Engine.load(folder, dtype="fp32", device="cpu", graph="captured", overrides=sizes) as engine:
-        found = allocated_nbytes(lambda: programs_of_a_full_step(engine))
-        assert engine.plan.other.program_nbytes == found
+        planned = engine.plan.other.program_nbytes
+        found = allocated_nbytes(lambda: programs_of_a_full_step(engine), planned)
+        assert found == planned
         programs = programs_of_a_full_step(engine)
         for running in range(1, batch + 1):
             assert isinstance(engine.runner, ProgramRunner)
@@ -156,8 +159,9 @@ def test_a_plan_of_a_streamed_model_has_room_for_its_programs(
     how = {"dtype": "fp32", "device": "cpu", "graph": "captured", "streaming": "on"}
     sizes = ["context_length=64", "batch_size=3", "streaming.source=disk"]
     with Engine.load(tiny_model(name).folder, overrides=sizes, **how) as engine:  # type: ignore[arg-type]
-        found = allocated_nbytes(lambda: programs_of_a_full_step(engine))
-        assert found <= engine.plan.other.program_nbytes <= 1.1 * found
+        planned = engine.plan.other.program_nbytes
+        found = allocated_nbytes(lambda: programs_of_a_full_step(engine), planned)
+        assert found <= planned <= 1.1 * found
 
 
 @pytest.mark.parametrize("graph", ["eager", "compiled"])

@@ -7,6 +7,7 @@ positions of their own, with runs of different lengths beside each other.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -116,8 +117,7 @@ def test_packed_matrices_multiply_tokens_of_one_sequence() -> None:
     assert_runs_agree(builder_of(decoder))
 
 
-@pytest.mark.parametrize("overrides", [(), ("quant.format=q4_1",)])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "overrides"), zip(ARCHITECTURES, cycle([(), ("quant.format=q4_1",)]), strict=False))
 def test_every_family_runs_tokens_of_one_sequence_together(
     tiny_model: Callable[[str], TinyModel], name: str, overrides: Sequence[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """The op delta_heads: plain torch and the C++ kernels against float64; schema, fake, a compiled caller."""
 
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -8,6 +9,12 @@ from delta_cases import QWEN, SHAPES, SMALL, DeltaShape, assert_true, delta_case
 
 from graphcore.kernels.cpu.program import NativeProgram, append_delta_heads
 
+SPANS = [([0, 5], [1, 1]), ([9, 0], [2, 16]), ([7, 0, 3], [20, 65, 0]), ([0], [150])]
+CASES = [  # each in float32 and in one narrow dtype
+    (*span, dtype)
+    for span, narrow in zip(SPANS, cycle([torch.bfloat16, torch.float16]), strict=False)
+    for dtype in (torch.float32, narrow)
+]
 OP = torch.ops.graphcore.delta_heads.default
 
 
@@ -20,11 +27,8 @@ def test_plain_torch_computes_the_layer(shape: DeltaShape, starts: list[int], co
     assert_true(case, out, before, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize(
-    ("starts", "counts"), [([0, 5], [1, 1]), ([9, 0], [2, 16]), ([7, 0, 3], [20, 65, 0]), ([0], [150])]
-)
+@pytest.mark.parametrize(("starts", "counts", "dtype"), CASES)
 def test_kernels_compute_the_layer(
     library: str, shape: DeltaShape, starts: list[int], counts: list[int], dtype: torch.dtype
 ) -> None:

@@ -46,7 +46,7 @@ def tall_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("launch", "form", "dim", "hidden"), CASES)
 def test_packed_experts_answer_as_their_dense_weights_do(launch: str, form: str, dim: int, hidden: int) -> None:
     case = packed_case(form, 1, torch.float32, dim, hidden)
-    for one in (case, case.without_biases()):
+    for one in (case, case.without_biases()) if form == "mxfp4" else (case,):
         found = LAUNCHES[launch](one.x, one.chosen, one.mixture())
         assert (found.double() - answers_of(one)).abs().max() < CLOSE[torch.float32]
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from low_bit_files import LEVELS
-from packed_matrices import golden_matrix, num_differing, put_iq1_m_scales, stored_matrix
+from packed_matrices import golden_matrix, native_kernels, num_differing, put_iq1_m_scales, stored_matrix
 from torch import Tensor
 
 from graphcore.kernels.gpu.device_packing import DevicePacking
@@ -18,7 +18,8 @@ from graphcore.quant.level_formats import LevelFormat, grid_tensor
 CPU = torch.device("cpu")
 GUARD = 64  # bytes before and after the planes
 UNTOUCHED = 0xA5
-SHAPES = [(16, 256), (1, 256), (37, 512), (48, 768), (5, 2560), (130, 1024)]  # rows, columns
+# Rows, columns, and blocks of 256 weights that a program of the interpreter makes: a few, or all.
+SHAPES = [(16, 256, 4096), (1, 256, 8), (37, 512, 8), (48, 768, 4096), (5, 2560, 8), (130, 1024, 4096)]
 SPECIAL = np.array(
     [0x7C00, 0xFC00, 0x7E00, 0xFFFF, 0x7C01, 0xFD55, 0x0001, 0x8000, 0x7BFF, 0x03FF], dtype="<u2"
 )  # float16: infinities, quiet and signalling NaNs, the smallest and the largest numbers, -0
@@ -38,25 +39,24 @@ def made_on_device(rows: Tensor, packing: DevicePacking) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("blocks", [8, 4096])
-@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize(("rows", "columns", "blocks"), SHAPES)
 @pytest.mark.parametrize("name", LEVELS)
 def test_planes_of_any_bytes_are_those_of_the_cpu(
-    name: str, rows: int, columns: int, blocks: int, library: str, monkeypatch: pytest.MonkeyPatch
+    name: str, rows: int, columns: int, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The C++ kernels move d as it is, so that every float16 can be compared; programs of few and of all blocks."""
+    """The C++ kernels, of any one instruction set, move d as it is, so that every float16 can be compared."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(level_planes, "INTERPRETED_BLOCKS", blocks)
     generator = torch.Generator().manual_seed(rows * columns)
     raw = torch.randint(0, 256, (rows, columns // 256 * FORMATS[name].block_nbytes), generator=generator)
     raw = raw.to(torch.uint8)
     packing = DevicePacking(name, rows, columns)
-    expected = DevicePacking(name, rows, columns, library).pack(raw)
+    expected = DevicePacking(name, rows, columns, native_kernels()).pack(raw)
     assert torch.equal(made_on_device(raw, packing), expected)
 
 
 @pytest.mark.parametrize("name", LEVELS)
-def test_every_kind_of_scale_keeps_its_bits(name: str, library: str) -> None:
+def test_every_kind_of_scale_keeps_its_bits(name: str) -> None:
     one = FORMATS[name]
     blocks = np.random.default_rng(7).integers(0, 256, (2 * len(SPECIAL), one.block_nbytes), dtype=np.uint8)
     if name == "iq1_m":
@@ -66,7 +66,7 @@ def test_every_kind_of_scale_keeps_its_bits(name: str, library: str) -> None:
     raw = torch.from_numpy(blocks).view(len(SPECIAL), -1)
     packing = DevicePacking(name, len(SPECIAL), 512)
     planes = made_on_device(raw, packing)
-    assert torch.equal(planes, DevicePacking(name, len(SPECIAL), 512, library).pack(raw))
+    assert torch.equal(planes, DevicePacking(name, len(SPECIAL), 512, native_kernels()).pack(raw))
     supers = planes[-16 * 2 * 2 :].numpy()  # of sixteen rows of two blocks
     assert supers.tobytes()[: 4 * len(SPECIAL)] == np.tile(SPECIAL, 2).tobytes()
     assert not supers[4 * len(SPECIAL) :].any()

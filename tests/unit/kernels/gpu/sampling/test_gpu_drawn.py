@@ -93,8 +93,8 @@ def test_rows_of_different_settings_choose_the_tokens_of_the_statement(vocab: in
 @pytest.mark.parametrize(
     ("values", "cuts", "kept"),
     [
-        ([1.0] * 8, {"top_p": 0.5}, [0, 1, 2, 3]),
-        ([1.0] * 8, {"top_k": 3}, list(range(8))),
+        ([1.0] * 4, {"top_p": 0.5}, [0, 1]),
+        ([1.0] * 4, {"top_k": 3}, [0, 1, 2, 3]),
         ([0.0, -0.0, 0.0, -0.0], {"top_k": 1}, [0, 1, 2, 3]),
         ([2.0, 3.0, 2.0, 2.0], {"top_k": 2}, [0, 1, 2, 3]),
         ([2.0, 3.0, 2.0, 2.0], {"top_p": 0.5}, [0, 1]),  # 3 has 0.475, each 2 has 0.175
