@@ -42,7 +42,7 @@ def explained(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointNotFoundError(f"{path}: no such file or folder; check the path, or fetch it again") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -103,6 +103,13 @@ def read_front(path: Path, nbytes: int) -> bytes:
     file_size(path)
     with opened(path) as stream:
         return stream.read(nbytes)
+
+
+def read_whole(path: Path) -> bytes:
+    """Return all bytes of a regular file; raises as `file_identity` does."""
+    file_size(path)
+    with opened(path) as stream:
+        return stream.read()
 
 
 def read_span(span: FileSpan, identity: FileIdentity, tensor: str) -> torch.Tensor:

@@ -33,6 +33,8 @@ def read_generation_config(folder: Path) -> GenerationConfig:
     """Return the generation settings of a model folder."""
     file = folder / FILE_NAME
     try:
+        if file.exists() and not file.is_file():  # a read of a pipe would wait
+            return _ignored(file, "is not a regular file")
         raw = file.read_bytes()
     except FileNotFoundError:
         return GenerationConfig({})

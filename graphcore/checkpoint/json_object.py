@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from graphcore.checkpoint.file_bytes import read_whole
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, quoted
 
 
@@ -64,13 +65,12 @@ def read_json_object(file: Path) -> dict[str, object]:
 
     Raises:
         CheckpointNotFoundError: the file does not exist.
-        CheckpointError: the file cannot be read, or does not hold a JSON object.
+        CheckpointError: the file cannot be read, is a pipe or a device, or does not hold a JSON object.
     """
     try:
-        return parse_json_object(file.read_bytes().removeprefix(codecs.BOM_UTF8), str(file), float)
-    except (FileNotFoundError, NotADirectoryError) as error:
+        raw = read_whole(file)
+    except CheckpointNotFoundError as error:
         raise CheckpointNotFoundError(
             f"{file}: no such file; give a model folder that holds config.json, or a .gguf file"
         ) from error
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read ({error.strerror}); check its permissions") from error
+    return parse_json_object(raw.removeprefix(codecs.BOM_UTF8), str(file), float)

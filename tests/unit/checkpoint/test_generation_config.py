@@ -1,6 +1,7 @@
 """generation_config.json: what can be understood is read, and nothing in it keeps a model from running."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,13 @@ def test_a_folder_without_the_file_has_no_settings_and_no_note(tmp_path: Path) -
 
 
 def test_a_file_that_cannot_be_opened_is_ignored(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).mkdir()
+    file = tmp_path / FILE_NAME
+    file.symlink_to(file)
     assert read_generation_config(tmp_path).notes == (
-        f"{tmp_path / FILE_NAME}: cannot be read (Is a directory); it is ignored",
+        f"{file}: cannot be read (Too many levels of symbolic links); it is ignored",
     )
+
+
+def test_what_is_no_regular_file_is_ignored_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE_NAME)
+    assert read_generation_config(tmp_path).notes == (f"{tmp_path / FILE_NAME}: is not a regular file; it is ignored",)

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from safetensors_bytes import write_index
 
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
+from graphcore.checkpoint.json_object import read_json_object
 from graphcore.checkpoint.open_checkpoint import open_checkpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
@@ -221,6 +222,9 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path):
         open_checkpoint(tmp_path / "model.safetensors")
     with pytest.raises(CheckpointNotFoundError, match="holds no weights"):
         open_checkpoint(tmp_path)
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_json_object(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "\ud800"])
