@@ -52,17 +52,20 @@ def runners_of(engine: Engine, batch: int) -> Runners:
     return Runners(runner(is_device=False), runner(is_device=True))
 
 
-def kernels_of(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def kernels_of(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch, *, interprets: bool = True) -> list[str]:
     """Return the names of the kernels that `run` launches, in order: Triton's own, and torch's as "aten ...".
 
     An op of graphcore that the CPU computes otherwise, as the delta rule, is "graphcore ...".
+
+    Args:
+        interprets: False to run no kernel of Triton, whose outputs then keep what was in their memory.
     """
     names: list[str] = []
     launch = InterpretedFunction.run
 
     def recorded(self: Any, *args: object, **options: object) -> object:
         names.append(self.fn.__name__.lstrip("_"))
-        return launch(self, *args, **options)
+        return launch(self, *args, **options) if interprets else None
 
     class TorchOps(TorchDispatchMode):
         def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
