@@ -102,10 +102,14 @@ class ControlTokens:
         """
         if is_first or self._begins_anew_behind_control_tokens():
             return self._plain(text).ids
-        return self._plain_behind_text(text).ids
+        return self.plain_behind_text(text).ids
 
-    def _plain_behind_text(self, text: str) -> tokenizers.Encoding:
-        """Return the plain encoding of a text that continues another; its offsets are meaningless."""
+    def plain_behind_text(self, text: str) -> tokenizers.Encoding:
+        """Return the plain encoding of a text that continues another; its offsets are meaningless.
+
+        Raises:
+            TokenizerError: the text holds a control token of one character.
+        """
         guard, encoding = self._plain(_GUARD).ids, self._plain(_GUARD + text)
         if encoding.ids[: len(guard)] != guard:
             return self._plain(text)
@@ -127,7 +131,7 @@ class ControlTokens:
             raise TokenizerError(
                 f"the text holds '{text[start:end]}', a control token that cannot be spelt as plain text; leave it out"
             )
-        halves = [self._plain(text[: start + 1]), self._plain_behind_text(text[start + 1 :])]
+        halves = [self._plain(text[: start + 1]), self.plain_behind_text(text[start + 1 :])]
         return tokenizers.Encoding.merge(halves, growing_offsets=True)
 
     def found(self, text: str, encoding: tokenizers.Encoding, ids: frozenset[int]) -> list[Spot]:

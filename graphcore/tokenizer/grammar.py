@@ -76,7 +76,7 @@ class GrammarTokenizer:
     """
 
     def __init__(self, tokens: GrammarTokens, known: "LLTokenizer") -> None:
-        self._tokenizer = tokens.tokenizer
+        self._tokenizer, self._known = tokens.tokenizer, known
         tags = tokens.tokenizer.tag_ids
         self.eos_token_id, self.bos_token_id = min(tokens.end_ids), None
         self.tokens = [known.decode_bytes([token_id]) for token_id in range(known.vocab_size)]
@@ -89,12 +89,13 @@ class GrammarTokenizer:
         self.is_tokenizer_wrapper = True
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return the ids of a text. If it spells a control token, all that it spells is encoded as plain text."""
+        """Return the ids of a text in an answer, without the space that some tokenizers put before a text.
+
+        If it spells a control token, all of it is encoded as plain text.
+        """
         decoded = text.decode() if isinstance(text, bytes) else text
-        ids = self._tokenizer.encode(decoded, add_special_tokens=False)
-        if self._controls.isdisjoint(ids):
-            return ids
-        return self._tokenizer.encode(decoded, add_special_tokens=False, is_plain=True)
+        ids = self._known.tokenize_str(decoded)
+        return ids if self._controls.isdisjoint(ids) else self._tokenizer.encode_continuation(decoded)
 
 
 @dataclass

@@ -98,6 +98,17 @@ class Tokenizer:
             ids = encode(text, add_special_tokens).ids
         return self._checked(ids)
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """Return the ids of a text that continues another: plain, and without the space that some put before a text.
+
+        Raises:
+            TokenizerError: as in `encode`.
+        """
+        _check_unicode(text)
+        with self._without_panics:
+            ids = self._controls.plain_behind_text(text).ids
+        return self._checked(ids)
+
     def _checked(self, ids: list[int]) -> list[int]:
         pieces = self._parts.bytes_of_pieces
         if pieces:

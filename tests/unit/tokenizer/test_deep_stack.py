@@ -43,9 +43,6 @@ class Letters:
         tokenizer.add_special_tokens(["<|end|>"])
         return tokenizer.to_str()
 
-    def encode(self, text, add_special_tokens):
-        return Tokenizer.from_str(self.serialized()).encode(text, add_special_tokens=add_special_tokens).ids
-
 count = int(sys.argv[2])
 if sys.argv[1] == "lark":
     rules = [f"r{at}: r{at + 1}" for at in range(count)]
