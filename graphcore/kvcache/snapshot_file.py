@@ -105,15 +105,20 @@ class UnfinishedCache:
                 self._path.unlink()
         except OSError as error:
             self._is_stuck = os.path.lexists(self._before)
-            old = f"; the file that it replaced is {self._before}" if self._is_stuck else ""
-            return f"{self._path} is new and cannot be removed: {error.strerror}{old}"
+            left = "is new and cannot be removed" if os.path.lexists(self._path) else "is gone"
+            old = f"; the file that had its name is {self._before}" if self._is_stuck else ""
+            return f"{self._path} {left}: {error.strerror}{old}"
         return ""
 
     def drop(self) -> None:
-        """Remove the file, unless it has its name, and the one that had the name before."""
-        self._scratch.cleanup()
-        if not self._is_stuck:
-            self._before.unlink(missing_ok=True)
+        """Remove the file, unless it has its name, and the one that had the name before, unless no other has it now."""
+        try:
+            if os.path.lexists(self._before) and not os.path.lexists(self._path):
+                self._before.replace(self._path)
+            elif not self._is_stuck:
+                self._before.unlink(missing_ok=True)
+        finally:
+            self._scratch.cleanup()
 
     def _keep_before(self) -> None:
         """Keep the file of that name under another one, too, so that its name is never without a file."""

@@ -129,13 +129,20 @@ def partition_by_split(
     everywhere = [(ENDS,), *[tuple(ranks)] * (-(-num_layers // group_size) - 1)]
     wanted = _counts(everywhere, [()] * len(split), load)
     assert wanted is not None, "there are more groups than units, and more units than ranks"
+    exact = [num_layers / group_size * part / sum(split) for part in split]
+
+    def distance(owners: Sequence[int], rank: int, groups: Sequence[float]) -> float:
+        return abs(owners.count(rank) / group_size - groups[rank])
+
     neighbours = contiguous_units(units) if is_contiguous else None
     each = [units] if neighbours is None else [neighbours, units]
     possible = [partition for units in each for partition in _partitions(units, len(split), load)]
-    for partition in possible:
-        owners = partition.owners(is_contiguous=is_contiguous)
-        if all(abs(owners.count(rank) / group_size - wanted[rank]) < 1 for rank in ranks):
-            return owners
+    all_owners = [partition.owners(is_contiguous=is_contiguous) for partition in possible]
+    kept = [
+        one for one in all_owners if all(min(distance(one, at, exact), distance(one, at, wanted)) < 1 for at in ranks)
+    ]
+    if kept:
+        return min(kept, key=lambda owners: max(distance(owners, rank, exact) for rank in ranks))
     owners = min(possible, key=lambda partition: partition.loads).owners(is_contiguous=is_contiguous)
     lent = "layers stay with those whose keys and values they use" if any(unit.lends for unit in units) else ""
     absent = "ranks lack the files of some layers" if any(len(unit.ranks) < len(split) for unit in units[1:]) else ""

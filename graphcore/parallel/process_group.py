@@ -226,9 +226,9 @@ class ProcessGroup:
 
     def end_loading(self) -> None:
         """End the heartbeats when all ranks have loaded."""
-        loading, self._loading = self._loading, None
-        if loading is not None:
-            loading.end()
+        if self._loading is not None:
+            self._loading.end()
+            self._loading = None
 
     def _exchange(self, said: Any, limit: timedelta, *, has_failed: bool = False) -> list[Any]:
         """Return what each rank says, plain data for JSON."""

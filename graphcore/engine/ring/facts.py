@@ -53,9 +53,11 @@ def together(ranks: ProcessGroup | None) -> Iterator[None]:
         ranks.all_say(None)
         ranks.end_loading()
     except BaseException as error:
-        if isinstance(error, Exception):  # Ctrl-C does not wait for ranks that may read weights for minutes
-            ranks.say_error(error)
-        ranks.leave(error)
+        try:
+            if isinstance(error, Exception):  # Ctrl-C does not wait for ranks that may read weights for minutes
+                ranks.say_error(error)
+        finally:
+            ranks.leave(error)
         raise
 
 

@@ -24,7 +24,7 @@ from graphcore.engine.arguments import token_row
 from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.engine.queue import RequestQueue
 from graphcore.engine.saved_caches import SavedCaches
-from graphcore.errors import ConfigError, GraphcoreError
+from graphcore.errors import ConfigError, GraphcoreError, ParallelError
 from graphcore.kvcache.prefix_snapshot import PrefixSnapshot, PrefixSnapshots
 from graphcore.kvcache.snapshot_file import UnfinishedCache, read_cache
 from graphcore.parallel.process_group import ProcessGroup
@@ -137,6 +137,7 @@ class CacheParts:
 
         Raises:
             ConfigError: a file cannot get its name; the others do not keep theirs.
+            ParallelError: a rank was lost; this one's file does not keep its name.
         """
         done, error = self._jobs[job].result(), ""
         if isinstance(done, PrefixSnapshot):
@@ -145,7 +146,11 @@ class CacheParts:
             done.rename()
         except ConfigError as refused:
             error = str(refused)
-        errors = self._ranks.all_say(error)
+        try:
+            errors = self._ranks.all_say(error)
+        except ParallelError:  # a rank was lost, which may not have renamed its own
+            done.take_back()
+            raise
         if any(errors):
             refuse_parts(errors, self._ranks.all_say(done.take_back()))
         return True

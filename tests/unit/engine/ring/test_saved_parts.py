@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from graphcore.engine.ring.saved_parts import CacheParts
-from graphcore.errors import ConfigError
+from graphcore.errors import ConfigError, ParallelError
 from graphcore.kvcache.prefix_snapshot import PrefixSnapshots
 from graphcore.kvcache.snapshot_file import UnfinishedCache
 from graphcore.parallel.process_group import ProcessGroup
@@ -18,7 +18,7 @@ FULL = "part: the cache cannot be written there: no space; name another file"
 
 
 class Ranks:
-    """A process group of two ranks, of which rank 1 says what was given.
+    """A process group of two ranks, of which rank 1 says what was given, or is lost when it has nothing more to say.
 
     Attributes:
         said: what this rank has said.
@@ -33,6 +33,8 @@ class Ranks:
     def all_say(self, said: str) -> list[str]:
         """Return what both say."""
         self.said.append(said)
+        if not self._of_rank_1:
+            raise ParallelError("rank 1 is lost")
         return [said, self._of_rank_1.pop(0)]
 
 
@@ -111,6 +113,29 @@ def test_a_part_that_cannot_be_named_leaves_what_was_there(
     assert contents(folder) == before
 
 
+@pytest.mark.parametrize("before", [{}, {"part": "old"}])
+@pytest.mark.parametrize("can_be_named", [True, False])
+def test_a_part_is_what_it_was_if_a_rank_is_lost_before_all_have_named_theirs(
+    folder: Path, before: dict[str, str], can_be_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in before.items():
+        (folder / name).write_text(text)
+    parts, _ = written(folder)
+    if not can_be_named:
+        replace = Path.replace
+        refused = OSError(28, "No space left on device")
+
+        def refuse(self: Path, target: Path) -> Path:
+            if self.name == "cache":
+                raise refused
+            return replace(self, target)
+
+        monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(ParallelError, match="rank 1 is lost"):
+        finish(parts)
+    assert contents(folder) == before
+
+
 def test_what_cannot_be_restored_is_named_and_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "part").write_text("old")
     parts, ranks = written(folder, FULL, "")
@@ -125,5 +150,5 @@ def test_what_cannot_be_restored_is_named_and_kept(folder: Path, monkeypatch: py
     with pytest.raises(ConfigError, match=f"rank 1: {FULL}; on rank 0, .*part is new and cannot be removed: Input/out"):
         finish(parts)
     (old,) = (path for path in folder.iterdir() if path.name != "part")
-    assert ranks.said[1].endswith(f"; the file that it replaced is {old}")
+    assert ranks.said[1].endswith(f"; the file that had its name is {old}")
     assert (old.read_text(), (folder / "part").read_text()) == ("old", "new")
