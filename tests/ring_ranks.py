@@ -181,6 +181,7 @@ def _lose_rank_1(patch: Any, is_rank_1: bool) -> None:
         while time.monotonic() < end:
             on_progress("load", 0, 0, 1)
             time.sleep(0.01)
+        raise AssertionError("nobody has noticed that rank 1 is lost")
 
     patch.setattr("graphcore.engine.loading.decoder_loader.load_resident", load_resident)
 
@@ -200,6 +201,7 @@ def _connect_in_vain(patch: Any, is_rank_1: bool) -> None:
         if is_rank_1:
             raise RuntimeError("no route to rank 0")
         time.sleep(30)
+        raise AssertionError("rank 0 has not noticed that rank 1 cannot connect")
 
     FakeCuda.install(patch)
     patch.setattr(ProcessGroup, "place_on", place_on)

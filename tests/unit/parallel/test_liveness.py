@@ -72,6 +72,16 @@ def test_all_ranks_notice_one_that_ends_while_they_read_weights(ring: Any) -> No
         assert one.has_failure
 
 
+def test_a_rank_that_answers_no_beat_is_lost_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has vanished closes no connection."""
+    monkeypatch.setenv(process_group.INTERFACE, "lo")
+    store = HashStore()
+    group, _silent = on_all(2, lambda rank: ProcessGroupGloo(store, rank, 2, LIMIT))
+    one = Liveness(group, 2, timedelta(seconds=0.2), 0.01)
+    assert isinstance(noticed(one), RuntimeError)
+    one.close()
+
+
 def test_a_rank_that_waits_for_others_notices_one_that_ends(ring: Any) -> None:
     first, lost, other = ring(3)
     began = time.monotonic()
