@@ -285,9 +285,10 @@ def test_two_ranks_of_every_family_answer_as_one_process_to_the_bit(name: str, t
     [pytest.param(name, marks=pytest.mark.slow if at else pytest.mark.thorough) for at, name in enumerate(COMPILED)],
 )
 def test_two_ranks_with_compiled_blocks_answer_as_one_process_to_the_bit(name: str, folder: Path) -> None:
-    case = case_of(folder, *COMPILED[name])
+    asked = "batch" if name == next(iter(COMPILED)) else ""  # in CI: each width of rows is compiled on both ranks
+    case = case_of(folder, *COMPILED[name], asked=asked)
     found = run_ranks(2, {name: case}, folder)[name]
-    assert_same(found, alone(case.folder, case.overrides, ""))
+    assert_same(found, alone(case.folder, case.overrides, asked))
     assert found["graph"] == "compiled"
 
 
