@@ -35,7 +35,7 @@ def parse_nbytes(key: str, value: Any) -> int | None:
 
 
 def number_of_bytes(key: str, value: Any, otherwise: str) -> int:
-    """Return the bytes of a size; the forms are those of `parse_nbytes` without "auto".
+    """Parse a size such as 900MB into bytes; it has the forms of `parse_nbytes` without "auto".
 
     Args:
         key, value: as for `parse_nbytes`.

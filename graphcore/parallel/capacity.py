@@ -12,7 +12,7 @@ LEAST_RATE = 1.0  # bytes per second; a measured rate may be 0
 
 @dataclass(frozen=True)
 class Requirement:
-    """The bytes that layers, or embedding and head, need.
+    """The memory, and the bytes read for each token, that layers (or embedding and head) require.
 
     Attributes:
         held_nbytes: bytes that stay in memory if nothing streams: weights and caches.

@@ -24,7 +24,7 @@ from graphcore.parallel.layer_units import LayerUnit, contiguous_units
 from graphcore.parallel.share import ENDS
 
 Load = tuple[float, ...]
-"""The load of a rank; the first number that differs decides."""
+"""The load of a rank, compared lexicographically."""
 LoadOf = Callable[[int, int, Sequence[LayerUnit]], Load]
 """A function to a rank's load, from the rank, its number of units that do not lend, and its units that lend."""
 

@@ -166,7 +166,7 @@ class NCCLTransport(Transport):
             work.wait()  # not the host: the current stream waits
 
     def settle(self) -> None:
-        """Give and await the notes of all transfers, in their order, and wait for the device."""
+        """Exchange the ready messages (notes) of all transfers in order, then synchronize with the device."""
         pending, self._pending = self._pending, []
         for one in pending:
             if isinstance(one, _Received):
@@ -179,7 +179,7 @@ class NCCLTransport(Transport):
             self._await(self._mark())
 
     def finish(self) -> None:
-        """Wait until all notes were received; the current stream then waits for the transfers. Free the copies."""
+        """Wait until all ready messages (notes) have arrived; the current stream waits for the sends. Free their copies."""
         with self._noticing("a rank takes nothing any more"):
             for _, work in self._notes:
                 work.wait()

@@ -225,7 +225,7 @@ class ProcessGroup:
                 self._loading.check()
 
     def end_loading(self) -> None:
-        """End the heartbeats when all ranks have loaded."""
+        """Wait until all ranks have loaded, then stop the heartbeats of loading."""
         if self._loading is not None:
             self._loading.end()
             self._loading = None
@@ -351,7 +351,7 @@ class ProcessGroup:
             self.waited += time.perf_counter() - began if counts else 0.0
 
     def _error(self, what: str, advice: str, error: RuntimeError) -> ParallelError:
-        """Return the error of this rank for one of torch.distributed."""
+        """Return the `ParallelError` that names this rank, for an error that torch.distributed has raised."""
         reason = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).partition("\n")[0].partition(". ")[0]
         return ParallelError(f"rank {self.rank} of {self.world_size}: {what}: {advice}. {reason}")
 

@@ -50,7 +50,7 @@ STOP_REASONS: Mapping[str, str] = {
 
 
 class MessageBlock:
-    """A block of the answer, as it grows.
+    """A content block of a message that is being generated.
 
     Args:
         start: the block at its beginning.
@@ -102,7 +102,7 @@ def _without_halves(escape: re.Match[str]) -> str:
 
 
 def _sendable(value: Any) -> Any:
-    """Return a value of JSON with numbers that JSON's readers and Python's writer have room for."""
+    """Return a JSON value whose numbers are clamped to the range of float64."""
     if isinstance(value, dict):
         return {name: _sendable(one) for name, one in value.items()}
     if isinstance(value, list):

@@ -284,7 +284,7 @@ class ResponseEvents:
             self.response["output"] = [*self.response["output"], item.body(status)]
 
     def _ended(self, part: Ended) -> Iterator[NamedEvent]:
-        """Yield the events of the last item's end; an answer without any item gets an empty message."""
+        """Yield the events that close the last output item; an answer without items gets an empty message."""
         is_whole = part.finish_reason in ("stop", "tool_calls")
         status = "completed" if is_whole else "incomplete"
         if self._item is None:

@@ -120,7 +120,7 @@ class AdaptedCheckpoint(Checkpoint):
 
 
 def adapter_facts(checkpoint: Checkpoint, files: Sequence[Path]) -> list[list[object]]:
-    """Return for each adapter the indices of its files, its weight and its scales by module.
+    """Return, for each adapter, the indices of its files, its weight, and the scale of each module.
 
     Args:
         files: files of the adapters, and maybe of the model, in the order in which they are hashed.
