@@ -179,7 +179,7 @@ class NCCLTransport(Transport):
             self._await(self._mark())
 
     def finish(self) -> None:
-        """Wait until all ready messages (notes) have arrived; the current stream waits for the sends. Free their copies."""
+        """Wait until all ready messages (notes) arrived; the stream then waits for the sends. Free their copies."""
         with self._noticing("a rank takes nothing any more"):
             for _, work in self._notes:
                 work.wait()
