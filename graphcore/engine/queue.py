@@ -30,6 +30,7 @@ from graphcore.errors import BusyError
 from graphcore.processors import refuse_forked
 from graphcore.progress import Progress
 from graphcore.streaming.scheduler import StoppedError
+from graphcore.threads import ENGINE_THREADS, EngineThread, is_interpreter_ending, refuse_many_threads, start_thread
 
 LINGER = 2.0  # seconds that the thread waits for more work before it ends
 GLANCE = 0.1  # seconds between two looks at whether the interpreter is ending, while the thread waits
@@ -46,18 +47,6 @@ class Served(Protocol):
 
     def end_thread(self, is_late: bool) -> bool:
         """Return whether the idle thread is to end; `is_late` if it has been idle for more than LINGER seconds."""
-
-
-class EngineThread(threading.Thread):
-    """A thread that computes for an engine."""
-
-
-def is_interpreter_ending() -> bool:
-    """Return whether the main thread has ended, and no other thread is left that the interpreter waits for."""
-    if threading.main_thread().is_alive():
-        return False
-    others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
-    return all(isinstance(thread, EngineThread) or thread.daemon for thread in others)
 
 
 @torch.inference_mode()  # once for all passes: entering it takes 20 us after a step, 1 % of a small one
@@ -162,6 +151,7 @@ class RequestQueue:
             BusyError: the queue is full, or the call is inside `on_progress` or a mask.
             ConfigError: the engine is closed.
             GraphError: this process was forked from the one that loaded the model, and computes with several threads.
+            ThreadLimitError: the system does not start the engine's thread; the request does not wait.
         """
         self._enter(name)
         with self.changes:
@@ -175,10 +165,10 @@ class RequestQueue:
                 request.output.before_waiting = self._refuse_waiting
                 self.changes.wait_for(lambda: self.is_closed or len(self._waiting) < self._most_waiting)
                 self.check_open()
+                self._start()  # first: if the system starts no thread, nothing waits that a later one would run
                 if request.mask is not None:
                     request.mask.begin()
                 self._waiting.append(request)
-                self._start()
 
     def run_alone(self, name: str, work: Callable[[], Answer], *, lends: bool = True) -> Answer:
         """Run a function that uses the caches, between two passes, and return its result.
@@ -195,8 +185,8 @@ class RequestQueue:
         answer: Future[Answer] = Future()
         with self.changes:
             self.check_open()
-            self._jobs.append((work, answer, lends))
             self._start()
+            self._jobs.append((work, answer, lends))
         try:
             return answer.result()
         except BaseException:  # Ctrl-C too
@@ -295,10 +285,9 @@ class RequestQueue:
     def _start(self) -> None:
         """Wake the thread, or start one; the lock is held."""
         if not self._lives():
-            arguments = weakref.ref(self), self.changes
-            thread = EngineThread(target=compute_for, args=arguments, name="graphcore", daemon=False)
-            thread.start()
-            self._thread = thread
+            refuse_many_threads(torch.get_num_threads(), ENGINE_THREADS)
+            work = partial(compute_for, weakref.ref(self), self.changes)
+            self._thread = start_thread(work, "graphcore", daemon=False, kind=EngineThread)
         self.changes.notify_all()
 
     def next_work(self) -> Callable[[], None] | None:

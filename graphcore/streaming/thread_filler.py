@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from graphcore.host_pages import shared_pages
 from graphcore.streaming.fill_jobs import BUFFER_NBYTES, FillJob, read_job, read_straight
 from graphcore.streaming.read_ticket import ReadTicket
 from graphcore.streaming.timeline import Event, Lane, Timeline
+from graphcore.threads import start_threads
 
 THREADS = 4  # number of threads, and so of reads in flight; the disks measured reach full speed with two to four
 LIVELINESS_SECONDS = 0.2  # interval between checks that the threads are alive
@@ -56,10 +58,8 @@ class ThreadFiller:
         self._started = threading.Barrier(self.num_threads + 1)
         self._large = shared_pages(self.large_nbytes)
         threads = torch.get_num_threads()
-        for number in range(self.num_threads):
-            name = f"graphcore-fill-{number}"
-            self._threads.append(threading.Thread(target=self._work, args=(number,), name=name, daemon=True))
-            self._threads[-1].start()
+        numbers = range(self.num_threads)
+        self._threads = start_threads({f"graphcore-fill-{number}": partial(self._work, number) for number in numbers})
         self._started.wait()
         torch.set_num_threads(threads)  # `_work` sets it, which changes the default for new threads
 
