@@ -58,23 +58,26 @@ def is_interpreter_ending() -> bool:
 def start_thread(
     work: Callable[[], object], name: str, *, daemon: bool = True, kind: type[threading.Thread] = threading.Thread
 ) -> threading.Thread:
-    """Start a thread that calls a function; arguments and errors as for `start_threads`."""
-    (thread,) = start_threads({name: work}, daemon=daemon, kind=kind)
+    """Start a thread that calls a function, and return it.
+
+    Args:
+        daemon: True if the interpreter does not wait for the thread when it ends.
+        kind: class of the thread.
+
+    Raises:
+        ThreadLimitError: the system does not start it.
+    """
+    thread = kind(target=work, name=name, daemon=daemon)
+    with naming_limit(f"thread {name}"):
+        thread.start()
     return thread
 
 
-def start_threads(
-    works: Mapping[str, Callable[[], object]],
-    *,
-    daemon: bool = True,
-    kind: type[threading.Thread] = threading.Thread,
-) -> list[threading.Thread]:
-    """Start a thread for each function: all of them or, if the system does not start that many, none.
+def start_threads(works: Mapping[str, Callable[[], object]]) -> list[threading.Thread]:
+    """Start a daemon thread for each function: all of them or, if the system does not start that many, none.
 
     Args:
         works: function that each thread calls, by the thread's name.
-        daemon: True if the interpreter does not wait for the threads when it ends.
-        kind: class of the threads.
 
     Raises:
         ThreadLimitError: a thread could not be started. No function was called, and the other threads have ended.
@@ -89,9 +92,8 @@ def start_threads(
     started: list[threading.Thread] = []
     try:
         for name, work in works.items():
-            thread = kind(target=run, args=(work,), name=name, daemon=daemon)
-            left = len(works) - len(started)
-            with naming_limit(f"thread {name}" + (f" of {len(works)}" if left > 1 or started else ""), left):
+            thread = threading.Thread(target=run, args=(work,), name=name, daemon=True)
+            with naming_limit(f"thread {name} of {len(works)}", len(works) - len(started)):
                 thread.start()
             started.append(thread)
         goes[0] = True

@@ -122,6 +122,7 @@ class RequestQueue:
         self._glanced = 0.0  # time.monotonic() of the last look at whether the interpreter is ending
         self._holder: int | None = None  # the thread that is inside `holding_back`
         self._is_computing = False  # whether the worker thread runs a pass or a job
+        self._closing_error: BaseException | None = None  # what calls raise once the queue is closed
         self.is_closed = False
 
     def check_open(self) -> None:
@@ -132,7 +133,7 @@ class RequestQueue:
             Exception: a pass has failed, and no other can run; the error says why.
         """
         if self.is_closed:
-            raise closed_error()
+            raise self._closing_error or closed_error()
         failure = self.failure
         if failure is not None:
             if self._is_broken:
@@ -210,7 +211,7 @@ class RequestQueue:
         Raises:
             BusyError: it is the worker thread, or the call is inside `holding_back`, which the wait would end.
         """
-        self._refuse_inside("while_idle")
+        self.refuse_inside("while_idle")
         self._leave_parent()
         if self._holder == threading.get_ident():
             raise BusyError("while_idle() waits for requests, which do not run inside holding_back(); call it before")
@@ -226,14 +227,20 @@ class RequestQueue:
             each = (*self.batching.running, *self._waiting)
         return [one.status(*self.batching.page_counts(one)) for one in each if not one.has_ended]
 
-    def close(self) -> None:
+    def close(self, end_waits: Callable[[], None] = lambda: None, failure: BaseException | None = None) -> None:
         """Refuse further requests, end all others with an error, and wait until the thread has ended.
+
+        Args:
+            end_waits: function that lets the thread's waits for a disk that gives no answer end soon.
+            failure: error that later calls raise; None says that the engine is closed.
 
         Raises:
             BusyError: the call is inside `on_progress` or a mask.
         """
-        self._refuse_inside("close")
+        self.refuse_inside("close")
+        self._closing_error = failure
         self.stop()
+        end_waits()
         thread = self._thread
         if thread is not None:
             thread.join()
@@ -252,7 +259,7 @@ class RequestQueue:
     def _enter(self, name: str) -> None:
         """Check that a call may put something into the queue."""
         refuse_forked(torch.get_num_threads())
-        self._refuse_inside(name)
+        self.refuse_inside(name)
         self._leave_parent()
 
     def _leave_parent(self) -> None:
@@ -262,8 +269,22 @@ class RequestQueue:
             self.changes = threading.Condition(threading.RLock())
             self._end_all(forked_error())
 
-    def _refuse_inside(self, name: str) -> None:
-        if threading.current_thread() is self._thread or mask_owner() is self.mask_threads:
+    @property
+    def is_inside(self) -> bool:
+        """Whether the calling thread is one that the queue's end waits for: it must not wait for that."""
+        return self._computes_here or self._holder == threading.get_ident()
+
+    @property
+    def _computes_here(self) -> bool:
+        return threading.current_thread() is self._thread or mask_owner() is self.mask_threads
+
+    def refuse_inside(self, name: str) -> None:
+        """Check that a method may wait for the queue's thread.
+
+        Raises:
+            BusyError: the call is inside `on_progress` or a mask.
+        """
+        if self._computes_here:
             raise BusyError(
                 f"{name}() was called inside a function that the engine calls while it computes (on_progress or a "
                 "mask), and would wait for itself for ever; call it from another thread, or load a second engine"
@@ -275,7 +296,7 @@ class RequestQueue:
         Raises:
             BusyError: it is the worker thread, or the call is inside `holding_back`.
         """
-        self._refuse_inside("result")
+        self.refuse_inside("result")
         if self._holder == threading.get_ident():
             raise BusyError("requests do not run inside holding_back(); wait for the answer after the block")
 
@@ -401,6 +422,8 @@ class RequestQueue:
 
     def _lasting_failure(self) -> BaseException | None:
         """Return after a failed pass the error that keeps others from running; None if they can."""
+        if self.is_closed:  # no other follows, and the check reads from a disk that may give no answer
+            return closed_error()
         try:
             self._check_usable()
         except BaseException as error:  # noqa: BLE001  # raised for callers by `check_open`
