@@ -29,7 +29,9 @@ from graphcore.threads import is_interpreter_ending, start_threads
 
 THREADS = 4  # number of threads, and so of reads in flight; the disks measured reach full speed with two to four
 LIVELINESS_SECONDS = 0.2  # interval between checks that the threads are alive
-PATIENCE = 5.0  # seconds without an answer after which a disk is given up while an engine is being closed
+# Seconds without an answer after which a disk is given up while an engine is being closed. Otherwise nothing limits a
+# wait for it: a disk of a network may come back.
+PATIENCE = 5.0
 
 
 @dataclass
@@ -40,7 +42,6 @@ class ThreadFiller:
         files: open files that jobs read from, by path.
         buffer_nbytes: bytes of each thread's buffer. Larger jobs share one buffer of `large_nbytes`.
         lane: lane of the filler's events: "copy", or "read" if the slots are host slots for a device.
-        patience: seconds that closing waits for a read. Before, a wait has no limit: a network's disk may come back.
     """
 
     files: Mapping[Path, ByteSource]
@@ -49,7 +50,6 @@ class ThreadFiller:
     large_nbytes: int
     timeline: Timeline
     lane: Lane = "copy"
-    patience: float = PATIENCE
     _queue: deque[tuple[ReadTicket, FillJob]] = field(default_factory=deque)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _large_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -135,7 +135,7 @@ class ThreadFiller:
                 self._changed.wait(LIVELINESS_SECONDS)
 
     def end_waits(self) -> None:
-        """Let waits fail from now on if the disk gives no answer for `patience` seconds: the engine is being closed."""
+        """Let waits fail from now on if the disk gives no answer for `PATIENCE` seconds: the engine is being closed."""
         with self._changed:
             self._ending_since = self._ending_since or time.monotonic()
             self._changed.notify_all()
@@ -146,15 +146,15 @@ class ThreadFiller:
             if not is_interpreter_ending():
                 return
             self._ending_since = time.monotonic()
-        if self._at and time.monotonic() - max(self._moved, self._ending_since) > self.patience:
+        if self._at and time.monotonic() - max(self._moved, self._ending_since) > PATIENCE:
             groups = sorted({ticket.group for ticket in self._at.values()})
             raise StreamingError(
-                f"the disk has not answered for {self.patience:g} s while groups {groups} are read and the engine is "
+                f"the disk has not answered for {PATIENCE:g} s while groups {groups} are read and the engine is "
                 "being closed; check the disk"
             )
 
     def close(self) -> None:
-        """Stop the threads and wait `patience` seconds for the end of their reads; no filling can begin afterwards.
+        """Stop the threads and wait `PATIENCE` seconds for the end of their reads; no filling can begin afterwards.
 
         A thread whose read does not return is left behind (`is_reading`). It is a daemon thread, and keeps alive what
         its read writes to, its buffer and its job's slot, until the read returns.
@@ -163,7 +163,7 @@ class ThreadFiller:
             was_closed, self._is_closed = self._is_closed, True
             self._queue.clear()
             self._changed.notify_all()
-        end = time.monotonic() + (0.0 if was_closed else self.patience)
+        end = time.monotonic() + (0.0 if was_closed else PATIENCE)
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 

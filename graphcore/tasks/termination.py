@@ -116,11 +116,11 @@ class PatientProcess:
         """Take the signals from now on; the main thread calls it."""
         arriving, arrived = socket.socketpair()
         arriving.setblocking(False)
+        start_thread(partial(self._take, arrived), "graphcore-signals")  # first: without it, nothing would take signals
         for number in self._taken:
             signal.signal(number, _do_nothing)
         signal.set_wakeup_fd(arriving.detach(), warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._leave)
-        start_thread(partial(self._take, arrived), "graphcore-signals")
 
     def _take(self, arrived: socket.socket) -> None:
         """Read numbers of signals, which Python writes even while its main thread runs no Python."""
