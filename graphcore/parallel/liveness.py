@@ -79,11 +79,14 @@ class Liveness:
         self._thread.join()
 
     def close(self) -> None:
-        """Take part in no further beat, which then fails on the other ranks."""
+        """Take part in no further beat, which then fails on the other ranks.
+
+        A beat ends at its limit. If torch does not end it, its thread is left behind, and keeps the process group.
+        """
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(self._limit.total_seconds())
 
     @property
     def _least(self) -> int:
