@@ -14,7 +14,7 @@ def group_folders(controller: str, root: Path = ROOT) -> Iterator[tuple[Path, bo
     """Yield the folder of each group of a controller that this process is in, from the innermost group up.
 
     Args:
-        controller: "memory" or "cpu".
+        controller: "memory", "cpu" or "pids".
         root: root folder of the file system; another one in tests.
 
     Yields:

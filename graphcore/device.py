@@ -15,6 +15,7 @@ from graphcore.config.dtype_names import real_name
 from graphcore.errors import ConfigError, GraphError
 from graphcore.processors import usable_processors
 from graphcore.registry import nearest
+from graphcore.threads import refuse_many_threads
 
 MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD (malloc.h)
 RETURNED_NBYTES = 128 << 10  # glibc's initial threshold
@@ -144,9 +145,14 @@ def use_threads(asked: int | None, processes: int = 1) -> None:
     Args:
         asked: number of threads; None for torch's default, limited to the processors that this process may use.
         processes: processes that share these processors, which torchrun tells to take one thread each.
+
+    Raises:
+        ThreadLimitError: the system does not start that many.
     """
     usual = torch.get_num_threads() if processes == 1 else max(1, usable_processors() // processes)
-    torch.set_num_threads(asked or min(usual, usable_processors()))
+    threads = asked or min(usual, usable_processors())
+    refuse_many_threads(threads - 1, "torch's threads")  # torch would end the process
+    torch.set_num_threads(threads)
 
 
 def return_freed_memory() -> None:

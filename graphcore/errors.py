@@ -99,6 +99,10 @@ class BusyError(GraphcoreError, RuntimeError):
     """An engine is in use, and the call that needs it would wait forever."""
 
 
+class ThreadLimitError(GraphcoreError, RuntimeError):
+    """The system starts no more threads or processes: a limit of a control group, a user or the machine is reached."""
+
+
 class StreamingError(GraphcoreError, RuntimeError):
     """Weights cannot be moved: a thread that reads them has failed, the device has failed, or the engine is closed."""
 

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import torch
 from torch import Tensor
 
+from graphcore.arch.config.model_config import ModelConfig
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
 from graphcore.device import dtype_name, return_freed_memory
@@ -24,11 +26,12 @@ from graphcore.engine.batching.interface import Batching
 from graphcore.engine.batching.new_batching import batching_of
 from graphcore.engine.forward_state import ForwardState
 from graphcore.engine.loading.load_model import Check, LoadedModel, load_model, no_check
-from graphcore.engine.loading.runtime_config import describe_runtime
+from graphcore.engine.loading.runtime_config import RuntimeConfig, describe_runtime
 from graphcore.engine.masks import Mask
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.output import Generation, closed_error
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.queue import Answer, RequestQueue
 from graphcore.engine.request import Request, RequestStatus, TokenTotals
 from graphcore.engine.request_builder import RequestBuilder
@@ -47,6 +50,7 @@ from graphcore.sampling_params import SamplingParams
 from graphcore.tokenizer.chat_template import Message, Tool
 from graphcore.tokenizer.grammar import GrammarMask, GrammarTokens, grammar_mask
 from graphcore.tokenizer.tokenizer import Tokenizer
+from graphcore.weights.plan import Plan
 
 if TYPE_CHECKING:
     from graphcore.engine.pretrained.causal_model import GraphcoreForCausalLM
@@ -60,31 +64,77 @@ class Engine:
     and other calls take their turn between two passes.
 
     Attributes:
-        settings: Settings, the settings as they were given.
-        config: ModelConfig, the checkpoint's configuration with graphcore's names and its defaults filled in.
-        plan: Plan, bytes on the device.
-        choices: RuntimeConfig, the device, dtype, graph kind and context length that really run.
-        notes: Sequence[str], lines about what graphcore chose or what may surprise.
-        prompts: PromptEncoder, encoder of texts and messages to token ids.
-        loaded: LoadedModel, the model with its weights and what moves them; for measurements and inspection.
         totals: TokenTotals, cumulative counters of requests and tokens.
     """
 
     def __init__(self, loaded: LoadedModel, on_progress: Progress = ignore_progress) -> None:
         self._on_progress = on_progress
-        self._rebuilding = threading.RLock()
+        self._rebuilding = threading.RLock()  # held by `rebuild` until its parts are there, and by `close`
+        self._num_closes = 0  # calls of `close`, by which a rebuild that is under way sees one
         self.totals = TokenTotals()
-        self._use(loaded)
+        self._parts = self._parts_of(loaded)
 
-    def _use(self, loaded: LoadedModel) -> None:
-        """Run a loaded model from now on."""
-        self.loaded = loaded
-        self.settings, self.config = loaded.settings, loaded.config
-        self.plan, self.choices, self.notes = loaded.plan, loaded.runtime, loaded.notes
-        self.prompts = loaded.prompts
-        self._queue = self._new_queue()
+    def _parts_of(self, loaded: LoadedModel) -> "EngineParts":
+        """Return what runs a loaded model, which is freed if that cannot be made."""
+        try:
+            queue = self._new_queue(loaded)
+        except BaseException:
+            loaded.give_back()
+            raise
         sizes = loaded_runner(loaded).sizes
-        self._requests = RequestBuilder(loaded, self.prompts, sizes, self._queue.mask_threads, self.totals)
+        return EngineParts(
+            loaded, queue, RequestBuilder(loaded, loaded.prompts, sizes, queue.mask_threads, self.totals)
+        )
+
+    def _current(self) -> "EngineParts":
+        """Return the parts for a call; wait for a rebuild that is under way, whose new ones it then gets.
+
+        A call takes its parts once: those of two models would not fit together.
+        """
+        parts = self._parts
+        if parts.queue.is_inside:  # the rebuild would wait for this thread; the queue refuses, or its failure is raised
+            return parts
+        with self._rebuilding:
+            return self._parts
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model with its weights and what moves them."""
+        return self._parts.loaded
+
+    @property
+    def settings(self) -> Settings:
+        """The settings as they were given."""
+        return self._parts.loaded.settings
+
+    @property
+    def config(self) -> ModelConfig:
+        """The checkpoint's configuration, with defaults filled in."""
+        return self._parts.loaded.config
+
+    @property
+    def plan(self) -> Plan:
+        """The bytes on the device."""
+        return self._parts.loaded.plan
+
+    @property
+    def choices(self) -> RuntimeConfig:
+        """The device, dtype, graph kind and context length that really run."""
+        return self._parts.loaded.runtime
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Lines about what graphcore chose or what may surprise."""
+        return self._parts.loaded.notes
+
+    @property
+    def prompts(self) -> PromptEncoder:
+        """The encoder of texts and messages to token ids."""
+        return self._parts.loaded.prompts
+
+    @property
+    def _queue(self) -> RequestQueue:
+        return self._parts.queue
 
     @classmethod
     def load(
@@ -155,8 +205,7 @@ class Engine:
         Raises:
             ConfigError: the engine is closed.
         """
-        self._queue.check_open()
-        return loaded_runner(self.loaded)
+        return self._current().open_runner()
 
     @property
     def batching(self) -> Batching:
@@ -173,7 +222,8 @@ class Engine:
         Raises:
             ConfigError: the engine is closed.
         """
-        return self.loaded.stats_of(self.runner)
+        parts = self._current()
+        return parts.loaded.stats_of(parts.open_runner())
 
     def submit(
         self,
@@ -231,14 +281,15 @@ class Engine:
         records = {"logprobs": logprobs, "top_logprobs": top_logprobs, "prompt_logprobs": prompt_logprobs}
         wishes = {"ignore_eos": ignore_eos, "reuse_cache": reuse_cache, "skip_special_tokens": skip_special_tokens}
         more = {**limits, **records, **wishes, "speculation": speculation, "request_id": request_id}
-        requests = self._requests.one("submit", prompt, n, mask, **more, **sampling)
+        parts = self._current()
+        requests = parts.requests.one("submit", prompt, n, mask, **more, **sampling)
         handle = RequestHandle(requests, self)  # if Ctrl-C comes before the return, its collection cancels
-        self._queue.submit(requests, "submit", waits=False)
+        parts.queue.submit(requests, "submit", waits=False)
         return handle
 
     def check_request(self, prompt: Prompt, **settings: Any) -> None:
         """Check a request without running it; arguments and errors are those of `submit`."""
-        self._requests.one("check_request", prompt, **settings)
+        self._parts.requests.one("check_request", prompt, **settings)
 
     def generate(
         self,
@@ -263,8 +314,8 @@ class Engine:
             BusyError: the call is inside `on_progress` or a mask.
         """
         asked = {"max_new_tokens": max_new_tokens, "stop": stop, "logprobs": logprobs, "ignore_eos": ignore_eos}
-        requests = self._requests.several(prompts, **asked, **sampling)
-        return self._run("generate", requests)
+        parts = self._current()
+        return self._run("generate", parts.queue, parts.requests.several(prompts, **asked, **sampling))
 
     def embed(self, prompts: Prompt | Sequence[Prompt], pooling: str = "mean", normalize: bool = True) -> Tensor:
         """Return an embedding of each prompt, from the hidden states after the final norm.
@@ -286,8 +337,9 @@ class Engine:
             TokenizerError: as for `submit`.
             BusyError: the call is inside `on_progress` or a mask.
         """
-        requests = self._requests.embeddings(prompts, pooling)
-        self._run("embed", requests)
+        parts = self._current()
+        requests = parts.requests.embeddings(prompts, pooling)
+        self._run("embed", parts.queue, requests)
         found = [request.pooled.embedding(normalize) for request in requests if request.pooled is not None]
         return (
             torch.stack(found) if found else torch.empty(0, self.config.hidden_size, dtype=torch.float32, device="cpu")
@@ -306,16 +358,17 @@ class Engine:
             ConfigError, TokenizerError: the reasons that `embed` lists.
             BusyError: the queue has no room for all of them, or the call is inside `on_progress` or a mask.
         """
-        requests = self._requests.embeddings(prompts, pooling)
+        parts = self._current()
+        requests = parts.requests.embeddings(prompts, pooling)
         handles = [RequestHandle([request], self) for request in requests]
-        self._queue.submit(requests, "submit_embeddings", waits=False)
+        parts.queue.submit(requests, "submit_embeddings", waits=False)
         return handles
 
-    def _run(self, name: str, requests: Sequence[Request]) -> list[Generation]:
+    def _run(self, name: str, queue: RequestQueue, requests: Sequence[Request]) -> list[Generation]:
         """Run requests, each with an output of its own, and return their answers; an error cancels all of them."""
         handles = [RequestHandle([request], self) for request in requests]
         try:
-            self._queue.submit(requests, name, waits=True)
+            queue.submit(requests, name, waits=True)
             return [handle.result() for handle in handles]
         except BaseException:  # Ctrl-C too
             for handle in handles:
@@ -336,9 +389,10 @@ class Engine:
             A TokenEvent for each new token; the last one has a `finish_reason`.
         """
         asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stop}
-        requests = self._requests.one("stream", prompt, 1, **asked, **sampling)
+        parts = self._current()
+        requests = parts.requests.one("stream", prompt, 1, **asked, **sampling)
         stream = TokenStream(RequestHandle(requests, self))
-        self._queue.submit(requests, "stream", waits=False)
+        parts.queue.submit(requests, "stream", waits=False)
         return stream
 
     def between_passes(self, work: Callable[[], Answer]) -> Answer:
@@ -348,12 +402,12 @@ class Engine:
             ConfigError: the engine is closed.
             BusyError: the call is inside `on_progress` or a mask.
         """
-        return self._queue.run_alone("between_passes", work, lends=False)
+        return self._current().queue.run_alone("between_passes", work, lends=False)
 
     @contextmanager
     def holding_back(self) -> Iterator[None]:
         """Start all requests that are submitted inside the block when it ends; waiting for one inside it fails."""
-        with self._queue.holding_back():
+        with self._current().queue.holding_back():
             yield
 
     @contextmanager
@@ -366,7 +420,7 @@ class Engine:
         Raises:
             BusyError: the call is inside `on_progress`, a mask or `holding_back`.
         """
-        with self._queue.while_idle():
+        with self._current().queue.while_idle():
             yield
 
     def status(self) -> list[RequestStatus]:
@@ -375,8 +429,9 @@ class Engine:
         Raises:
             ConfigError: the engine is closed.
         """
-        self._queue.check_open()
-        return self._queue.status()
+        queue = self._parts.queue
+        queue.check_open()
+        return queue.status()
 
     def save_cache(self, prompt: Prompt, file: str | Path) -> int:
         """Run a prompt and write the KV cache of its prefix to a file.
@@ -396,13 +451,14 @@ class Engine:
             TokenizerError: as for `submit`.
             BusyError: the pages are needed for other requests, the queue is full, or the call is inside `on_progress`.
         """
-        caches = self._saved_caches("save_cache")
-        ids = self._requests.one("save_cache", prompt)[0].prompt_ids
+        parts = self._current()
+        caches = self._saved_caches("save_cache", parts)
+        ids = parts.requests.one("save_cache", prompt)[0].prompt_ids
 
         def run() -> None:
-            requests = self._requests.one("save_cache", ids, max_new_tokens=1)
+            requests = parts.requests.one("save_cache", ids, max_new_tokens=1)
             handle = RequestHandle(requests, self)
-            self._queue.submit(requests, "save_cache", waits=False)
+            parts.queue.submit(requests, "save_cache", waits=False)
             handle.result()
 
         return caches.save(ids, file, run)
@@ -418,18 +474,19 @@ class Engine:
                 message says which one differs. Or the engine is closed.
             BusyError: running requests have the pages, or the call is inside `on_progress` or a mask.
         """
-        return self._saved_caches("load_cache").load(file)
+        return self._saved_caches("load_cache", self._current()).load(file)
 
-    def _saved_caches(self, name: str) -> SavedCaches:
-        self._queue.check_open()
-        if isinstance(self.batching, LeadBatching):
-            return LeadCaches(name, self.loaded, self.batching.caches, self._queue, self._on_progress)
-        if not isinstance(self.batching, ContinuousBatching):
+    def _saved_caches(self, name: str, parts: "EngineParts") -> SavedCaches:
+        parts.queue.check_open()
+        loaded, queue, batching = parts.loaded, parts.queue, parts.queue.batching
+        if isinstance(batching, LeadBatching):
+            return LeadCaches(name, loaded, batching.caches, queue, self._on_progress)
+        if not isinstance(batching, ContinuousBatching):
             raise ConfigError(f"{name}: a transformers model has no pages to save; leave out model.fallback")
-        return SavedCaches(name, self.loaded, self.batching.snapshots, self._queue, self._on_progress)
+        return SavedCaches(name, loaded, batching.snapshots, queue, self._on_progress)
 
-    def _new_queue(self) -> RequestQueue:
-        runner, limits = loaded_runner(self.loaded), self.settings.batching
+    def _new_queue(self, loaded: LoadedModel) -> RequestQueue:
+        runner, settings = loaded_runner(loaded), loaded.settings
         engine = weakref.ref(self)
 
         def report(stage: str, group: int | None, done: int, total: int) -> None:
@@ -437,11 +494,11 @@ class Engine:
             if here is not None:
                 here._on_progress(stage, group, done, total)
 
-        batching = batching_of(runner, self.settings.cache_folder / "swapped", self.choices.speculation)
-        ways = self.loaded.enter_thread, report, self.loaded.check_usable
-        queue = RequestQueue(batching, limits.max_waiting, *ways)
+        batching = batching_of(runner, settings.cache_folder / "swapped", loaded.runtime.speculation)
+        ways = loaded.enter_thread, report, loaded.check_usable
+        queue = RequestQueue(batching, settings.batching.max_waiting, *ways)
         if isinstance(batching, LeadBatching):
-            begin_heartbeat(queue, min(BEAT, self.settings.parallel.timeout / BEATS))
+            begin_heartbeat(queue, min(BEAT, settings.parallel.timeout / BEATS))
         return queue
 
     def chat_ids(
@@ -545,7 +602,9 @@ class Engine:
             BusyError: the call is inside `on_progress` or a mask.
         """
         rows = equal_rows(token_ids, self.config.vocab_size)
-        runner, size = self.runner, self.runner.sizes.batch_size
+        parts = self._current()
+        runner = parts.open_runner()
+        size = runner.sizes.batch_size
         batches = [rows[at : at + size] for at in range(0, len(rows), size)]
 
         def work() -> tuple[Tensor, list[tuple[Tensor, ...]]]:
@@ -556,7 +615,7 @@ class Engine:
             states = [by_layer(runner.hidden_states, batches)] if output_hidden_states else []
             return logits, [*states, *weights]
 
-        logits, more = self._queue.run_alone("logits", work)
+        logits, more = parts.queue.run_alone("logits", work)
         return (logits, *more) if more else logits
 
     def forward(self, hidden_states: Tensor, state: ForwardState | None = None) -> Tensor:
@@ -575,12 +634,13 @@ class Engine:
             BusyError: the call is inside `on_progress` or a mask.
         """
         check_hidden(hidden_states, self.config.hidden_size)
-        runner = self.runner
+        parts = self._current()
+        runner = parts.open_runner()
         if state is not None:
             lends = runner.lends_for_states
-            return self._queue.run_alone("forward", lambda: state.extend_state(runner, hidden_states), lends=lends)
+            return parts.queue.run_alone("forward", lambda: state.extend_state(runner, hidden_states), lends=lends)
         batches = torch.split(hidden_states, runner.sizes.batch_size)
-        return self._queue.run_alone("forward", lambda: torch.cat([runner.blocks(batch) for batch in batches]))
+        return parts.queue.run_alone("forward", lambda: torch.cat([runner.blocks(batch) for batch in batches]))
 
     def extend(
         self,
@@ -606,7 +666,8 @@ class Engine:
                 engine, the model runs through transformers' own class, or the engine is closed.
             BusyError: the call is inside `on_progress` or a mask.
         """
-        runner, vocab = self.runner, self.config.vocab_size
+        parts = self._current()
+        runner, vocab = parts.open_runner(), parts.loaded.config.vocab_size
         if not isinstance(runner, ProgramRunner):
             raise ConfigError("extend: a transformers model keeps one cache for all rows; leave out model.fallback")
         if len(token_ids) != len(states):
@@ -617,7 +678,7 @@ class Engine:
         def work() -> Extension:
             return extend_states(runner, rows, states, num_logits, output_hidden_states, keep_states)
 
-        return self._queue.run_alone("extend", work)
+        return parts.queue.run_alone("extend", work)
 
     def as_transformers(self) -> "GraphcoreForCausalLM":
         """Return a transformers PreTrainedModel over this engine: `generate` with all that transformers has.
@@ -647,10 +708,11 @@ class Engine:
             BusyError: the call is inside `on_progress` or a mask.
             ConfigError: num_sequences is out of range, or the engine is closed.
         """
-        most = self.runner.sizes.batch_size
+        parts = self._current()
+        runner = parts.open_runner()
+        most = runner.sizes.batch_size
         if not 1 <= num_sequences <= most:
             raise ConfigError(f"warm_up for {num_sequences} sequences, but batch_size={most}; load with another")
-        runner = self.runner
 
         @torch.inference_mode()
         def work() -> CompileReport:
@@ -658,10 +720,10 @@ class Engine:
                 runner.warm_up(num_sequences, params)
             return report
 
-        report = self._queue.run_alone("warm_up", work)
+        report = parts.queue.run_alone("warm_up", work)
         return_freed_memory()
-        if self.loaded.free_memory is not None:
-            self.loaded.free_memory.look("warm")
+        if parts.loaded.free_memory is not None:
+            parts.loaded.free_memory.look("warm")
         return report
 
     @property
@@ -671,41 +733,56 @@ class Engine:
         An error of one request ends that request alone. One of a pass ends all that ran in it, and if no further pass
         can run, it ends what waits, too, and stands here. Calls then raise it, until the cause is gone or `rebuild`.
         """
-        return self._queue.failure
+        return self._parts.queue.failure
 
     @property
     def can_rebuild(self) -> bool:
         """Whether `rebuild` may load the model again: the ranks of a ring can only start again together."""
-        return self.loaded.ranks is None
+        return self._parts.loaded.ranks is None
 
     def rebuild(self) -> None:
         """Load the model again with the same settings, after a `failure`; caches are empty, requests have ended.
 
-        It does nothing if the engine can run passes, such as after another thread's call.
+        It does nothing if the engine can run passes, such as after another thread's call. Calls of other threads wait
+        for it and then run with the new model; a call that came before it raises the failure. `close` ends it.
 
         Raises:
-            GraphcoreError: as for `load`; the engine is then closed. After a CUDA error that no kernel survives, only a
-                new process helps.
+            GraphcoreError: as for `load`, or the engine was closed meanwhile; the engine is then closed. After a CUDA
+                error that no kernel survives, only a new process helps.
         """
         with self._rebuilding:
-            if self.failure is None and not self._queue.is_closed:
+            parts, closes = self._parts, self._num_closes
+            if parts.queue.failure is None and not parts.queue.is_closed:
                 return
             if not self.can_rebuild:
-                raise self.failure or closed_error()
-            self.close()
-            self._use(load_model(self.settings, self._on_progress, no_check))
+                raise parts.queue.failure or closed_error()
+            parts.close(parts.queue.failure)
+
+            def report(stage: str, group: int | None, done: int, total: int) -> None:
+                if closes != self._num_closes:
+                    raise closed_error()
+                self._on_progress(stage, group, done, total)
+
+            loaded = load_model(parts.loaded.settings, report, no_check)
+            if closes != self._num_closes:
+                loaded.give_back()
+                raise closed_error()
+            self._parts = self._parts_of(loaded)
 
     def close(self) -> None:
         """Free weights and caches; the engine cannot be used any more.
 
-        It waits for the pass, or the call of `logits` or `forward`, that is running. Requests that have not ended,
-        and calls that wait, then raise ConfigError.
+        It waits for the pass, or the call of `logits` or `forward`, that is running, but not for a disk that gives no
+        answer for seconds. Requests that have not ended, and calls that wait, then raise ConfigError. A `rebuild` that
+        is under way ends.
 
         Raises:
             BusyError: the call is inside `on_progress` or a mask.
         """
-        self._queue.close()
-        self.loaded.give_back()
+        self._parts.queue.refuse_inside("close")
+        self._num_closes += 1  # before the lock, which a rebuild holds until it sees this
+        with self._rebuilding:
+            self._parts.close()
 
     def __enter__(self) -> Self:
         return self
@@ -718,7 +795,7 @@ class Engine:
     def __repr__(self) -> str:
         """Return a line with the checkpoint, the model's shape and the runtime configuration, or "closed"."""
         shape = f"{self.config.model_type}, {self.config.num_hidden_layers} layers"
-        state = ("closed",) if self._queue.is_closed else describe_runtime(self.choices, self.settings)
+        state = ("closed",) if self._parts.queue.is_closed else describe_runtime(self.choices, self.settings)
         return f"Engine({', '.join((self.settings.model.checkpoint, shape, *state))})"
 
     def __reduce__(self) -> NoReturn:
@@ -727,6 +804,35 @@ class Engine:
             f"{self!r} cannot be pickled or copied: its threads, caches and compiled graphs belong to this process; "
             "hand the source over and call Engine.load there"
         )
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What runs an engine's model, replaced as a whole by `Engine.rebuild`.
+
+    Attributes:
+        loaded: model.
+        queue: queue of its requests.
+        requests: builder of requests for this model and this queue.
+    """
+
+    loaded: LoadedModel
+    queue: RequestQueue
+    requests: RequestBuilder
+
+    def open_runner(self) -> ModelRunner:
+        """Return the runner of the model's programs.
+
+        Raises:
+            ConfigError: the engine is closed.
+        """
+        self.queue.check_open()
+        return loaded_runner(self.loaded)
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """Free weights and caches; arguments and errors as for `RequestQueue.close`."""
+        self.queue.close(self.loaded.weight_stream.end_waits, failure)
+        self.loaded.give_back()
 
 
 def loaded_runner(loaded: LoadedModel) -> ModelRunner:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from graphcore.engine.arguments import is_whole
 from graphcore.errors import ConfigError
+from graphcore.threads import start_thread
 
 BITS = 32  # tokens in a word of a mask
 LINGER = 2.0  # seconds that a thread waits for more work before it ends
@@ -120,7 +121,7 @@ class MaskThreads:
         with self._changed:
             waiting = len(self._next) + len(self._first)
             if self._num_idle <= waiting and self._num_threads < MOST_THREADS:
-                threading.Thread(target=self._work, name="graphcore-mask", daemon=True).start()
+                start_thread(self._work, "graphcore-mask")
                 self._num_threads += 1
             (self._first if is_first else self._next).append((future, work))
             self._changed.notify()

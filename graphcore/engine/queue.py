@@ -30,6 +30,7 @@ from graphcore.errors import BusyError
 from graphcore.processors import refuse_forked
 from graphcore.progress import Progress
 from graphcore.streaming.scheduler import StoppedError
+from graphcore.threads import ENGINE_THREADS, EngineThread, is_interpreter_ending, refuse_many_threads, start_thread
 
 LINGER = 2.0  # seconds that the thread waits for more work before it ends
 GLANCE = 0.1  # seconds between two looks at whether the interpreter is ending, while the thread waits
@@ -46,18 +47,6 @@ class Served(Protocol):
 
     def end_thread(self, is_late: bool) -> bool:
         """Return whether the idle thread is to end; `is_late` if it has been idle for more than LINGER seconds."""
-
-
-class EngineThread(threading.Thread):
-    """A thread that computes for an engine."""
-
-
-def is_interpreter_ending() -> bool:
-    """Return whether the main thread has ended, and no other thread is left that the interpreter waits for."""
-    if threading.main_thread().is_alive():
-        return False
-    others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
-    return all(isinstance(thread, EngineThread) or thread.daemon for thread in others)
 
 
 @torch.inference_mode()  # once for all passes: entering it takes 20 us after a step, 1 % of a small one
@@ -133,6 +122,7 @@ class RequestQueue:
         self._glanced = 0.0  # time.monotonic() of the last look at whether the interpreter is ending
         self._holder: int | None = None  # the thread that is inside `holding_back`
         self._is_computing = False  # whether the worker thread runs a pass or a job
+        self._closing_error: BaseException | None = None  # what calls raise once the queue is closed
         self.is_closed = False
 
     def check_open(self) -> None:
@@ -143,7 +133,7 @@ class RequestQueue:
             Exception: a pass has failed, and no other can run; the error says why.
         """
         if self.is_closed:
-            raise closed_error()
+            raise self._closing_error or closed_error()
         failure = self.failure
         if failure is not None:
             if self._is_broken:
@@ -162,6 +152,7 @@ class RequestQueue:
             BusyError: the queue is full, or the call is inside `on_progress` or a mask.
             ConfigError: the engine is closed.
             GraphError: this process was forked from the one that loaded the model, and computes with several threads.
+            ThreadLimitError: the system does not start the engine's thread; the request does not wait.
         """
         self._enter(name)
         with self.changes:
@@ -175,10 +166,10 @@ class RequestQueue:
                 request.output.before_waiting = self._refuse_waiting
                 self.changes.wait_for(lambda: self.is_closed or len(self._waiting) < self._most_waiting)
                 self.check_open()
+                self._start()  # first: if the system starts no thread, nothing waits that a later one would run
                 if request.mask is not None:
                     request.mask.begin()
                 self._waiting.append(request)
-                self._start()
 
     def run_alone(self, name: str, work: Callable[[], Answer], *, lends: bool = True) -> Answer:
         """Run a function that uses the caches, between two passes, and return its result.
@@ -195,8 +186,8 @@ class RequestQueue:
         answer: Future[Answer] = Future()
         with self.changes:
             self.check_open()
-            self._jobs.append((work, answer, lends))
             self._start()
+            self._jobs.append((work, answer, lends))
         try:
             return answer.result()
         except BaseException:  # Ctrl-C too
@@ -220,7 +211,7 @@ class RequestQueue:
         Raises:
             BusyError: it is the worker thread, or the call is inside `holding_back`, which the wait would end.
         """
-        self._refuse_inside("while_idle")
+        self.refuse_inside("while_idle")
         self._leave_parent()
         if self._holder == threading.get_ident():
             raise BusyError("while_idle() waits for requests, which do not run inside holding_back(); call it before")
@@ -236,14 +227,20 @@ class RequestQueue:
             each = (*self.batching.running, *self._waiting)
         return [one.status(*self.batching.page_counts(one)) for one in each if not one.has_ended]
 
-    def close(self) -> None:
+    def close(self, end_waits: Callable[[], None] = lambda: None, failure: BaseException | None = None) -> None:
         """Refuse further requests, end all others with an error, and wait until the thread has ended.
+
+        Args:
+            end_waits: function that lets the thread's waits for a disk that gives no answer end soon.
+            failure: error that later calls raise; None says that the engine is closed.
 
         Raises:
             BusyError: the call is inside `on_progress` or a mask.
         """
-        self._refuse_inside("close")
+        self.refuse_inside("close")
+        self._closing_error = failure
         self.stop()
+        end_waits()
         thread = self._thread
         if thread is not None:
             thread.join()
@@ -262,7 +259,7 @@ class RequestQueue:
     def _enter(self, name: str) -> None:
         """Check that a call may put something into the queue."""
         refuse_forked(torch.get_num_threads())
-        self._refuse_inside(name)
+        self.refuse_inside(name)
         self._leave_parent()
 
     def _leave_parent(self) -> None:
@@ -272,8 +269,22 @@ class RequestQueue:
             self.changes = threading.Condition(threading.RLock())
             self._end_all(forked_error())
 
-    def _refuse_inside(self, name: str) -> None:
-        if threading.current_thread() is self._thread or mask_owner() is self.mask_threads:
+    @property
+    def is_inside(self) -> bool:
+        """Whether the calling thread is one that the queue's end waits for: it must not wait for that."""
+        return self._computes_here or self._holder == threading.get_ident()
+
+    @property
+    def _computes_here(self) -> bool:
+        return threading.current_thread() is self._thread or mask_owner() is self.mask_threads
+
+    def refuse_inside(self, name: str) -> None:
+        """Check that a method may wait for the queue's thread.
+
+        Raises:
+            BusyError: the call is inside `on_progress` or a mask.
+        """
+        if self._computes_here:
             raise BusyError(
                 f"{name}() was called inside a function that the engine calls while it computes (on_progress or a "
                 "mask), and would wait for itself for ever; call it from another thread, or load a second engine"
@@ -285,7 +296,7 @@ class RequestQueue:
         Raises:
             BusyError: it is the worker thread, or the call is inside `holding_back`.
         """
-        self._refuse_inside("result")
+        self.refuse_inside("result")
         if self._holder == threading.get_ident():
             raise BusyError("requests do not run inside holding_back(); wait for the answer after the block")
 
@@ -295,10 +306,9 @@ class RequestQueue:
     def _start(self) -> None:
         """Wake the thread, or start one; the lock is held."""
         if not self._lives():
-            arguments = weakref.ref(self), self.changes
-            thread = EngineThread(target=compute_for, args=arguments, name="graphcore", daemon=False)
-            thread.start()
-            self._thread = thread
+            refuse_many_threads(torch.get_num_threads(), ENGINE_THREADS)
+            work = partial(compute_for, weakref.ref(self), self.changes)
+            self._thread = start_thread(work, "graphcore", daemon=False, kind=EngineThread)
         self.changes.notify_all()
 
     def next_work(self) -> Callable[[], None] | None:
@@ -412,6 +422,8 @@ class RequestQueue:
 
     def _lasting_failure(self) -> BaseException | None:
         """Return after a failed pass the error that keeps others from running; None if they can."""
+        if self.is_closed:  # no other follows, and the check reads from a disk that may give no answer
+            return closed_error()
         try:
             self._check_usable()
         except BaseException as error:  # noqa: BLE001  # raised for callers by `check_open`

@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from graphcore.build_folder import TEMPORARY, build_folder, is_one_word, obstacle, temporary_folder
 from graphcore.device import cpu_name
 from graphcore.errors import GraphcoreError, GraphError
+from graphcore.threads import start_thread
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR)
@@ -188,17 +189,17 @@ def compiler_loading(device: torch.device, is_needed: bool) -> Iterator[None]:
     Importing Dynamo and Inductor and probing the processor takes two seconds, and loading weights leaves a core idle.
     If the compiler does not work, the first real compilation reports the error.
     """
-    thread = threading.Thread(target=load_compiler, args=(device,), name="compiler-loading", daemon=True)
+    thread: threading.Thread | None = None
     if is_needed:
         # In a CUDA build of torch without a GPU, the first thread that traces installs a thread-owned stand-in for the
         # device guard, and torch 2.11 still uses it after that thread has ended (ensureCUDADeviceGuardSet in
         # c10/core/impl). Tracing here first makes this thread the owner.
         with FakeTensorMode():
-            thread.start()
+            thread = start_thread(functools.partial(load_compiler, device), "compiler-loading")
     try:
         yield
     finally:
-        if is_needed:
+        if thread is not None:
             thread.join()
 
 

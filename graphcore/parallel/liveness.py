@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]  # it has no stubs
 
+from graphcore.threads import start_thread
+
 INTERVAL = 1.0  # seconds between two beats while no rank waits
 LIMIT = timedelta(seconds=30)  # in which all ranks take part in a beat, whatever their main threads do
 LOADED = 1 << 62  # number of exchanges of a rank that has loaded
@@ -39,8 +41,7 @@ class Liveness:
         self._ranks: Sequence[tuple[int, bool]] = [self._own] * world_size
         self._failure: RuntimeError | None = None
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="graphcore-liveness", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "graphcore-liveness")
 
     @property
     def has_failure(self) -> bool:
@@ -78,11 +79,14 @@ class Liveness:
         self._thread.join()
 
     def close(self) -> None:
-        """Take part in no further beat, which then fails on the other ranks."""
+        """Take part in no further beat, which then fails on the other ranks.
+
+        A beat ends at its limit. If torch does not end it, its thread is left behind, and keeps the process group.
+        """
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(self._limit.total_seconds())
 
     @property
     def _least(self) -> int:

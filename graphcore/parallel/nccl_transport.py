@@ -14,7 +14,6 @@ has computed what it sends; gloo notices a lost rank.
 """
 
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -29,6 +28,7 @@ from torch import Tensor
 from graphcore.errors import ConfigError
 from graphcore.parallel.share import handed_pairs
 from graphcore.parallel.transport import Noticing, Transport
+from graphcore.threads import start_thread
 
 POLL = 2e-5  # seconds between two looks at a mark of the device
 POLL_THREAD = 0.02  # seconds between two looks at whether work in a thread is still needed
@@ -283,8 +283,7 @@ def within(limit: timedelta, work: Callable[[], None], what: str, is_over: Calla
         except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="graphcore-nccl", daemon=True)
-    thread.start()
+    thread = start_thread(run, "graphcore-nccl")
     end = time.monotonic() + limit.total_seconds()
     while thread.is_alive() and not is_over():
         if time.monotonic() > end:

@@ -29,7 +29,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOption
 from torch.distributed.rendezvous import rendezvous
 
 from graphcore.config.settings import ParallelSettings
-from graphcore.errors import ConfigError, ParallelError
+from graphcore.errors import ConfigError, ParallelError, ThreadLimitError
 from graphcore.parallel.handshake import refuse_any
 from graphcore.parallel.launch import Launch, interface_of
 from graphcore.parallel.liveness import Liveness
@@ -80,7 +80,11 @@ class ProcessGroup:
             except RuntimeError:
                 torch.distributed.destroy_process_group()
                 raise
-        self._loading: Liveness | None = Liveness(beats, world_size)
+        try:
+            self._loading: Liveness | None = Liveness(beats, world_size)
+        except ThreadLimitError:
+            torch.distributed.destroy_process_group()
+            raise
 
     @classmethod
     def join(cls, settings: ParallelSettings) -> "ProcessGroup":

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -44,6 +43,7 @@ from graphcore.serving.page_files import HEADERS, PREFIX, page_files
 from graphcore.serving.request_errors import RequestError, error_body, request_error
 from graphcore.serving.served_model import ServedModel, ServingState
 from graphcore.serving.token_texts import TokenTexts
+from graphcore.threads import ThreadPool
 
 LOG = logging.getLogger("graphcore.serving")
 NUM_THREADS = 32  # of those that encode prompts and compile grammars: a slow one must not keep others waiting
@@ -64,7 +64,7 @@ class Application:
         self._settings = served.settings
         self._page = page_files()
         self._what_if: WhatIf | None = None
-        self._planning = ThreadPoolExecutor(1, "graphcore-plans")  # a plan may wait for a long pass to end
+        self._planning = ThreadPool(1, "graphcore-plans")  # a plan may wait for a long pass to end
 
     def routes(self) -> list[Route]:
         """Return every path with its endpoint."""
@@ -419,7 +419,7 @@ async def _named_events(events: AsyncIterator[tuple[str, dict[str, Any]]]) -> As
 
 def use_request_threads() -> None:
     """Let the running loop encode prompts and compile grammars in enough threads."""
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, "graphcore-requests"))
+    asyncio.get_running_loop().set_default_executor(ThreadPool(NUM_THREADS, "graphcore-requests"))
 
 
 def new_app(served: ServedModel, guard: Guard, metrics: ServingMetrics, cors_origins: Iterable[str] = ()) -> Starlette:

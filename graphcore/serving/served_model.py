@@ -17,6 +17,7 @@ from graphcore.serving.serve_settings import ServeSettings
 from graphcore.serving.tool_formats.families import tool_format_of
 from graphcore.serving.tool_formats.tool_format import ToolFormat
 from graphcore.streaming.link_rate import PROBE_NBYTES
+from graphcore.threads import start_thread
 
 WATCH = 1.0  # seconds between two looks at whether a ring has lost a rank
 LOG = logging.getLogger("graphcore.serving")
@@ -85,8 +86,7 @@ class ServedModel:
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(loaded.set)
 
-        self._loading = threading.Thread(target=work, name="graphcore-load", daemon=True)
-        self._loading.start()
+        self._loading = start_thread(work, "graphcore-load")
         await loaded.wait()
         if self.failure is not None:
             self._fail(self.failure)

@@ -56,5 +56,12 @@ class Filler(Protocol[Work_contra, SlotFillT]):
     def cancel(self, fillings: Sequence[SlotFillT], /) -> None:
         """Cancel fillings. Afterwards their slots may be filled again, even without an `after`."""
 
+    def end_waits(self) -> None:
+        """Let waits for a disk that gives no answer end soon, with a StreamingError: the engine is being closed."""
+
     def close(self) -> None:
         """Stop the filler's threads; no filling can begin afterwards."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a thread may still be in a read of a file; after `close`, only one that does not return."""

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,9 +25,13 @@ from graphcore.host_pages import shared_pages
 from graphcore.streaming.fill_jobs import BUFFER_NBYTES, FillJob, read_job, read_straight
 from graphcore.streaming.read_ticket import ReadTicket
 from graphcore.streaming.timeline import Event, Lane, Timeline
+from graphcore.threads import is_interpreter_ending, start_threads
 
 THREADS = 4  # number of threads, and so of reads in flight; the disks measured reach full speed with two to four
 LIVELINESS_SECONDS = 0.2  # interval between checks that the threads are alive
+# Seconds without an answer after which a disk is given up while an engine is being closed. Otherwise nothing limits a
+# wait for it: a disk of a network may come back.
+PATIENCE = 5.0
 
 
 @dataclass
@@ -50,16 +55,16 @@ class ThreadFiller:
     _large_lock: threading.Lock = field(default_factory=threading.Lock)
     _threads: list[threading.Thread] = field(default_factory=list)
     _at: dict[int, ReadTicket] = field(default_factory=dict)  # the ticket that each thread works on, by its number
+    _moved: float = field(default_factory=time.monotonic)  # when a thread last began or ended a job
+    _ending_since: float | None = None  # when waits were told to end
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
         self._started = threading.Barrier(self.num_threads + 1)
         self._large = shared_pages(self.large_nbytes)
         threads = torch.get_num_threads()
-        for number in range(self.num_threads):
-            name = f"graphcore-fill-{number}"
-            self._threads.append(threading.Thread(target=self._work, args=(number,), name=name, daemon=True))
-            self._threads[-1].start()
+        numbers = range(self.num_threads)
+        self._threads = start_threads({f"graphcore-fill-{number}": partial(self._work, number) for number in numbers})
         self._started.wait()
         torch.set_num_threads(threads)  # `_work` sets it, which changes the default for new threads
 
@@ -86,12 +91,14 @@ class ThreadFiller:
 
         Raises:
             CheckpointError: a file changed, or cannot be read.
-            StreamingError: a thread has died, or failed for a reason other than a file.
+            StreamingError: a thread has died, or failed for a reason other than a file; or the disk gives no answer
+                while the engine is being closed.
         """
         assert not ticket.is_cancelled, f"group {ticket.group} was given up"
         with self._changed:
             while not ticket.is_over:
                 self.check_alive()
+                self._refuse_hung()
                 self._changed.wait(LIVELINESS_SECONDS)
         if isinstance(ticket.fault, GraphcoreError):
             raise ticket.fault
@@ -112,7 +119,11 @@ class ThreadFiller:
             self._changed.notify_all()
 
     def cancel(self, tickets: Collection[ReadTicket]) -> None:
-        """Cancel tickets and block until no thread works on them. The contents of their slots are undefined."""
+        """Cancel tickets and block until no thread works on them. The contents of their slots are undefined.
+
+        Raises:
+            StreamingError: the disk gives no answer while the engine is being closed; a thread may still write.
+        """
         with self._changed:
             for ticket in tickets:
                 ticket.is_cancelled = ticket.is_released = True
@@ -120,16 +131,46 @@ class ThreadFiller:
             self._changed.notify_all()
             # A thread that died during a job never finishes it.
             while any(at in tickets and self._threads[number].is_alive() for number, at in self._at.items()):
+                self._refuse_hung()
                 self._changed.wait(LIVELINESS_SECONDS)
 
-    def close(self) -> None:
-        """Stop the threads and wait until they have ended; no filling can begin afterwards."""
+    def end_waits(self) -> None:
+        """Let waits fail from now on if the disk gives no answer for `PATIENCE` seconds: the engine is being closed."""
         with self._changed:
-            self._is_closed = True
+            self._ending_since = self._ending_since or time.monotonic()
+            self._changed.notify_all()
+
+    def _refuse_hung(self) -> None:
+        """Check that the disk answers, if the engine is being closed or the interpreter ends. The lock is held."""
+        if self._ending_since is None:
+            if not is_interpreter_ending():
+                return
+            self._ending_since = time.monotonic()
+        if self._at and time.monotonic() - max(self._moved, self._ending_since) > PATIENCE:
+            groups = sorted({ticket.group for ticket in self._at.values()})
+            raise StreamingError(
+                f"the disk has not answered for {PATIENCE:g} s while groups {groups} are read and the engine is "
+                "being closed; check the disk"
+            )
+
+    def close(self) -> None:
+        """Stop the threads and wait `PATIENCE` seconds for the end of their reads; no filling can begin afterwards.
+
+        A thread whose read does not return is left behind (`is_reading`). It is a daemon thread, and keeps alive what
+        its read writes to, its buffer and its job's slot, until the read returns.
+        """
+        with self._changed:
+            was_closed, self._is_closed = self._is_closed, True
             self._queue.clear()
             self._changed.notify_all()
+        end = time.monotonic() + (0.0 if was_closed else PATIENCE)
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, end - time.monotonic()))
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a thread may still be in a read: the files have to stay open, and slots have to stay in memory."""
+        return any(thread.is_alive() for thread in self._threads)
 
     @torch.inference_mode()  # the slots were allocated in this mode and can only be written in it
     def _work(self, number: int) -> None:
@@ -165,7 +206,7 @@ class ThreadFiller:
             if self._is_closed:
                 return None
             ticket, job = self._queue.popleft()
-            self._at[number] = ticket
+            self._at[number], self._moved = ticket, time.monotonic()
             return ticket, job
 
     def _do(self, ticket: ReadTicket, job: FillJob, buffer: Tensor, number: int) -> None:
@@ -220,6 +261,7 @@ class ThreadFiller:
     def _end(self, number: int, ticket: ReadTicket, fault: BaseException | None) -> None:
         with self._changed:
             del self._at[number]
+            self._moved = time.monotonic()
             ticket.left -= 1
             ticket.fault = ticket.fault or fault
             self._changed.notify_all()

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from graphcore.streaming.device.timing import DeviceWatch
 from graphcore.streaming.embedding_rows import FileRows, HostRows, RowTable
 from graphcore.streaming.experts.stream import ExpertStream, LowerTier, open_experts
 from graphcore.streaming.fill_jobs import FillJob, jobs_of
+from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore, fill_store
 from graphcore.streaming.link_rate import measure_copies, measure_jobs, without_conversions
 from graphcore.streaming.movement import MovementTotals
@@ -123,16 +125,33 @@ class WeightStream:
             Resident(), self.timeline, MovingWeights(self.moving.plan), host_nbytes=self.host_nbytes, note=self.note
         )
 
+    def end_waits(self) -> None:
+        """Let waits for a disk that gives no answer end soon, with a StreamingError: the engine is being closed."""
+        for filler in self._fillers:
+            filler.end_waits()
+
     def close(self) -> None:
         """Stop the threads and copies, unlock memory and close the files, even if one of these fails."""
         with ExitStack() as closing:  # runs in reverse order
-            for source in self.files.values():
-                closing.callback(source.close)
+            closing.callback(self._close_files)
             if self.link is not None:
                 closing.callback(self.link.close)
-            for filler in (self.filler, None if self.experts is None else self.experts.cache.filler):
-                if filler is not None:
-                    closing.callback(filler.close)
+            for filler in self._fillers:
+                closing.callback(filler.close)
+
+    def _close_files(self) -> None:
+        """Close the files, unless a thread hangs in a read, which could go on in another file of the same number."""
+        if any(filler.is_reading for filler in self._fillers):
+            return
+        with ExitStack() as closing:
+            for source in self.files.values():
+                closing.callback(source.close)
+
+    @property
+    def _fillers(self) -> list[Filler[Any, Any]]:
+        """The fillers of groups and of experts, as far as there are any."""
+        both = (self.filler, None if self.experts is None else self.experts.cache.filler)
+        return [filler for filler in both if filler is not None]
 
 
 def link_opener(device: torch.device, pinned: bool) -> Callable[[], DeviceLink] | None:

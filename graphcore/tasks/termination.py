@@ -12,7 +12,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
+
+from graphcore.threads import start_thread
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 10.0  # seconds for ending, in which further signals change nothing
@@ -113,11 +116,11 @@ class PatientProcess:
         """Take the signals from now on; the main thread calls it."""
         arriving, arrived = socket.socketpair()
         arriving.setblocking(False)
+        start_thread(partial(self._take, arrived), "graphcore-signals")  # first: without it, nothing would take signals
         for number in self._taken:
             signal.signal(number, _do_nothing)
         signal.set_wakeup_fd(arriving.detach(), warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._leave)
-        threading.Thread(target=self._take, args=(arrived,), name="graphcore-signals", daemon=True).start()
 
     def _take(self, arrived: socket.socket) -> None:
         """Read numbers of signals, which Python writes even while its main thread runs no Python."""

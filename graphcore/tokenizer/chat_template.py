@@ -8,7 +8,7 @@ A template is untrusted code, so it runs in a process of its own, within bounds 
 import contextlib
 from collections.abc import Mapping, Sequence
 
-from graphcore.errors import TemplateError, TokenizerError
+from graphcore.errors import TemplateError, ThreadLimitError, TokenizerError
 from graphcore.tokenizer.template_process import Bounds, NoTextError, TemplateProcess
 
 Message = Mapping[str, object]
@@ -49,7 +49,7 @@ class ChatTemplate:
 
     def start(self) -> None:
         """Start the process that reads and compiles the template, without waiting; `render` reports any error."""
-        with contextlib.suppress(NoTextError):
+        with contextlib.suppress(NoTextError, ThreadLimitError):
             self._usable_process()
 
     def render(

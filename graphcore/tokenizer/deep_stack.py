@@ -9,7 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from graphcore.errors import ConfigError
+from graphcore.errors import ConfigError, ThreadLimitError
+from graphcore.threads import start_thread, tight_limits
 
 BYTES_PER_CHARACTER = 2048  # of the stack; the deepest grammars known take 700
 LEAST_BYTES = 16 << 20
@@ -27,6 +28,7 @@ def run_in_deep_stack(work: Callable[[], Result], length: int) -> Result:
 
     Raises:
         ConfigError: the machine has no room for the stack.
+        ThreadLimitError: the system starts no more threads.
         BaseException: what the function raises.
     """
     found: Future[Result] = Future()
@@ -40,8 +42,10 @@ def run_in_deep_stack(work: Callable[[], Result], length: int) -> Result:
     with _choosing_size:
         before = threading.stack_size(LEAST_BYTES + length * BYTES_PER_CHARACTER)
         try:
-            threading.Thread(target=run, name="graphcore-grammar", daemon=True).start()
-        except RuntimeError as error:
+            start_thread(run, "graphcore-grammar")
+        except ThreadLimitError as error:
+            if next(tight_limits(1), None) is not None:
+                raise  # a shorter text would not help
             raise ConfigError(f"there is no room for a stack for {length} characters ({error}); shorten it") from error
         finally:
             threading.stack_size(before)

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphcore.errors import ThreadLimitError
+from graphcore.threads import naming_limit
 from graphcore.tokenizer.template_worker import LENGTH, TEXT, UNREADABLE, receive
 
 PATIENCE = 10  # seconds of waiting for each second of processor time, on a machine that runs other processes, too
@@ -58,6 +60,7 @@ class TemplateProcess:
 
     Raises:
         NoTextError: the machine cannot start a process.
+        ThreadLimitError: a limit of processes is reached.
     """
 
     def __init__(self, template: str, bounds: Bounds) -> None:
@@ -71,6 +74,9 @@ class TemplateProcess:
         with theirs:
             try:
                 self._process = _start(theirs, bounds)
+            except ThreadLimitError:
+                self._channel.close()
+                raise
             except OSError as error:
                 self._channel.close()
                 raise NoTextError(f"could not be started in a process of its own ({error.strerror})") from error
@@ -140,15 +146,16 @@ def _start(channel: socket.socket, bounds: Bounds) -> subprocess.Popen[bytes]:
     found = [importlib.util.find_spec(name) for name in PACKAGES]
     folders = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin)
     limits = (str(bounds.seconds), str(bounds.nbytes), str(bounds.room))
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _PROGRAM, *folders, *limits],
-        stdin=channel.fileno(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
-        cwd="/",
-        start_new_session=True,  # Ctrl-C reaches only this process, which then ends the other
-    )
+    with naming_limit("the process that renders chat templates"):
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _PROGRAM, *folders, *limits],
+            stdin=channel.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+            cwd="/",
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the other
+        )
 
 
 def _frame(payload: bytes) -> bytes:

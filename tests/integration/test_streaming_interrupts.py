@@ -12,16 +12,20 @@ from tiny_models import add_tokenizer, save_tiny
 SCRIPT = """
 import os, runpy, signal, sys, threading, atexit
 from graphcore.checkpoint import streamed_file
+from graphcore.streaming import thread_filler
 at, what, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 whole, count = streamed_file.StreamedFile.read_into, iter(range(10**9))
 def read_into(self, *given):
     if next(count) == at:
-        if what == "interrupt":
+        if what in ("interrupt", "hang"):
             os.kill(os.getpid(), signal.SIGINT)
+            if what == "hang":
+                threading.Event().wait()  # a disk that does not answer any more
         else:
             os.truncate(path, 4096)
     return whole(self, *given)
 streamed_file.StreamedFile.read_into = read_into
+thread_filler.PATIENCE = 0.2
 atexit.register(lambda: print([t.name for t in threading.enumerate() if "graphcore" in t.name], file=sys.stderr))
 sys.argv = ["run.py", *sys.argv[4:]]
 runpy.run_path("run.py", run_name="__main__")
@@ -60,6 +64,14 @@ def test_ctrl_c_while_weights_are_read_ends_with_status_130_and_no_threads(folde
         assert done.stdout.strip() == ""
     else:
         assert done.stdout.strip() != ""
+
+
+def test_ctrl_c_ends_a_command_whose_disk_does_not_answer(folder: Path) -> None:
+    done, record = run(folder, 500, "hang")
+    assert done.returncode == 130, done.stderr
+    assert record["status"] == "interrupted"
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("graphcore-fill") == 1, "only the thread that hangs is left"
 
 
 def test_a_file_that_shrinks_in_mid_stream_is_one_line_and_status_1(folder: Path) -> None:

@@ -689,7 +689,7 @@ def test_answers_leave_nothing_behind_without_a_garbage_collector(engine: Engine
     gc.collect()
     gc.disable()
     try:
-        request: Any = engine._requests.one("submit", PROMPT, mask=Grammar(VOCAB))[0]
+        request: Any = engine._parts.requests.one("submit", PROMPT, mask=Grammar(VOCAB))[0]
         handle = weakref.ref(request)
         del request
         assert handle() is None

@@ -19,6 +19,7 @@ from graphcore.cli.sweep.summary import SweepRow, write_summary
 from graphcore.tasks.report.output_files import write_json
 from graphcore.tasks.report.result_json import FILE_NAME, failed, minimal_record
 from graphcore.tasks.termination import ENDING, OF_SIGNALS, Terminated
+from graphcore.threads import naming_limit
 
 # The package's own folder comes last on the path, for checkouts that are not installed.
 CHILD = "import sys; sys.path.append({root!r}); from graphcore.cli.main import main; main(is_quoted=True)"
@@ -61,7 +62,8 @@ def run_child(hydra_config: HydraConf) -> None:
     (output_dir / FILE_NAME).unlink(missing_ok=True)  # of an earlier sweep in the same folder
     write_json(output_dir / JOB_FILE, asdict(job))
     began = time.perf_counter()
-    child = subprocess.Popen(command)
+    with naming_limit("the process of a sweep's job"):
+        child = subprocess.Popen(command)
     try:
         child.wait()
     except KeyboardInterrupt as interrupt:

@@ -34,6 +34,7 @@ from graphcore.parallel.process_group import ProcessGroup
 from graphcore.processors import refuse_forked, spinning_note
 from graphcore.progress import Progress
 from graphcore.streaming.weight_stream import WeightStream
+from graphcore.threads import ENGINE_THREADS, refuse_many_threads
 from graphcore.weights.draft_copy import DraftCopy
 from graphcore.weights.loader import Loader
 from graphcore.weights.plan import Plan, Tier, expected_bytes_per_token
@@ -175,6 +176,7 @@ def _load_here(settings: Settings, on_progress: Progress, check: Check, ranks: P
         ranks.place_on(device, settings.parallel.transport)
     use_threads(settings.threads, 1 if ranks is None else ranks.launch.local_world_size)
     refuse_forked(torch.get_num_threads())
+    refuse_many_threads(torch.get_num_threads(), ENGINE_THREADS)  # before gigabytes are read in vain
     try:
         loaded = _load(loaders_of(settings, ranks), settings, on_progress, check, ranks)
     except (torch.OutOfMemoryError, MemoryError) as error:

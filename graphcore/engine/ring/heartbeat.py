@@ -4,14 +4,15 @@ rank 0, every BEAT seconds without a message   beat -->  every other rank answer
 another rank                                   waits for the next message, within a limit
 """
 
-import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import partial
 
 from graphcore.engine.queue import RequestQueue
 from graphcore.engine.ring.lead import LeadBatching
 from graphcore.errors import GraphcoreError
+from graphcore.threads import start_thread
 
 BEAT = 10.0  # seconds without a message after which rank 0 asks the others whether they are there
 
@@ -21,8 +22,7 @@ BEATS = 4  # in the time that another rank waits for a message, at least
 
 def begin_heartbeat(queue: RequestQueue, seconds: float) -> None:
     """Send a heartbeat while a queue is idle, in a thread that ends when the queue is closed, fails or is freed."""
-    arguments = weakref.ref(queue), seconds
-    threading.Thread(target=_beat_for, args=arguments, name="graphcore-heartbeat", daemon=True).start()
+    start_thread(partial(_beat_for, weakref.ref(queue), seconds), "graphcore-heartbeat")
 
 
 def _beat_for(owner: "weakref.ref[RequestQueue]", seconds: float) -> None:

@@ -14,7 +14,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from graphcore.kvcache.prefix_snapshot import PrefixSnapshot, PrefixSnapshots
 from graphcore.kvcache.snapshot_file import UnfinishedCache, read_cache
 from graphcore.parallel.process_group import ProcessGroup
 from graphcore.progress import Progress
+from graphcore.threads import ThreadPool
 
 Fingerprint = Callable[[], Mapping[str, str]]
 POLLS = (0.01, 1.0)  # seconds between the first two questions whether all ranks are ready, and between late ones
@@ -44,7 +45,7 @@ class CacheParts:
     def __init__(self, ranks: ProcessGroup, copies: PrefixSnapshots) -> None:
         self._ranks, self.copies = ranks, copies
         self._jobs: dict[int, Future[UnfinishedCache | PrefixSnapshot]] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="graphcore-caches")
+        self._thread = ThreadPool(1, "graphcore-caches")
 
     def do(self, message: Mapping[str, Any], fingerprint: Fingerprint) -> Any:
         """Do one step of saving or loading a cache, between two passes; all ranks do the same ones in the same order.

@@ -31,6 +31,7 @@ from graphcore.device import cpu_flags, cpu_name
 from graphcore.errors import GraphError
 from graphcore.progress import Progress, ignore_progress
 from graphcore.quant.registry import FORMATS
+from graphcore.threads import naming_limit
 
 SOURCES = Path(__file__).parent / "native"
 PREBUILT = Path(__file__).parent / "built"  # hatch_build.py puts the libraries there
@@ -149,7 +150,8 @@ def build_library(
         flags = native_flags() if target is None else tuple(target)
         path = folder / f"kernels-{_name(compiler, flags)}.so"
         if read_checked(path) is None:  # loading a damaged library could crash the process
-            _build(compiler, flags, path, on_progress)
+            with naming_limit("a compiler of graphcore's kernels"):
+                _build(compiler, flags, path, on_progress)
     except CompilerError as error:
         raise GraphError(f"{error}; update the compiler") from error
     except OSError as error:

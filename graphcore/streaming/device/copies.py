@@ -188,10 +188,20 @@ class DeviceFiller:
             copying.free = now
         self._start_ready()
 
+    def end_waits(self) -> None:
+        """Let waits for a disk that gives no answer end soon."""
+        if self.host is not None:
+            self.host.filler.end_waits()
+
     def close(self) -> None:
         """Stop the reading threads."""
         if self.host is not None:
             self.host.filler.close()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a thread may still be in a read."""
+        return self.host is not None and self.host.filler.is_reading
 
     def _start_ready(self) -> None:
         """Enqueue all copies that can be enqueued without waiting."""

@@ -82,6 +82,37 @@ def test_a_rank_that_answers_no_beat_is_lost_at_the_limit(monkeypatch: pytest.Mo
     one.close()
 
 
+class Beat:
+    """A beat that does not end at its limit, as over a network whose driver hangs."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def allgather(self, *_: object) -> "Beat":
+        return self
+
+    def wait(self) -> None:
+        self.began.set()
+        assert self.may_end.wait(60)
+        raise RuntimeError("the connection is closed")
+
+
+def test_closing_does_not_wait_for_a_beat_that_never_ends() -> None:
+    hung = Beat()
+    one = Liveness(hung, 2, timedelta(seconds=0.05), 0.01)
+    assert hung.began.wait(SOON)
+    closing = threading.Thread(target=one.close, daemon=True)
+    closing.start()
+    closing.join(SOON)
+    assert not closing.is_alive()
+    assert one._thread.is_alive()
+    assert one._thread.daemon
+    assert one._group is hung, "the group was freed under a beat"
+    hung.may_end.set()
+    one._thread.join(SOON)
+    assert one.has_failure
+
+
 def test_a_rank_that_waits_for_others_notices_one_that_ends(ring: Any) -> None:
     first, lost, other = ring(3)
     began = time.monotonic()

@@ -1,7 +1,9 @@
 """The threads by themselves: what a ticket waits for, and how each way of failing ends."""
 
 import errno
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from graphcore.checkpoint.file_bytes import FileSpan
 from graphcore.errors import CheckpointError, StreamingError
+from graphcore.streaming import thread_filler
 from graphcore.streaming.fill_jobs import file_jobs
 from graphcore.streaming.thread_filler import ThreadFiller
 from graphcore.streaming.timeline import Timeline
@@ -220,6 +223,75 @@ def test_cancel_returns_when_no_thread_is_in_a_read(make: Make) -> None:
     may_go.set()
     cancelling.join(SECONDS)
     assert not cancelling.is_alive()
+
+
+class Hanging(FakeSource):
+    """A disk that answers no read from some offset on, until it is told to."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__(FILE, CONTENT, self._hang)
+        self.first, self.is_hanging, self.answers = first, threading.Event(), threading.Event()
+
+    def _hang(self, offset: int, nbytes: int) -> None:
+        if offset >= self.first:
+            self.is_hanging.set()
+            assert self.answers.wait(SECONDS * 5)
+
+
+def test_a_read_that_does_not_return_is_left_behind_and_its_memory_is_not_freed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread goes on when the disk answers: into its own buffer, not into the slot, and ends."""
+    monkeypatch.setattr(thread_filler, "PATIENCE", 0.0)
+    source, out = Hanging(8192), place(100)
+    filler = make(source, num_threads=2)
+    filler.wait(filler.begin(1, file_jobs([conversion(0, 100, out=out)]), None))
+    later = place(100)
+    kept = weakref.ref(later.untyped_storage())
+    filler.begin(2, file_jobs([conversion(8192, 100, out=later)]), None)
+    del later
+    assert source.is_hanging.wait(SECONDS)
+    for _ in range(2):
+        assert ended_in_time(filler.close) is None
+        gc.collect()
+        assert filler.is_reading
+    assert [thread.daemon for thread in threading.enumerate() if thread.name in fill_threads()] == [True]
+    assert kept() is not None, "the slot was freed under a read"
+    source.answers.set()
+    for thread in filler._threads:
+        thread.join(SECONDS)
+    assert not filler.is_reading
+    assert torch.equal(out, CONTENT[:100])
+
+
+def test_waits_for_a_disk_that_gives_no_answer_end_when_the_engine_is_closed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_filler, "PATIENCE", 0.0)
+    source = Hanging(8192)
+    filler = make(source, num_threads=2)
+    ticket = filler.begin(2, file_jobs([conversion(8192, 100)]), None)
+    assert source.is_hanging.wait(SECONDS)
+    monkeypatch.setattr(thread_filler, "LIVELINESS_SECONDS", 0.01)
+    given_up: list[StreamingError] = []
+
+    def wait() -> None:
+        with pytest.raises(StreamingError) as raised:
+            filler.wait(ticket)
+        given_up.append(raised.value)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive(), "a wait has ended though nobody closes the engine"
+    filler.end_waits()
+    waiting.join(SECONDS)
+    assert len(given_up) == 1
+    for act in (lambda: filler.wait(ticket), lambda: filler.cancel([ticket])):
+        error = ended_in_time(act)
+        assert isinstance(error, StreamingError)
+        assert "has not answered for 0 s while groups [2] are read and the engine is being closed" in str(error)
+    source.answers.set()
 
 
 def test_close_ends_threads_that_wait_for_a_slot_and_says_so_to_who_waits(make: Make) -> None:
