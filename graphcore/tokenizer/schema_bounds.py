@@ -3,10 +3,10 @@
 llguidance reads numbers as float64 and a range of integers as int64, and rounds without a word; an answer under a
 rounded bound is wrong. What it keeps, found by trial and in its source (parser/src/json/numeric.rs of 1.9.1):
 
-    minimum            above -2**63 and below 10**18, if float64 has the number
-    maximum            above -10**18 and below 2**63, if float64 has it
+    minimum            above -2**63 and below 10**18, if the number's shortest text as float64 has its digits
+    maximum            above -10**18 and below 2**63, in the same way
     exclusive...       within +-(2**53 - 1): it adds or subtracts 1
-    const, enum        numbers that float64 has
+    const, enum        within +-(2**63 - 1), integers that float64 has
     multipleOf         up to 10**5 steps: each is a state of an automaton; several of one number if uint32 holds them
     minLength ...      below 2**32
 
@@ -14,6 +14,7 @@ A bound that is the end of a type (int64, uint64, float32, float64) says that th
 """
 
 import math
+from decimal import Decimal
 from typing import Any
 
 from graphcore.errors import ConfigError
@@ -73,7 +74,8 @@ class _Walk:
             if key in SCHEMAS_BY_NAME and isinstance(value, dict):
                 kept[key] = {name: self.schema(one, f"{at}.{name}") for name, one in value.items()}
             elif key in ("const", "enum"):
-                kept[key] = _kept_value(value, at)
+                _check_value(value, at)
+                kept[key] = value
             elif key in VALUES:
                 kept[key] = value
             elif not isinstance(value, int | float) or isinstance(value, bool):
@@ -90,8 +92,8 @@ class _Walk:
             lowest, highest, words = RANGES[key]
             if not lowest < value < highest:
                 raise _refused(where, value, f"numbers {words} are kept")
-            if float(value) != value:
-                raise _refused(where, value, f"it is no float64; {int(float(value))} is kept")
+            if isinstance(value, int) and value != _written(value):
+                raise _refused(where, value, f"{_written(value)} is the nearest number that is kept")
         elif key == "multipleOf":
             self._multiples.setdefault(abs(value), where)
             if _digits(value) > MOST_DIGITS or _steps(value, _digits(value)) > MOST_STEPS:
@@ -139,17 +141,23 @@ def _digits(value: Number) -> int:
     return next((at for at in range(MOST_DIGITS + 1) if _steps(value, at) % 1 == 0), MOST_DIGITS + 1)
 
 
-def _kept_value(value: Any, where: str) -> Any:
-    """Return a value that an answer may have to equal, with integers beyond 2**53 as float64, written out in full."""
+def _written(value: int) -> int:
+    """Return the integer that llguidance writes for a float64: its shortest digits, and zeros."""
+    return int(Decimal(repr(float(value))))
+
+
+def _check_value(value: Any, where: str) -> None:
+    """Check a value that an answer may have to equal."""
     if isinstance(value, list):
-        return [_kept_value(one, f"{where}[{at}]") for at, one in enumerate(value)]
-    if isinstance(value, dict):
-        return {key: _kept_value(one, f"{where}.{key}") for key, one in value.items()}
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) <= EXACT:
-        return value
-    if _as_float(value) != value:
+        for at, one in enumerate(value):
+            _check_value(one, f"{where}[{at}]")
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            _check_value(one, f"{where}.{key}")
+    elif isinstance(value, int | float) and not abs(value) < 2**63:
+        raise _refused(where, value, "numbers within +-(2**63 - 1) are kept, and all texts")
+    elif isinstance(value, int) and float(value) != value:
         raise _refused(where, value, "it is no float64; integers within +-2**53 are kept, and all texts")
-    return float(value)
 
 
 def _refused(where: str, value: Number, kept: str) -> ConfigError:
