@@ -32,6 +32,7 @@ FLOAT_ENDS = (3.4028234663852886e38, 1.7976931348623157e308)  # of float32 and f
 LOWEST = frozenset({-(2.0**63), *(-end for end in FLOAT_ENDS)})
 """Lower ends of types, as float64, as which JavaScript writes them."""
 HIGHEST = frozenset({2.0**63, 2.0**64, *FLOAT_ENDS})
+SMALLEST = 1e-60  # number beside 0; with more digits, regular expressions are nested too deep
 MOST_STEPS = 10**5  # of multipleOf; 10**6 take llguidance 6 s
 MOST_DIGITS = 9  # of multipleOf, behind the point
 MOST_TOGETHER = 2**16  # steps of the least common multiple; llguidance multiplies two such as uint32
@@ -67,6 +68,7 @@ class _Walk:
             return [self.schema(one, f"{where}[{at}]") for at, one in enumerate(schema)]
         if not isinstance(schema, dict):
             return schema
+        schema = _with_open_ends(schema)
         self._merges |= "allOf" in schema or sum(key in schema for key in MERGED) > 1
         kept = {}
         for key, value in schema.items():
@@ -92,6 +94,8 @@ class _Walk:
             lowest, highest, words = RANGES[key]
             if not lowest < value < highest:
                 raise _refused(where, value, f"numbers {words} are kept")
+            if 0 < abs(value) < SMALLEST:
+                raise _refused(where, value, f"0 and numbers from {SMALLEST} on are kept")
             if isinstance(value, int) and value != _written(value):
                 raise _refused(where, value, f"{_written(value)} is the nearest number that is kept")
         elif key == "multipleOf":
@@ -109,6 +113,29 @@ class _Walk:
         if math.lcm(*(int(_steps(value, digits)) for value in self._multiples)) >= MOST_TOGETHER:
             value, where = max(self._multiples.items())
             raise _refused(where, value, "with allOf, anyOf or $ref, all multipleOf together must have small multiples")
+
+
+def _with_open_ends(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema in which an open end that llguidance takes for a closed one is the next float64.
+
+    Those are whole numbers whose range ends before the next whole number: `0 < x <= 0.5`, `-1.5 <= x < -1`.
+    """
+    for open_end, closed, others, sign in (
+        ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1),
+        ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1),
+    ):
+        end = schema.get(open_end)
+        if end is True:  # draft 4
+            end = schema.get(closed)
+        if isinstance(end, bool) or not isinstance(end, int | float) or end != end // 1 or end * sign < 0:
+            continue
+        ends = [schema[key] for key in others if isinstance(schema.get(key), int | float)]
+        if schema.get("type") != "integer" and any(0 < (other - end) * sign < 1 for other in ends):
+            beside = schema.get(closed, end)
+            following = math.nextafter(end, sign * math.inf) if end else sign * SMALLEST
+            schema = {key: value for key, value in schema.items() if key != open_end}
+            schema[closed] = following if (beside - following) * sign < 0 else beside
+    return schema
 
 
 def _is_end(key: str, value: Number) -> bool:
