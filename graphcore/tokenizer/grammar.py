@@ -129,11 +129,19 @@ class GrammarTokens:
         Raises:
             ConfigError: no token ends an answer.
         """
+        return GrammarTrials(self.description)
+
+    @property
+    def description(self) -> bytes:
+        """The tokens as these processes get them, JSON.
+
+        Raises:
+            ConfigError: no token ends an answer.
+        """
         _ = self.known
         tokens, special_ids = self._wrapped.tokens, self._wrapped.special_token_ids
         specials = {token_id: tokens[token_id].decode("latin-1") for token_id in special_ids}
-        described = {"vocab": self.vocab, "ends": sorted(self.end_ids), "specials": specials}
-        return GrammarTrials(json.dumps(described).encode())
+        return json.dumps({"vocab": self.vocab, "ends": sorted(self.end_ids), "specials": specials}).encode()
 
     def prepare(self) -> None:
         """Read the tokens, and start the process in which grammars are tried.
