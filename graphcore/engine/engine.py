@@ -569,7 +569,16 @@ class Engine:
             ConfigError: the checkpoint names no token that ends an answer.
             TokenizerError: the checkpoint has no tokenizer.
         """
-        _ = self._grammar_tokens.known
+        self._grammar_tokens.prepare()
+
+    def schema_problem(self, schema: Mapping[str, Any]) -> str:
+        """Return why `grammar` would refuse a JSON schema; empty if it would not.
+
+        Raises:
+            ConfigError: the checkpoint names no token that ends an answer.
+            TokenizerError: the checkpoint has no tokenizer.
+        """
+        return self._grammar_tokens.schema_problem(schema)
 
     @cached_property
     def _grammar_tokens(self) -> GrammarTokens:

@@ -7,8 +7,10 @@
 Legend: V vocab.
 """
 
+import math
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,12 +22,15 @@ import torch
 from torch import Tensor
 
 from graphcore.engine.arguments import is_whole
-from graphcore.errors import ConfigError
+from graphcore.engine.output import closed_error
+from graphcore.errors import BusyError, ConfigError, ThreadLimitError
 from graphcore.threads import start_thread
 
 BITS = 32  # tokens in a word of a mask
 LINGER = 2.0  # seconds that a thread waits for more work before it ends
 MOST_THREADS = 64  # masks that may block at once; one that takes long then delays its own request alone
+MOST_LOST = 64  # threads more, of masks that were given up and have not returned; Python cannot end a thread
+LONGEST_MASK = 60.0  # seconds that a mask may take; a grammar's limits end it long before
 
 Allowed: TypeAlias = Tensor | np.ndarray | None
 """Tokens that may come next: [V] bool, or words of 32 tokens, [ceil(V / 32)] int32, bit i of word w being token
@@ -93,6 +98,10 @@ class MaskThreads:
 
     They are daemon threads, so that a mask that never returns keeps no process alive. Masks of answers that are under
     way go before the first masks of answers that are still to begin.
+
+    A mask that takes longer than LONGEST_MASK ends its request (`RequestQueue.end_overdue`), and is given up: its thread
+    is lost, and another one takes its place. With MOST_LOST lost ones no further mask is taken until one returns, so
+    there are never more than MOST_THREADS + MOST_LOST threads.
     """
 
     def __init__(self) -> None:
@@ -102,7 +111,8 @@ class MaskThreads:
         self._changed = threading.Condition(threading.RLock())  # a signal handler may submit
         self._next: deque[tuple[Future[NextTokens], Callable[[], NextTokens]]] = deque()
         self._first: deque[tuple[Future[NextTokens], Callable[[], NextTokens]]] = deque()
-        self._num_idle = self._num_threads = 0
+        self._num_idle = self._num_threads = 0  # the lost ones are not counted
+        self._lost: set[Future[NextTokens]] = set()  # given up, and still computed
         self._is_closed = False
         self._process = os.getpid()
 
@@ -113,19 +123,29 @@ class MaskThreads:
             is_first: True for the first mask of an answer.
 
         Raises:
-            RuntimeError: no thread can be started.
+            BusyError: too many earlier masks have not returned.
+            ThreadLimitError: no thread can be started.
         """
         future: Future[NextTokens] = Future()
         if self._process != os.getpid():  # a fork has no threads
             self._reset()
         with self._changed:
-            waiting = len(self._next) + len(self._first)
-            if self._num_idle <= waiting and self._num_threads < MOST_THREADS:
-                start_thread(self._work, "graphcore-mask")
-                self._num_threads += 1
+            if self._is_closed:  # no thread takes work any more
+                future.set_exception(closed_error())
+                return future
+            if len(self._lost) >= MOST_LOST:
+                raise lost_error(len(self._lost))
+            self._add_threads(1)
             (self._first if is_first else self._next).append((future, work))
             self._changed.notify()
         return future
+
+    def _add_threads(self, more: int) -> None:
+        """Start a thread if none is free for the work that waits and for `more`; the lock is held."""
+        waiting, most = len(self._next) + len(self._first) + more, MOST_THREADS + MOST_LOST - len(self._lost)
+        if self._num_idle < waiting and self._num_threads < min(MOST_THREADS, most):
+            start_thread(self._work, "graphcore-mask")
+            self._num_threads += 1
 
     def close(self) -> None:
         """End the threads that compute nothing, and drop the work that none has begun."""
@@ -138,17 +158,28 @@ class MaskThreads:
             self._changed.notify_all()
 
     def abandon(self, future: "Future[NextTokens]") -> None:
-        """Give up a result that nobody needs; a thread that still computes it makes room for another one."""
+        """Give up a result that nobody needs; if a thread still computes it, another one takes its place."""
         if future.cancel() or future.done():
             return
         with self._changed:
-            if not future.done():
-                self._num_threads -= 1
-                future.add_done_callback(lambda _: self._count_again())
+            if future.done() or future in self._lost:
+                return
+            self._lost.add(future)
+            self._num_threads -= 1
+            future.add_done_callback(self._count_again)
+            failure: Exception = lost_error(len(self._lost))
+            try:
+                self._add_threads(0)
+            except ThreadLimitError as error:
+                failure = error
+            while self._num_threads == 0 and (waiting := self._next or self._first):
+                waiting.popleft()[0].set_exception(failure)
 
-    def _count_again(self) -> None:
+    def _count_again(self, future: "Future[NextTokens]") -> None:
         with self._changed:
-            self._num_threads += 1
+            if future in self._lost:  # else this is a fork
+                self._lost.remove(future)
+                self._num_threads += 1
 
     def _work(self) -> None:
         _inside.owner = self
@@ -201,14 +232,16 @@ class AnswerMask:
         self._mask = mask if isinstance(mask, TokenMask) else FunctionMask(mask)
         self._vocab, self._threads, self._takes_forced = vocab, threads, takes_forced
         self._next: Future[NextTokens] | None = None
+        self._since = math.inf  # time.monotonic() at which a thread began the last computation
 
     def begin(self, token_ids: Sequence[int] = ()) -> None:
         """Start computing what comes after these tokens, which follow those of earlier calls.
 
         Raises:
-            RuntimeError: no thread can be started.
+            BusyError: too many earlier masks have not returned.
+            ThreadLimitError: no thread can be started.
         """
-        ids = tuple(token_ids)
+        ids, self._since = tuple(token_ids), math.inf
         self._next = self._threads.submit(lambda: self._after(ids), is_first=self._next is None)
 
     @property
@@ -222,12 +255,31 @@ class AnswerMask:
         if self._next is not None:
             self._threads.abandon(self._next)
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether a thread has computed for longer than LONGEST_MASK; the time before it began does not count."""
+        return self._next is not None and not self._next.done() and time.monotonic() - self._since > LONGEST_MASK
+
     def _after(self, token_ids: Sequence[int]) -> NextTokens:
+        self._since = time.monotonic()
         self._mask.begin(token_ids)
         forced = [*self._mask.forced()] if self._takes_forced else []
         if forced:
             return NextTokens(checked_ids(forced, self._vocab))
         return NextTokens((), checked_mask(self._mask.take(), self._vocab))
+
+
+def lost_error(count: int) -> BusyError:
+    """Return the error of a mask for which no thread is left."""
+    return BusyError(
+        f"{count} masks of ended requests have not returned, so no other one can begin; each must return within "
+        f"{LONGEST_MASK:g} s"
+    )
+
+
+def overdue_error() -> ConfigError:
+    """Return the error of a request whose mask takes too long."""
+    return ConfigError(f"mask has not returned for {LONGEST_MASK:g} s; each call must return, or allow all tokens")
 
 
 def masks_of(mask: object, answers: int, vocab: int, threads: MaskThreads, takes_forced: bool) -> list[AnswerMask]:

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from graphcore.engine.batching.interface import Batching, NoBatching
-from graphcore.engine.masks import MaskThreads, mask_owner
+from graphcore.engine.masks import MaskThreads, mask_owner, overdue_error
 from graphcore.engine.output import closed_error, flush_wakeups, forked_error, one_wakeup_per_loop
 from graphcore.engine.request import Request, RequestStatus
 from graphcore.errors import BusyError
@@ -40,7 +40,7 @@ class Served(Protocol):
     """The queue for its worker thread, which holds the lock of `changes` in all calls but that of `end_overdue`."""
 
     def end_overdue(self) -> None:
-        """End abandoned requests, and those whose deadline has passed."""
+        """End abandoned requests, those whose deadline has passed, and those whose mask takes too long."""
 
     def next_work(self) -> Callable[[], None] | None:
         """Return the next work to do; None if there is none."""
@@ -437,7 +437,7 @@ class RequestQueue:
         return all(request.has_ended or request.is_unwanted for request in self.batching.running)
 
     def end_overdue(self) -> None:
-        """End abandoned requests, and those whose deadline has passed.
+        """End abandoned requests, those whose deadline has passed, and those whose mask takes too long.
 
         The lock is not held, because callbacks at an end may need a lock of the caller.
         """
@@ -449,10 +449,15 @@ class RequestQueue:
                 request.end("interrupted")
             elif request.deadline is not None and now > request.deadline:
                 request.end("deadline")
+            elif request.mask is not None and request.mask.is_overdue:
+                request.fail(overdue_error())
 
     def _drop_ended(self) -> None:
         """Remove requests that have ended."""
         if any(request.has_ended for request in self._waiting):
+            for request in self._waiting:
+                if request.has_ended and request.mask is not None:
+                    request.mask.abandon()
             self._waiting = deque(request for request in self._waiting if not request.has_ended)
             self.changes.notify_all()
         self.batching.leave()

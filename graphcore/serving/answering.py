@@ -30,7 +30,6 @@ from graphcore.serving.tool_formats.answer_parser import AnswerParser
 from graphcore.serving.tool_formats.template_messages import StandIns, template_messages
 from graphcore.serving.tool_formats.tool_checks import check_no_control_tokens, check_tools
 from graphcore.serving.tool_formats.tool_grammar import answer_frame, tool_grammar
-from graphcore.tokenizer.deep_stack import run_in_deep_stack
 from graphcore.tokenizer.grammar import GrammarMask
 
 TAIL = 64  # tokens at the end of a prompt that a parser sees: enough for a prefilled thought
@@ -217,8 +216,7 @@ def call_mask(served: ServedModel, engine: Engine, call: ChatCall, tail: str) ->
     if not call.tools:
         return None
     wished = call.tool_choice, call.tool_name, call.has_parallel_tools, tail, served.special_ids
-    size = sum(schema_size(tool["function"]) for tool in call.tools)
-    lark = run_in_deep_stack(lambda: tool_grammar(known, call.tools, *wished), size)
+    lark = tool_grammar(known, call.tools, *wished, schema_problem=engine.schema_problem)
     return None if lark is None else compiled_grammar(engine, {"lark": lark})
 
 

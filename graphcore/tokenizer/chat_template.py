@@ -1,15 +1,17 @@
 """Turns chat messages into the text a model was trained on, with the Jinja template of its checkpoint.
 
-    ChatTemplate -> TemplateProcess (template_process.py) ~~> serve (template_worker.py) -> Jinja (template_sandbox.py)
+    ChatTemplate -> BoundedProcess (bounded_process.py) ~~> serve (bounded_worker.py) -> Jinja (template_sandbox.py)
 
 A template is untrusted code, so it runs in a process of its own, within bounds (`Bounds`) and in a sandbox.
 """
 
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 
 from graphcore.errors import TemplateError, ThreadLimitError, TokenizerError
-from graphcore.tokenizer.template_process import Bounds, NoTextError, TemplateProcess
+from graphcore.tokenizer.bounded_process import BoundedProcess, Bounds, NoAnswerError
+from graphcore.tokenizer.bounded_worker import TEXT, UNREADABLE
 
 Message = Mapping[str, object]
 """One turn: "role" and "content", and any other fields that the template reads, of the types that JSON has."""
@@ -45,11 +47,11 @@ class ChatTemplate:
         self._text = text
         self._source = source
         self._bounds = bounds or Bounds()
-        self._process: TemplateProcess | None = None
+        self._process: BoundedProcess | None = None
 
     def start(self) -> None:
         """Start the process that reads and compiles the template, without waiting; `render` reports any error."""
-        with contextlib.suppress(NoTextError, ThreadLimitError):
+        with contextlib.suppress(NoAnswerError, ThreadLimitError):
             self._usable_process()
 
     def render(
@@ -86,12 +88,19 @@ class ChatTemplate:
             add_generation_prompt, messages = False, [*messages[:-1], self._marked(messages[-1])]
         inputs = {"messages": list(map(_plain, messages)), "tools": listed, "documents": None, **variables}
         try:
-            text = self._usable_process().render({**inputs, "add_generation_prompt": add_generation_prompt})
+            text = self._text_of({**inputs, "add_generation_prompt": add_generation_prompt})
             return self._up_to_mark(text) if continue_final_message else text
-        except NoTextError as error:
+        except NoAnswerError as error:
             raise TemplateError(f"{self._source}: the chat template {error}; {WHAT_TO_DO}") from error
         except (TypeError, ValueError, RecursionError) as error:
             raise TokenizerError(f"{self._source}: messages must be plain data, as JSON has it ({error})") from error
+
+    def _text_of(self, inputs: Mapping[str, object]) -> str:
+        request = json.dumps(inputs, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        kind, text = self._usable_process().ask(request)
+        if kind == TEXT:
+            return text
+        raise NoAnswerError(f"cannot be read: {text}" if kind == UNREADABLE else f"refuses these messages: {text}")
 
     def _marked(self, message: Message) -> Message:
         """Return a message whose text ends with END_MARK."""
@@ -114,10 +123,10 @@ class ChatTemplate:
             )
         return before if after.startswith(" ") else before.rstrip()
 
-    def _usable_process(self) -> TemplateProcess:
+    def _usable_process(self) -> BoundedProcess:
         process = self._process
         if process is None or not process.is_usable:
-            process = self._process = TemplateProcess(self._text, self._bounds)
+            process = self._process = BoundedProcess("template", self._text.encode("utf-8", "surrogatepass"), self._bounds)
         return process
 
 

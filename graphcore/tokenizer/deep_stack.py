@@ -18,6 +18,11 @@ _choosing_size = threading.Lock()  # the size is a setting of the whole process
 Result = TypeVar("Result")
 
 
+def stack_nbytes(length: int) -> int:
+    """Return the bytes of address space of a stack for a text of some length."""
+    return LEAST_BYTES + length * BYTES_PER_CHARACTER
+
+
 def run_in_deep_stack(work: Callable[[], Result], length: int) -> Result:
     """Return the result of a function that is called in a thread of its own, whose stack fits a text of some length.
 
@@ -40,7 +45,7 @@ def run_in_deep_stack(work: Callable[[], Result], length: int) -> Result:
             found.set_exception(error)
 
     with _choosing_size:
-        before = threading.stack_size(LEAST_BYTES + length * BYTES_PER_CHARACTER)
+        before = threading.stack_size(stack_nbytes(length))
         try:
             start_thread(run, "graphcore-grammar")
         except ThreadLimitError as error:

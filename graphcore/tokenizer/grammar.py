@@ -1,9 +1,14 @@
 """Grammars of answers: JSON schemas, regular expressions, Lark and GBNF grammars, and choices, by llguidance.
 
-A grammar is compiled, and its masks are computed, in the thread of its mask (engine/masks.py), while steps run.
+A grammar is compiled, and its masks are computed, in the thread of its mask (engine/masks.py), while steps run. Before
+that it is tried in a process of its own (grammar_sandbox.py): what ends that process ends nothing here.
 """
 
+import hashlib
 import json
+import re
+import threading
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from graphcore.errors import ConfigError
+from graphcore.tokenizer.bounded_process import BoundedProcess, Bounds, NoAnswerError
+from graphcore.tokenizer.bounded_worker import TEXT
 from graphcore.tokenizer.deep_stack import run_in_deep_stack
+from graphcore.tokenizer.schema_bounds import with_kept_bounds
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -24,7 +32,65 @@ JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": "[ \\t\\r\\n]{0,40}"
 """llguidance's options for JSON schemas (`x-guidance`). White space between tokens of JSON is limited to 40 characters:
 without a limit small models write white space until they reach the length limit."""
 
-ENDLESS = "NoExtensionBias"  # llguidance's message on rules such as `start: start`
+MOST_TRIALS = 4  # grammars that are tried at once: a slow one must not keep the others waiting
+MOST_KNOWN = 4096  # grammars whose trial is remembered
+_INLINE_SCHEMA = re.compile(r"%json\s*(?=\{)")
+
+
+class GrammarTrials:
+    """Tries grammars in processes of their own, and remembers by hash which ones can be compiled.
+
+    Args:
+        description: the tokens, as `grammar_sandbox.begin` takes them.
+    """
+
+    def __init__(self, description: bytes, bounds: Bounds | None = None) -> None:
+        self._description, self._bounds = description, bounds or Bounds()
+        self._lock = threading.Lock()
+        self._room = threading.BoundedSemaphore(MOST_TRIALS)
+        self._idle: list[BoundedProcess] = []
+        self._known: OrderedDict[bytes, str] = OrderedDict()  # reasons by hash, empty for those that can be compiled
+
+    def start(self) -> None:
+        """Start the first process without waiting for it.
+
+        Raises:
+            NoAnswerError: the machine cannot start a process.
+        """
+        self._idle.append(self._started())
+
+    def problem(self, source: str) -> str:
+        """Return why llguidance cannot compile a grammar, in its JSON format or in Lark's; empty if it can."""
+        text = source.encode("utf-8", "surrogatepass")
+        key = hashlib.sha256(text).digest()
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        try:
+            kind, reason = self._tried(text)
+        except NoAnswerError as error:  # not remembered: a machine that is busy may be the cause
+            return f"the grammar {error}"
+        reason = "" if kind == TEXT else reason
+        with self._lock:
+            self._known[key] = reason
+            if len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
+        return reason
+
+    def _tried(self, text: bytes) -> tuple[bytes, str]:
+        with self._room:
+            with self._lock:
+                process = self._idle.pop() if self._idle else None
+            if process is None or not process.is_usable:
+                process = self._started()
+            answer = process.ask(text)
+            with self._lock:
+                self._idle.append(process)
+        return answer
+
+    def _started(self) -> BoundedProcess:
+        return BoundedProcess("grammar", self._description, self._bounds)
 
 
 @dataclass
@@ -53,7 +119,47 @@ class GrammarTokens:
             raise ConfigError("a grammar ends with an end token, and the checkpoint names none (eos_token_id)")
         ends = sorted(self.end_ids)
         known = LLTokenizer(self.tokenizer.serialized(), n_vocab=self.vocab, eos_token=ends)
-        return LLTokenizer(cast("TokenizerWrapper", GrammarTokenizer(self, known)), n_vocab=self.vocab, eos_token=ends)
+        self._wrapped = GrammarTokenizer(self, known)
+        return LLTokenizer(cast("TokenizerWrapper", self._wrapped), n_vocab=self.vocab, eos_token=ends)
+
+    @cached_property
+    def trials(self) -> GrammarTrials:
+        """The processes in which grammars are tried.
+
+        Raises:
+            ConfigError: no token ends an answer.
+        """
+        return GrammarTrials(self.description)
+
+    @property
+    def description(self) -> bytes:
+        """The tokens as these processes get them, JSON.
+
+        Raises:
+            ConfigError: no token ends an answer.
+        """
+        _ = self.known
+        tokens, special_ids = self._wrapped.tokens, self._wrapped.special_token_ids
+        specials = {token_id: tokens[token_id].decode("latin-1") for token_id in special_ids}
+        return json.dumps({"vocab": self.vocab, "ends": sorted(self.end_ids), "specials": specials}).encode()
+
+    def prepare(self) -> None:
+        """Read the tokens, and start the process in which grammars are tried.
+
+        Raises:
+            ConfigError: no token ends an answer, or the machine cannot start a process.
+        """
+        try:
+            self.trials.start()
+        except NoAnswerError as error:
+            raise ConfigError(f"grammars {error}") from error
+
+    def schema_problem(self, schema: Mapping[str, Any]) -> str:
+        """Return why answers cannot be kept to a JSON schema; empty if they can."""
+        try:
+            return self.trials.problem(llguidance_source("json_schema", schema))
+        except ConfigError as error:
+            return str(error).removeprefix("json_schema: ")
 
 
 class GrammarTokenizer:
@@ -126,7 +232,10 @@ class GrammarMask:
         """
         if self._matcher is None:
             if not self._compiled:
-                compiled = run_in_deep_stack(self._compile, len(str(self.grammar)))
+                source = self.source()
+                if problem := self.tokens.trials.problem(source):
+                    raise ConfigError(f"{self.form}: {problem}")
+                compiled = run_in_deep_stack(lambda: self._compile(source), len(source))
                 self._check(compiled)
                 self._compiled.append(compiled)
             self._matcher = self._compiled[0].deep_copy()
@@ -140,10 +249,10 @@ class GrammarMask:
         """
         _ = self.matcher
 
-    def _compile(self) -> "LLMatcher":
+    def _compile(self, source: str) -> "LLMatcher":
         from llguidance import LLMatcher
 
-        return LLMatcher(self.tokens.known, self.source())
+        return LLMatcher(self.tokens.known, source)
 
     def source(self) -> str:
         """Return the grammar in llguidance's JSON format.
@@ -185,18 +294,17 @@ class GrammarMask:
         return GrammarMask(self.tokens, self.form, self.grammar, self.frame, state, self._compiled)
 
     def _check(self, matcher: "LLMatcher") -> None:
-        if matcher.is_error():
-            reason = " ".join(matcher.get_error().partition("<state>")[0].split())  # the parser's state is long
-            if reason == ENDLESS:
-                reason = "no text matches it, because its rules never end"
-            raise ConfigError(f"{self.form}: {reason:.300}")
+        from graphcore.tokenizer.grammar_sandbox import refusal  # imports llguidance
+
+        if reason := refusal(matcher):
+            raise ConfigError(f"{self.form}: {reason}")
 
 
 def llguidance_source(form: str, grammar: Any) -> str:
     """Return a grammar as llguidance takes it.
 
     Raises:
-        ConfigError: the grammar is of the wrong type, or no JSON.
+        ConfigError: the grammar is of the wrong type, or not valid JSON, or has numbers that cannot be kept.
     """
     from llguidance import LLMatcher, gbnf_to_lark
 
@@ -208,18 +316,48 @@ def llguidance_source(form: str, grammar: Any) -> str:
         return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(json.dumps(text) for text in grammar))
     if form == "json_schema":
         try:
-            text = json.dumps(json.loads(grammar) if isinstance(grammar, str) else grammar)
-            return LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
+            schema = json.loads(grammar if isinstance(grammar, str) else json.dumps(grammar))
+            return json.dumps({"grammars": [{"json_schema": _kept_schema(schema)}]}, allow_nan=False)
+        except ConfigError:
+            raise
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"json_schema must be JSON: {error}") from error
     if not isinstance(grammar, str):
         raise ConfigError(f"{form}={grammar!r:.40} must be a text")
     if form == "regex":
         return LLMatcher.grammar_from_regex(grammar)
+    if form == "lark":
+        return LLMatcher.grammar_from_lark(_with_kept_schemas(grammar))
     try:
-        return LLMatcher.grammar_from_lark(gbnf_to_lark.gbnf_to_lark(grammar) if form == "gbnf" else grammar)
+        return LLMatcher.grammar_from_lark(gbnf_to_lark.gbnf_to_lark(grammar))
     except Exception as error:  # the converter raises whatever its parser meets
         raise ConfigError(f"gbnf: {error}") from error
+
+
+def _kept_schema(schema: Any) -> Any:
+    """Return a JSON schema with bounds that are kept, and with `JSON_OPTIONS` unless it has options of its own."""
+    kept = with_kept_bounds({} if schema is True else schema)
+    if not isinstance(kept, dict):
+        return kept  # llguidance says why not
+    given = kept.get("x-guidance", {})
+    return {**kept, "x-guidance": {**JSON_OPTIONS, **given} if isinstance(given, dict) else given}
+
+
+def _with_kept_schemas(lark: str) -> str:
+    """Return a Lark grammar whose inline JSON schemas have bounds that are kept."""
+    pieces, done = list[str](), 0
+    for found in _INLINE_SCHEMA.finditer(lark):
+        if found.start() < done:
+            continue  # inside a schema
+        try:
+            schema, end = json.JSONDecoder().raw_decode(lark, found.end())
+            pieces += [lark[done : found.end()], json.dumps(with_kept_bounds(schema), allow_nan=False)]
+        except ConfigError:
+            raise
+        except (ValueError, RecursionError):
+            continue  # llguidance says what is wrong
+        done = end
+    return "".join([*pieces, lark[done:]])
 
 
 def grammar_mask(tokens: GrammarTokens, given: Mapping[str, Any], frame: str = "") -> GrammarMask:

@@ -2,11 +2,11 @@
 
 Names that start with an underscore cannot be stored (they were the way out of older sandboxes). The rest is as in
 (utils/chat_template_utils.py: `_compile_jinja_template`), so the text is the same as from `apply_chat_template`.
-Nothing here bounds time or memory: it runs in a process that does (template_worker.py).
+Nothing here bounds time or memory: it runs in a process that does (bounded_worker.py).
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 import jinja2
@@ -17,7 +17,27 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from graphcore.tokenizer.bounded_worker import REFUSED, TEXT, UNREADABLE
+
 LONGEST_REASON = 300  # characters
+
+
+def begin(source: bytes, room: int) -> Callable[[bytes], tuple[bytes, str]]:
+    """Return the function from a conversation, the template's inputs as JSON, to an answer: its kind and text.
+
+    Args:
+        source: the template.
+        room: number of characters that it may add to those of the messages.
+    """
+    template, reason = compile_template(source.decode("utf-8", "surrogatepass"))
+
+    def answer(request: bytes) -> tuple[bytes, str]:
+        if template is None:
+            return UNREADABLE, reason
+        text, refusal = render_template(template, json.loads(request), room + len(request))
+        return (REFUSED, refusal) if text is None else (TEXT, text)
+
+    return answer
 
 
 def compile_template(text: str) -> tuple[jinja2.Template | None, str]:

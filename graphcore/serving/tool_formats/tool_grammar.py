@@ -6,7 +6,7 @@
 The markup is that of the families' tables, which the parsers read, too.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +38,8 @@ def tool_grammar(
     has_parallel_tools: bool,
     prompt_tail: str = "",
     special_ids: Mapping[str, int] = MappingProxyType({}),
+    *,
+    schema_problem: Callable[[Mapping[str, Any]], str],
 ) -> str | None:
     """Return a Lark grammar, as llguidance reads it, for an answer that may or must call tools.
 
@@ -52,6 +54,7 @@ def tool_grammar(
         has_parallel_tools: whether the answer may have several calls; it may not, either, if the family cannot.
         prompt_tail: end of the prompt's text, from the header of the model's turn on.
         special_ids: id of each special token of the vocabulary, by its spelling.
+        schema_problem: function that returns why a JSON schema cannot be kept to; empty if it can.
 
     Returns:
         The grammar; None if the answer is free: no tools, "none", or "auto" without a strict tool, so that an answer
@@ -67,7 +70,7 @@ def tool_grammar(
     if tool_name is not None and tool_name not in (tool["function"]["name"] for tool in tools):
         raise ConfigError(f"tool_choice: no tool is named '{tool_name:.70}'")
     schemas = {
-        tool["function"]["name"]: _schema(tool["function"], index, must_call)
+        tool["function"]["name"]: _schema(tool["function"], index, must_call, schema_problem)
         for index, tool in enumerate(tools)
         if tool_name in (None, tool["function"]["name"])
     }
@@ -90,18 +93,18 @@ def answer_frame(format: ToolFormat, prompt_tail: str, special_ids: Mapping[str,
     return _AnswerRules(format, prompt_tail, must_call=False, is_parallel=False, special_ids=special_ids).frame()
 
 
-def _schema(function: Mapping[str, Any], index: int, must_call: bool) -> dict[str, Any] | None:
+def _schema(
+    function: Mapping[str, Any], index: int, must_call: bool, schema_problem: Callable[[Mapping[str, Any]], str]
+) -> dict[str, Any] | None:
     """Return the schema of a function's arguments; None if they may be any object."""
-    from llguidance import LLMatcher
-
     is_strict = bool(function.get("strict"))
     if not (is_strict or must_call):
         return None
     schema = {**_ANY_OBJECT, **(function.get("parameters") or {})}
-    problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+    problem = schema_problem(schema)
     if problem and is_strict:
         raise ConfigError(
-            f"tools[{index}].function.parameters: {' '.join(problem.split()):.300}; or leave out 'strict'"
+            f"tools[{index}].function.parameters: {problem}; or leave out 'strict'"
         )
     return None if problem else schema
 

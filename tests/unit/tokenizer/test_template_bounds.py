@@ -13,7 +13,7 @@ import pytest
 
 from graphcore.errors import TemplateError, TokenizerError
 from graphcore.tokenizer.chat_template import ChatTemplate
-from graphcore.tokenizer.template_process import Bounds
+from graphcore.tokenizer.bounded_process import Bounds
 
 CHAT = [{"role": "user", "content": "Hi"}]
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"

@@ -1,6 +1,7 @@
 """Grammars for calls: what templates render is allowed, what is no valid call is not; by llguidance itself."""
 
 import json
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache, partial
 from typing import Any, cast
@@ -34,10 +35,16 @@ from graphcore.errors import ConfigError
 from graphcore.serving.tool_formats.families import PLAIN, tool_format_of
 from graphcore.serving.tool_formats.tool_grammar import answer_frame
 from graphcore.serving.tool_formats.tool_grammar import tool_grammar as grammar_of_tools
-from graphcore.tokenizer.grammar import GrammarMask
+from graphcore.tokenizer.grammar import GrammarMask, llguidance_source
 
 SOURCES = tuple(name for name in ALL if name != "lfm2")  # whose template quotes as no JSON does; see "lfm2_first"
-tool_grammar = partial(grammar_of_tools, special_ids=special_ids())
+
+
+def schema_problem(schema: Mapping[str, Any]) -> str:
+    return LLMatcher.validate_grammar(llguidance_source("json_schema", schema))
+
+
+tool_grammar = partial(grammar_of_tools, special_ids=special_ids(), schema_problem=schema_problem)
 
 
 def strict(tool: dict[str, Any]) -> dict[str, Any]:

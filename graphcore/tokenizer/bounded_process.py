@@ -1,13 +1,13 @@
-"""Runs a chat template in a process of its own, because it is untrusted code, within bounds that the kernel enforces.
+"""Runs what strangers send in a process of its own, within bounds that the kernel enforces: its death is an answer.
 
-The process is started without waiting, so that it is ready by the time that a model is loaded. It answers one
-conversation after another, and is started again if a bound ended it. The process gets only what is
-sent to it: it shares no memory, open files or environment variables, except `KEPT_VARIABLES`.
+A chat template is untrusted code (template_sandbox.py); a grammar goes through native code that ends its process if it
+recurses too deep (grammar_sandbox.py). The process is started without waiting, so that it is ready by the time that a
+model is loaded. It answers one request after another, and its owner starts another one if a bound ended it. The process
+gets only what is sent to it: it shares no memory, open files or environment variables, except `KEPT_VARIABLES`.
 """
 
 import contextlib
 import importlib.util
-import json
 import os
 import signal
 import socket
@@ -16,31 +16,29 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from graphcore.errors import ThreadLimitError
 from graphcore.threads import naming_limit
-from graphcore.tokenizer.template_worker import LENGTH, TEXT, UNREADABLE, receive
+from graphcore.tokenizer.bounded_worker import LENGTH, PACKAGES, receive
 
 PATIENCE = 10  # seconds of waiting for each second of processor time, on a machine that runs other processes, too
 KEPT_VARIABLES = ("TZ", "TZDIR", "LD_LIBRARY_PATH")  # environment variables: a template may ask for the date
-PACKAGES = ("graphcore", "jinja2", "markupsafe")
 _PROGRAM = (
-    "import sys; paths, bounds = sys.argv[1:-3], sys.argv[-3:]; sys.path += paths; "
-    "from graphcore.tokenizer.template_worker import serve; serve(float(bounds[0]), int(bounds[1]), int(bounds[2]))"
+    "import sys; job, *paths, seconds, nbytes, room = sys.argv[1:]; sys.path += paths; "
+    "from graphcore.tokenizer.bounded_worker import serve; serve(job, float(seconds), int(nbytes), int(room))"
 )
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of a template.
+    """Limits of a process.
 
     Attributes:
-        seconds: float, processor time for compiling it, and for each conversation.
-        nbytes: int, address space of its process, including Python's own.
-        room: int, characters of text beyond those of the messages.
+        seconds: float, processor time for what it begins with, and for each request.
+        nbytes: int, address space of the process, including Python's own.
+        room: int, characters of an answer beyond those of its request.
     """
 
     seconds: float = 2.0
@@ -48,38 +46,39 @@ class Bounds:
     room: int = 1 << 20
 
 
-class NoTextError(Exception):
-    """A template gives no text; the message is the reason, in words that follow "the chat template"."""
+class NoAnswerError(Exception):
+    """A process gives no answer; the message is the reason, in words that follow "the chat template" or its like."""
 
 
-class TemplateProcess:
-    """The process of one template; it ends with this object.
+class BoundedProcess:
+    """A process that answers requests of one kind; it ends with this object.
 
     Args:
-        template: Jinja source.
+        job: what it does, a key of `PACKAGES`.
+        beginning: what the requests have in common, such as a template; read before the first of them.
 
     Raises:
-        NoTextError: the machine cannot start a process.
+        NoAnswerError: the machine cannot start a process.
         ThreadLimitError: a limit of processes is reached.
     """
 
-    def __init__(self, template: str, bounds: Bounds) -> None:
+    def __init__(self, job: str, beginning: bytes, bounds: Bounds) -> None:
         self._bounds = bounds
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._channel, theirs = socket.socketpair()
-        frame = _frame(template.encode("utf-8", "surrogatepass"))
+        frame = _frame(beginning)
         self._channel.setblocking(False)
-        self._unsent = frame[self._channel.send(frame) :]  # the part that a socket holds is compiled meanwhile
+        self._unsent = frame[self._channel.send(frame) :]  # the part that a socket holds is read meanwhile
         with theirs:
             try:
-                self._process = _start(theirs, bounds)
+                self._process = _start(theirs, job, bounds)
             except ThreadLimitError:
                 self._channel.close()
                 raise
             except OSError as error:
                 self._channel.close()
-                raise NoTextError(f"could not be started in a process of its own ({error.strerror})") from error
+                raise NoAnswerError(f"could not be started in a process of its own ({error.strerror})") from error
         self._end = weakref.finalize(self, _end, self._process, self._channel, self._owner)
 
     @property
@@ -87,28 +86,19 @@ class TemplateProcess:
         """Whether this process can use it: it has not ended, and this process itself started it, not a parent."""
         return self._end.alive and self._owner == os.getpid()
 
-    def render(self, inputs: Mapping[str, object]) -> str:
-        """Return the text of a conversation.
-
-        Args:
-            inputs: the template's inputs, of the types that JSON has.
+    def ask(self, request: bytes) -> tuple[bytes, str]:
+        """Return the kind of the answer to a request, TEXT, UNREADABLE or REFUSED, and its text or the reason.
 
         Raises:
-            NoTextError: the template is invalid, rejects the inputs, fails, or was ended at a bound.
-            TypeError: an input has a type that JSON lacks.
-            ValueError: an input contains itself.
+            NoAnswerError: a bound ended the process, or it died.
         """
-        request = json.dumps(inputs, ensure_ascii=False).encode("utf-8", "surrogatepass")
         with self._lock:
             try:
                 answer = self._ask(request)
             except BaseException:  # an interrupt, too: an answer left unread would be taken for the next one
                 self._end()
                 raise
-        kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
-        if kind == TEXT:
-            return text
-        raise NoTextError(f"cannot be read: {text}" if kind == UNREADABLE else f"refuses these messages: {text}")
+        return answer[:1], answer[1:].decode("utf-8", "surrogatepass")
 
     def _ask(self, request: bytes) -> bytes:
         waits_until = time.monotonic() + PATIENCE * self._bounds.seconds
@@ -127,9 +117,9 @@ class TemplateProcess:
             self._unsent = b""
             return receive(read, most)
         except TimeoutError as error:
-            raise NoTextError(f"gave no answer for {PATIENCE * self._bounds.seconds:g} s") from error
+            raise NoAnswerError(f"gave no answer for {PATIENCE * self._bounds.seconds:g} s") from error
         except (OSError, ValueError) as error:
-            raise NoTextError(self._why_it_ended()) from error
+            raise NoAnswerError(self._why_it_ended()) from error
 
     def _why_it_ended(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -138,17 +128,25 @@ class TemplateProcess:
             return f"takes more than {self._bounds.seconds:g} s"
         if self._process.returncode is None:
             return "gave an invalid answer"
-        return f"ended its process (status {self._process.returncode}); it takes too much memory, or is nested too deep"
+        return f"ended its process ({_status(self._process.returncode)}); it takes too much memory, or is nested too deep"
 
 
-def _start(channel: socket.socket, bounds: Bounds) -> subprocess.Popen[bytes]:
+def _status(code: int) -> str:
+    """Return how a process ended: the name of a signal, or its exit status."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"status {code}"
+
+
+def _start(channel: socket.socket, job: str, bounds: Bounds) -> subprocess.Popen[bytes]:
     """Start the process, which reads from and writes to the channel, and return it."""
-    found = [importlib.util.find_spec(name) for name in PACKAGES]
+    found = [importlib.util.find_spec(name) for name in PACKAGES[job]]
     folders = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin)
     limits = (str(bounds.seconds), str(bounds.nbytes), str(bounds.room))
-    with naming_limit("the process that renders chat templates"):
+    with naming_limit("a process with bounds, for templates and grammars"):
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _PROGRAM, *folders, *limits],
+            [sys.executable, "-I", "-S", "-c", _PROGRAM, job, *folders, *limits],
             stdin=channel.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

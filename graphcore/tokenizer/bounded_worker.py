@@ -1,14 +1,15 @@
-"""The process that a chat template runs in: it reads the template and conversations, and writes answers.
+"""The process that runs what strangers send: it reads a beginning and then requests, and writes answers.
 
-    template -> conversation -> answer -> conversation -> answer ...
+    template -> conversation -> answer -> conversation -> answer ...    (template_sandbox.py)
+    tokens   -> grammar      -> answer -> grammar      -> answer ...    (grammar_sandbox.py)
 
 The kernel enforces the bounds, so they hold even inside a single multiplication: a timer of processor time that ends
 the process (ITIMER_PROF; nothing here catches its signal), and a limit of the address space, at which Python raises
-MemoryError. This module imports only jinja2 and the standard library, because it is started at every load of a model.
+MemoryError and native code aborts. This module imports only what the job needs and the standard library, because it is
+started at every load of a model.
 """
 
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -18,31 +19,36 @@ from collections.abc import Callable, Iterator
 
 LENGTH = struct.Struct("<Q")  # precedes everything that is sent: the number of bytes that follow
 TEXT, UNREADABLE, REFUSED = b"t", b"u", b"r"  # an answer's first byte: the text follows, or the reason
+PACKAGES = {"template": ("graphcore", "jinja2", "markupsafe"), "grammar": ("graphcore", "llguidance")}
+"""What each job imports."""
 
 
-def serve(seconds: float, nbytes: int, room: int) -> None:
+def serve(job: str, seconds: float, nbytes: int, room: int) -> None:
     """Answer until the other side closes.
 
     Args:
-        seconds: processor time for compiling, and for each conversation.
-        nbytes: limit of the address space.
-        room: number of characters that a template may add to the messages'.
+        job: a key of `PACKAGES`.
+        seconds: processor time for the beginning, and for each request.
+        nbytes: limit of the address space; a grammar's stack comes on top.
+        room: number of characters that an answer may have beyond its request's.
     """
-    from graphcore.tokenizer.template_sandbox import compile_template, render_template
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if job == "template":
+        from graphcore.tokenizer.template_sandbox import begin
 
+        most = nbytes  # code in Python could raise its own limit
+    else:
+        from graphcore.tokenizer.grammar_sandbox import begin
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
-    text = receive(_read).decode("utf-8", "surrogatepass")
+    resource.setrlimit(resource.RLIMIT_AS, (nbytes, most))
+    beginning = receive(_read)
     with _processor_time(seconds):
-        template, reason = compile_template(text)
+        answer = begin(beginning, room)
     while True:
         request = receive(_read)
-        kind, answer = UNREADABLE, reason
-        if template is not None:
-            with _processor_time(seconds):
-                rendered, refusal = render_template(template, json.loads(request), room + len(request))
-            kind, answer = (REFUSED, refusal) if rendered is None else (TEXT, rendered)
-        encoded = kind + answer.encode("utf-8", "surrogatepass")
+        with _processor_time(seconds):
+            kind, text = answer(request)
+        encoded = kind + text.encode("utf-8", "surrogatepass")
         _write(LENGTH.pack(len(encoded)) + encoded)
 
 
