@@ -35,6 +35,7 @@ if not torch.cuda.is_available():  # Triton asks at its import; what is imported
 from composed_groups import compose_groups_once
 from file_order import rank_of
 from hypothesis import settings
+from support.budget import ProcessorTime
 from tiny_models import TinyModel, save_tiny
 
 from graphcore import Engine
@@ -82,6 +83,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         help="folder for golden lists of kernels: of a GPU (tests/golden/kernels) or of the interpreter (tests/golden)",
     )
+    parser.addoption(
+        "--record-durations", action="store_true", help="write the processor time of each file to tests/durations.json"
+    )
+    parser.addini("unit_budget", "seconds of processor time that a file of tests/unit may take", default="1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,6 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not asked and config.args_source is not pytest.Config.ArgsSource.ARGS:
         chosen.append("not thorough")
     config.option.markexpr = " and ".join(chosen)
+    config.pluginmanager.register(ProcessorTime(config), "processor-time")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
