@@ -33,7 +33,6 @@ if not torch.cuda.is_available():  # Triton asks at its import; what is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from composed_groups import compose_groups_once
-from file_order import rank_of
 from hypothesis import settings
 from support.budget import ProcessorTime
 from tiny_models import TinyModel, save_tiny
@@ -108,17 +107,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return "thorough" not in collection_path.read_text(encoding="utf-8") or None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take longest."""
-    items.sort(key=lambda item: rank_of(item.nodeid))
+    from support.sharing import in_order
+
+    items[:] = in_order(items, config.rootpath)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Share files among workers as shared_files.py says; other ways to share tests are xdist's own."""
+    """Share files among workers as support/sharing.py says; other ways to share tests are xdist's own."""
     if config.getoption("dist") != "loadfile":
         return None
-    from shared_files import LongestFilesFirst
+    from support.sharing import LongestFilesFirst
 
     return LongestFilesFirst(config, log)
 
