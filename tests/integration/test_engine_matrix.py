@@ -25,11 +25,9 @@ from support.engines import (
     CONTEXT,
     DRAWN,
     GRAPHS,
-    PENALISED,
     POOL,
     REQUESTS,
     SECONDS,
-    SEQUENCES,
     Asked,
     EngineMatrix,
     MatrixEngine,
@@ -399,6 +397,7 @@ def streamed(tested: MatrixEngine, engines: EngineMatrix) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+MIXTURES = ("mixture", "scored", "latent", "beside")
 DRAFTS = {"lookup": ("speculation=lookup",), "self": ("speculation=self", "speculation.draft_format=q4_0")}
 
 
@@ -409,11 +408,11 @@ def drafts(way: str, tested: MatrixEngine, engines: EngineMatrix) -> None:
     known = KnownAnswers()
     settings = *DRAFTS[way], "speculation.num_speculative_tokens=5"
     with replaced(LookupSpeculation, "of", known._lookup_of), replaced(SelfSpeculation, "of", known._self_of):
-        try:
-            drafting = engines(tested.kind, tested.graph, *settings)
-        except PlanError as error:
-            assert way == "self" and "while experts stream" in str(error)
+        if way == "self" and tested.graph == "streamed" and tested.kind in MIXTURES:
+            with pytest.raises(PlanError, match="while experts stream"):
+                engines(tested.kind, tested.graph, *settings)
             return
+        drafting = engines(tested.kind, tested.graph, *settings)
     asked, expected = REQUESTS, tested.alone
     known.answers.update({tuple(one.prompt): answer[0] for one, answer in zip(asked, expected, strict=True)})
     handles = submit_staggered(

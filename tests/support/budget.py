@@ -1,8 +1,8 @@
 """Processor time of test files, skipped tests by reason, and the order in which workers take files: a pytest plugin.
 
-    pytest                         files of tests/unit above `unit_budget` seconds (pyproject.toml) are listed at the end
-    CI=true pytest                 those above twice as much fail the run
-    pytest --record-durations      tests/durations.json has the time of each file that ran: the longest begin first
+    pytest                       lists files of tests/unit above `unit_budget` seconds (pyproject.toml) at the end
+    CI=true pytest               fails if some are above twice as much
+    pytest --record-durations    writes the time of each file to tests/durations.json: the longest begin first
 
 Time is that of processors, of the process and of the children that it has waited for, so that a busy machine fails
 nothing. What fixtures of a file, a package or the session cost counts for the file that needs them first; what

@@ -1,9 +1,9 @@
 """The engines of test_engine_matrix.py: one for each kind of block and each way to run it, loaded once in a worker.
 
-           captured   streamed   eager
-    dense     *          *         *        each with the answers that it gives when nothing runs beside them
-    window    *          *         *        and nothing is cached
-    ...
+       captured   streamed   eager
+dense     *          *         *        each with the answers that it gives when nothing runs beside them
+window    *          *         *        and nothing is cached
+...
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -74,7 +74,7 @@ def draw_tensors(rules: Mapping[str, Rule]) -> dict[str, Tensor]:
             tensors[name] = torch.from_numpy(values.astype(np.uint8).reshape(shape))
             continue
         deviations = (sum(part.astype(np.int64) for part in parts) - 2 * 0xFFFF) / np.float32(37837.0)
-        drawn = torch.from_numpy((np.float32(centre) + deviations.astype(np.float32) * np.float32(spread)))
+        drawn = torch.from_numpy(np.float32(centre) + deviations.astype(np.float32) * np.float32(spread))
         tensors[name] = drawn.reshape(shape).to({"F32": torch.float32, "BF16": torch.bfloat16}[dtype])
     return tensors
 

@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support.budget import recorded_durations
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+
+from support.budget import recorded_durations
 
 # Files whose fixtures compile the same models: what the first has compiled, the others find in the process.
 TOGETHER = (

@@ -41,7 +41,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     spend = SPEND.format(seconds=0.2).replace("\n", "\n    ")
     (folder / "test_spends.py").write_text(f"def test_it():\n    {spend}")
     (folder / "test_waits.py").write_text("import time\ndef test_it():\n    time.sleep(0.2)\n")
-    skips = "import pytest\n@pytest.mark.parametrize('at', range(3))\ndef test_it(at):\n    pytest.skip('no such device')"
+    skips = "import pytest\n@pytest.mark.parametrize('at', range(3))\ndef test_it(at): pytest.skip('no such device')"
     (folder / "test_skips.py").write_text(skips)
     return pytester
 
