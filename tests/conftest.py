@@ -33,8 +33,8 @@ if not torch.cuda.is_available():  # Triton asks at its import; what is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from composed_groups import compose_groups_once
-from file_order import rank_of
 from hypothesis import settings
+from support.budget import ProcessorTime
 from tiny_models import TinyModel, save_tiny
 
 from graphcore import Engine
@@ -82,6 +82,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         help="folder for golden lists of kernels: of a GPU (tests/golden/kernels) or of the interpreter (tests/golden)",
     )
+    parser.addoption(
+        "--record-durations", action="store_true", help="write the processor time of each file to tests/durations.json"
+    )
+    parser.addini("unit_budget", "seconds of processor time that a file of tests/unit may take", default="1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,6 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not asked and config.args_source is not pytest.Config.ArgsSource.ARGS:
         chosen.append("not thorough")
     config.option.markexpr = " and ".join(chosen)
+    config.pluginmanager.register(ProcessorTime(config), "processor-time")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -102,17 +107,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return "thorough" not in collection_path.read_text(encoding="utf-8") or None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take longest."""
-    items.sort(key=lambda item: rank_of(item.nodeid))
+    from support.sharing import in_order
+
+    items[:] = in_order(items, config.rootpath)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Share files among workers as shared_files.py says; other ways to share tests are xdist's own."""
+    """Share files among workers as support/sharing.py says; other ways to share tests are xdist's own."""
     if config.getoption("dist") != "loadfile":
         return None
-    from shared_files import LongestFilesFirst
+    from support.sharing import LongestFilesFirst
 
     return LongestFilesFirst(config, log)
 

@@ -1,0 +1,1 @@
+"""What several test files need: models, engines, servers, fakes."""
