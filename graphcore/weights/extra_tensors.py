@@ -174,14 +174,18 @@ def _changes_nothing(info: TensorInfo, inside: tuple[str, ...], extra: Collectio
 
 def _extra(architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, used: Collection[str]) -> list[str]:
     """Return the names of stored tensors that no weight uses and no rule of the architecture ignores."""
-    ignored = (*architecture.unused, *GGUF_IGNORED)
     return sorted(
         name
         for name in checkpoint.tensors.keys() - set(used)
-        if not any(part in name for part in ignored)
-        and not architecture.ignores(name, config)
+        if not is_of_other_part(architecture, config, name)
+        and not any(part in name for part in GGUF_IGNORED)
         and not (config.tie_word_embeddings and name.endswith(HEAD))
     )
+
+
+def is_of_other_part(architecture: Architecture, config: ModelConfig, name: str) -> bool:
+    """Return whether a stored tensor is of a part of the model that text generation does not use, such as vision."""
+    return any(part in name for part in architecture.unused) or architecture.ignores(name, config)
 
 
 def _is_of_layers(name: str, layers: range) -> bool:
