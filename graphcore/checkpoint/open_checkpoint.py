@@ -69,8 +69,8 @@ def _open_safetensors(path: Path, elsewhere: Elsewhere) -> SafetensorsCheckpoint
 def _is_in_mlx_form(info: TensorInfo, checkpoint: SafetensorsCheckpoint) -> bool:
     """Return whether a tensor is as MLX alone stores it: quantised, of stacked experts, or of a convolution.
 
-    MLX's other tensors are those of the model that it converted, under the same names. Source: mlx-lm 0.28,
-    `Module.quantize` of mlx.nn, and `sanitize` of the models.
+    MLX's other tensors are those of the model that it converted, under the same names. Source: mlx 0.32,
+    nn.quantize and nn.Conv1d, and mlx-lm's `SwitchLinear`.
     """
     is_quantised = info.encoding == "u32" and info.name.removesuffix("weight") + "scales" in checkpoint.tensors
     if is_quantised or any(part in info.name for part in MLX_EXPERTS):
