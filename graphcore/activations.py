@@ -50,6 +50,17 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     }
 )
 
+OTHER_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "swish": "silu",
+        "gelu_python": "gelu",
+        "gelu_python_tanh": "gelu_pytorch_tanh",
+        "gelu_fast": "gelu_pytorch_tanh",
+        "gelu_accurate": "gelu_pytorch_tanh",
+    }
+)
+"""Further names of the same functions in config.json. Source: transformers, activations.py, `ACT2CLS`."""
+
 CLAMPED_SWIGLU = "clamped_swiglu"
 
 

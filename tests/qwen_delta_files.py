@@ -43,17 +43,20 @@ def save_multimodal(folder: Path, model: nn.Module) -> None:
     (folder / "config.json").write_text(json.dumps(outer))
 
 
-def write_gguf(path: Path, name: str, model: nn.Module, is_fused: bool = False, predicting: int = 0) -> Path:
+def write_gguf(
+    path: Path, name: str, model: nn.Module, is_fused: bool = False, predicting: int = 0, is_stale: bool = False
+) -> Path:
     """Write the keys and tensors that llama.cpp's converter writes, in float32.
 
     Args:
         is_fused: True for the inputs of Qwen 3 Next's delta rule as one tensor, as older files have them.
         predicting: number of layers after the last one that predict further tokens.
+        is_stale: True for a file that counts these layers and does not have them, so that the trunk's count is wrong.
     """
     config, (architecture, arch) = model.config, ARCHS[name]
     writer = gguf.GGUFWriter(path, architecture)
     num_layers = config.num_hidden_layers
-    writer.add_block_count(num_layers + predicting)
+    writer.add_block_count(num_layers + (0 if is_stale else predicting))
     if predicting:
         writer.add_nextn_predict_layers(predicting)
     writer.add_context_length(config.max_position_embeddings)
@@ -82,7 +85,7 @@ def write_gguf(path: Path, name: str, model: nn.Module, is_fused: bool = False, 
     table = gguf.get_tensor_name_map(arch, num_layers)
     for stored, tensor in converted(name, model, table, is_fused):
         writer.add_tensor(stored, np.ascontiguousarray(tensor.numpy()))
-    for layer in range(num_layers, num_layers + predicting):
+    for layer in range(num_layers, num_layers + (0 if is_stale else predicting)):
         writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", np.ones((2, 2), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

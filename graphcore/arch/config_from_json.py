@@ -130,15 +130,16 @@ def _language_model(fields: Fields) -> tuple[Fields, ClassDefaults]:
     """Return the settings of the language model, and the defaults of its model type.
 
     A text-only file is flat. A multimodal one nests the language model under text_config, omits settings there that
-    equal the defaults, and has some (tying, token ids, dtype) in the outer object.
+    equal the defaults, and has some (tying, token ids, dtype) in the outer object. An empty text_config in a file of a
+    text-only type counts as absent.
 
     Raises:
         CheckpointError: model_type or a required setting is missing.
         UnsupportedError: the model type is not supported.
     """
-    if fields.raw.get("text_config") is not None:
+    model_type, text = fields.text("model_type"), fields.raw.get("text_config")
+    if text is not None and (text != {} or model_type in NESTED_TYPES):
         return _nested(fields)
-    model_type = fields.text("model_type")
     if model_type is None:
         raise CheckpointError(
             f"{fields.source}: has no model_type; is this the config.json of a model? known: {_known()}"

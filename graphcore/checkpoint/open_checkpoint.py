@@ -3,9 +3,11 @@
 from pathlib import Path
 from types import MappingProxyType
 
+from safetensors import safe_open
+
 from graphcore.checkpoint.absent_files import Elsewhere
 from graphcore.checkpoint.adapter import Adapter
-from graphcore.checkpoint.checkpoint import Checkpoint
+from graphcore.checkpoint.checkpoint import Checkpoint, TensorInfo
 from graphcore.checkpoint.file_bytes import file_names, is_folder
 from graphcore.checkpoint.file_kind import FileKind, kind_of
 from graphcore.checkpoint.gguf_adapter import read_gguf_adapter
@@ -14,7 +16,9 @@ from graphcore.checkpoint.model_file_names import INDEX_NAME, SINGLE_NAME, model
 from graphcore.checkpoint.mxfp4_checkpoint import Mxfp4Checkpoint, has_pairs
 from graphcore.checkpoint.peft_adapter import read_peft_adapter
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
-from graphcore.errors import CheckpointError
+from graphcore.errors import CheckpointError, UnsupportedError, quoted
+
+MLX_EXPERTS = (".switch_mlp.", ".switch_glu.")  # MLX's names of stacked experts
 
 
 def open_checkpoint(path: str | Path, elsewhere: Elsewhere = MappingProxyType({})) -> Checkpoint:
@@ -27,7 +31,7 @@ def open_checkpoint(path: str | Path, elsewhere: Elsewhere = MappingProxyType({}
 
     Raises:
         CheckpointNotFoundError: the path or a file of the checkpoint is missing.
-        UnsupportedError: the weights are pickled, or of an unsupported type.
+        UnsupportedError: the weights are pickled, of an unsupported type, or in MLX's own form.
         CheckpointError: the path holds no checkpoint, a damaged one, or more than one model.
     """
     path = Path(path)
@@ -52,7 +56,32 @@ def _open_folder(folder: Path, elsewhere: Elsewhere) -> Checkpoint:
 
 def _open_safetensors(path: Path, elsewhere: Elsewhere) -> SafetensorsCheckpoint:
     plain = SafetensorsCheckpoint(path, elsewhere)
+    of_mlx = next((info for info in plain.tensors.values() if _is_in_mlx_form(info, plain)), None)
+    if of_mlx is not None:
+        raise UnsupportedError(
+            f"{plain.source}: is a folder of MLX, whose tensor {quoted(of_mlx.name)} ({of_mlx.encoding} "
+            f"{list(of_mlx.shape)}) is in a form that MLX alone reads; choose the model that it was "
+            "converted from, or a GGUF file of it"
+        )
     return Mxfp4Checkpoint(path, elsewhere) if has_pairs(plain.tensors) else plain
+
+
+def _is_in_mlx_form(info: TensorInfo, checkpoint: SafetensorsCheckpoint) -> bool:
+    """Return whether a tensor is as MLX alone stores it: quantised, of stacked experts, or of a convolution.
+
+    MLX's other tensors are those of the model that it converted, under the same names. Source: mlx 0.32,
+    nn.quantize and nn.Conv1d, and mlx-lm's `SwitchLinear`.
+    """
+    is_quantised = info.encoding == "u32" and info.name.removesuffix("weight") + "scales" in checkpoint.tensors
+    if is_quantised or any(part in info.name for part in MLX_EXPERTS):
+        return True
+    if "conv" not in info.name or len(info.shape) != 3 or info.file not in checkpoint.files:
+        return False
+    _, taps, inputs = info.shape  # MLX has inputs last, of which a depthwise convolution has one; transformers taps
+    if inputs != 1 or taps == 1:
+        return False
+    with safe_open(info.file, "numpy") as file:  # a convolution of width 1 has the same shape elsewhere
+        return (file.metadata() or {}).get("format") == "mlx"
 
 
 def open_adapter(path: str | Path) -> Adapter:

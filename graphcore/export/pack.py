@@ -21,7 +21,7 @@ from graphcore.checkpoint.file_bytes import FileSpan, read_span
 from graphcore.checkpoint.quantized.layout import ORDER, ORDER_ADVICE
 from graphcore.config.byte_sizes import in_words
 from graphcore.engine.loading.open_model import Model
-from graphcore.engine.loading.prepare_model import match_model
+from graphcore.engine.loading.prepare_model import match_model, notes_on_unread
 from graphcore.errors import CheckpointError, PlanError, UnsupportedError, quoted
 from graphcore.export.gguf_file import GGUFFile, TensorEntry, replaced_when_whole
 from graphcore.export.gguf_tensors import Member, gguf_members, gguf_shape, unfolded
@@ -40,6 +40,9 @@ from graphcore.weights.conversion import first_row
 from graphcore.weights.loader import PACKED_WEIGHTS, Loader
 from graphcore.weights.matching import WEIGHT
 from graphcore.weights.packed_weights import is_stored_packed
+
+GROWTH = 1.01  # of the weights' bytes, from which on a note says so; norms alone become float32
+WHOLE_ROW = 256  # a row that is a whole number of blocks of every format
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,13 @@ class Packer:
         model: model of any source.
         asked: format that matrices are packed in, or "stored".
         backend: kernels that quantise.
+        requantize: True packs matrices again that are stored packed; False keeps them where GGUF has their type.
     """
 
     model: Model
     asked: str
     backend: Backend = field(default_factory=TorchBackend)
+    requantize: bool = False
 
     @cached_property
     def _matched(self) -> tuple[Decoder, Loader]:
@@ -139,7 +144,7 @@ class Packer:
 
     def _entry(self, name: str, members: tuple[Member, ...]) -> TensorEntry:
         shape = self.model.checkpoint.tensors[name].shape if self.is_gguf else gguf_shape(members, self._shapes)
-        if self.asked == STORED and self._stays_packed(members):
+        if self._stays_packed(members):
             return TensorEntry(name, shape, self._ggml_encoding(members[0].name))
         chosen = choose_format(members[0].name, shape, self._wanted(members[0].name), self.is_tied)
         return TensorEntry(name, shape, chosen or self._unpacked_encoding(members[0].name, shape))
@@ -168,15 +173,51 @@ class Packer:
         return stored
 
     def _stays_packed(self, members: tuple[Member, ...]) -> bool:
-        """Return whether a packed tensor of another container stays packed in the file, perhaps with rows reordered."""
+        """Return whether a tensor that is stored packed stays so in the file, perhaps with rows in another order."""
         encodings = {self._encoding_of(member.name) for member in members}
         encoding = next(iter(encodings))
-        if self.is_gguf or len(encodings) > 1 or encoding not in FORMATS or FORMATS[encoding].is_dense:
+        if len(encodings) > 1 or encoding not in FORMATS or FORMATS[encoding].is_dense:
             return False
+        if self.asked != STORED and (
+            self.requantize or FORMATS[encoding].ggml_id is None or has_tensor_scale(encoding)
+        ):
+            return False  # llama.cpp does not know formats with one scale for a tensor
+        if self.is_gguf:
+            return True
         folds = [fold for member in members for fold in (*member.folds, *self._sources[member.name].folds)]
         is_plain = len(members) == 1 and not members[0].folds
         can_move = not has_tensor_scale(encoding) and all(len(self._shapes[member.name]) == 2 for member in members)
-        return (is_plain or can_move) and all(fold.works_packed for fold in folds)
+        is_ordered = any(self._order_of(member.name) is not None for member in members)
+        return (is_plain or can_move) and not is_ordered and all(fold.works_packed for fold in folds)
+
+    def notes(self) -> Iterator[str]:
+        """Yield notes on what is left out, on matrices that are not in the format asked for, and on growth."""
+        yield from notes_on_unread(self.model, self._loader)
+        reasons: dict[tuple[str, str], int] = {}
+        for name, members in self._members.items() if self.asked != STORED else ():
+            entry = self._entry(name, members)
+            if len(entry.shape) > 1 and entry.encoding != self.asked:
+                key = entry.encoding, self._why_not(entry, members)
+                reasons[key] = reasons.get(key, 0) + 1
+        for (encoding, reason), count in reasons.items():
+            yield f"quant={self.asked}: {count} {'matrix is' if count == 1 else 'matrices are'} {encoding}: {reason}"
+        stored = {source.name for source in self._sources.values()}
+        before = sum(self.model.checkpoint.tensors[name].nbytes for name in stored)
+        after = sum(entry.nbytes for entry in self.entries)
+        if after > GROWTH * before:
+            yield f"the file's weights take {in_words(after)}, the source's {in_words(before)}"
+
+    def _why_not(self, entry: TensorEntry, members: tuple[Member, ...]) -> str:
+        """Return the reason why a matrix is not in the format asked for."""
+        if self._stays_packed(members):
+            return "packed already, and kept; task.requantize=true packs again, and loses precision twice"
+        name, row = members[0].name, entry.shape[-1]
+        usual = choose_format(name, (1, WHOLE_ROW), self.asked, self.is_tied)
+        if usual is None:
+            return "routers, convolutions, positions and the like are never packed"
+        if row % FORMATS[usual].block_elements:
+            return f"rows of {row} are no multiple of {FORMATS[usual].block_elements}, the block of {usual}"
+        return f"the usual format of the {'head' if name == HEAD or self.is_tied else 'embedding'} beside {self.asked}"
 
     def _unpacked_encoding(self, name: str, shape: tuple[int, ...]) -> str:
         """Return the encoding of a tensor that is not packed: the stored one where llama.cpp reads it."""
@@ -190,7 +231,9 @@ class Packer:
     def metadata(self) -> Metadata:
         """Return the file's metadata, checked to describe the same model."""
         shapes = {entry.name: entry.shape for entry in self.entries}
-        return metadata_of(self.model, shapes, self.asked, {entry.encoding for entry in self.entries})
+        packed = (self._entry(*one) for one in self._members.items() if not self._stays_packed(one[1]))
+        kind = self.asked if self.asked in {entry.encoding for entry in packed} else STORED
+        return metadata_of(self.model, shapes, kind, {entry.encoding for entry in self.entries})
 
     def pack(self, path: Path, on_progress: Progress) -> Iterator[PackedTensor]:
         """Write the file, yielding each tensor after its bytes are written; the file appears after the last one.
@@ -233,7 +276,7 @@ class Packer:
         is_merged = self._changes(entry)
         if self.is_gguf and not is_merged and checkpoint.tensors[entry.name].encoding == entry.encoding:
             return checkpoint.read(entry.name).reshape(-1).view(torch.uint8), 0.0
-        if self.asked == STORED and not self.is_gguf and self._stays_packed(self._members[entry.name]):
+        if not self.is_gguf and self._stays_packed(self._members[entry.name]):
             return self._moved_rows(entry), 0.0
         raw, error, at = torch.empty(entry.nbytes, dtype=torch.uint8, device="cpu"), SquaredError(), 0
         try:

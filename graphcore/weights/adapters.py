@@ -26,7 +26,7 @@ from graphcore.errors import CheckpointError, UnsupportedError, quoted
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 from graphcore.quant import FORMATS
-from graphcore.weights.extra_tensors import layer_of
+from graphcore.weights.extra_tensors import is_of_other_part, layer_of, listed
 from graphcore.weights.matching import HEAD
 
 Targets = Mapping[str, Sequence[tuple[str, tuple[Fold, ...]]]]
@@ -90,7 +90,8 @@ def place_pairs(
 
     Args:
         decoder: decoder on the meta device.
-        stored_layers: number of layers in the checkpoint; factors of layers that do not run are left out.
+        stored_layers: number of layers in the checkpoint; factors of layers that do not run are left out, and those of
+            parts that text generation does not use.
 
     Raises:
         UnsupportedError: an adapter is of another architecture, or changes what adapters cannot change.
@@ -105,7 +106,8 @@ def place_pairs(
             )
         targets = _targets(architecture, config, decoder, adapter.layout)
         for pair in adapter.pairs:
-            if layer_of(pair.module) in range(config.num_hidden_layers, stored_layers):
+            is_cut = layer_of(pair.module) in range(config.num_hidden_layers, stored_layers)
+            if is_cut or _is_unused(architecture, config, pair, stored_layers):
                 continue
             if pair.module not in targets:
                 raise _no_target(adapter, pair.module, config.model_type)
@@ -118,6 +120,25 @@ def place_pairs(
                     )
                 placed.setdefault(name, []).append(PlacedPair(adapter, pair, folds))
     return placed
+
+
+def notes_on_unused_pairs(
+    architecture: Architecture, config: ModelConfig, adapters: Sequence[Adapter], stored_layers: int
+) -> Iterator[str]:
+    """Yield a note for each adapter that also changes parts of the model that text generation does not use."""
+    for adapter in adapters:
+        unused = [pair.module for pair in adapter.pairs if _is_unused(architecture, config, pair, stored_layers)]
+        if unused:
+            yield (
+                f"left out of adapter {adapter.source}: {len(unused)} of {len(adapter.pairs)} matrices, which text "
+                f"generation does not use: {listed(sorted(unused))}"
+            )
+
+
+def _is_unused(architecture: Architecture, config: ModelConfig, pair: LowRankPair, stored_layers: int) -> bool:
+    """Return whether factors are of a part that is left out of checkpoints, too: vision, multi-token prediction."""
+    predicts = layer_of(pair.module) in range(stored_layers, stored_layers + config.num_predicting_layers)
+    return predicts or is_of_other_part(architecture, config, f"{pair.module}.weight")
 
 
 def decoder_linear(decoder: Decoder, weight: str) -> Linear:

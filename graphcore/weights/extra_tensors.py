@@ -26,23 +26,26 @@ _ADAPTER = re.compile(
 _CHANGE = re.compile(
     r"bias|scale|shift|zero|gain|gamma|beta|alpha|temperature|multiplier|softcap|quant|qweight|absmax|g_idx|scb"
 )
+_PREDICTS = re.compile(r"(.*\.)?(nextn|eh_proj|enorm|hnorm|shared_head)\..*")  # what only a prediction layer has
 _OTHER_HEAD = re.compile(r"(?!lm_head)(\w*_)?(head|heads|score|classifier|critic|reward|value)s?")
 _OF_THE_MODEL = re.compile(r"embed|norm|proj|ln_|_ln|layer|wte|wpe|position|token|attn|mlp")
 
 
 def refuse_unexpected(
-    architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, used: Collection[str], left_out: range
+    architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, used: Collection[str], stored_layers: int
 ) -> None:
-    """Refuse stored tensors without which results would be wrong: an adapter, a bias, a norm.
+    """Refuse stored tensors without which results would be wrong: an adapter, a bias, a norm, a layer of the trunk.
 
     Args:
         used: names of the stored tensors that weights use.
-        left_out: indices of layers that are stored and do not run.
+        stored_layers: number of layers in the checkpoint; `config` may ask for only the first ones.
 
     Raises:
         CheckpointError: there are such tensors.
     """
     extra = _extra(architecture, config, checkpoint, used)
+    left_out = range(config.num_hidden_layers, stored_layers + config.num_predicting_layers)
+    _refuse_left_out_trunk(checkpoint, extra, stored_layers, left_out.stop)
     harmless = harmless_tensors(checkpoint, used, extra)
     unexpected = [name for name in extra if name not in harmless and not _is_of_layers(name, left_out)]
     if unexpected:
@@ -50,6 +53,31 @@ def refuse_unexpected(
             f"{checkpoint.source}: unexpected tensor {listed(unexpected)}, which a {config.model_type} model does not "
             f"have; {cause_of_unexpected(unexpected, left_out.stop, checkpoint.layout)}"
         )
+
+
+def _refuse_left_out_trunk(checkpoint: Checkpoint, extra: Collection[str], stored_layers: int, end: int) -> None:
+    """Refuse layers that the counts leave out as multi-token prediction, and that hold no tensor of it.
+
+    Args:
+        extra: names of stored tensors that no weight uses.
+        stored_layers: number of layers of the trunk, as the config counts them.
+        end: number of these and of the prediction layers behind them.
+    """
+    predicting = {layer_of(name) for name in extra if _PREDICTS.fullmatch(name)}
+    for layer in range(stored_layers, end):
+        of_layer = [name for name in extra if layer_of(name) == layer]
+        if of_layer and layer not in predicting:
+            count, added, part = (
+                ("num_hidden_layers", "num_nextn_predict_layers", "eh_proj")
+                if checkpoint.layout == "hf"
+                else ("block_count", "nextn_predict_layers", "nextn.*")
+            )
+            counted = stored_layers if checkpoint.layout == "hf" else end
+            raise CheckpointError(
+                f"{checkpoint.source}: {count} {counted} and {added} {end - stored_layers} leave layer {layer} out as "
+                f"multi-token prediction, but it holds {listed(of_layer)} and no {part}: it is a layer of the model; "
+                f"correct {added} (0 for none) or {count}, or take config and weights from the same model"
+            )
 
 
 def cause_of_unexpected(names: Collection[str], num_layers: int, layout: str) -> str:
@@ -82,10 +110,11 @@ def notes_on_unused(
     found = dict.fromkeys((*architecture.unused.values(), PREDICTION), 0)
     predicting = range(stored_layers, stored_layers + config.num_predicting_layers)
     for name in checkpoint.tensors:
-        for substring, part in architecture.unused.items():
-            found[part] += substring in name
-        if _is_of_layers(name, predicting):
-            found[PREDICTION] += 1
+        parts_of = {part for substring, part in architecture.unused.items() if substring in name}
+        if not parts_of and _is_of_layers(name, predicting):
+            parts_of = {PREDICTION}
+        for part in parts_of:
+            found[part] += 1
     parts = [f"{part} ({count} tensor{'s' * (count > 1)})" for part, count in found.items() if count]
     harmless = harmless_tensors(checkpoint, used, _extra(architecture, config, checkpoint, used))
     return notes_on_files(checkpoint, [*parts, *([listed(harmless)] if harmless else [])])
@@ -145,14 +174,18 @@ def _changes_nothing(info: TensorInfo, inside: tuple[str, ...], extra: Collectio
 
 def _extra(architecture: Architecture, config: ModelConfig, checkpoint: Checkpoint, used: Collection[str]) -> list[str]:
     """Return the names of stored tensors that no weight uses and no rule of the architecture ignores."""
-    ignored = (*architecture.unused, *GGUF_IGNORED)
     return sorted(
         name
         for name in checkpoint.tensors.keys() - set(used)
-        if not any(part in name for part in ignored)
-        and not architecture.ignores(name, config)
+        if not is_of_other_part(architecture, config, name)
+        and not any(part in name for part in GGUF_IGNORED)
         and not (config.tie_word_embeddings and name.endswith(HEAD))
     )
+
+
+def is_of_other_part(architecture: Architecture, config: ModelConfig, name: str) -> bool:
+    """Return whether a stored tensor is of a part of the model that text generation does not use, such as vision."""
+    return any(part in name for part in architecture.unused) or architecture.ignores(name, config)
 
 
 def _is_of_layers(name: str, layers: range) -> bool:

@@ -55,8 +55,7 @@ def match_weights(
             f"{checkpoint.source}: Missing required tensor: {listed(missing)}; the file is incomplete or is no "
             f"{config.model_type} model"
         )
-    left_out = range(config.num_hidden_layers, stored_layers + config.num_predicting_layers)
-    refuse_unexpected(architecture, config, checkpoint, {source.name for source in sources.values()}, left_out)
+    refuse_unexpected(architecture, config, checkpoint, {source.name for source in sources.values()}, stored_layers)
     for name, source in sources.items():
         _check_shape(checkpoint, source, name, shapes[name])
     _check_parts(checkpoint, sources, shapes)

@@ -354,6 +354,40 @@ def test_layers_that_do_not_run_are_left_out(tiny_model: Tiny, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "others"),
+    [
+        (
+            "mistral3_nested",
+            "model.language_model.layers.1.mlp.up_proj",
+            ("model.vision_tower.layers.0.attention.q_proj",),
+        ),
+        ("gemma3", "layers.1.mlp.up_proj", ("vision_tower.encoder.layers.0.mlp.fc1", "multi_modal_projector.linear")),
+        ("qwen3_5", "model.layers.1.mlp.up_proj", ("model.visual.blocks.0.attn.qkv", "mtp.layers.0.mlp.up_proj")),
+        ("glm4_moe", "model.layers.1.self_attn.v_proj", ("model.layers.4.self_attn.q_proj", "model.layers.4.eh_proj")),
+    ],
+)
+def test_parts_that_text_generation_does_not_use_are_left_out_of_adapters_with_a_note(
+    name: str, text: str, others: tuple[str, ...], tiny_model: Tiny, tmp_path: Path
+) -> None:
+    found: list[torch.Tensor] = []
+    shape = {"v_proj": (48, 64)}.get(text.rpartition(".")[2], (112, 64))
+    used, unused = drawn({text: shape}), drawn(dict.fromkeys(others, (48, 40)))
+    for case, factors in (("text", used), ("both", {**used, **unused})):
+        adapter = write_peft(tmp_path / case, factors)
+        with engine_of(tiny_model(name).folder, adapter) as engine:
+            found.append(engine.logits(IDS))
+            notes = [note for note in engine.notes if note.startswith("left out of adapter")]
+    assert torch.equal(*found)
+    assert notes == [
+        f"left out of adapter {adapter}: {len(others)} of {1 + len(others)} matrices, which text generation does not "
+        f"use: {', '.join(map(repr, sorted(others)))}"
+    ]
+    with engine_of(tiny_model(name).folder, write_peft(tmp_path / "none", unused)) as engine:
+        assert not torch.equal(engine.logits(IDS), found[0])
+        assert any(note.endswith(f": {', '.join(map(repr, sorted(others)))}") for note in engine.notes)
+
+
+@pytest.mark.parametrize(
     ("module", "shape", "says"),
     [
         ("model.layers.3.mlp.up_proj", (112, 64), "'model.layers.3.mlp.up_proj', which this llama model does not have"),

@@ -37,8 +37,9 @@ def open_path(path: Path, *overrides: str) -> Model:
     return open_model(settings.model, 0, path.parent / "cache", lambda *_: None)
 
 
-def pack(source: Path, path: Path, asked: str, *overrides: str) -> list[PackedTensor]:
-    return list(Packer(open_path(source, *overrides), asked).pack(path, lambda *_: None))
+def pack(source: Path, path: Path, asked: str, *overrides: str, requantize: bool = False) -> list[PackedTensor]:
+    packer = Packer(open_path(source, *overrides), asked, requantize=requantize)
+    return list(packer.pack(path, lambda *_: None))
 
 
 def logits_of(path: Path, tokens: list[int]) -> torch.Tensor:
@@ -191,6 +192,30 @@ def test_a_gguf_model_is_packed_as_the_safetensors_it_came_from(name: str, tmp_p
     tensors, expected = read(tmp_path / "of_gguf.gguf")[0], read(tmp_path / "of_hf.gguf")[0]
     assert tensors.keys() == expected.keys()
     assert all(np.array_equal(tensors[key].data, expected[key].data) for key in expected if key != "rope_freqs.weight")
+
+
+@pytest.mark.parametrize("name", ["llama3", "gptoss"])
+def test_packed_matrices_stay_as_they_are_unless_they_are_to_be_packed_again(name: str, tmp_path: Path) -> None:
+    """llama3 as a GGUF file of q4_1 with a head of q8_0, gpt-oss as a folder with experts of MXFP4."""
+    source, dense = TINY / name, {"f32", "f16", "bf16"}
+    if name == "llama3":
+        pack(TINY / name, source := tmp_path / "small.gguf", "q4_1")
+    pack(source, tmp_path / "stored.gguf", "stored")
+    before, fields = read(tmp_path / "stored.gguf")
+    packed = {key for key, tensor in before.items() if tensor.tensor_type.name.lower() not in dense}
+    assert packed
+    pack(source, tmp_path / "kept.gguf", "q8_0")
+    after, kept_fields = read(tmp_path / "kept.gguf")
+    for key, tensor in before.items():
+        if key in packed:
+            assert after[key].tensor_type == tensor.tensor_type, key
+            assert np.array_equal(after[key].data, tensor.data), key
+        elif len(tensor.shape) > 1 and tensor.shape[0] % 32 == 0 and not key.endswith(("bias", "gate_inp.weight")):
+            assert after[key].tensor_type.name == "Q8_0", key
+    if name == "llama3":  # nothing was packed, so that the file's type is still q4_1
+        assert kept_fields == fields
+    pack(source, tmp_path / "again.gguf", "q8_0", requantize=True)
+    assert {read(tmp_path / "again.gguf")[0][key].tensor_type.name for key in packed} == {"Q8_0"}
 
 
 def test_types_that_gguf_py_does_not_know_are_copied_too(tmp_path: Path) -> None:

@@ -91,6 +91,9 @@ def test_layers_of_a_gguf_file_that_predict_further_tokens_are_left_out_with_one
     with Engine.load(path, dtype="fp32", device="cpu", graph="eager") as engine:
         notes = [note for note in engine.notes if "left out" in note]
     assert notes == ["left out of the checkpoint: multi-token prediction (1 tensor)"]
+    stale = write_gguf(tmp_path / "stale.gguf", "qwen3_5", model, predicting=1, is_stale=True)
+    with pytest.raises(CheckpointError, match="block_count 5 and nextn_predict_layers 1 leave layer 4 out"):
+        Engine.load(stale, dtype="fp32", device="cpu", graph="eager")
 
 
 def test_a_tensor_that_no_part_has_is_refused(tmp_path: Path) -> None:

@@ -46,13 +46,15 @@ class GGUFKeys:
         heads that of the first layer that attends.
 
         Raises:
-            CheckpointError: the value is not a positive integer.
+            CheckpointError: the value is not a positive integer, or an array has another length than block_count.
             UnsupportedError: the value differs by layer.
         """
         name = self.name(key)
         value = self.fields.raw.get(name)
-        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) == 0:
+        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) == 0 or key == "block_count":
             return self.fields.size(name)
+        if len(value) != self.size("block_count"):
+            raise self.fields.wrong(name, value, f"a list of block_count ({self.size('block_count')}) values")
         if key not in self.defaults.sizes_by_layer and any(member != value[0] for member in value):
             raise UnsupportedError(f"{self.fields.source}: {name} differs by layer, which is not supported")
         skips = key == KV_HEADS and key in self.defaults.sizes_by_layer

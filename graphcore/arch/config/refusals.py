@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from graphcore.activations import ACTIVATIONS
+from graphcore.activations import ACTIVATIONS, OTHER_NAMES
 from graphcore.arch.config.class_defaults import ClassDefaults
 from graphcore.arch.config.gguf_keys import YARN_ATTENTION, GGUFKeys
 from graphcore.arch.config.typed_fields import Fields
@@ -123,11 +123,14 @@ def refuse_unknown_gguf_mathematics(keys: GGUFKeys) -> None:
 
 
 def known_activation(name: str, source: str) -> str:
-    """Return the name of an activation after a check that it is supported.
+    """Return the name of an activation in `ACTIVATIONS`, given any of its names in config.json.
 
     Raises:
         UnsupportedError: the activation is not supported.
     """
-    if name in ACTIVATIONS:
-        return name
-    raise UnsupportedError(f"{source}: activation {quoted(name)} is not supported; known: {', '.join(ACTIVATIONS)}")
+    known = OTHER_NAMES.get(name, name)
+    if known in ACTIVATIONS:
+        return known
+    raise UnsupportedError(
+        f"{source}: activation {quoted(name)} is not supported; known: {', '.join((*ACTIVATIONS, *OTHER_NAMES))}"
+    )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphcore.engine.fallback.config import torchs_own_defaults
+from graphcore.engine.fallback.config import refusing, torchs_own_defaults
 from graphcore.engine.fallback.layer_hooks import LayerHooks
 from graphcore.engine.fallback.skeleton import Skeleton
 from graphcore.errors import ConfigError, UnsupportedError
@@ -81,7 +81,7 @@ class CachedModel:
             attentions: True also returns the attention weights.
 
         Raises:
-            UnsupportedError: the model keeps no cache, or does not run its layers in order.
+            UnsupportedError: the model keeps no cache, does not run its layers in order, or fails over its settings.
         """
         self.held += token_ids.shape[1]
         inputs: dict[str, object] = {"input_ids": token_ids, "use_cache": True, **self.carried}
@@ -96,8 +96,9 @@ class CachedModel:
             inputs["attention_mask"] = self.mask[:, : self.held]
             if "position_ids" in self.takes:
                 inputs["position_ids"] = positions
-        with torchs_own_defaults():
-            output = self.skeleton.model(**inputs)
+        model = self.skeleton.model
+        with refusing(type(model).__name__, model.config.model_type), torchs_own_defaults():
+            output = model(**inputs)
         self.hooks.check_order()
         self.carried = {name: value for name, value in output.items() if name in self.takes}
         if not self.carried:

@@ -57,7 +57,7 @@ def _filled(
         buffer = module.get_buffer(leaf)
         module._buffers[leaf] = torch.full(buffer.shape, fill, dtype=buffer.dtype, device="cpu")
     # The module's parameters are on the meta device, so that nothing is drawn for them.
-    with refusing(source):
+    with refusing(source, owner.config.model_type):
         owner._init_weights(module)  # type: ignore[no-untyped-call]  # as transformers leaves it
     return {leaf: module.get_buffer(leaf) for leaf in leaves}
 

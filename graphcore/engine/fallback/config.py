@@ -12,8 +12,9 @@ from graphcore.arch.config.ternary_scaling import note_on_full_weights
 from graphcore.arch.config.typed_fields import Fields
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.generation_config import FILE_NAME, read_generation_config
+from graphcore.checkpoint.json_object import read_json_object
 from graphcore.checkpoint.token_ids import SPECIAL_IDS, read_special_ids
-from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError
+from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError, quoted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -55,27 +56,29 @@ def torchs_own_defaults() -> Iterator[None]:
 
 
 @contextmanager
-def refusing(source: str) -> Iterator[None]:
-    """Raise whatever transformers' own code raises over a config inside the block as UnsupportedError.
+def refusing(source: str, model_type: object) -> Iterator[None]:
+    """Raise whatever transformers' own code raises inside the block, over a config or a pass, as UnsupportedError.
 
     Its classes check few of their settings: a wrong type, an unknown name or a contradiction surfaces as the error of
-    the statement that meets it.
+    the statement that meets it, for some in the first pass. Errors of a device and of its memory are raised as they
+    are.
 
     Args:
         source: file or checkpoint that the config is from, for the message.
+        model_type: model type of the config, for the message.
     """
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 
     try:
         yield
-    except GraphcoreError:
+    except (GraphcoreError, torch.AcceleratorError, torch.OutOfMemoryError):
         raise
     except (*CONFIG_ERRORS, StrictDataclassError) as error:
         raise UnsupportedError(
             f"{source}: transformers {transformers.__version__} cannot run it ({type(error).__name__}: "
-            f"{one_line(error)}); correct the setting, or choose a checkpoint of an architecture that is part of "
-            "transformers"
+            f"{one_line(error)}); model_type is {quoted(model_type)}: correct the setting, or choose a checkpoint of "
+            "an architecture that is part of transformers"
         ) from error
 
 
@@ -87,7 +90,8 @@ def read_transformers_config(folder: Path) -> "PreTrainedConfig":
     """
     import transformers
 
-    with refusing(str(folder / "config.json")):
+    model_type = read_json_object(folder / "config.json").get("model_type")
+    with refusing(str(folder / "config.json"), model_type):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     assert isinstance(config, transformers.PreTrainedConfig), f"AutoConfig gave {type(config).__name__}"
     return config

@@ -103,7 +103,7 @@ def build_skeleton(config: "PreTrainedConfig", attention: str, dtype: torch.dtyp
             f"{source}: transformers {transformers.__version__} has no plain language model of model_type "
             f"{quoted(config.model_type)}; choose a decoder-only model"
         )
-    with refusing(source), torchs_own_defaults():
+    with refusing(source, config.model_type), torchs_own_defaults():
         model, used = _on_meta(config, attention, dtype, source)
     model.train(mode=False)
     model.requires_grad_(False)

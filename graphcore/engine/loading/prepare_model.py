@@ -41,7 +41,7 @@ from graphcore.nn.linear import Linear, StackedLinear
 from graphcore.progress import Progress, ignore_progress
 from graphcore.quant.format_choice import STORED
 from graphcore.weights.adapted_checkpoint import AdaptedCheckpoint, with_adapters
-from graphcore.weights.adapters import place_pairs
+from graphcore.weights.adapters import notes_on_unused_pairs, place_pairs
 from graphcore.weights.draft_copy import DraftCopy
 from graphcore.weights.extra_tensors import notes_on_unused
 from graphcore.weights.loader import Loader
@@ -145,8 +145,10 @@ def notes_on_unread(model: Model, loader: Loader) -> Sequence[str]:
     """Return notes about tensors of the checkpoint that no weight is made of, and about adapters."""
     used = {source.name for source in (loader.beneath or loader).sources.values()}
     adapters = [loader.checkpoint.note] if isinstance(loader.checkpoint, AdaptedCheckpoint) else []
-    unused = notes_on_unused(architecture_of(model.config), model.config, model.checkpoint, used, model.stored_layers)
-    return (*unused, *filter(None, adapters))
+    architecture, config = architecture_of(model.config), model.config
+    unused = notes_on_unused(architecture, config, model.checkpoint, used, model.stored_layers)
+    unused_pairs = notes_on_unused_pairs(architecture, config, model.adapters, model.stored_layers)
+    return (*unused, *filter(None, adapters), *unused_pairs)
 
 
 def notes_on_kernels(settings: Settings, runtime: RuntimeConfig, decoder: Decoder, loader: Loader) -> Iterator[str]:

@@ -18,6 +18,7 @@ from graphcore.errors import ConfigError
 from graphcore.export.pack import PackedTensor, Packer
 from graphcore.kernels.backend import find_backend
 from graphcore.progress import Progress
+from graphcore.quant.format_choice import STORED
 from graphcore.tasks.report.output_files import OutputError
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import group_note
@@ -33,12 +34,13 @@ class PackSettings:
     name: str = MISSING
     output: str | None = MISSING
     overwrite: bool = MISSING
+    requantize: bool = MISSING
 
 
 def run(context: Context, task: PackSettings) -> Record:
     """Write the file and print its formats and sizes."""
     settings, console = context.settings, context.console
-    refuse_settings_without_effect(settings)
+    refuse_settings_without_effect(settings, task)
     path = output_path(task)
     use_threads(settings.threads)
     began = time.perf_counter()
@@ -47,11 +49,12 @@ def run(context: Context, task: PackSettings) -> Record:
         raise ConfigError(f"task.output={path} is the model itself; choose another name")
     on_tokenizer = model.tokenizer.notes if model.tokenizer is not None else tuple(filter(None, (model.unread,)))
     backend, on_kernels = find_backend(torch.device("cpu"), settings.cache_folder, console.progress)
-    on_loading = (*on_tokenizer, *filter(None, (on_kernels,)))
-    notes = (*model.config.notes, *on_loading, *group_note(context, model.config.model_type))
+    packer = Packer(model, settings.quant.format, backend, task.requantize)
+    packer.check_adapters()
+    on_weights = (*filter(None, (on_kernels,)), *packer.notes(), *group_note(context, model.config.model_type))
+    notes = (*model.config.notes, *on_tokenizer, *on_weights)
     for note in notes:
         console.note(note)
-    packer = Packer(model, settings.quant.format, backend)
     tensors = packed_tensors(packer, path, console.progress)
     nbytes = path.stat().st_size
     console.table(f"{path}: {in_words(nbytes)}", COLUMNS, table_rows(tensors))
@@ -71,7 +74,7 @@ def run(context: Context, task: PackSettings) -> Record:
     }
 
 
-def refuse_settings_without_effect(settings: Settings) -> None:
+def refuse_settings_without_effect(settings: Settings, task: PackSettings) -> None:
     """Refuse settings that have no effect with this task.
 
     Raises:
@@ -82,6 +85,8 @@ def refuse_settings_without_effect(settings: Settings) -> None:
         raise ConfigError(
             f"streaming={settings.streaming.policy} has no effect with task=pack, which runs nothing; leave it out"
         )
+    if task.requantize and settings.quant.format == STORED:
+        raise ConfigError("task.requantize=true has no effect with quant=stored; name a format, such as quant=q4_k")
     if settings.model.fallback is not None:
         raise ConfigError(
             "model.fallback has no effect with task=pack, which knows graphcore's own models; leave it out"

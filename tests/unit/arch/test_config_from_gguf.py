@@ -327,6 +327,10 @@ def test_keys_that_change_the_mathematics_are_refused_by_name(metadata, key, val
         ("rope.freq_base", -1.0),
         ("rope.scaling.factor", -2.0),
         ("rope.scaling.type", 2),
+        ("attention.head_count_kv", [3] * 29),
+        ("attention.head_count_kv", [3]),
+        ("feed_forward_length", [1536] * 31),
+        ("block_count", [30] * 30),
     ],
 )
 def test_wrong_values_are_refused_by_name(key, value):

@@ -71,6 +71,11 @@ def test_nested_config_is_tied_by_the_outer_flag():
     assert parse(GEMMA3_4B, tie_word_embeddings=False).tie_word_embeddings is False
 
 
+def test_an_empty_text_config_of_a_text_model_counts_as_absent():
+    assert parse(LLAMA, text_config={}) == parse(LLAMA)
+    assert parse({**GEMMA3_4B, "text_config": {}}).model_type == "gemma3_text"
+
+
 def test_gpt2_names_are_normalised():
     config = parse(GPT2)
     assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (768, 3072, 12)

@@ -123,6 +123,37 @@ def test_pickles_are_refused(tmp_path, name):
         open_checkpoint(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("tensors", "is_refused"),
+    [  # as mlx 0.32 writes them, by nn.quantize in its modes, and by mlx-lm's models
+        (
+            {
+                "q.weight": torch.zeros(32, 8, dtype=torch.uint32),
+                "q.scales": torch.zeros(32, 2),
+                "q.biases": torch.zeros(32, 2),
+            },
+            True,
+        ),
+        ({"q.weight": torch.zeros(32, 8, dtype=torch.uint32), "q.scales": torch.zeros(32, 2, dtype=torch.uint8)}, True),
+        ({"model.layers.0.mlp.switch_mlp.up_proj.weight": torch.zeros(4, 6, 8)}, True),
+        ({"model.layers.0.conv.conv.weight": torch.zeros(8, 3, 1)}, True),
+        ({"model.layers.0.self_attn.q_proj.weight": torch.zeros(8, 8, dtype=torch.bfloat16)}, False),
+    ],
+)
+def test_a_folder_of_mlx_is_read_where_its_tensors_are_transformers(tmp_path, tensors, is_refused):
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "mlx"})
+    if is_refused:
+        with pytest.raises(UnsupportedError, match=r"is a folder of MLX, .*converted from, or a GGUF file"):
+            open_checkpoint(tmp_path)
+    else:
+        assert open_checkpoint(tmp_path).tensors.keys() == tensors.keys()
+
+
+def test_a_convolution_of_width_1_is_no_sign_of_mlx(tmp_path):
+    save_file({"audio.pointwise_conv1.weight": torch.zeros(8, 4, 1)}, tmp_path / "model.safetensors")
+    assert len(open_checkpoint(tmp_path).tensors) == 1
+
+
 @pytest.mark.parametrize("magic", [0x67676A74, 0x67676D66, 0x67676D6C])  # ggjt, ggmf, ggml
 @pytest.mark.parametrize("name", ["ggml-model-q4_0.bin", "ggml model.gguf", "model"])
 def test_a_file_of_before_gguf_is_named_with_its_conversion(tmp_path, magic, name):

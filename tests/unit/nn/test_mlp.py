@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from graphcore.activations import ACTIVATIONS
+from graphcore.arch.config.refusals import known_activation
+from graphcore.errors import UnsupportedError
+from graphcore.kernels.ops.gating import FUNCTIONS
 from graphcore.nn.mlp import MLP
 from graphcore.nn.spec import MLPSpec, NormSpec
 
@@ -44,6 +47,25 @@ def project(name: str, mlp: MLP, x: Tensor) -> Tensor:
 
 def test_every_activation_has_a_definition_here() -> None:
     assert ACTIVATIONS.keys() == DEFINITIONS.keys()
+
+
+def test_every_name_of_transformers_is_its_function_or_refused() -> None:
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-12, 12, 4801, dtype=torch.float64)
+    functions = {name: FUNCTIONS[activation](x) for name, activation in ACTIVATIONS.items()}
+    for name in ACT2FN:
+        if name in ("prelu", "xielu"):  # these have weights
+            with pytest.raises(UnsupportedError, match=f"activation '{name}' is not supported"):
+                known_activation(name, "config.json")
+            continue
+        expected = ACT2FN[name](x)
+        same = {ours for ours, found in functions.items() if (found - expected).abs().max() < 1e-9}
+        if same:
+            assert known_activation(name, "config.json") in same, name
+        else:
+            with pytest.raises(UnsupportedError, match=f"activation '{name}' is not supported"):
+                known_activation(name, "config.json")
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -163,6 +163,26 @@ def test_gguf_files_have_no_extra_tensors() -> None:
         match(UNTIED, tensors | {"step": torch.zeros(())}, layout="gguf")
 
 
+@pytest.mark.parametrize("layout", ["hf", "gguf"])
+def test_a_layer_that_the_counts_leave_out_must_be_one_of_multi_token_prediction(layout: str) -> None:
+    trunk, config = config_of(LLAMA, num_hidden_layers=3), replace(UNTIED, num_predicting_layers=1)
+    if layout == "hf":
+        tensors, prefix, part = stored_tensors(trunk), "model.layers.", "eh_proj.weight"
+        stale = "num_hidden_layers 2 and num_nextn_predict_layers 1 leave layer 2 out"
+    else:
+        source_of = architecture_of(trunk).gguf_source
+        tensors = {source_of(name, trunk).name: torch.zeros(shape) for name, shape in shapes_of(trunk).items()}
+        prefix, part = "blk.", "nextn.eh_proj.weight"
+        stale = "block_count 3 and nextn_predict_layers 1 leave layer 2 out"
+    absent = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{prefix}2.")}
+    for name, stored in (("absent", absent), ("of prediction", tensors | {f"{prefix}2.{part}": torch.zeros(2, 2)})):
+        assert match(config, stored, layout=layout), name
+    with pytest.raises(CheckpointError, match=stale):
+        match(config, tensors, layout=layout)
+    with pytest.raises(CheckpointError, match=stale):  # also if only the first layer is to run
+        match(replace(config, num_hidden_layers=1), tensors, layout=layout)
+
+
 @pytest.mark.parametrize("wrapper", ["policy.", "llm.inner.", "module."])
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_any_prefix_that_all_tensors_share_is_taken_off(wrapper: str, is_tied: bool) -> None:

@@ -125,6 +125,19 @@ def test_a_setting_that_means_nothing_is_refused_before_memory_is_taken(
     with pytest.raises(GraphcoreError, match=says) as error:
         Engine.load(folder, device="cpu", overrides=[FALLBACK, "context_length=64"])
     assert "\n" not in str(error.value)
+    assert ("cannot run it" not in says) or f"; model_type is '{name}': correct" in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("camembert", "TypeError"), ("bamba", "ValueError")])
+def test_a_class_that_fails_in_the_first_pass_is_refused_with_the_model_type(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    folder = save_fallback(name, tmp_path).folder
+    says = rf"ForCausalLM: transformers \S+ cannot run it \({kind}: .*\); model_type is '{name}': correct the setting"
+    with Engine.load(folder, device="cpu", overrides=[FALLBACK, "context_length=64"]) as engine:
+        for call in (engine.logits, engine.generate):
+            with pytest.raises(UnsupportedError, match=says):
+                call([[5, 6, 7]])
 
 
 def test_token_ids_that_end_a_generation_come_from_both_config_files(tmp_path: Path) -> None:

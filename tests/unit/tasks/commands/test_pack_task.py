@@ -36,6 +36,26 @@ def test_the_record_tells_of_every_tensor(
     assert "q8_0" in capsys.readouterr().out
 
 
+def test_matrices_that_are_not_as_asked_are_noted_with_the_reason(run_task: RunTask, tmp_path: Path) -> None:
+    small, path = tmp_path / "small.gguf", tmp_path / "model.gguf"
+    rows = "are no multiple of 256, the block of"
+    assert run_pack(run_task, small, "quant=q4_k").record["notes"] == [
+        f"quant=q4_k: 1 matrix is q8_0: rows of 64 {rows} q6_k",
+        f"quant=q4_k: 10 matrices are q5_0: rows of 64 {rows} q4_k",
+        f"quant=q4_k: 2 matrices are q5_0: rows of 128 {rows} q4_k",
+        f"quant=q4_k: 2 matrices are q5_0: rows of 96 {rows} q4_k",
+    ]
+    again = (f"model.checkpoint={small}", "quant=q8_0", "task.overwrite=true")
+    kept = run_pack(run_task, path, *again)
+    assert kept.record["notes"] == [
+        "quant=q8_0: 14 matrices are q5_0: packed already, and kept; task.requantize=true packs again, and loses "
+        "precision twice"
+    ]
+    assert kept.record["output"]["bytes"] == small.stat().st_size
+    (note,) = run_pack(run_task, path, *again, "task.requantize=true").record["notes"]
+    assert note.startswith("the file's weights take ")
+
+
 def test_what_is_odd_about_the_tokenizer_is_noted(
     run_task: RunTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +98,10 @@ def test_the_model_itself_is_never_replaced(run_task: RunTask, tmp_path: Path) -
         ([], "task=pack needs task.output"),
         (["task.output={folder}"], "is a folder; name a file in it"),
         (["task.output={folder}/m.gguf", "prompt=a"], "prompt has no effect with task=pack"),
+        (
+            ["task.output={folder}/m.gguf", "task.requantize=true"],
+            "task.requantize=true has no effect with quant=stored",
+        ),
         (["task.output={folder}/m.gguf", "streaming=on"], "streaming=on has no effect with task=pack"),
         (["task.output={folder}/m.gguf", "quant.format=iq4_xs"], "quant.format=iq4_xs is not one of stored, q4_0"),
     ],
