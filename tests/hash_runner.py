@@ -215,6 +215,8 @@ class HashRunner:
     def check_counts(self, tree_pages: Sequence[set[int]]) -> None:
         """Check that every page is free, or counted once for each row and once if the prefix cache has it.
 
+        A page that only the prefix cache has is idle.
+
         Args:
             tree_pages: pages of the prefix cache, by table.
         """
@@ -223,6 +225,7 @@ class HashRunner:
             for page in [*in_tree, *(page for held in table.rows for page in held.values())]:
                 users[page] = users.get(page, 0) + 1
             assert users == table._refs
+            assert set(table.idle) == {page for page in in_tree if users[page] == 1}
             assert sorted([*users, *table._free]) == list(range(1, 1 + table.num_pages))
 
 

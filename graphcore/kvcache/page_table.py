@@ -4,7 +4,7 @@ Legend: B rows, P pages, N pages of a sequence, G positions of a page, K kv head
 """
 
 import heapq
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +50,7 @@ class PageTable:
         page: int, positions of a page.
         num_pages: int, pages that sequences may have.
         rows: each row's pages by number: page n holds positions n G to n G + G - 1 of its sequence.
+        idle: pages that only the prefix cache holds, the one that was released first before the others.
     """
 
     def __init__(self, caches: Sequence[KVCache], window: int) -> None:
@@ -58,6 +59,8 @@ class PageTable:
         self.rows: list[dict[int, int]] = [{} for _ in range(len(self._table))]
         self._free = list(range(1, 1 + self.num_pages))  # a heap, so that a sequence's pages are often neighbours
         self._refs: dict[int, int] = {}  # reference count of each page that is not free
+        self._cached = set[int]()  # pages that the prefix cache holds, with one reference each
+        self.idle = OrderedDict[int, None]()  # not a dict: the first key of one is slow to find after many deletions
         self._lendable: list[int] = []
         self._lent: dict[int, list[Copies]] = {}
         with torch.inference_mode():
@@ -157,22 +160,40 @@ class PageTable:
     def incref(self, page: int) -> None:
         """Increment a page's reference count."""
         self._refs[page] += 1
+        self.idle.pop(page, None)
 
     def decref(self, page: int) -> None:
-        """Decrement a page's reference count; free the page at zero."""
+        """Decrement a page's reference count; free the page at zero. One that only the cache holds then is idle."""
         self._refs[page] -= 1
         if not self._refs[page]:
             del self._refs[page]
             heapq.heappush(self._free, page)
+        elif self._refs[page] == 1 and page in self._cached:
+            self.idle[page] = None
+
+    def cache(self, page: int) -> None:
+        """Let the prefix cache hold a page, which has a holder, until `uncache`."""
+        self.incref(page)
+        self._cached.add(page)
+
+    def uncache(self, page: int) -> None:
+        """Take a page from the prefix cache; free it if no row has it."""
+        self._cached.remove(page)
+        self.idle.pop(page, None)
+        self.decref(page)
 
     def is_shared(self, page: int) -> bool:
         """Return whether a page's reference count is above one."""
         return self._refs[page] > 1
 
     def free_others(self, row: int, needed: range) -> None:
-        """Free all pages of a row but those with the given numbers."""
+        """Free all pages of a row but those with the given numbers.
+
+        Idle pages are evicted in the order in which they are freed here. A prefix is of no use without its first pages,
+        so these are freed last; those of a ring are used apart from each other, and the first ones are least useful.
+        """
         held = self.rows[row]
-        others = [number for number in held if number not in needed]
+        others = sorted((number for number in held if number not in needed), reverse=not self.is_ring)
         for number in others:
             self.decref(held.pop(number))
         if others:
@@ -203,8 +224,8 @@ class PageTable:
 
         Free pages are used first; the others are copied to the host before they are used.
         """
-        before = self.rows, self._free, self._refs
-        self.rows, self._refs = [{} for _ in self.rows], {}
+        before = self.rows, self._free, self._refs, self._cached, self.idle
+        self.rows, self._refs, self._cached, self.idle = [{} for _ in self.rows], {}, set(), OrderedDict()
         self._free, self._lendable = list(self._free), list(before[2])
         self._put_all()
         try:
@@ -212,7 +233,7 @@ class PageTable:
         finally:
             for page, kept in self._lent.items():
                 self.put([page], kept)
-            self.rows, self._free, self._refs = before
+            self.rows, self._free, self._refs, self._cached, self.idle = before
             self._lendable, self._lent = [], {}
             self._put_all()
 

@@ -4,8 +4,13 @@
                            \\- page -- ...
 
 A prompt continues from the longest path that matches its tokens. Whole pages are shared; the last one is copied if only
-a part of it matches. The tree holds a reference to each page, so pages outlive their sequences until memory is needed:
-the least recently used pages are evicted first, leaves before their parents.
+a part of it matches. The tree holds a reference to each page, so pages outlive their sequences until memory is needed.
+
+Only idle pages are evicted, those that no row has, in the order in which rows have freed them: the least recently used
+first. A row frees a prefix's last pages first, so leaves go before their parents. A node that has lost its page stays as
+long as it has children; prompts continue only up to it, until a sequence brings the page again. Counting and evicting
+pages costs O(1) for each page evicted, whatever the tree holds; finding and keeping a prefix costs O(1) for each of its
+pages.
 
 A prompt's keys and values do not depend on the request that computed them, as long as its chunks run the same kernels.
 So a prompt continues only from positions where this holds (`Chunks`), with the same bits as without the cache. Keys and
@@ -14,13 +19,11 @@ values from decode steps, and everything computed on top of them, may differ in 
 snapshots, and a prompt continues from one of them.
 """
 
-import heapq
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count as numbers_from
-from itertools import islice
+from itertools import chain, islice
 
 from graphcore.kvcache.chunks import Chunks, common
 from graphcore.kvcache.page_allocator import PageAllocator
@@ -34,22 +37,29 @@ class PrefixNode:
     """A node of the tree: a page of tokens, or the first tokens of a page, after those of its parents.
 
     Attributes:
+        begin: number of tokens before the node.
         tokens: token ids of the node, at most a page of them.
         pages: page of each table; None if the node has none there.
         is_bit_exact: True if the bits of the pages equal those of a prefill with an empty cache.
         snapshot: row of the state buffers with the states after the last token; None if there is none.
         has_exact_states: True if the bits of the snapshot equal those of a prefill with an empty cache.
-        last_used: value of the LRU clock at the last use of this node or of a descendant.
+        is_removed: True if the node is no longer in the tree.
     """
 
     parent: "PrefixNode | None"
+    begin: int
     tokens: tuple[int, ...]
     pages: list[int | None]
     is_bit_exact: bool
     snapshot: int | None = None
     has_exact_states: bool = False
-    last_used: int = 0
+    is_removed: bool = False
     children: dict[tuple[int, ...], "PrefixNode"] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        """Number of tokens up to the node's last one."""
+        return self.begin + len(self.tokens)
 
     def below(self) -> Iterator["PrefixNode"]:
         """Yield all descendants of this node."""
@@ -64,6 +74,7 @@ class PrefixNode:
         node = self
         while node.parent is not None and not node.children and node.snapshot is None and not any(node.pages):
             del node.parent.children[node.tokens]
+            node.is_removed = True
             node = node.parent
 
 
@@ -97,12 +108,14 @@ class PrefixCache:
 
     def __init__(self, pages: PageAllocator, chunks: Chunks, snapshots: Sequence[int]) -> None:
         self._pages, self._chunks = pages, chunks
-        self._root = PrefixNode(None, (), [], is_bit_exact=True)
+        self._root = PrefixNode(None, 0, (), [], is_bit_exact=True)
         self._page_size = pages.tables[0].page if pages.tables else chunks.size
         self._free_snapshots = list(snapshots)
         self.has_snapshots = bool(snapshots)
-        self._clock = 0
-        self._node_refs: list[Counter[int]] = [Counter() for _ in pages.tables]  # nodes of each page, by table
+        self._with_snapshot = OrderedDict[PrefixNode, None]()  # the least recently used snapshot first
+        # The nodes of each page, by table. A page has several if prompts ended in it: each is the beginning of the next.
+        self._nodes: list[dict[int, list[PrefixNode]]] = [{} for _ in pages.tables]
+        self._without_window = [index for index, table in enumerate(pages.tables) if not table.is_ring]
         self.no_hit = PrefixHit(0, (), is_bit_exact=True)
         pages.prefix_cache = self
 
@@ -113,16 +126,16 @@ class PrefixCache:
             reuse_cache: True to continue from keys and values of decode steps, too, and from any position.
         """
         path, parts = self._walk(prompt, reuse_cache)
-        most = len(prompt) - 1
-        for shared, part in parts:
-            length = min(len(path) * self._page_size + shared, most)
-            found = self._usable([*path, part], length, len(prompt), reuse_cache)
-            if found.length:
-                return found
-        for count in range(len(path), 0, -1):
-            found = self._usable(path[:count], min(count * self._page_size, most), len(prompt), reuse_cache)
-            if found.length:
-                return found
+        ends_in_part = ((len(path), part, shared) for shared, part in parts)
+        ends_in_path = ((number, path[number], self._page_size) for number in reversed(range(len(path))))
+        for number, last, shared in chain(ends_in_part, ends_in_path):
+            length = min(number * self._page_size + shared, len(prompt) - 1)
+            length = self._usable_length(path, last, length, len(prompt), reuse_cache)
+            if length:
+                nodes = (*path[:number], last)
+                is_bit_exact = all(node.is_bit_exact for node in nodes)
+                is_bit_exact &= self._chunks.start_within(length, len(prompt)) == length
+                return PrefixHit(length, nodes, is_bit_exact and (last.has_exact_states or not self._pages.has_states))
         return self.no_hit
 
     def _walk(self, prompt: Sequence[int], reuse_cache: bool) -> tuple[list[PrefixNode], list[tuple[int, PrefixNode]]]:
@@ -132,69 +145,101 @@ class PrefixCache:
         """
         node, path = self._root, list[PrefixNode]()
         while True:
-            key = tuple(prompt[len(path) * self._page_size :][: self._page_size])
+            key = tuple(prompt[node.end : node.end + self._page_size])
             whole = node.children.get(key) if len(key) == self._page_size else None
-            if whole is None or not (whole.is_bit_exact or reuse_cache):
+            if whole is None or not self._may_use(whole, reuse_cache):
                 break
             path.append(whole)
             node = whole
         latest = islice(reversed(node.children.values()), MOST_COMPARED)
-        parts = [(common(child.tokens, key), child) for child in latest if child.is_bit_exact or reuse_cache]
+        parts = [(common(child.tokens, key), child) for child in latest if self._may_use(child, reuse_cache)]
         return path, sorted((part for part in parts if part[0]), key=lambda part: -part[0])
 
-    def _usable(self, path: Sequence[PrefixNode], length: int, total: int, reuse_cache: bool) -> PrefixHit:
-        """Return the hit of a prompt of `total` tokens on a path that shares `length` tokens with it."""
-        last, before = path[-1], (len(path) - 1) * self._page_size
+    def _may_use(self, node: PrefixNode, reuse_cache: bool) -> bool:
+        """Return whether a prompt may continue from a node or below it: it has its pages, unless a window passes."""
+        if not (node.is_bit_exact or reuse_cache):
+            return False
+        return all(node.pages[index] is not None for index in self._without_window)
+
+    def _usable_length(
+        self, path: Sequence[PrefixNode], last: PrefixNode, length: int, total: int, reuse_cache: bool
+    ) -> int:
+        """Return how much of a prompt of `total` tokens can be taken from a path up to a node of it or after it.
+
+        Args:
+            length: number of tokens that the prompt shares with the path up to `last`.
+        """
         if not reuse_cache:
             length = self._chunks.start_within(length, total)
         if self._pages.has_states:
-            ends = before + len(last.tokens)
-            is_usable = last.snapshot is not None and ends <= length and (reuse_cache or last.has_exact_states)
-            length = ends if is_usable and (reuse_cache or self._chunks.start_within(ends, total) == ends) else 0
-        if length <= before:
-            return self.no_hit
+            is_usable = last.snapshot is not None and last.end <= length and (reuse_cache or last.has_exact_states)
+            is_usable = is_usable and (reuse_cache or self._chunks.start_within(last.end, total) == last.end)
+            length = last.end if is_usable else 0
+        if length <= last.begin:
+            return 0
         # Sliding-window tables may have lost pages in the middle of a path; check those that the next token's window
         # needs.
         for index, table in enumerate(self._pages.tables):
-            numbers = table.numbers(length, length) if table.is_ring else ()
-            if any(path[number].pages[index] is None for number in numbers):
-                return self.no_hit
-        is_bit_exact = all(node.is_bit_exact for node in path) and self._chunks.start_within(length, total) == length
-        return PrefixHit(length, tuple(path), is_bit_exact and (last.has_exact_states or not self._pages.has_states))
+            numbers = table.numbers(length, length) if table.is_ring else range(0)
+            nodes = (last if number * self._page_size == last.begin else path[number] for number in numbers)
+            if any(node.pages[index] is None for node in nodes):
+                return 0
+        return length
 
     def attach(self, row: int, hit: PrefixHit) -> bool:
         """Share the pages of a hit with a row that has none, and copy its recurrent state there.
 
+        Pages of the hit are in use, so not evictable, from here on, and its snapshot has been copied before any page is
+        evicted for the copy of the last one.
+
         Returns:
-            False if there is no free page to copy the last, partly matching page to; the row then has no pages.
+            False if something of the hit has been evicted since it was found, or if there is no free page to copy the
+            last, partly matching page to; the row then has no pages.
         """
         if not hit.length:
             return True
-        self._touch(hit.path[-1])
-        has_part = hit.length % self._page_size != 0
+        last = hit.path[-1]
+        shared: list[dict[int, int]] = []
         for index, table in enumerate(self._pages.tables):
             numbers = table.numbers(hit.length, hit.length)
-            pages = {number: hit.path[number].pages[index] for number in numbers}
-            table.share(row, {number: page for number, page in pages.items() if page is not None})
-        if has_part and not self._pages.copy(row, hit.length // self._page_size):
+            shared.append({number: page for number in numbers if (page := hit.path[number].pages[index]) is not None})
+            if len(shared[-1]) < len(numbers):
+                return False
+        if self._pages.has_states:
+            if last.snapshot is None:
+                return False
+            self._pages.copy_states(last.snapshot, row)
+            self._with_snapshot.move_to_end(last)
+        for table, pages in zip(self._pages.tables, shared, strict=True):
+            table.share(row, pages)
+        if hit.length % self._page_size and not self._pages.copy(row, hit.length // self._page_size):
             self._pages.free(row)
             return False
-        snapshot = hit.path[-1].snapshot
-        if self._pages.has_states and snapshot is not None:
-            self._pages.copy_states(snapshot, row)
         return True
 
-    def keep(self, row: int, ids: Sequence[int], *, is_bit_exact: bool, save_states: bool) -> None:
+    def keep(
+        self,
+        row: int,
+        ids: Sequence[int],
+        *,
+        is_bit_exact: bool,
+        save_states: bool,
+        after: PrefixNode | None = None,
+    ) -> PrefixNode | None:
         """Insert the pages of a row into the tree.
 
         Args:
-            ids: token ids that the pages hold, from the sequence's first one on.
+            ids: token ids that the pages hold, from the sequence's first one on, or from the one after `after`.
             is_bit_exact: True if the bits of the pages equal those of a prefill with an empty cache.
             save_states: True to keep a snapshot of the row's recurrent states, too, which are those after `ids`.
+            after: node that an earlier call returned for the sequence; the pages up to it are not visited again.
+
+        Returns:
+            The node of the last whole page; None if there is none, or if it has been pruned.
         """
         page_maps = [table.rows[row] for table in self._pages.tables]
         put_states = partial(self._pages.copy_states, row) if save_states else None
-        self.keep_pages(page_maps, ids, is_bit_exact=is_bit_exact, put_states=put_states)
+        return self.keep_pages(page_maps, ids, is_bit_exact=is_bit_exact, put_states=put_states, after=after)
 
     def keep_pages(
         self,
@@ -203,29 +248,35 @@ class PrefixCache:
         *,
         is_bit_exact: bool,
         put_states: Callable[[int], None] | None = None,
-    ) -> None:
-        """Insert pages into the tree.
+        after: PrefixNode | None = None,
+    ) -> PrefixNode | None:
+        """Insert pages, which somebody else holds, too, into the tree. O(1) for each page of `ids`.
 
         Args:
             page_maps: for each table, logical page index -> physical page.
-            ids, is_bit_exact: as for `keep`.
+            ids, is_bit_exact, after: as for `keep`.
             put_states: function that writes the states after the last token to a row of the state buffers; None to keep
                 no snapshot.
+
+        Returns:
+            The node of the last whole page; None if there is none, or if it has been pruned.
         """
-        node = self._root
+        node = whole = after or self._root
+        assert not node.is_removed, "a sequence goes on behind a node that is still in the tree"
         for at in range(0, len(ids), self._page_size):
             tokens = tuple(ids[at : at + self._page_size])
-            pages = [page_map.get(at // self._page_size) for page_map in page_maps]
+            pages = [page_map.get(whole.end // self._page_size) for page_map in page_maps]
             child = node.children.get(tokens)
             if child is None:
-                child = PrefixNode(node, tokens, [None] * len(pages), is_bit_exact)
+                child = PrefixNode(node, node.end, tokens, [None] * len(pages), is_bit_exact)
                 node.children[tokens] = child
             self._adopt(child, pages, is_bit_exact)
             node = child
-        self._touch(node)
+            whole = node if len(tokens) == self._page_size else whole
         if put_states is not None and self._pages.has_states and node is not self._root:
             self._keep_states(put_states, node, is_bit_exact)
         node.prune()
+        return None if whole is self._root or whole.is_removed else whole
 
     def path(self, ids: Sequence[int]) -> Sequence[PrefixNode]:
         """Return the nodes that `keep` made for these tokens; empty if it made none, or if one has been evicted."""
@@ -240,104 +291,88 @@ class PrefixCache:
 
     def _keep_states(self, put_states: Callable[[int], None], node: PrefixNode, is_bit_exact: bool) -> None:
         """Write a snapshot of states for a node, unless it already has one that is at least as exact."""
-        if node.snapshot is not None and (node.has_exact_states or not is_bit_exact):
-            return
-        node.snapshot = self._free_snapshot() if node.snapshot is None else node.snapshot
+        if node.snapshot is None:
+            oldest = None if self._free_snapshots else next(iter(self._with_snapshot), None)
+            if oldest is not None:
+                self._drop_snapshot(oldest)
+            if not self._free_snapshots:  # there are no rows for snapshots
+                return
+            node.snapshot = self._free_snapshots.pop()
+            self._with_snapshot[node] = None
+            if oldest is not None:
+                oldest.prune()  # not before: the node may be an ancestor of it, and have nothing but this snapshot
+        else:
+            self._with_snapshot.move_to_end(node)
+            if node.has_exact_states or not is_bit_exact:
+                return
         node.has_exact_states = is_bit_exact
+        put_states(node.snapshot)
+
+    def _drop_snapshot(self, node: PrefixNode) -> None:
         if node.snapshot is not None:
-            put_states(node.snapshot)
+            self._free_snapshots.append(node.snapshot)
+            del self._with_snapshot[node]
+            node.snapshot = None
 
     def _adopt(self, node: PrefixNode, pages: Sequence[int | None], is_bit_exact: bool) -> None:
         """Store pages in a node where it has none. Bit-exact pages replace all pages that are not.
 
-        A bit-exact node never takes pages that are not.
+        A bit-exact node never takes pages that are not. Of two bit-exact pages, which hold the same, it takes the one
+        that is in use: an idle one is then free without an eviction, and is never evicted before those below it.
         """
         is_better = is_bit_exact and not node.is_bit_exact
         node.is_bit_exact = node.is_bit_exact or is_bit_exact
         for index, page in enumerate(pages):
             old = node.pages[index]
-            if page == old or not (is_better or (old is None and is_bit_exact == node.is_bit_exact)):
+            if page == old:
                 continue
-            if page is not None:
-                self._incref(index, page)
-            if old is not None:
-                self._decref(index, old)
-            node.pages[index] = page
+            has_gap = old is None and is_bit_exact == node.is_bit_exact
+            is_idle = page is not None and is_bit_exact and old in self._pages.tables[index].idle
+            if is_better or has_gap or is_idle:
+                self._put_page(node, index, page)
 
-    def _incref(self, index: int, page: int) -> None:
-        self._node_refs[index][page] += 1
-        if self._node_refs[index][page] == 1:
-            self._pages.tables[index].incref(page)
-
-    def _decref(self, index: int, page: int) -> None:
-        self._node_refs[index][page] -= 1
-        if not self._node_refs[index][page]:
-            del self._node_refs[index][page]
-            self._pages.tables[index].decref(page)
+    def _put_page(self, node: PrefixNode, index: int, page: int | None) -> None:
+        """Set a node's page of a table. The tree holds each page once, however many of its nodes have it."""
+        nodes, table, old = self._nodes[index], self._pages.tables[index], node.pages[index]
+        node.pages[index] = page
+        if page is not None:
+            if page not in nodes:
+                table.cache(page)
+            nodes.setdefault(page, []).append(node)
+        if old is not None:
+            nodes[old].remove(node)
+            if not nodes[old]:
+                del nodes[old]
+                table.uncache(old)
 
     def clear(self) -> None:
         """Free all pages and snapshots."""
         for node in list(self._root.below()):
             self._release(node)
-        self._root.children.clear()
-
-    def _touch(self, node: PrefixNode | None) -> None:
-        self._clock += 1
-        while node is not None:
-            node.last_used = self._clock
-            node = node.parent
+            node.prune()
 
     def num_evictable(self, table: PageTable) -> int:
-        """Return the number of pages of a table that only the tree holds."""
-        return sum(not table.is_shared(page) for page in self._node_refs[self._pages.tables.index(table)])
+        """Return the number of pages of a table that only the tree holds. O(1)."""
+        return len(table.idle)
 
     def evict(self, table: PageTable, count: int) -> None:
-        """Evict pages of a table that only the tree holds, the least recently used first, until `count` are freed."""
-        index = self._pages.tables.index(table)
-        order = numbers_from(0)  # breaks ties between nodes that were used together
-        idle = [(node.last_used, next(order), node) for node in self._root.below() if self._is_idle(node, index, table)]
-        heapq.heapify(idle)
-        before = table.num_free
-        while idle and table.num_free - before < count:
-            node = heapq.heappop(idle)[-1]
-            parent, page = node.parent, node.pages[index]
-            assert parent is not None
-            if table.is_ring and page is not None:
-                self._decref(index, page)
-                node.pages[index] = None
-            else:
-                self._release(node)
-            node.prune()
-            if not table.is_ring and parent is not self._root and self._is_idle(parent, index, table):
-                heapq.heappush(idle, (parent.last_used, next(order), parent))
-        if not table.is_ring and table.num_free - before < count:
-            # Leaves in use by running rows block eviction of their ancestors, even those that only the tree references;
-            # so drop the whole tree.
-            self.clear()
+        """Evict pages of a table that only the tree holds, the least recently used first, until `count` are freed.
 
-    def _is_idle(self, node: PrefixNode, index: int, table: PageTable) -> bool:
-        page = node.pages[index]
-        if page is None or table.is_shared(page):
-            return False
-        return table.is_ring or not node.children
+        O(1) for each of them, and for each node that its removal leaves without pages and children.
+        """
+        index = self._pages.tables.index(table)
+        for _ in range(min(count, len(table.idle))):
+            page = next(iter(table.idle))
+            for node in tuple(self._nodes[index][page]):
+                if table.is_ring:  # only the windows that the page lies in are lost
+                    self._put_page(node, index, None)
+                else:
+                    self._release(node)
+                node.prune()
 
     def _release(self, node: PrefixNode) -> None:
-        for index, page in enumerate(node.pages):
-            if page is not None:
-                self._decref(index, page)
-        node.pages = [None] * len(node.pages)
-        if node.snapshot is not None:
-            self._free_snapshots.append(node.snapshot)
-            node.snapshot = None
-
-    def _free_snapshot(self) -> int | None:
-        """Return a row for a snapshot, evicting the least recently used one if none is free; None without rows."""
-        if not self._free_snapshots:
-            holders = [node for node in self._root.below() if node.snapshot is not None]
-            oldest = min(holders, key=lambda node: node.last_used, default=None)
-            if oldest is None or oldest.snapshot is None:
-                return None
-            self._free_snapshots.append(oldest.snapshot)
-            oldest.snapshot = None
-            oldest.prune()
-        return self._free_snapshots.pop()
+        """Free what a node has. Without its pages it is not bit-exact, so it takes those of any sequence."""
+        for index in range(len(node.pages)):
+            self._put_page(node, index, None)
+        self._drop_snapshot(node)
+        node.is_bit_exact = False

@@ -99,7 +99,7 @@ class PrefixSnapshots:
         firsts = [self._first(path, index, table) for index, table in enumerate(self._pages.tables)]
         if any(first > table.first_seen(length) for first, table in zip(firsts, self._pages.tables, strict=True)):
             return None
-        states = dict(self._states(prompt, length))
+        states = dict(self._states(prompt[:length], path))
         if self._pages.has_states and length not in states:
             return None
         parts: list[Copies] = []
@@ -116,12 +116,14 @@ class PrefixSnapshots:
             first -= 1
         return first
 
-    def _states(self, prompt: Sequence[int], length: int) -> Iterator[tuple[int, Sequence[Copies]]]:
+    def _states(self, ids: Sequence[int], path: Sequence[PrefixNode]) -> Iterator[tuple[int, Sequence[Copies]]]:
         """Yield the positions whose snapshot prompts may continue from, and copies of these states."""
-        for position in range(self._chunks.size, length + 1, self._chunks.size) if self._pages.has_states else ():
-            path = self._prefixes.path(prompt[:position])
-            if path and path[-1].has_exact_states and path[-1].snapshot is not None:
-                yield position, [cache.copy_out(path[-1].snapshot) for cache in self._pages.states]
+        ends = {node.end: node for node in path}
+        for position in range(self._chunks.size, len(ids) + 1, self._chunks.size) if self._pages.has_states else ():
+            nodes = [ends[position]] if position in ends else self._prefixes.path(ids[:position])[-1:]  # inside a page
+            for node in nodes:
+                if node.has_exact_states and node.snapshot is not None:
+                    yield position, [cache.copy_out(node.snapshot) for cache in self._pages.states]
 
     @torch.inference_mode()
     def copy_in(self, copy: PrefixSnapshot) -> bool:
@@ -134,13 +136,15 @@ class PrefixSnapshots:
         for table, first, pages in zip(self._pages.tables, shape.firsts, taken, strict=True):
             table.put(pages, [parts.pop(0) for _ in table.caches])
             page_maps.append(dict(enumerate(pages, start=first)))
-        self._prefixes.keep_pages(page_maps, copy.ids, is_bit_exact=True)
-        for position in shape.positions:
+        kept = None
+        for position in shape.positions or (shape.tokens,):
             states = [parts.pop(0) for _ in self._pages.states]
-            put_states = partial(self._pages.put_states, states)
-            self._prefixes.keep_pages(page_maps, copy.ids[:position], is_bit_exact=True, put_states=put_states)
+            new = copy.ids[kept.end if kept else 0 : position]
+            kept = self._prefixes.keep_pages(
+                page_maps, new, is_bit_exact=True, put_states=partial(self._pages.put_states, states), after=kept
+            )
         for table, pages in zip(self._pages.tables, taken, strict=True):
-            for page in pages:
+            for page in reversed(pages):  # the last ones are evicted first, as those that a row has freed
                 table.decref(page)
         return True
 

@@ -35,7 +35,7 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.kvcache.chunks import Chunks, common
 from graphcore.kvcache.page_allocator import PageAllocator, SwappedSequence
-from graphcore.kvcache.prefix_cache import PrefixCache
+from graphcore.kvcache.prefix_cache import PrefixCache, PrefixNode
 from graphcore.kvcache.prefix_snapshot import PrefixSnapshots
 from graphcore.kvcache.swap_file import SwapFile
 
@@ -66,6 +66,7 @@ class CacheAdmission:
         self._rows, self._context, self._folder = sizes.batch_size, sizes.context, folder
         self.requests: list[Request] = []
         self._swapped: dict[Request, SwapFile | SwappedSequence | None] = {}  # None: tokens run again
+        self._kept: dict[Request, PrefixNode] = {}  # the last whole page of its prompt that is in the prefix cache
 
     @classmethod
     def of(cls, runner: ProgramRunner, folder: Path, agree: Agree = bool) -> "CacheAdmission":
@@ -185,7 +186,7 @@ class CacheAdmission:
         self.pages.free(row)
         stored = self._swapped[request]
         is_alone = all(one in self._swapped for one in self.requests)
-        if not is_alone and not self.pages.make_room_for([(row, len(request.ids) + 1)]):
+        if not is_alone and not self.pages.make_room_for([(row, request.num_known + 1)]):
             return False
         copy, error = self._read(stored)
         if error is not None and not request.is_bit_exact:
@@ -211,12 +212,23 @@ class CacheAdmission:
         return None, error or OSError("another process cannot read its part of a sequence that was swapped out")
 
     def cache_prompt(self, request: Request) -> None:
-        """Put the tokens of its prompt that a request has computed into the prefix cache."""
-        prompt = request.prompt_ids
-        sure = min(request.num_computed, self._chunks.invariant_length(len(prompt)))
-        if request.is_bit_exact and request.cache_row is not None and sure:
-            save_states = sure == request.num_computed and sure % self._chunks.size == 0
-            self._prefixes.keep(request.cache_row, prompt[:sure], is_bit_exact=True, save_states=save_states)
+        """Put the tokens of its prompt that a request has computed since the last call into the prefix cache."""
+        prompt, sure, after = request.prompt_ids, self._num_sure(request), self._kept.get(request)
+        if not sure:
+            return
+        if after is not None and (after.is_removed or after.end > sure):
+            after = None
+        new = prompt[after.end if after else 0 : sure]
+        save_states = sure == request.num_computed and sure % self._chunks.size == 0
+        kept = self._prefixes.keep(request.own_row, new, is_bit_exact=True, save_states=save_states, after=after)
+        if kept is not None:
+            self._kept[request] = kept
+
+    def _num_sure(self, request: Request) -> int:
+        """Return how many tokens of its prompt a request's row holds with the bits that they have in any request."""
+        if not request.is_bit_exact or request.cache_row is None:
+            return 0
+        return min(request.num_computed, self._chunks.invariant_length(len(request.prompt_ids)))
 
     def leave(self, request: Request, held: Sequence[int]) -> None:
         """Free the row and pages of a finished request.
@@ -226,11 +238,16 @@ class CacheAdmission:
         """
         self.requests.remove(request)
         close(self._swapped.pop(request, None))
+        self._kept.pop(request, None)
         if request.cache_row is None:
             return
+        # From its start: pages of the tree that this row has copies of may have been evicted since.
+        sure, after = request.prompt_ids[: self._num_sure(request)], None
+        if sure:
+            after = self._prefixes.keep(request.cache_row, sure, is_bit_exact=True, save_states=False)
         if request.reuses_cache and held:
-            self.cache_prompt(request)  # a ring has freed some of it since
-            self._prefixes.keep(request.cache_row, held, is_bit_exact=False, save_states=True)
+            new = held[after.end if after else 0 :]
+            self._prefixes.keep(request.cache_row, new, is_bit_exact=False, save_states=True, after=after)
         self.pages.free(request.cache_row)
 
     def clear_prefix_cache(self) -> None:

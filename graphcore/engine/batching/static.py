@@ -89,7 +89,7 @@ class StaticBatching(Batching):
         if self._program is None:
             self._program = self._runner.program("decode", self._runner.width(len(self._batch)))
         rows = [[] if request.has_ended else request.token_ids[-1:] for request in self._batch]
-        lasts = [len(request.ids) - 1 for request in self._batch]
+        lasts = [request.num_known - 1 for request in self._batch]
         self._program.state.put_rows(rows, lasts)
         policy = watched(self._runner.policy, on_progress, "generate", *done_of(self._batch))
         run_together([self._program], policy, is_stopped)

@@ -83,7 +83,7 @@ def test_what_has_lost_a_page_that_is_needed_is_not_copied(name: str) -> None:
     page = path[last].pages[ring]
     assert page is not None
     assert copies_of(caches).copy_out(words(24)) is not None
-    caches.tree._decref(ring, page)
+    caches.tree._put_page(path[last], ring, None)
     path[last].pages[ring] = None
     assert copies_of(caches).copy_out(words(24)) is None
 

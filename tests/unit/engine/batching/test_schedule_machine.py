@@ -300,8 +300,14 @@ class Schedule(RuleBasedStateMachine):
         nodes = list(tree._root.below())
         tables = range(len(self.runner.pages.tables))
         self.runner.check_counts([{page for node in nodes if (page := node.pages[at]) is not None} for at in tables])
-        for index, refs in enumerate(tree._node_refs):
-            assert refs == count_of([node.pages[index] for node in nodes])
+        for index, holders in enumerate(tree._nodes):
+            held = {page: len(some) for page, some in holders.items()}
+            assert held == count_of([node.pages[index] for node in nodes])
+        with_snapshot = {node: node.snapshot for node in nodes if node.snapshot is not None}
+        assert with_snapshot.keys() == set(tree._with_snapshot)
+        snapshots = self.runner.pages.snapshot_rows(self.runner.sizes.batch_size)
+        assert sorted([*with_snapshot.values(), *tree._free_snapshots]) == list(snapshots)
+        assert all(node.children or node.snapshot is not None or any(node.pages) for node in nodes), "an empty leaf"
         for row in set(range(self.runner.sizes.batch_size)).difference(rows):
             assert not any(table.rows[row] for table in self.runner.pages.tables), "a row without a request has pages"
         assert set(self.admission._swapped) == {one for one in running if one.cache_row is None}

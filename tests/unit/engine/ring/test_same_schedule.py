@@ -101,7 +101,8 @@ def state_of(batching: ContinuousBatching) -> Any:
         for one in admission.requests
     ]
     swapped = [admission.requests.index(one) for one in admission._swapped]
-    return tables, free, requests, swapped, list(prefixes(admission._prefixes._root))
+    idle = [[*table.idle] for table in admission.pages.tables]  # in the order in which they are evicted
+    return tables, free, idle, requests, swapped, list(prefixes(admission._prefixes._root))
 
 
 def drafted_tokens(messages: Sequence[Any]) -> int:
@@ -111,9 +112,9 @@ def drafted_tokens(messages: Sequence[Any]) -> int:
 
 
 def prefixes(node: PrefixNode) -> Iterator[Any]:
-    """Yield the nodes below one, with their pages and the time of their last use."""
+    """Yield the nodes below one, with their pages and snapshots."""
     for child in node.children.values():
-        yield child.tokens, list(child.pages), child.snapshot, child.last_used, child.is_bit_exact
+        yield child.tokens, list(child.pages), child.snapshot, child.is_bit_exact
         yield from prefixes(child)
 
 
