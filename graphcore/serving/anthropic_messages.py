@@ -12,7 +12,7 @@ from graphcore.serving.chat_call import (
     ChatCall,
 )
 from graphcore.serving.fields import ListOf, RequestFields, parse_request, refuse_unless
-from graphcore.serving.message_turns import joined_turns
+from graphcore.tokenizer.message_turns import joined_turns
 from graphcore.serving.openai_options import stops_of_field
 from graphcore.serving.request_errors import NO_THREADS, RequestError
 

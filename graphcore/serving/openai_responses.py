@@ -20,7 +20,7 @@ from graphcore.serving.fields import (
     parse_request,
     refuse_unless,
 )
-from graphcore.serving.message_turns import joined_turns
+from graphcore.tokenizer.message_turns import joined_turns
 from graphcore.serving.openai_chat import tool_choice_of
 from graphcore.serving.openai_messages import parsed_arguments, text_of
 from graphcore.serving.openai_options import (
