@@ -11,6 +11,7 @@ neighbouring turns of a user, an answer that comes first. Each template is tried
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 Message = Mapping[str, object]
 """One turn: "role" and "content", and any other fields that the template reads, of the types that JSON has."""
@@ -29,6 +30,7 @@ TRIALS: Mapping[str, str] = {
     "answer first": "AU",
     "no user": "S",
     "user behind a result": "UCTUAU",
+    "call without a result": "UCUAU",
     "empty answer": "UEU",
 }
 """What a template may refuse, by its name, with the conversation that shows it. The letters are those of `_turn`."""
@@ -55,7 +57,7 @@ def refused_turns(render: Callable[[Sequence[Message]], str | None]) -> frozense
     if not shows("U"):  # the template is broken: the error belongs to the conversation that asks for it
         return frozenset()
     knows_results = shows(_RESULT_TRIAL)
-    trials = {name: letters for name, letters in TRIALS.items() if knows_results or "T" not in letters}
+    trials = {name: letters for name, letters in TRIALS.items() if knows_results or not set("CT") & set(letters)}
     return frozenset(name for name, letters in trials.items() if not shows(letters))
 
 
@@ -85,10 +87,11 @@ def _are_in_order(words: Iterable[str], text: str) -> bool:
 
 
 def is_plain(messages: Sequence[Message]) -> bool:
-    """Return whether messages are turns of a user and answers in alternation, which every template takes."""
+    """Return whether messages are turns of a user and answers without calls, in alternation: all templates take them."""
     roles = ("user", "assistant")
     return all(
-        message.get("role") == roles[at % 2] and bool(message.get("content")) for at, message in enumerate(messages)
+        turn.get("role") == roles[at % 2] and bool(turn.get("content")) and not turn.get("tool_calls")
+        for at, turn in enumerate(messages)
     )
 
 
@@ -110,6 +113,8 @@ def fitted_turns(messages: Sequence[Message], refused: Collection[str]) -> list[
         head = [_joined(head)]
     if "later system" in refused or "system" in refused:
         rest = [_with_role(turn, "user") if turn.get("role") in SYSTEM else turn for turn in rest]
+    if "call without a result" in refused:  # one that was cut short, and did not run
+        rest = [_unanswered(turn, after) for turn, after in zip_longest(rest, rest[1:])]
     if "empty answer" in refused:  # the last may be continued
         rest = [*(turn for turn in rest[:-1] if not _is_empty_answer(turn)), *rest[-1:]]
     is_without_user = "no user" in refused and all(turn.get("role") != "user" for turn in rest)
@@ -182,6 +187,13 @@ def _num_leading_systems(messages: Sequence[Message]) -> int:
 
 def _is_empty_answer(message: Message) -> bool:
     return message.get("role") == "assistant" and not message.get("content") and not message.get("tool_calls")
+
+
+def _unanswered(message: Message, after: Message | None) -> Message:
+    """Return a message without its calls if another than a result comes after it."""
+    if after is None or _is_result(after) or not message.get("tool_calls"):
+        return message
+    return {name: value for name, value in message.items() if name != "tool_calls"}
 
 
 def _is_result(message: Message) -> bool:

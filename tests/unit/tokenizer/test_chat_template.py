@@ -119,7 +119,7 @@ def test_without_a_template_a_chat_is_refused_and_text_still_works() -> None:
 
 def test_the_templates_own_refusal_is_passed_on() -> None:
     with pytest.raises(TokenizerError, match=r"^model\.gguf: .*roles must alternate"):
-        with_template(ALTERNATING).render_chat([{"role": "tool", "content": "a"}])
+        with_template(ALTERNATING).render_chat([CHATS[0][0], *[{"role": "tool", "content": "a"}] * 2])
 
 
 def test_an_empty_chat_is_refused() -> None:

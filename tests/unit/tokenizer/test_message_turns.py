@@ -25,7 +25,7 @@ VARIABLES = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 CONVERSATIONS = (
     *("U", "SU", "SSU", "SSSUAU", "DU", "SDU", "DDUAU", "S", "SS", "SA", "AU", "SAU", "SSAU"),
     *("USU", "SUS", "SUASU", "SUSAU", "SUASSU", "SUADU", "UU", "UUUAU", "SUUAUU", "UAAU", "SUAAAU", "SUEU", "UEEU"),
-    *("SUCTU", "SUCTS", "SUCTSU", "UCTAU", "UCTUAU", "SUCTCTUU", "UCTTUAU", "UACTAU", "SUCTSCTSAU", "SCTAU", "UCTEU"),
+    *("SUCTU", "SUCTS", "SUCTSU", "UCTAU", "UCTUAU", "SUCTCTUU", "UCTTUAU", "UACTAU", "SUCTSCTSAU", "SCTAU", "UCTEU", "SUCU"),
 )
 """Orders of turns: systems, developers, users, answers, empty ones, calls and results."""
 
@@ -43,7 +43,7 @@ def conversation(letters: str) -> list[dict[str, Any]]:
             calls = len(letters[at + 1 :]) - len(letters[at + 1 :].lstrip("T"))
             made = [
                 {"id": f"call{at}{number}abc", "type": "function", "function": {"name": "search_2", "arguments": {}}}
-                for number in range(calls)
+                for number in range(max(calls, 1))
             ]
             turns.append({"role": "assistant", "content": "", "tool_calls": made})
         elif letter == "T":
@@ -129,6 +129,9 @@ def test_only_what_a_template_refuses_is_changed_and_in_its_place() -> None:
         ),
         ("empty answer", [user, {"role": "assistant", "content": ""}, user], [user, user]),
         ("empty answer", [user, call, result], [user, call, result]),
+        ("call without a result", [user, call, user], [user, {"role": "assistant", "content": ""}, user]),
+        ("call without a result, empty answer", [user, call, user], [user, user]),
+        ("call without a result", [user, call, result, call], [user, call, result, call]),
         ("empty answer", [user, {"role": "assistant", "content": ""}], [user, {"role": "assistant", "content": ""}]),
         ("neighbouring answers", [user, user, answer, call], [user, user, {**call, "content": "word3."}]),
         ("neighbouring users", [user, answer, answer], [user, answer, answer]),
