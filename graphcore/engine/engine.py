@@ -173,7 +173,8 @@ class Engine:
         Raises:
             ConfigError: the engine is closed.
         """
-        return self.loaded.stats_of(self.runner)
+        self._queue.check_not_closed()  # they can be read after a failure, too
+        return self.loaded.stats_of(loaded_runner(self.loaded))
 
     def submit(
         self,
@@ -370,13 +371,18 @@ class Engine:
             yield
 
     def status(self) -> list[RequestStatus]:
-        """Return the progress of each request: those that run, then those that wait.
+        """Return the progress of each request: those that run, then those that wait; none after a `failure`.
 
         Raises:
             ConfigError: the engine is closed.
         """
-        self._queue.check_open()
+        self._queue.check_not_closed()
         return self._queue.status()
+
+    @property
+    def pass_seconds(self) -> float:
+        """Seconds since the running pass began, or the call that runs between two; 0 while there is no work."""
+        return self._queue.pass_seconds
 
     def save_cache(self, prompt: Prompt, file: str | Path) -> int:
         """Run a prompt and write the KV cache of its prefix to a file.

@@ -46,8 +46,9 @@ def check_no_control_tokens(tools: Sequence[Mapping[str, Any]], special_tokens: 
     """
     texts = ["\n".join(texts_in(tool)) for tool in tools]
     whole = "\n".join(texts)  # a vocabulary may have thousands of such tokens, and a request a thousand tools
+    letters = frozenset(whole)
     for token in special_tokens:
-        if token and token in whole:
+        if token and letters.issuperset(token) and token in whole:
             index = next((at for at, text in enumerate(texts) if token in text), 0)
             raise ConfigError(f"tools[{index}] spells {quoted(token)}, a control token of the model; leave it out")
 

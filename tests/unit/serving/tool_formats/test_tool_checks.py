@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from served_engine import serve_settings
-from tool_texts import SOURCES, TOOLS, format_named, parsed, rendered, turn
+from tool_texts import TOOLS
 
 from graphcore import Engine
 from graphcore.errors import ConfigError
@@ -57,14 +57,6 @@ def test_tools_are_refused_where_the_template_knows_none(known: Any) -> None:
             check_tools(valid, known)
     else:
         check_tools(valid, known)
-
-
-def test_a_call_of_the_longest_name_is_read_in_every_family() -> None:
-    name = "x" * 128
-    for family in SOURCES:
-        prompt, text = rendered(family, turn((name, {"city": "Oslo"})))
-        found = parsed(format_named(family), [text], prompt, [function(name=name, parameters={"type": "object"})])
-        assert found.values == [(name, {"city": "Oslo"})], family
 
 
 def test_schemas_that_are_not_compiled_are_not_counted() -> None:
