@@ -592,6 +592,89 @@ DEEPSEEK_V31 = _tokens("""{%- if not thinking is defined -%}{%- set thinking = f
     {{- '<|Assistant|>' -}}{%- if not thinking -%}{{'</think>'}}{%- else -%}{{'<think>'}}{%- endif -%}
 {%- endif -%}""")
 
+GEMMA2 = """{{ bos_token }}{%- if messages[0]['role'] == 'system' %}{{ raise_exception('No system role.') }}{%- endif %}
+{%- for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Alternate.') }}{%- endif %}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+    {{- '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{%- endif %}"""
+
+GEMMA3 = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- if messages[0]['content'] is string %}{%- set first = messages[0]['content'] + '\n\n' %}
+    {%- else %}{%- set first = messages[0]['content'][0]['text'] + '\n\n' %}{%- endif %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}{%- set first = '' %}{%- set loop_messages = messages %}{%- endif %}
+{%- for message in loop_messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Alternate.') }}{%- endif %}
+    {{- '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}
+    {{- first if loop.first else '' }}
+    {%- if message['content'] is string %}{{- message['content'] | trim }}
+    {%- else %}
+        {%- for item in message['content'] %}{%- if item['type'] == 'text' %}{{- item['text'] | trim }}{%- endif %}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{%- endif %}"""
+
+SILENT_CHANNELS = """{%- if messages[0].role in ('developer', 'system') %}
+    {%- set said = messages[0].content %}{%- set loop_messages = messages[1:] %}
+{%- else %}{%- set said = '' %}{%- set loop_messages = messages %}{%- endif %}
+{{- '<|start|>system<|message|>You are ChatGPT.<|end|>' }}
+{%- if said %}{{- '<|start|>developer<|message|># Instructions\n\n' + said + '<|end|>' }}{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in loop_messages %}
+    {%- if message.role == 'assistant' and message.tool_calls %}
+        {%- set last.name = message.tool_calls[0].function.name %}
+        {{- '<|start|>assistant to=functions.' + last.name + '<|channel|>commentary<|message|>' }}
+        {{- message.tool_calls[0].function.arguments | tojson + '<|call|>' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set last.name = none %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+    {%- elif message.role == 'tool' %}
+        {%- if last.name is none %}{{- raise_exception('A result without a call.') }}{%- endif %}
+        {{- '<|start|>functions.' + last.name + '<|message|>' + message.content | tojson + '<|end|>' }}
+    {%- elif message.role == 'user' %}{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
+ASKING = """{%- set ns = namespace(asks=false) %}
+{%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.asks = true %}{%- endif %}{%- endfor %}
+{%- if not ns.asks %}{{- raise_exception('No user query found.') }}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'system' and not loop.first %}{{- raise_exception('System first.') }}
+    {%- elif message.role == 'developer' %}{{- raise_exception('Unexpected role.') }}{%- endif %}
+    {%- set role = 'user' if message.role == 'tool' else message.role %}
+    {{- '<|im_start|>' + role + '\n' + message.content }}
+    {%- for call in message.tool_calls or [] %}{{- '<tool_call>' + call.function.name + '</tool_call>' }}{%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+
+MINISTRAL = MISTRAL_NAMED.replace(
+    "{%- for message in loop_messages %}",
+    """{%- set ns = namespace(index=0) %}
+{%- for message in loop_messages %}
+    {%- if message.role == 'user' or (message.role == 'assistant' and not message.tool_calls) %}
+        {%- if (message.role == 'user') != (ns.index % 2 == 0) %}{{- raise_exception('Alternate.') }}{%- endif %}
+        {%- set ns.index = ns.index + 1 %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in loop_messages %}""",
+    1,
+)
+
+GUARDED_TEMPLATES = {
+    "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
+    "silent_channels": SILENT_CHANNELS,
+    "asking": ASKING,
+    "ministral": MINISTRAL,
+}
+"""Templates that refuse turns, or leave them out, in the constructs of Gemma's, gpt-oss's, Qwen 3.5's and Ministral's."""
+
 FAMILY_TEMPLATES = {
     "mistral_list": MISTRAL_LIST,
     "mistral_named": MISTRAL_NAMED,

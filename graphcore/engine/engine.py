@@ -222,8 +222,9 @@ class Engine:
         Raises:
             ConfigError: the engine is closed.
         """
-        parts = self._current()
-        return parts.loaded.stats_of(parts.open_runner())
+        parts = self._parts
+        parts.queue.check_not_closed()  # they can be read after a failure, too
+        return parts.loaded.stats_of(loaded_runner(parts.loaded))
 
     def submit(
         self,
@@ -424,14 +425,19 @@ class Engine:
             yield
 
     def status(self) -> list[RequestStatus]:
-        """Return the progress of each request: those that run, then those that wait.
+        """Return the progress of each request: those that run, then those that wait; none after a `failure`.
 
         Raises:
             ConfigError: the engine is closed.
         """
         queue = self._parts.queue
-        queue.check_open()
+        queue.check_not_closed()
         return queue.status()
+
+    @property
+    def pass_seconds(self) -> float:
+        """Seconds since the running pass began, or the call that runs between two; 0 while there is no work."""
+        return self._parts.queue.pass_seconds
 
     def save_cache(self, prompt: Prompt, file: str | Path) -> int:
         """Run a prompt and write the KV cache of its prefix to a file.

@@ -123,6 +123,7 @@ class RequestQueue:
         self._holder: int | None = None  # the thread that is inside `holding_back`
         self._is_computing = False  # whether the worker thread runs a pass or a job
         self._closing_error: BaseException | None = None  # what calls raise once the queue is closed
+        self._began = 0.0  # time.monotonic() of the beginning of the newest pass or job
         self.is_closed = False
 
     def check_open(self) -> None:
@@ -132,14 +133,22 @@ class RequestQueue:
             ConfigError: the engine is closed.
             Exception: a pass has failed, and no other can run; the error says why.
         """
-        if self.is_closed:
-            raise self._closing_error or closed_error()
+        self.check_not_closed()
         failure = self.failure
         if failure is not None:
             if self._is_broken:
                 raise failure
             self._check_usable()
             self.failure = None
+
+    def check_not_closed(self) -> None:
+        """Check that the engine is not closed; it may have failed.
+
+        Raises:
+            ConfigError: the engine is closed.
+        """
+        if self.is_closed:
+            raise self._closing_error or closed_error()
 
     def submit(self, requests: Sequence[Request], name: str, waits: bool) -> None:
         """Put requests at the end of the queue.
@@ -226,6 +235,11 @@ class RequestQueue:
         with self.changes:
             each = (*self.batching.running, *self._waiting)
         return [one.status(*self.batching.page_counts(one)) for one in each if not one.has_ended]
+
+    @property
+    def pass_seconds(self) -> float:
+        """Seconds since the running pass or job began; 0 while there is no work. No lock is taken: it may be held."""
+        return time.monotonic() - self._began if self._is_computing else 0.0
 
     def close(self, end_waits: Callable[[], None] = lambda: None, failure: BaseException | None = None) -> None:
         """Refuse further requests, end all others with an error, and wait until the thread has ended.
@@ -318,6 +332,7 @@ class RequestQueue:
             work = self._next_work()
         except BaseException as error:  # noqa: BLE001  # rows could not be freed: the thread lives on, to end requests
             work = partial(self._fail_pass, error)
+        self._began = time.monotonic()  # before the flag, for `pass_seconds`
         self._is_computing = work is not None
         if was_computing and work is None:
             self.changes.notify_all()

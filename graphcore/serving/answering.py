@@ -129,12 +129,19 @@ def check_call(served: ServedModel, call: ChatCall) -> None:
         raise RequestError(f"n={call.num_answers}; this server gives at most {settings.max_answers}", field="n")
     if len(call.tools) > settings.max_tools:
         raise RequestError(f"tools has {len(call.tools)}; this server takes {settings.max_tools}", field="tools")
-    size = schema_size(call.grammar) + sum(schema_size(tool["function"]) for tool in call.tools)
+    size = schema_size(call.grammar) + sum(schema_size(tool["function"]) for tool in _compiled_tools(call))
     check_grammar_size(size, settings.max_grammar_chars)
     if call.tools:
         check_tools(call.tools, served.tool_format)
         if call.grammar and call.tool_choice == "required":
             raise RequestError("an answer has a grammar, or must call a tool; give one of them", field="tool_choice")
+
+
+def _compiled_tools(call: ChatCall) -> list[Mapping[str, Any]]:
+    """Return the tools whose schemas become a grammar (`tool_grammar`); those of the others are only shown."""
+    if call.tool_choice == "required":
+        return [tool for tool in call.tools if call.tool_name in (None, tool["function"].get("name"))]
+    return [tool for tool in call.tools if call.tool_choice != "none" and tool["function"].get("strict")]
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,8 @@ An answer that the server has cut short ("interrupted") ends with max_tokens, li
 its text, and do not take it for the whole answer, as they would with end_turn.
 """
 
-import math
-import re
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
-
-from pydantic_core import from_json
 
 from graphcore.serving.anthropic_messages import MessagesRequest
 from graphcore.serving.chat_call import (
@@ -31,12 +26,8 @@ from graphcore.serving.chat_call import (
     ToolCallBegin,
     Used,
 )
+from graphcore.serving.message_parts import arguments_of
 from graphcore.serving.request_errors import RequestError, anthropic_error
-
-_ESCAPE = re.compile(
-    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
-)
 
 SIGNATURE = "unsigned"  # of thoughts; clients send thoughts back only if they have one, and none is checked here
 
@@ -78,38 +69,9 @@ class MessageBlock:
         """Return the whole block. Arguments that were cut short are read as far as they go."""
         text = "".join(self._texts)
         if "input" in self.start:
-            return {**self.start, "input": mapping_of_arguments(text)}
+            return {**self.start, "input": arguments_of(text)}
         signature = {"signature": SIGNATURE} if "signature" in self.start else {}
         return {**self.start, self._field: text, **signature}
-
-
-def mapping_of_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object that can be sent as JSON.
-
-    Arguments that were cut short are read as far as they go. Numbers beyond the range of floats become its ends, and
-    halves of surrogate pairs U+FFFD. Arguments that cannot be read, such as thousands of nested lists or of digits, are
-    empty.
-    """
-    try:
-        found = from_json(_ESCAPE.sub(_without_halves, text.strip() or "{}"), allow_partial=True)
-    except ValueError:
-        return {}
-    return _sendable(found) if isinstance(found, dict) else {}
-
-
-def _without_halves(escape: re.Match[str]) -> str:
-    return "\\ufffd" if escape["half"] else escape[0]
-
-
-def _sendable(value: Any) -> Any:
-    """Return a JSON value whose numbers are clamped to the range of float64."""
-    if isinstance(value, dict):
-        return {name: _sendable(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_sendable(one) for one in value]
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) > sys.float_info.max:
-        return math.copysign(sys.float_info.max, 1 if value > 0 else -1)
-    return value
 
 
 MessageEvent = tuple[str, dict[str, Any]]

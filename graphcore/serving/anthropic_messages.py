@@ -8,32 +8,29 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from graphcore.serving.chat_call import (
-    ChatCall,
-)
-from graphcore.serving.fields import ListOf, RequestFields, parse_request, refuse_unless
-from graphcore.serving.message_turns import joined_turns
+from graphcore.serving.chat_call import ChatCall, function_tool
+from graphcore.serving.fields import ListOf, RequestFields, parse_request, refuse_unless, reported_names
+from graphcore.serving.message_parts import arguments_of, left_out, without_billing
 from graphcore.serving.openai_options import stops_of_field
 from graphcore.serving.request_errors import NO_THREADS, RequestError
+from graphcore.tokenizer.message_turns import joined_turns
 
 NEUTRAL_MESSAGE_FIELDS: Mapping[str, Sequence[object]] = {"container": ()}
 """Fields that are known and have no effect here, with the values that can be taken."""
 
 BLOCKS: Mapping[str, Sequence[str]] = {
     "system": ("text",),
-    "user": ("text", "tool_result"),
+    "user": ("text", "document", "search_result", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-    "tool": ("text",),
+    "tool": ("text", "document", "search_result"),
 }
-"""Types of blocks that can be read, by the role of their message; those of tool are in a tool_result."""
+"""Types of blocks that can be read, by the role of their message; those of tool are in a tool_result.
+
+In other messages than a user's and a system's, blocks of other types are left out, and named: what a model or a tool has
+said stays in the conversation. A user who asks about a picture must know that it is not seen.
+"""
 
 ROLES_OF_MESSAGES = ("user", "assistant", "system")
-
-BILLING = "x-anthropic-billing-header:"
-"""Beginning of a block of Claude Code's system prompt that is for Anthropic's bills alone.
-
-It differs in each request, so that with it no request would find its prompt in the cache.
-"""
 
 
 class AnthropicTool(RequestFields):
@@ -111,14 +108,15 @@ def read_message_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, Chat
     request, unknown = parse_request(MessagesRequest, body)
     refuse_unless(request, NEUTRAL_MESSAGE_FIELDS)
     sampling = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+    fields, blocks = _prompt_fields(request)
     call = ChatCall(
-        **_prompt_fields(request),
+        **fields,
         grammar=_output_grammar(request.output_config),
         max_new_tokens=request.max_tokens,
         stop=stops_of_field(request.stop_sequences, "stop_sequences"),
         sampling={name: value for name, value in sampling.items() if value is not None},
     )
-    return request, call, [*unknown, *_unused(request)]
+    return request, call, [*unknown, *_unused(request), *blocks]
 
 
 def read_count_tokens(body: Mapping[str, Any]) -> tuple[CountTokensRequest, ChatCall, list[str]]:
@@ -128,7 +126,8 @@ def read_count_tokens(body: Mapping[str, Any]) -> tuple[CountTokensRequest, Chat
         RequestError: a field is wrong or cannot be taken; the error names it.
     """
     request, unknown = parse_request(CountTokensRequest, body)
-    return request, ChatCall(**_prompt_fields(request)), [*unknown, *_unused(request)]
+    fields, blocks = _prompt_fields(request)
+    return request, ChatCall(**fields), [*unknown, *_unused(request), *blocks]
 
 
 def _unused(request: CountTokensRequest) -> list[str]:
@@ -136,8 +135,8 @@ def _unused(request: CountTokensRequest) -> list[str]:
     return ["thinking.budget_tokens"] if has_budget else []
 
 
-def _prompt_fields(request: CountTokensRequest) -> dict[str, Any]:
-    """Return the fields of a ChatCall that make the prompt."""
+def _prompt_fields(request: CountTokensRequest) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of a ChatCall that make the prompt, and the names of blocks that are left out."""
     if request.thread is not None:
         raise RequestError(
             "thread is not supported, because nothing is stored; leave it out, and send all messages",
@@ -145,8 +144,9 @@ def _prompt_fields(request: CountTokensRequest) -> dict[str, Any]:
             code=NO_THREADS,
         )
     choice, name = _tool_choice(request)
-    messages, continues_last = _ending(anthropic_turns(request))
-    return {
+    names: list[str] = []
+    messages, continues_last = _ending(anthropic_turns(request, names))
+    fields = {
         "messages": messages,
         "tools": [_chat_tool(tool) for tool in request.tools],
         "tool_choice": choice,
@@ -155,47 +155,67 @@ def _prompt_fields(request: CountTokensRequest) -> dict[str, Any]:
         "options": _template_options(request),
         "continues_last": continues_last,
     }
+    return fields, reported_names(names)
 
 
-def anthropic_turns(request: CountTokensRequest) -> list[dict[str, Any]]:
-    """Return the conversation of a request in the form of `ChatCall.messages`.
+def anthropic_turns(request: CountTokensRequest, names: list[str]) -> list[Mapping[str, Any]]:
+    """Return the conversation of a request in the form of `ChatCall.messages`; the blocks of a message are one turn.
+
+    Args:
+        names: list to which the names of blocks that are left out are appended.
 
     Raises:
         RequestError: a message has an unknown role, or a block that cannot be read; the error names it.
     """
-    system = [] if request.system is None else _blocks_messages("system", request.system, "system")
-    found = [message for message in system if not message["content"].startswith(BILLING)]
+    given = [] if request.system is None else [("system", request.system, "system")]
     for at, message in enumerate(request.messages):
         role, where = message.get("role"), f"messages[{at}]"
         if role not in ROLES_OF_MESSAGES:
             roles = ", ".join(ROLES_OF_MESSAGES)
             raise RequestError(f"{where}.role={role!r:.40} must be one of {roles}", field=f"{where}.role")
-        found += _blocks_messages(str(role), message.get("content"), f"{where}.content")
-    return joined_turns(found)
+        given.append((str(role), message.get("content"), f"{where}.content"))
+    return [turn for one in given for turn in joined_turns(_blocks_messages(*one, names))]
 
 
-def _blocks_messages(role: str, content: object, where: str) -> Iterator[dict[str, Any]]:
+def _blocks_messages(role: str, content: object, where: str, names: list[str]) -> Iterator[dict[str, Any]]:
     """Yield a message for each block of a content; a text is one block."""
     if isinstance(content, str):
-        yield {"role": role, "content": content}
+        yield from _text_message(role, content)
         return
     if not isinstance(content, list):
         raise RequestError(f"{where} must be a text or a list of blocks", field=where)
     for at, block in enumerate(content):
         kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind not in BLOCKS[role]:
+        if kind in BLOCKS[role]:
+            yield from _block_messages(role, block, f"{where}[{at}]", names)
+        elif isinstance(kind, str) and role in ("assistant", "tool"):
+            names.append(f"messages.{'tool_result' if role == 'tool' else role}.{kind}")
+            if role == "tool":
+                yield {"role": role, "content": left_out(kind)}
+        else:
             raise RequestError(
                 f"{where}[{at}]: a block of type {kind!r:.40} cannot be read here; it must be "
                 f"{' or '.join(BLOCKS[role])}",
                 field=f"{where}[{at}]",
             )
-        yield from _block_messages(role, block, f"{where}[{at}]")
 
 
-def _block_messages(role: str, block: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
+def _text_message(role: str, text: str) -> Iterator[dict[str, Any]]:
+    """Yield the message of a text; none for a system's that is nothing but a billing line."""
+    said = without_billing(text) if role == "system" else text
+    if said or not text:
+        yield {"role": role, "content": said}
+
+
+def _block_messages(role: str, block: Mapping[str, Any], where: str, names: list[str]) -> Iterator[dict[str, Any]]:
     match block["type"]:
         case "text":
-            yield {"role": role, "content": _string(block, "text", where)}
+            yield from _text_message(role, _string(block, "text", where))
+        case "document":
+            yield {"role": role, "content": _document(role, block, where, names)}
+        case "search_result":
+            found = [block.get("title"), block.get("source"), _nested(block.get("content"), f"{where}.content", names)]
+            yield {"role": role, "content": "\n\n".join(text for text in found if isinstance(text, str) and text)}
         case "thinking":
             thought = _string(block, "thinking", where)
             if thought:
@@ -206,8 +226,39 @@ def _block_messages(role: str, block: Mapping[str, Any], where: str) -> Iterator
             yield {
                 "role": "tool",
                 "tool_call_id": _string(block, "tool_use_id", where),
-                "content": _result(block, where),
+                "content": _nested(block.get("content"), f"{where}.content", names),
             }
+
+
+def _nested(content: object, where: str, names: list[str]) -> str:
+    """Return the text of what a tool has returned: a text, blocks, or nothing."""
+    if content is None:
+        return ""
+    return "\n\n".join(message["content"] for message in _blocks_messages("tool", content, where, names))
+
+
+def _document(role: str, block: Mapping[str, Any], where: str, names: list[str]) -> str:
+    """Return a document of text with its title; of another document that a tool has returned, a note.
+
+    Raises:
+        RequestError: the document of a user is no text.
+    """
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, Mapping) else None
+    if isinstance(source, Mapping) and kind == "text":
+        text = _string(source, "data", f"{where}.source")
+    elif isinstance(source, Mapping) and kind == "content":
+        text = _nested(source.get("content"), f"{where}.source.content", names)
+    elif role == "tool":
+        names.append("messages.tool_result.document")
+        return left_out("document")
+    else:
+        raise RequestError(
+            f"{where}: a document with a source of type {kind!r:.40} cannot be read; it must be text or content",
+            field=where,
+        )
+    head = [block.get("title"), block.get("context")]
+    return "\n\n".join([*(one for one in head if isinstance(one, str) and one), text])
 
 
 def _string(block: Mapping[str, Any], name: str, where: str) -> str:
@@ -218,22 +269,11 @@ def _string(block: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _past_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    arguments = block.get("input")
-    if not isinstance(arguments, Mapping):
-        raise RequestError(f"{where}.input must be an object", field=f"{where}.input")
-    function = {"name": _string(block, "name", where), "arguments": dict(arguments)}
+    function = {"name": _string(block, "name", where), "arguments": arguments_of(block.get("input"))}
     return {"id": _string(block, "id", where), "type": "function", "function": function}
 
 
-def _result(block: Mapping[str, Any], where: str) -> str:
-    """Return the text of a tool's result: a text, blocks of text, or nothing."""
-    content = block.get("content")
-    if content is None:
-        return ""
-    return "\n\n".join(message["content"] for message in _blocks_messages("tool", content, f"{where}.content"))
-
-
-def _ending(turns: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
+def _ending(turns: list[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], bool]:
     """Return a conversation, and whether the answer continues its last turn, the assistant's beginning of an answer."""
     if turns and turns[-1]["role"] == "assistant":
         if "tool_calls" in turns[-1]:
@@ -248,8 +288,9 @@ def _ending(turns: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
 
 def _chat_tool(tool: AnthropicTool) -> dict[str, Any]:
     described = {} if tool.description is None else {"description": tool.description}
-    function = {"name": tool.name, **described, "parameters": tool.input_schema, "strict": bool(tool.strict)}
-    return {"type": "function", "function": function}
+    return function_tool(
+        {"name": tool.name, **described, "parameters": tool.input_schema, "strict": bool(tool.strict)}
+    )
 
 
 def _tool_choice(request: CountTokensRequest) -> tuple[str, str | None]:

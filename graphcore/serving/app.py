@@ -41,7 +41,7 @@ from graphcore.serving.openai_response_events import responses_body, responses_e
 from graphcore.serving.openai_responses import read_responses
 from graphcore.serving.page_files import HEADERS, PREFIX, page_files
 from graphcore.serving.request_errors import RequestError, error_body, request_error
-from graphcore.serving.served_model import ServedModel, ServingState
+from graphcore.serving.served_model import ServedModel
 from graphcore.serving.token_texts import TokenTexts
 from graphcore.threads import ThreadPool
 
@@ -311,9 +311,8 @@ class Application:
         return Response(file.content, headers=headers, media_type=file.media_type)
 
     async def health(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
-        """GET /health: 200 if requests are taken."""
-        state = self._served.state
-        return JSONResponse({"status": state.value}, 200 if state is ServingState.READY else 503)
+        """GET /health: 200 if requests are taken and computed."""
+        return JSONResponse({"status": self._served.health}, 200 if self._served.is_healthy else 503)
 
     async def ping(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """GET /ping: 200 while the server answers at all."""

@@ -56,6 +56,38 @@ class ChatCall:
     speculation: str | None = None
 
 
+_NULLS = ("const", "default")  # keywords of JSON schemas for which null is a value
+_SCHEMAS = (
+    *("items", "prefixItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"),
+    *("anyOf", "oneOf", "allOf"),
+)
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+def function_tool(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool of `ChatCall.tools`; fields that are null are left out, also those inside of its schema."""
+    fields = {name: value for name, value in function.items() if value is not None}
+    if "parameters" in fields:
+        fields["parameters"] = _without_nulls(fields["parameters"])
+    return {"type": "function", "function": fields}
+
+
+def _without_nulls(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_nulls(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            found[name] = {key: _without_nulls(one) for key, one in value.items()}
+        elif name in _SCHEMAS:
+            found[name] = _without_nulls(value)
+        else:
+            found[name] = value
+    return {name: value for name, value in found.items() if value is not None or name in _NULLS}
+
+
 @dataclass(frozen=True)
 class Began:
     """The first part: the request was accepted.

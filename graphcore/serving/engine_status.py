@@ -17,6 +17,7 @@ from graphcore.errors import ConfigError
 from graphcore.planning.plan_record import prediction_record
 from graphcore.planning.prediction import Prediction
 from graphcore.serving.metrics import ServingMetrics
+from graphcore.serving.request_errors import without_paths
 from graphcore.serving.served_model import ServedModel
 from graphcore.streaming.timeline import join_copies
 
@@ -34,7 +35,7 @@ def status_body(served: ServedModel, metrics: ServingMetrics, num_events: int) -
     now = time.perf_counter()
     body: dict[str, Any] = {
         "model": served.name,
-        "state": served.state.value,
+        "state": served.health,
         "version": graphcore.__version__,
         "uptime_seconds": round(time.time() - served.created, 3),
         "time": round(now, 6),
@@ -42,9 +43,16 @@ def status_body(served: ServedModel, metrics: ServingMetrics, num_events: int) -
     engine = served.loaded_engine
     if engine is None:
         return body
+    failure = engine.failure
+    try:
+        statuses = engine.status()
+    except ConfigError:  # it is closed, while it is loaded again
+        statuses = []
     return {
         **body,
-        "requests": [request_record(one) for one in statuses_of(engine)],
+        "failure": None if failure is None else without_paths(str(failure)),
+        "pass_seconds": round(engine.pass_seconds, 3),
+        "requests": [request_record(one) for one in statuses],
         "totals": asdict(engine.totals),
         "first_token_seconds": first_token_record(tuple(metrics.recent_first_seconds)),
         "speculation": speculation_record(engine),
@@ -52,14 +60,6 @@ def status_body(served: ServedModel, metrics: ServingMetrics, num_events: int) -
         "ring": ranks_record(engine),
         "streaming": movement_record(engine, num_events) if engine.plan.is_streaming else None,
     }
-
-
-def statuses_of(engine: Engine) -> Sequence[RequestStatus]:
-    """Return the progress of an engine's requests; none if it is closed or has failed."""
-    try:
-        return engine.status()
-    except Exception:  # noqa: BLE001 - it is the error of the pass that has failed
-        return ()
 
 
 def request_record(status: RequestStatus) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Fields of requests: read by pydantic, with errors that name the field; those that nobody knows are reported."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
@@ -59,7 +59,12 @@ def parse_request(model: type[RequestFieldsT], body: Mapping[str, Any]) -> tuple
         request = model.model_validate(body)
     except ValidationError as error:
         raise _first_error(error, body) from None
-    return request, [name[:LONGEST_NAME] for name in islice(_unknown(request), MOST_NAMES)]
+    return request, reported_names(_unknown(request))
+
+
+def reported_names(names: Iterable[str]) -> list[str]:
+    """Return names of what is ignored in a request, each once, as many and as long as are reported."""
+    return [name[:LONGEST_NAME] for name in islice(dict.fromkeys(names), MOST_NAMES)]
 
 
 def _unknown(request: BaseModel) -> Iterator[str]:

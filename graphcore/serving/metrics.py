@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 from graphcore.engine.engine import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.speculation.speculation import SpeculationTimes
-from graphcore.errors import GraphcoreError
-from graphcore.serving.served_model import ServedModel, ServingState
+from graphcore.errors import ConfigError
+from graphcore.serving.served_model import ServedModel
 from graphcore.streaming.movement import Movement
 
 RECENT = 100  # answers whose times to the first piece are kept
@@ -127,14 +127,15 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        yield gauge("graphcore_ready", "1 if requests are taken", self._served.state is ServingState.READY)
+        yield gauge("graphcore_ready", "1 if requests are taken", self._served.is_healthy)
         engine = self._served.loaded_engine
         if engine is None:
             return
         try:
             statuses = engine.status()
-        except GraphcoreError:  # it is closed
+        except ConfigError:  # it is closed
             return
+        yield gauge("graphcore_pass_seconds", "seconds since the running pass began; 0 if none runs", engine.pass_seconds)
         running = [one for one in statuses if one.is_running]
         yield gauge("graphcore_requests_running", "requests that have a row of the KV cache", len(running))
         yield gauge("graphcore_requests_waiting", "requests in the queue", len(statuses) - len(running))
@@ -178,7 +179,8 @@ class _EngineCollector(Collector):
 
 def usage_of(engine: Engine) -> float:
     """Return the share of the KV cache's pages that requests or the prefix cache hold."""
-    tables = engine.runner.pages.tables if isinstance(engine.runner, ProgramRunner) else []
+    runner = engine.loaded.runner  # unlike `engine.runner` also after a failure
+    tables = runner.pages.tables if isinstance(runner, ProgramRunner) else []
     pages = sum(table.num_pages for table in tables)
     return 1 - sum(table.num_free for table in tables) / pages if pages else 0.0
 

@@ -17,8 +17,9 @@ from graphcore.serving.chat_call import (
     ToolCallArguments,
     ToolCallBegin,
     Used,
+    function_tool,
 )
-from graphcore.serving.fields import ListOf, RequestFields, parse_request, refuse_unless
+from graphcore.serving.fields import ListOf, RequestFields, parse_request, refuse_unless, reported_names
 from graphcore.serving.openai_messages import chat_messages
 from graphcore.serving.openai_options import (
     SamplingFields,
@@ -95,7 +96,7 @@ class ChatRequest(SamplingFields):
 
 
 def read_chat(body: Mapping[str, Any]) -> tuple[ChatRequest, ChatCall, list[str]]:
-    """Validate a request body; return it typed, the ChatCall made from it, and the names of ignored fields.
+    """Validate a request body; return it typed, the ChatCall made from it, and the names of what is ignored.
 
     Raises:
         RequestError: a field is wrong or cannot be taken; the error names it.
@@ -106,9 +107,10 @@ def read_chat(body: Mapping[str, Any]) -> tuple[ChatRequest, ChatCall, list[str]
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs=true", field="top_logprobs")
     most = request.max_completion_tokens or request.max_tokens
+    messages, names = chat_messages(request.messages)
     call = ChatCall(
-        messages=chat_messages(request.messages),
-        tools=[{"type": "function", "function": tool.function} for tool in request.tools],
+        messages=messages,
+        tools=[function_tool(tool.function) for tool in request.tools],
         tool_choice=choice,
         tool_name=name,
         has_parallel_tools=request.parallel_tool_calls,
@@ -124,7 +126,7 @@ def read_chat(body: Mapping[str, Any]) -> tuple[ChatRequest, ChatCall, list[str]
         ignores_end=request.ignore_eos,
         speculation=request.speculation,
     )
-    return request, call, unknown
+    return request, call, [*unknown, *reported_names(names)]
 
 
 def template_options(request: ChatRequest) -> dict[str, Any]:

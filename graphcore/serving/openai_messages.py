@@ -1,30 +1,48 @@
 """Messages of OpenAI's chat completions in the one form that the server works with (`ChatCall.messages`)."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from graphcore.serving.guard import DEEPEST, depth_of
+from graphcore.serving.message_parts import arguments_of, left_out, without_billing
 from graphcore.serving.request_errors import RequestError
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles that can be given, and what the server makes of them; `function` is that of an older interface."""
 
 
-def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with texts as content and mappings as arguments of calls.
+def chat_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return messages with texts as content and mappings as arguments of calls, and the names of what is left out.
 
     Raises:
         RequestError: a message has an unknown role, a part that is no text, or a call that is none; the error names it.
     """
-    return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+    names: list[str] = []
+    found = [_message(message, f"messages[{at}]", names) for at, message in enumerate(messages)]
+    read = [message for message in found if message is not None]
+    if not read:
+        raise RequestError("messages has no content", field="messages")
+    return read, names
 
 
-def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], where: str, names: list[str]) -> dict[str, Any] | None:
+    """Return a message; None for a system's that has nothing but a billing line.
+
+    Args:
+        names: list to which the names of parts that are left out are appended.
+    """
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise RequestError(f"{where}.role={role!r:.40} must be one of {', '.join(ROLES)}", field=f"{where}.role")
-    found: dict[str, Any] = {"role": ROLES[role], "content": text_of(message.get("content"), f"{where}.content")}
+    content = message.get("content")
+    if ROLES[role] == "system":
+        text = text_of(content, f"{where}.content", clean=without_billing)
+        if not text and text_of(content, f"{where}.content"):
+            return None
+    elif role == "tool":
+        text = result_text(content, f"{where}.content", names, "messages.tool")
+    else:
+        text = text_of(content, f"{where}.content")
+    found: dict[str, Any] = {"role": ROLES[role], "content": text}
     if isinstance(message.get("name"), str):
         found["name"] = message["name"]
     if role == "assistant":
@@ -45,57 +63,67 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
-def text_of(content: object, where: str) -> str:
+def text_of(content: object, where: str, clean: Callable[[str], str] = str) -> str:
     """Return the text of a content: a text, or a list of text parts; None is an empty one.
+
+    Args:
+        clean: function of the text, or of that of each part.
 
     Raises:
         RequestError: it is neither, or has a part of another kind; the error names it.
     """
+    return "".join(clean(text) for text in _texts(content, where, _refuse_part))
+
+
+def result_text(content: object, where: str, names: list[str], prefix: str) -> str:
+    """Return the text of what a tool has returned, with a note in the place of each part that is no text.
+
+    Args:
+        names: list to which `prefix` and the type of each such part are appended, as in "messages.tool.image_url".
+
+    Raises:
+        RequestError: it is no text and no list of parts with a type; the error names it.
+    """
+
+    def other(kind: str, where: str) -> str:
+        names.append(f"{prefix}.{kind}")
+        return left_out(kind)
+
+    return "".join(_texts(content, where, other))
+
+
+def _texts(content: object, where: str, other: Callable[[str, str], str]) -> list[str]:
+    """Return the texts of a content; `other` returns that of a part of another kind, whose type and place it gets."""
     if content is None:
-        return ""
+        return []
     if isinstance(content, str):
-        return content
+        return [content]
     if not isinstance(content, list):
         raise RequestError(f"{where} must be a text or a list of parts", field=where)
     texts = []
     for at, part in enumerate(content):
-        texts.append(_text_of_part(part, f"{where}[{at}]"))
-    return "".join(texts)
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(part, Mapping) or not isinstance(kind, str):
+            raise RequestError(f"{where}[{at}] must be an object with a type and a text", field=f"{where}[{at}]")
+        if kind in ("text", "input_text", "output_text", "refusal"):
+            text = part.get("text", part.get("refusal"))
+            if not isinstance(text, str):
+                raise RequestError(f"{where}[{at}].text must be a text", field=f"{where}[{at}].text")
+            texts.append(text)
+        else:
+            texts.append(other(kind, f"{where}[{at}]"))
+    return texts
 
 
-def _text_of_part(part: object, where: str) -> str:
-    if not isinstance(part, Mapping):
-        raise RequestError(f"{where} must be an object with a type and a text", field=where)
-    kind, text = part.get("type"), part.get("text", part.get("refusal"))
-    if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise RequestError(
-            f"{where}: a part of type {kind!r:.40} cannot be read; this model takes text alone", field=where
-        )
-    if not isinstance(text, str):
-        raise RequestError(f"{where}.text must be a text", field=f"{where}.text")
-    return text
+def _refuse_part(kind: str, where: str) -> str:
+    raise RequestError(
+        f"{where}: a part of type {kind!r:.40} cannot be read; this model takes text alone", field=where
+    )
 
 
 def _call(call: object, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where} must have a function with a name", field=where)
-    arguments = parsed_arguments(function.get("arguments"), f"{where}.function.arguments")
-    named = {"name": function["name"], "arguments": arguments}
+    named = {"name": function["name"], "arguments": arguments_of(function.get("arguments"))}
     return {"id": str(call.get("id") or ""), "type": "function", "function": named}
-
-
-def parsed_arguments(arguments: object, where: str) -> dict[str, Any]:
-    """Return the arguments of an earlier call as a mapping, given as one or as JSON text.
-
-    Raises:
-        RequestError: they are no JSON object; the error names them.
-    """
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-    if not isinstance(arguments, Mapping) or depth_of(arguments) > DEEPEST:
-        raise RequestError(f"{where} must be the text of a JSON object, not nested too deeply", field=where)
-    return dict(arguments)

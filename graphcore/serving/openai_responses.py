@@ -3,26 +3,16 @@
 Nothing is stored: each request has its whole conversation, and a response is not kept.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from graphcore.serving.chat_call import (
-    ChatCall,
-)
-from graphcore.serving.fields import (
-    LONGEST_NAME,
-    MOST_NAMES,
-    ListOf,
-    RequestFields,
-    at_most,
-    parse_request,
-    refuse_unless,
-)
-from graphcore.serving.message_turns import joined_turns
+from graphcore.serving.chat_call import ChatCall, function_tool
+from graphcore.serving.fields import ListOf, RequestFields, at_most, parse_request, refuse_unless, reported_names
+from graphcore.serving.message_parts import arguments_of, without_billing
 from graphcore.serving.openai_chat import tool_choice_of
-from graphcore.serving.openai_messages import parsed_arguments, text_of
+from graphcore.serving.openai_messages import result_text, text_of
 from graphcore.serving.openai_options import (
     SamplingFields,
     StreamOptions,
@@ -31,6 +21,7 @@ from graphcore.serving.openai_options import (
     sampling_of_fields,
 )
 from graphcore.serving.request_errors import RequestError
+from graphcore.tokenizer.message_turns import joined_turns
 
 NEUTRAL_RESPONSE_FIELDS: Mapping[str, Sequence[object]] = {
     "background": (False,),
@@ -45,6 +36,8 @@ NEUTRAL_RESPONSE_FIELDS: Mapping[str, Sequence[object]] = {
 
 ITEM_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Roles of messages that can be given, and what the server makes of them."""
+
+READ_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
 
 MOST_METADATA = 16  # entries of metadata, as in OpenAI's interface
 
@@ -146,8 +139,9 @@ def read_responses(body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatCall,
     refuse_unless(request, NEUTRAL_RESPONSE_FIELDS)
     tools, value = _allowed_tools(request)
     choice, name = tool_choice_of(value, [tool.name for tool in tools])
+    messages, items = response_messages(request)
     call = ChatCall(
-        messages=response_messages(request),
+        messages=messages,
         tools=[_chat_tool(tool) for tool in tools],
         tool_choice=choice,
         tool_name=name,
@@ -161,46 +155,74 @@ def read_responses(body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatCall,
         ignores_end=request.ignore_eos,
         speculation=request.speculation,
     )
-    return request, call, [*unknown, *_left_out(request)]
-
-
-def _left_out(request: ResponsesRequest) -> list[str]:
-    """Return the names of the tools and of the values of `include` that are not supported, and are ignored."""
     kinds = [f"tools.{tool.type}" for tool in request.tools if isinstance(tool, OtherTool)]
     values = [f"include.{value}" for value in request.include if value != LOGPROBS]
-    return [name[:LONGEST_NAME] for name in list(dict.fromkeys([*kinds, *values]))[:MOST_NAMES]]
+    return request, call, [*unknown, *reported_names([*kinds, *values, *items])]
 
 
-def response_messages(request: ResponsesRequest) -> list[dict[str, Any]]:
-    """Return the conversation of a request in the form of `ChatCall.messages`.
+def response_messages(request: ResponsesRequest) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Return the conversation of a request in the form of `ChatCall.messages`, and the names of what is left out.
+
+    Items that belong to one answer, which are its thoughts, texts and calls, are one message.
 
     Raises:
-        RequestError: an item of the input is of a kind that cannot be read, or is none; the error names it.
+        RequestError: an item of the input has no known form, or none can be read; the error names it.
     """
-    first = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    found = [message for at, item in enumerate(request.input) for message in _item_messages(item, f"input[{at}]")]
-    return joined_turns([*first, *found])
+    instructions = without_billing(request.instructions or "")
+    first = [{"role": "system", "content": instructions}] if instructions else []
+    names: list[str] = []
+    unread = {  # calls of tools that do not run here, such as Codex's local_shell_call
+        call_id
+        for item in request.input
+        if isinstance(call_id := item.get("call_id"), str) and item.get("type") not in READ_ITEMS
+    }
+    found = [
+        message
+        for at, item in enumerate(request.input)
+        for message in _item_messages(item, f"input[{at}]", names, unread)
+    ]
+    if not found:
+        raise RequestError(f"input has no item that can be read: {', '.join(READ_ITEMS)}", field="input")
+    return joined_turns([*first, *found], ["assistant"]), names
 
 
-def _item_messages(item: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """Yield the message of an item; none for thoughts that only their sender can read."""
+def _item_messages(
+    item: Mapping[str, Any], where: str, names: list[str], unread: Collection[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the message of an item; none for one that cannot be read, such as thoughts that only their sender can.
+
+    Args:
+        names: list to which the name of an item or a part that is left out is appended.
+        unread: ids of calls that are left out, as their results are.
+    """
     kind = item.get("type", "message" if "role" in item else None)
     match kind:
         case "message":
-            yield {"role": _role(item, where), "content": _text_field(item, "content", where)}
+            role = _role(item, where)
+            clean = without_billing if role == "system" else str
+            text = _text_field(item, "content", where, clean)
+            if text or role != "system" or not _text_field(item, "content", where):
+                yield {"role": role, "content": text}
         case "reasoning":
             thought = _thought(item, where)
             if thought:
                 yield {"role": "assistant", "content": "", "reasoning_content": thought}
+            elif item.get("encrypted_content"):
+                names.append("input.reasoning.encrypted_content")
         case "function_call":
             yield {"role": "assistant", "content": "", "tool_calls": [_past_call(item, where)]}
         case "function_call_output":
-            call_id, text = _string(item, "call_id", where), _text_field(item, "output", where)
-            yield {"role": "tool", "tool_call_id": call_id, "content": text}
+            call_id = _string(item, "call_id", where)
+            if item.get("output") is None:
+                raise RequestError(f"{where} has no output", field=f"{where}.output")
+            text = result_text(item["output"], f"{where}.output", names, "input.function_call_output")
+            if call_id not in unread:
+                yield {"role": "tool", "tool_call_id": call_id, "content": text}
+        case str() if kind != "item_reference":
+            names.append(f"input.{kind}")
         case _:
             raise RequestError(
-                f"{where}.type={kind!r:.40} cannot be read; it must be message, reasoning, function_call or "
-                "function_call_output, because nothing is stored and no tool runs here",
+                f"{where}.type={kind!r:.40} cannot be read; send the items themselves, because nothing is stored",
                 field=f"{where}.type",
             )
 
@@ -212,10 +234,10 @@ def _role(item: Mapping[str, Any], where: str) -> str:
     return ITEM_ROLES[role]
 
 
-def _text_field(item: Mapping[str, Any], name: str, where: str) -> str:
+def _text_field(item: Mapping[str, Any], name: str, where: str, clean: Callable[[str], str] = str) -> str:
     if item.get(name) is None:
         raise RequestError(f"{where} has no {name}", field=f"{where}.{name}")
-    return text_of(item[name], f"{where}.{name}")
+    return text_of(item[name], f"{where}.{name}", clean)
 
 
 def _string(item: Mapping[str, Any], name: str, where: str) -> str:
@@ -238,16 +260,14 @@ def _thought(item: Mapping[str, Any], where: str) -> str:
 
 
 def _past_call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    arguments = parsed_arguments(item.get("arguments"), f"{where}.arguments")
-    function = {"name": _string(item, "name", where), "arguments": arguments}
+    function = {"name": _string(item, "name", where), "arguments": arguments_of(item.get("arguments"))}
     return {"id": _string(item, "call_id", where), "type": "function", "function": function}
 
 
 def _chat_tool(tool: ResponseTool) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
     described = {} if tool.description is None else {"description": tool.description}
-    function = {"name": tool.name, **described, "parameters": parameters, "strict": bool(tool.strict)}
-    return {"type": "function", "function": function}
+    return function_tool({"name": tool.name, **described, "parameters": parameters, "strict": bool(tool.strict)})
 
 
 def _allowed_tools(request: ResponsesRequest) -> tuple[list[ResponseTool], Any]:

@@ -155,9 +155,11 @@ class Replica:
         self._served.cancel_all()
 
     def check_health(self) -> None:
-        """Raise the engine's failure; Ray restarts a replica whose health check fails."""
+        """Raise the engine's failure, or that of a pass that does not end; Ray restarts such a replica."""
         if self._served.failure is not None:
             raise self._served.failure
+        if self._served.is_stalled:
+            raise TimeoutError(f"a pass has not ended for {self._served.settings.pass_timeout} s (task.pass_timeout)")
 
     def __del__(self) -> None:
         """Free the engine; Ray calls this after in-flight requests have finished."""

@@ -27,6 +27,7 @@ LEAST = {
     "max_grammar_chars": 0,
     "max_connections": 1,
     "request_timeout": 0.1,
+    "pass_timeout": 0.1,
     "max_prompt_tokens": 1,
     "max_new_tokens": 1,
 }
@@ -52,6 +53,7 @@ class ServeSettings:
     exact: bool = MISSING
     grace: float = MISSING
     request_timeout: float | None = MISSING
+    pass_timeout: float | None = MISSING
     receive_timeout: float = MISSING
     send_timeout: float = MISSING
     ping: float = MISSING

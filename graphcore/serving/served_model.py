@@ -19,7 +19,8 @@ from graphcore.serving.tool_formats.tool_format import ToolFormat
 from graphcore.streaming.link_rate import PROBE_NBYTES
 from graphcore.threads import start_thread
 
-WATCH = 1.0  # seconds between two looks at whether a ring has lost a rank
+WATCH = 1.0  # seconds between two looks at whether a ring has lost a rank, and whether a pass takes too long
+STALLED = "stalled"  # what /health says while a pass takes longer than task.pass_timeout
 LOG = logging.getLogger("graphcore.serving")
 
 
@@ -92,16 +93,44 @@ class ServedModel:
             self._fail(self.failure)
         elif self.state is ServingState.LOADING:
             self.state = ServingState.READY
-            if not self.engine.can_rebuild:
-                self._watching = asyncio.create_task(self._watch())
+            self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        """End the server if an idle engine fails: a rank of a ring may be lost while nobody asks for anything."""
-        while self.state is ServingState.READY:
-            failure = self.engine.failure
+        """Log passes that take too long, and end the server if an idle ring fails: a rank may be lost between requests.
+
+        A pass that waits for a disk or a device that does not answer cannot be ended from outside; a supervisor that
+        asks for /health can start the server again.
+        """
+        was_stalled = False
+        while self.state in (ServingState.READY, ServingState.REBUILDING):
+            engine = self._engine
+            failure = None if engine is None or engine.can_rebuild else engine.failure
             if failure is not None:
                 self.error_of(failure)
+            if self.is_stalled != was_stalled:
+                was_stalled = self.is_stalled
+                limit = self.settings.pass_timeout
+                if was_stalled:
+                    LOG.error("a pass has not ended for %s s (task.pass_timeout); /health says %s", limit, STALLED)
+                else:
+                    LOG.warning("the pass that took longer than %s s has ended", limit)
             await asyncio.sleep(WATCH)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine's running pass takes longer than task.pass_timeout."""
+        limit = self.settings.pass_timeout
+        return limit is not None and self._engine is not None and self._engine.pass_seconds > limit
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether requests are taken and computed."""
+        return self.state is ServingState.READY and not self.is_stalled
+
+    @property
+    def health(self) -> str:
+        """What /health says: the state, or "stalled" for a server that is ready, but whose pass takes too long."""
+        return STALLED if self.state is ServingState.READY and self.is_stalled else self.state.value
 
     def _fail(self, error: BaseException) -> None:
         self.state, self.failure = ServingState.FAILED, error
@@ -116,6 +145,9 @@ class ServedModel:
             self.special_ids = {tokenizer.id_to_piece(token_id): token_id for token_id in tokenizer.special_ids}
             self._format = tool_format_of(tokenizer.template_source, engine.config.model_type, self.special_ids)
             self.longest_token = max(map(len, map(tokenizer.id_to_piece, range(engine.config.vocab_size))))
+            refused = ", ".join(sorted(tokenizer.refused_turns()))
+            if refused:
+                LOG.info("turns that the chat template does not take, and that are put into others: %s", refused)
         if tokenizer is not None and engine.loaded.end_ids:
             engine.prepare_grammars()
         self.link_rate = engine.loaded.weight_stream.raw_link(PROBE_NBYTES)

@@ -50,7 +50,7 @@ def encode_apart(
         spelt = controls.spelling(encoding.ids[spots[-1].token])
         raise TokenizerError(
             f"{source}: the chat template changes what messages say, so that its own '{spelt}' cannot be told from "
-            "one that a message spells; leave control tokens out of the messages, or use special_tokens=parse"
+            "one that a message spells; leave control tokens out of the messages"
         )
     return encoding.ids
 

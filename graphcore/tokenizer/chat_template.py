@@ -7,23 +7,25 @@ A template is untrusted code, so it runs in a process of its own, within bounds 
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 
 from graphcore.errors import TemplateError, ThreadLimitError, TokenizerError
 from graphcore.tokenizer.bounded_process import BoundedProcess, Bounds, NoAnswerError
 from graphcore.tokenizer.bounded_worker import TEXT, UNREADABLE
-
-Message = Mapping[str, object]
-"""One turn: "role" and "content", and any other fields that the template reads, of the types that JSON has."""
+from graphcore.tokenizer.message_turns import Message, fitted_turns, is_plain, refused_turns
 
 Tool = Mapping[str, object]
 """A function that the model may call: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 _NOT_OPTIONS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-WHAT_TO_DO = "change the messages, or give the prompt as plain text (chat=off)"
+WHAT_TO_DO = "change the messages, or give the prompt as plain text"
 
-
+_TRIAL_TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
+}
 END_MARK = "<<the-message-ends-here>> "  # its space is gone where a template trims messages
 
 CHATML = """{%- for message in messages -%}
@@ -48,6 +50,7 @@ class ChatTemplate:
         self._source = source
         self._bounds = bounds or Bounds()
         self._process: BoundedProcess | None = None
+        self._refused: dict[bool, frozenset[str]] = {}  # by whether there are tools
 
     def start(self) -> None:
         """Start the process that reads and compiles the template, without waiting; `render` reports any error."""
@@ -101,6 +104,34 @@ class ChatTemplate:
         if kind == TEXT:
             return text
         raise NoAnswerError(f"cannot be read: {text}" if kind == UNREADABLE else f"refuses these messages: {text}")
+
+    def fitted(self, messages: Sequence[Message], variables: Mapping[str, object], has_tools: bool) -> list[Message]:
+        """Return a conversation in turns that the template takes; one that it takes already stays as it is."""
+        if is_plain(messages):
+            return list(messages)
+        return fitted_turns(messages, self.refused(variables, has_tools))
+
+    def refused(self, variables: Mapping[str, object], has_tools: bool = False) -> frozenset[str]:
+        """Return the names of the trials of `TRIALS` that the template refuses; it is tried once.
+
+        A template that takes longer for all trials than its bound for one conversation is tried no further.
+        """
+        if has_tools not in self._refused:
+            until = time.monotonic() + self._bounds.seconds
+            tools = [_TRIAL_TOOL] if has_tools else None
+            is_slow = False
+
+            def render(messages: Sequence[Message]) -> str | None:
+                nonlocal is_slow
+                is_slow = is_slow or time.monotonic() > until
+                try:
+                    return None if is_slow else self.render(messages, variables, tools=tools)
+                except TemplateError:
+                    return None
+
+            refused = refused_turns(render)
+            self._refused[has_tools] = frozenset() if is_slow else refused
+        return self._refused[has_tools]
 
     def _marked(self, message: Message) -> Message:
         """Return a message whose text ends with END_MARK."""

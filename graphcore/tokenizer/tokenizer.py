@@ -204,6 +204,8 @@ class Tokenizer:
     ) -> str:
         """Return the text of a conversation.
 
+        Turns that the template would refuse or leave out are put into others first (`message_turns.py`).
+
         Args:
             messages: "role" and "content" of each turn, oldest first.
             add_generation_prompt: True to end with the text that opens the model's turn.
@@ -217,7 +219,12 @@ class Tokenizer:
         """
         variables = {**self._parts.template_variables, **(options or {})}
         template = self._template_for(tools)
-        return template.render(messages, variables, add_generation_prompt, tools, continue_final_message)
+        turns = template.fitted(messages, self._parts.template_variables, tools is not None)
+        return template.render(turns, variables, add_generation_prompt, tools, continue_final_message)
+
+    def refused_turns(self) -> frozenset[str]:
+        """Return the names of the turns that the chat template refuses, which are put into others; it is tried once."""
+        return self._chat_template.refused(self._parts.template_variables) if self.has_chat_template else frozenset()
 
     def prepare_chat(self) -> None:
         """Start the chat template's process, if there is a template, without waiting for it."""
@@ -236,6 +243,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a conversation; the template writes BOS itself, so none is added.
 
+        The turns are those of `render_chat`.
+
         Args:
             messages: "role" and "content" of each turn, oldest first.
             add_generation_prompt: True to end with the text that opens the model's turn.
@@ -252,9 +261,11 @@ class Tokenizer:
         """
         _check_messages(messages, tools or ())
         table = str.maketrans(dict(markup or {}))
+        variables, template = {**self._parts.template_variables, **(options or {})}, self._template_for(tools)
+        messages = template.fitted(messages, self._parts.template_variables, tools is not None)
 
         def render(given: Sequence[Message], described: Sequence[Tool] | None) -> str:
-            text = self.render_chat(given, add_generation_prompt, described, options, continue_final_message)
+            text = template.render(given, variables, add_generation_prompt, described, continue_final_message)
             _check_unicode(text)
             return text.translate(table)
 

@@ -349,6 +349,64 @@ def test_a_failed_engine_is_rebuilt_once(folder: Path, monkeypatch: pytest.Monke
         assert isinstance(running.served.failure, GraphError)
 
 
+def test_a_pass_that_does_not_end_is_said_until_it_does(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk or a device that does not answer holds the pass; /health, /status and /metrics say so meanwhile."""
+    go, run = threading.Event(), engine.batching.run
+
+    def hung(*arguments: Any) -> None:
+        assert go.wait(SECONDS)
+        run(*arguments)
+
+    with running_server(lambda: engine, pass_timeout=0.2) as running, running.client() as http:
+        assert http.post("/v1/completions", json=SHORT).status_code == 200
+        assert (http.get("/health").status_code, running.served.is_stalled) == (200, False)
+        monkeypatch.setattr(engine.batching, "run", hung)
+        answers: list[int] = []
+        thread = threading.Thread(target=lambda: answers.append(http.post("/v1/completions", json=SHORT).status_code))
+        thread.start()
+        with running.client() as other:
+            running.wait_for(lambda: other.get("/health").status_code == 503)
+            assert other.get("/health").json() == {"status": "stalled"}
+            status = other.get("/status").json()
+            assert (status["state"], len(status["requests"]), status["failure"]) == ("stalled", 1, None)
+            metrics = dict(line.split() for line in other.get("/metrics").text.splitlines() if line[0] != "#")
+            assert 0.2 < float(metrics["graphcore_pass_seconds"]) and float(metrics["graphcore_ready"]) == 0
+            running.wait_for(lambda: "a pass has not ended for 0.2 s (task.pass_timeout)" in caplog.text)
+            go.set()
+            thread.join(SECONDS)
+            assert answers == [200]
+            running.wait_for(lambda: other.get("/health").status_code == 200)
+            running.wait_for(lambda: "the pass that took longer than 0.2 s has ended" in caplog.text)
+            assert float(other.get("/status").json()["pass_seconds"]) == 0
+    assert caplog.text.count("has not ended") == 1
+
+
+def test_a_failed_engine_says_so_in_its_status(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure is any error, such as that of a disk, and the server is asked while it is loaded again."""
+    go = threading.Event()
+
+    def lost(*_: object) -> None:
+        raise OSError(5, "the disk is gone", "/models/m.gguf")
+
+    with Engine.load(folder, dtype="fp32", device="cpu") as engine, running_server(lambda: engine) as running:
+        rebuild = engine.rebuild
+        monkeypatch.setattr(engine, "rebuild", lambda: go.wait(SECONDS) and rebuild())
+        monkeypatch.setattr(engine.batching, "run", lost)
+        monkeypatch.setattr(engine._queue, "_check_usable", lost)
+        with running.client() as http:
+            assert http.get("/status").json()["failure"] is None
+            assert http.post("/v1/completions", json=SHORT).status_code == 503
+            status = http.get("/status").json()
+            assert status["failure"] == "[Errno 5] the disk is gone: 'm.gguf'"
+            assert (status["state"], status["requests"]) == ("rebuilding", [])
+            assert "graphcore_ready 0.0" in http.get("/metrics").text
+            go.set()
+            running.wait_for(lambda: http.get("/health").status_code == 200)
+            assert http.get("/status").json()["failure"] is None
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     def load() -> Engine:
         raise ConfigError("no such model")

@@ -16,6 +16,7 @@ const byId = (id) => document.getElementById(id);
 const NOTICES = {
   loading: "The model is being loaded. You can write already: a message that you send waits until the model is ready.",
   rebuilding: "The engine has failed and is being loaded again. The page goes on by itself.",
+  stalled: "A step takes very long: a disk or a device may not answer. Answers go on if it does.",
   failed: "The engine has failed. The person who started the server finds the reason in its log.",
   draining: "The server is shutting down and takes no new messages.",
   unreachable: "The server cannot be reached. The page tries again by itself; what you have written is kept.",

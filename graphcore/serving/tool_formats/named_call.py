@@ -7,7 +7,7 @@ from graphcore.serving.tool_formats.call_reader import StreamingCallReader
 from graphcore.serving.tool_formats.part_writer import PartWriter
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]*")
-_MOST_NAME = 100  # characters
+_MOST_NAME = 200  # characters
 
 
 class NamedCallReader(StreamingCallReader):

@@ -15,7 +15,7 @@ from graphcore.serving.tool_formats.part_writer import PartWriter
 from graphcore.serving.tool_formats.schema_types import json_string
 
 _SPACE = re.compile(r"[\s,]*")
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _KEY = re.compile(r"\s*([^\W\d][\w.-]{0,199})\s*=\s*")
 _QUOTED = {quote: re.compile(rf"[^{quote}\\]*(?:\\.[^{quote}\\]*)*{quote}", re.DOTALL) for quote in "'\""}
 _ARGUMENT_END = re.compile(r"\s*(?:,?\s*\)|,\s*[^\W\d][\w.-]{0,199}\s*=)")

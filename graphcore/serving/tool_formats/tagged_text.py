@@ -18,7 +18,7 @@ from graphcore.serving.tool_formats.python_call import PythonCallReader
 from graphcore.serving.tool_formats.tag_call import TagCallReader
 from graphcore.serving.tool_formats.tool_format import CallSyntax, ToolFormat
 
-_MOST_BEGINNING = 100  # characters: a name and what follows it
+_MOST_BEGINNING = 200  # characters: a name and what follows it
 
 Step = Callable[[str, int], int]
 """Takes text from a position on; returns the position up to which it was taken, the same one if more is needed."""

@@ -8,7 +8,8 @@ from graphcore.errors import ConfigError, quoted
 from graphcore.serving.tool_formats.tool_format import ToolFormat
 from graphcore.tokenizer.marked_messages import texts_in
 
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+LONGEST_NAME = 128  # characters, as Anthropic and MCP allow
+_NAME = re.compile(rf"[a-zA-Z0-9_.-]{{1,{LONGEST_NAME}}}")
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]], format: ToolFormat) -> None:
@@ -43,16 +44,19 @@ def check_no_control_tokens(tools: Sequence[Mapping[str, Any]], special_tokens: 
     Raises:
         ConfigError: one does.
     """
-    for index, tool in enumerate(tools):
-        spelt = [token for token in special_tokens if token and any(token in text for text in texts_in(tool))]
-        if spelt:
-            raise ConfigError(f"tools[{index}] spells {quoted(spelt[0])}, a control token of the model; leave it out")
+    texts = ["\n".join(texts_in(tool)) for tool in tools]
+    whole = "\n".join(texts)  # a vocabulary may have thousands of such tokens, and a request a thousand tools
+    letters = frozenset(whole)
+    for token in special_tokens:
+        if token and letters.issuperset(token) and token in whole:
+            index = next((at for at, text in enumerate(texts) if token in text), 0)
+            raise ConfigError(f"tools[{index}] spells {quoted(token)}, a control token of the model; leave it out")
 
 
 def _checked_name(name: object, field: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         found = "is missing" if name is None else f"is {quoted(name)}"
-        raise ConfigError(f"{field} {found}; it must be 1 to 64 letters, digits, '_', '-' and '.'")
+        raise ConfigError(f"{field} {found}; it must be 1 to {LONGEST_NAME} letters, digits, '_', '-' and '.'")
     return name
 
 

@@ -273,7 +273,8 @@ def test_blocks_of_one_turn_are_one_message() -> None:
             ],
         ),
     ) == [
-        {"role": "user", "content": "Weather?\n\nIn Oslo.\n\nPlease."},
+        {"role": "user", "content": "Weather?\n\nIn Oslo."},
+        {"role": "user", "content": "Please."},
         {
             "role": "assistant",
             "content": "I look.",
@@ -308,12 +309,59 @@ def test_a_message_can_be_sent_back() -> None:
             ],
             "Be brief.",
         ),
+        ("x-anthropic-billing-header: cc_version=2; cch=1f;\nBe brief.\nBe kind.", "Be brief.\nBe kind."),
+        ("x-anthropic-billing-header: cc_version=2;\r\n\r\nBe brief.", "Be brief."),
+        ([{"type": "text", "text": "x-anthropic-billing-header: 2;\nBe brief."}], "Be brief."),
+        ("Say x-anthropic-billing-header: 2;", "Say x-anthropic-billing-header: 2;"),
     ],
     ids=str,
 )
 def test_a_system_prompt_is_the_first_message(system: object, found: str) -> None:
     assert call_of(system=system).messages[0] == {"role": "system", "content": found}
     assert len(call_of(system=system).messages) == 2
+
+
+def test_a_billing_line_alone_is_no_system_prompt() -> None:
+    line = "x-anthropic-billing-header: cc_version=2;"
+    user = {"role": "user", "content": "Weather?"}
+    assert call_of(system=line).messages == [user]
+    assert call_of(messages=[{"role": "system", "content": line}, user]).messages == [user]
+    assert call_of(messages=[{**user, "content": line}]).messages == [{**user, "content": line}]
+
+
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+DOCUMENT = {"type": "document", "title": "notes.txt", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}
+FOUND = {"type": "search_result", "title": "T", "source": "http://x", "content": [{"type": "text", "text": "b"}]}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}}
+
+
+def test_documents_of_text_are_read_and_what_a_tool_has_returned_besides_is_named() -> None:
+    inner = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "c"}]}}
+    blocks = [{"type": "text", "text": "It:"}, DOCUMENT, IMAGE, FOUND, PDF, inner, {"type": "tool_reference"}, IMAGE]
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": blocks}
+    messages = [{"role": "assistant", "content": [USE]}, {"role": "user", "content": [result, DOCUMENT, FOUND]}]
+    for read, body in ((read_message_request, QUESTION), (read_count_tokens, {})):
+        _, call, ignored = read({**body, "messages": messages})
+        assert [turn["content"] for turn in call.messages[1:]] == [
+            "It:\n\nnotes.txt\n\na\n\n[image left out]\n\nT\n\nhttp://x\n\nb\n\n[document left out]\n\nc\n\n"
+            "[tool_reference left out]\n\n[image left out]",
+            "notes.txt\n\na\n\nT\n\nhttp://x\n\nb",
+        ]
+        assert ignored == [f"messages.tool_result.{kind}" for kind in ("image", "document", "tool_reference")]
+
+
+def test_blocks_of_an_answer_that_only_their_sender_can_read_are_left_out_and_named() -> None:
+    blocks = [
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
+        {"type": "text", "text": "Sunny."},
+    ]
+    _, call, ignored = read_message_request(
+        {**QUESTION, "messages": [*QUESTION["messages"], {"role": "assistant", "content": blocks}]}
+    )
+    assert (call.messages[-1]["content"], call.continues_last) == ("Sunny.", True)
+    assert ignored == ["messages.assistant.server_tool_use", "messages.assistant.web_search_tool_result"]
 
 
 def test_the_beginning_of_an_answer_is_continued() -> None:
@@ -418,10 +466,6 @@ def content(*blocks: dict[str, Any], role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(blocks)}]}
 
 
-IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
-USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
-
-
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
@@ -438,12 +482,11 @@ USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
         (content({"type": "text"}), "messages[0].content[0].text"),
         (content(USE), "messages[0].content[0]"),
         (content(USE, role="assistant"), "messages"),
-        (content({**USE, "input": "{}"}, role="assistant"), "messages[0].content[0].input"),
+        (content({"type": "document", "source": {"type": "base64", "data": "AA=="}}), "messages[0].content[0]"),
+        (content({"type": "document", "source": {"type": "text"}}), "messages[0].content[0].source.data"),
+        (content({"type": 5}, role="assistant"), "messages[0].content[0]"),
         (content({"type": "tool_result", "content": "x"}), "messages[0].content[0].tool_use_id"),
-        (
-            content({"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}),
-            "messages[0].content[0].content[0]",
-        ),
+        (content({"type": "tool_result", "tool_use_id": "t", "content": ["x"]}), "messages[0].content[0].content[0]"),
         ({"system": [IMAGE]}, "system[0]"),
         ({"system": 5}, "system"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),

@@ -291,7 +291,8 @@ def test_items_of_one_turn_are_one_message() -> None:
         {"id": "c2", "type": "function", "function": {"name": "get_weather", "arguments": {}}},
     ]
     assert messages == [
-        {"role": "system", "content": "Be brief.\n\nIn English."},
+        {"role": "system", "content": "Be brief."},
+        {"role": "system", "content": "In English."},
         {"role": "user", "content": "Weather?"},
         {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
@@ -307,6 +308,41 @@ def test_a_response_can_be_sent_back_as_input(asked: str) -> None:
     assert (message["content"], message["reasoning_content"]) == ("It is sunny.", "I must look it up.")
     assert [call["id"] for call in message["tool_calls"]] == ["call_1", "call_2"]
     assert [call["function"]["arguments"] for call in message["tool_calls"]] == [{"city": "París"}, {}]
+
+
+def test_items_of_other_tools_are_left_out_and_named() -> None:
+    """Codex sends them, and the result of a shell's call as that of a function's."""
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+    body = {
+        **QUESTION,
+        "instructions": "x-anthropic-billing-header: cc_version=2;\nBe brief.",
+        "input": [
+            {"role": "developer", "content": [{"type": "input_text", "text": "x-anthropic-billing-header: 2;"}]},
+            {"role": "user", "content": "Look."},
+            {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"},
+            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+            {"type": "local_shell_call", "call_id": "c0", "status": "completed", "action": {"type": "exec"}},
+            {"type": "function_call_output", "call_id": "c0", "output": "a.py"},
+            {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "***"},
+            {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+            {"type": "function_call", "call_id": "c2", "name": "view_image", "arguments": None},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "It:"}, image]},
+            {"type": "compaction", "encrypted_content": "gAAA"},
+            {"role": "user", "content": "And now?"},
+        ],
+    }
+    _, call, ignored = read_responses(body)
+    function = {"name": "view_image", "arguments": {}}
+    assert call.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c2", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c2", "content": "It:[image left out]"},
+        {"role": "user", "content": "And now?"},
+    ]
+    kinds = ("reasoning.encrypted_content", "web_search_call", "local_shell_call", "custom_tool_call")
+    outputs = ("custom_tool_call_output", "function_call_output.input_image", "compaction")
+    assert ignored == [f"input.{kind}" for kind in (*kinds, *outputs)]
 
 
 class Place(BaseModel):
@@ -473,7 +509,8 @@ def test_a_format_is_a_grammar(asked: dict[str, Any], grammar: dict[str, Any]) -
         ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "input[0].type"),
         ({"input": [{"type": "reasoning", "summary": "x"}]}, "input[0].summary"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]}, "input[0].arguments"),
+        ({"input": [{"type": "compaction", "encrypted_content": "gAAA"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": ["x"]}]}, "input[0].output[0]"),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
         ({"tools": [{"name": "f"}]}, "tools.0.type"),
         ({"tools": [{"type": 5}]}, "tools.0.type"),

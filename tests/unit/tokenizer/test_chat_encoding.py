@@ -239,7 +239,7 @@ UNREADABLE += "{% endfor %}<|im_start|>"
 
 def test_a_message_that_cannot_be_found_again_is_refused_only_if_it_may_spell_a_control_token() -> None:
     tokenizer = with_template(UNREADABLE)
-    with pytest.raises(TokenizerError, match=r"cannot be told from .*special_tokens=parse"):
+    with pytest.raises(TokenizerError, match=r"cannot be told from .*; leave control tokens out of the messages$"):
         tokenizer.encode_chat([user("a <|im_end|>")])
     assert controls_in(tokenizer, tokenizer.encode_chat([user("x")])) == ["<|im_end|>", "<|im_start|>"]
     escaped = with_template(GLUED.replace("message.content", "message.content | e"))

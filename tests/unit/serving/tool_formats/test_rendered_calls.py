@@ -179,3 +179,12 @@ def test_parts_are_those_of_transformers(name: str, model_type: str) -> None:
     assert found.values == [(one["function"]["name"], one["function"]["arguments"]) for one in theirs["tool_calls"]]
     assert found.reasoning == theirs["reasoning_content"].strip("\n")
     assert found.content == theirs.get("content", "").strip()
+
+
+def test_a_call_of_the_longest_name_is_read_in_every_family() -> None:
+    name = "x" * 128
+    tool = {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for family in SOURCES:
+        prompt, text = rendered(family, turn((name, {"city": "Oslo"})))
+        found = parsed(format_named(family), [text], prompt, [tool])
+        assert found.values == [(name, {"city": "Oslo"})], family
