@@ -3,7 +3,7 @@
 Legend: B batch, T tokens.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeAlias, TypeGuard, cast
@@ -16,9 +16,13 @@ from graphcore.config.validate import UNLIMITED
 from graphcore.errors import ConfigError
 from graphcore.sampling_params import NEUTRAL, WHOLE_NUMBERS, SamplingParams, check_sampling, check_truncation
 from graphcore.tokenizer.chat_template import Message
+from graphcore.tokenizer.text_stream import StopCondition, StopStrings
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor | np.ndarray
 """A text, token ids (a list, or a tensor [T]), or the messages of a conversation."""
+
+Stop: TypeAlias = str | Sequence[str] | Callable[[], StopCondition]
+"""Texts that end an answer, wherever they stand in it, or a function that returns what ends one answer's text."""
 
 OF_CALLS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", "max_new_tokens", "sampling")
 OF_COMMANDS = ("task", "cache", "outputs", "trace", "progress", "debug", "hydra")
@@ -200,21 +204,23 @@ def most_new_tokens(value: object, context: int) -> int:
     return context if number == UNLIMITED else number
 
 
-def check_stops(stop: object) -> list[str]:
-    """Return the texts that end a generation.
+def stop_condition(stop: Stop | None) -> StopCondition:
+    """Return what ends one answer's text.
 
     Args:
-        stop: one text or several; None for none.
+        stop: as for `Engine.submit`; None for nothing.
 
     Raises:
-        ConfigError: `stop` is none of these.
+        ConfigError: `stop` is none of these, or holds an empty text.
     """
+    if callable(stop):
+        return stop()
     if stop is None:
-        return []
+        return StopStrings([])
     stops = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else None
     if stops is None or not all(isinstance(text, str) for text in stops):
         raise ConfigError(f"stop={stop!r:.40} must be a text or a list of texts")
-    return stops
+    return StopStrings(stops)
 
 
 def sampling_params(values: Mapping[str, Any]) -> SamplingParams:

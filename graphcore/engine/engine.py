@@ -20,7 +20,7 @@ from graphcore.arch.config.model_config import ModelConfig
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
 from graphcore.device import dtype_name, return_freed_memory
-from graphcore.engine.arguments import Prompt, check_count, check_hidden, equal_rows, load_overrides, token_row
+from graphcore.engine.arguments import Prompt, Stop, check_count, check_hidden, equal_rows, load_overrides, token_row
 from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.batching.interface import Batching
 from graphcore.engine.batching.new_batching import batching_of
@@ -230,7 +230,7 @@ class Engine:
         self,
         prompt: Prompt,
         max_new_tokens: int = 64,
-        stop: str | Sequence[str] = (),
+        stop: Stop = (),
         logprobs: bool = False,
         ignore_eos: bool = False,
         n: int = 1,
@@ -252,7 +252,8 @@ class Engine:
             prompt: a text, encoded as it is; a list of token ids, such as `chat_ids` returns; or messages,
                 [{"role": "user", "content": "..."}], answered in the chat template.
             max_new_tokens: most tokens of an answer, at least 1; -1 is as many as the context allows.
-            stop: one text or several that end an answer.
+            stop: one text or several that end an answer; or a function that returns what ends one answer's text
+                (`StopCondition`), for texts of which only a part counts.
             logprobs: True records the log probability of each new token.
             ignore_eos: True continues after end-of-sequence tokens, for measurements.
             n: number of answers; answer i samples with seed + i.

@@ -11,7 +11,7 @@ from graphcore.engine.output import Generation, OutputStream, PromptLogprob, Tim
 from graphcore.engine.pooling import Pooled
 from graphcore.kvcache.chunks import Chunks
 from graphcore.sampling_params import SamplingParams
-from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
+from graphcore.tokenizer.text_stream import IncrementalDecoder, StopCondition
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Request:
         max_new_tokens: most tokens of the answer.
         end_ids: the model's token ids that end the answer; those of `params.stop_token_ids` end it, too.
         decoder: decoder of the answer's text; None without a tokenizer.
-        stops: texts that end the answer.
+        stops: what ends the answer's text.
         params: sampling parameters, with the request's own seed.
         output: stream of the answer's events.
         row: index of this answer among those of its call.
@@ -124,7 +124,7 @@ class Request:
     max_new_tokens: int
     end_ids: frozenset[int]
     decoder: IncrementalDecoder | None
-    stops: StopStrings
+    stops: StopCondition
     params: SamplingParams = field(default_factory=SamplingParams)
     output: OutputStream = field(default_factory=OutputStream)
     row: int = 0
@@ -353,9 +353,8 @@ class Request:
         if token_id in self.params.stop_token_ids:
             self.stop_reason = token_id
             return self.finish("stop")
-        piece, is_stopped = self.decoder.push(token_id) if self.decoder else "", False
-        if len(self.token_ids) > self.params.min_tokens:
-            piece, is_stopped = self.stops.push(piece)
+        self.stops.is_armed = len(self.token_ids) > self.params.min_tokens
+        piece, is_stopped = self.stops.push(self.decoder.push(token_id) if self.decoder else "")
         self.pieces.append(piece)
         if is_stopped:
             self.finish_reason, self.stop_reason = "stop", self.stops.found

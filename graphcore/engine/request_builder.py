@@ -8,9 +8,9 @@ from typing import Any
 
 from graphcore.engine.arguments import (
     Prompt,
+    Stop,
     check_bool,
     check_count,
-    check_stops,
     check_token_ids,
     check_top_logprobs,
     most_new_tokens,
@@ -18,6 +18,7 @@ from graphcore.engine.arguments import (
     prompts_of,
     sampling_params,
     seconds_left,
+    stop_condition,
 )
 from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.engine.masks import Mask, MaskThreads, masks_of
@@ -28,7 +29,7 @@ from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.request import Request, TokenTotals
 from graphcore.errors import ConfigError
 from graphcore.sampling_params import SamplingParams
-from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
+from graphcore.tokenizer.text_stream import IncrementalDecoder, StopCondition
 
 
 class RequestBuilder:
@@ -103,7 +104,7 @@ class RequestBuilder:
         output: OutputStream,
         number: int,
         max_new_tokens: int = 64,
-        stop: str | Sequence[str] = (),
+        stop: Stop = (),
         logprobs: bool = False,
         top_logprobs: int = 0,
         prompt_logprobs: int | None = None,
@@ -123,7 +124,7 @@ class RequestBuilder:
             most_new_tokens(max_new_tokens, self._sizes.context),
             frozenset() if ignore_eos else self._loaded.end_ids,
             self._decoder(skip_special_tokens),
-            self._stop_strings(stop),
+            self._stop_condition(stop),
             self._params(sampling, number),
             output,
             row=number,
@@ -172,8 +173,8 @@ class RequestBuilder:
             raise ConfigError(f"request_id={request_id!r:.40} must be a text")
         return request_id
 
-    def _stop_strings(self, stop: str | Sequence[str]) -> StopStrings:
-        stops = check_stops(stop)
-        if stops and self._loaded.prompts.known is None:
+    def _stop_condition(self, stop: Stop) -> StopCondition:
+        found = stop_condition(stop)
+        if stop and self._loaded.prompts.known is None:
             raise ConfigError("stop needs a tokenizer, and the checkpoint has none; leave stop out")
-        return StopStrings(stops)
+        return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from graphcore.engine.engine import Engine
-from graphcore.engine.output import TokenEvent
+from graphcore.engine.output import Generation, TokenEvent
 from graphcore.engine.request_handle import RequestHandle
 from graphcore.sampling_params import NEUTRAL
 from graphcore.serving.chat_call import (
@@ -26,9 +26,10 @@ from graphcore.serving.chat_call import (
 from graphcore.serving.openai_options import check_grammar_size, schema_size
 from graphcore.serving.request_errors import RequestError, request_error
 from graphcore.serving.served_model import ServedModel
-from graphcore.serving.tool_formats.answer_parser import AnswerParser
+from graphcore.serving.tool_formats.answer_parser import AnswerParser, AnswerStops, split_stops
 from graphcore.serving.tool_formats.template_messages import StandIns, template_messages
 from graphcore.serving.tool_formats.tool_checks import check_no_control_tokens, check_tools
+from graphcore.serving.tool_formats.tool_format import ToolFormat
 from graphcore.serving.tool_formats.tool_grammar import answer_frame, tool_grammar
 from graphcore.tokenizer.grammar import GrammarMask
 
@@ -133,7 +134,7 @@ def check_call(served: ServedModel, call: ChatCall) -> None:
     check_grammar_size(size, settings.max_grammar_chars)
     if call.tools:
         check_tools(call.tools, served.tool_format)
-        if call.grammar and call.tool_choice == "required":
+        if call.grammar and "json_schema" not in call.grammar and call.tool_choice == "required":
             raise RequestError("an answer has a grammar, or must call a tool; give one of them", field="tool_choice")
 
 
@@ -146,11 +147,16 @@ def _compiled_tools(call: ChatCall) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True)
 class _Submitted:
-    """A request of the engine, and the end of its prompt's text."""
+    """A request of the engine, and the end of its prompt's text.
+
+    Attributes:
+        min_tokens: tokens of an answer before which no stop string ends it.
+    """
 
     handle: RequestHandle
     prompt_tokens: int
     tail: str
+    min_tokens: int
 
 
 def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id: str) -> _Submitted:
@@ -161,24 +167,37 @@ def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id:
     limits.check_prompt(len(ids))
     tail = engine.tokenizer.decode(ids[-TAIL:], skip_special_tokens=False)
     known, sampling = served.tool_format, with_defaults(served, call.sampling)
-    shows_special = known.knows_tools or known.knows_reasoning
+    spelt = split_stops(known, call.stop)[1]
     handle = engine.submit(
         ids,
         limits.new_tokens(call.max_new_tokens),
-        stop=call.stop,
+        stop=(lambda: AnswerStops(_parser(known, call, tail), spelt)) if _has_markup(known) and call.stop else call.stop,
         logprobs=call.wants_logprobs,
         top_logprobs=call.num_top_logprobs,
         n=call.num_answers,
         deadline=settings.request_timeout,
         mask=call_mask(served, engine, call, tail),
         reuse_cache=not settings.exact,
-        skip_special_tokens=not shows_special,
+        skip_special_tokens=not _has_markup(known),
         ignore_eos=call.ignores_end,
         speculation=call.speculation,
         request_id=request_id,
         **(sampling if call.ignores_end else with_stop_tokens(served, engine, sampling)),
     )
-    return _Submitted(handle, len(ids), tail)
+    return _Submitted(handle, len(ids), tail, sampling.get("min_tokens") or 0)
+
+
+def _has_markup(known: ToolFormat) -> bool:
+    """Return whether answers have more than text, so that special tokens are read and their text is parsed."""
+    return known.knows_tools or known.knows_reasoning
+
+
+def _parser(known: ToolFormat, call: ChatCall, tail: str, choice: int = 0) -> AnswerParser:
+    """Return the parser of one answer's text."""
+    if not call.has_parallel_tools:  # a second call is content
+        known = replace(known, is_parallel=False)
+    tools = call.tools if call.tool_choice != "none" else ()
+    return AnswerParser(known, tools, tail, choice, split_stops(known, call.stop)[0], bool(call.grammar))
 
 
 def prompt_ids(served: ServedModel, engine: Engine, call: ChatCall) -> list[int]:
@@ -207,9 +226,10 @@ def _described(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_mask(served: ServedModel, engine: Engine, call: ChatCall, tail: str) -> GrammarMask | None:
-    """Return the mask of a call's grammar, or of its tools' calls; None for free text.
+    """Return the mask of a call's grammar, of its tools' calls, or of either; None for free text.
 
-    A grammar binds what follows the model's thoughts, if it writes any, and not the thoughts.
+    A grammar binds what follows the model's thoughts, if it writes any, and not the thoughts. Beside tools that may be
+    called, the answer is calls or the grammar's text.
 
     Args:
         tail: text of the prompt's end.
@@ -217,13 +237,13 @@ def call_mask(served: ServedModel, engine: Engine, call: ChatCall, tail: str) ->
     Raises:
         ConfigError: the grammar is invalid.
     """
-    known = served.tool_format
-    if call.grammar:
+    known, tools = served.tool_format, () if call.tool_choice == "none" else call.tools
+    if call.grammar and (not tools or call.continues_last):
         return compiled_grammar(engine, call.grammar, answer_frame(known, tail, served.special_ids))
-    if not call.tools:
-        return None
-    wished = call.tool_choice, call.tool_name, call.has_parallel_tools, tail, served.special_ids
-    lark = tool_grammar(known, call.tools, *wished, schema_problem=engine.schema_problem)
+    wished = call.tool_choice, call.tool_name, call.has_parallel_tools, tail, served.special_ids, bool(call.grammar)
+    lark = tool_grammar(known, tools, *wished, schema_problem=engine.schema_problem)
+    if lark is not None and call.grammar and call.tool_choice == "auto":
+        return compiled_grammar(engine, call.grammar, lark)
     return None if lark is None else compiled_grammar(engine, {"lark": lark})
 
 
@@ -259,19 +279,19 @@ async def answer_chat(served: ServedModel, call: ChatCall, request_id: str) -> A
 
 
 async def _parts(served: ServedModel, call: ChatCall, asked: _Submitted) -> AsyncGenerator[Part, None]:
-    answers = [_Answer(served, call, asked.tail, at) for at in range(call.num_answers)]
+    answers = [_Answer(served.tool_format, call, asked, at) for at in range(call.num_answers)]
     async for events in asked.handle.arrivals(served.settings.stream_interval):
         for part in joined_parts([part for event in events for part in answers[event.row].parts(event)]):
             yield part
     generations = asked.handle.results(timeout=0)
     for at, (answer, generation) in enumerate(zip(answers, generations, strict=True)):
-        stop_text = generation.stop_reason if isinstance(generation.stop_reason, str) else None
-        for part in answer.finish(generation.text):
+        for part in answer.finish(generation):
             yield part
-        yield Ended(answer.reason(generation.finish_reason), stop_text, at)
+        yield answer.ended(generation)
     new_tokens = sum(len(generation.token_ids) for generation in generations)
     reasoning = sum(answer.reasoning_tokens for answer in answers)
-    yield Used(asked.prompt_tokens, asked.handle.cached, new_tokens, reasoning)
+    in_thoughts = sum(answer.calls_in_thoughts for answer in answers)
+    yield Used(asked.prompt_tokens, asked.handle.cached, new_tokens, reasoning, in_thoughts)
 
 
 def joined_parts(parts: Sequence[Part]) -> list[Part]:
@@ -300,43 +320,52 @@ def _in_one(first: Part | None, second: Part) -> Part | None:
 class _Answer:
     """The parts of one answer, from its tokens."""
 
-    def __init__(self, served: ServedModel, call: ChatCall, tail: str, choice: int) -> None:
-        known, self._choice = served.tool_format, choice
-        if not call.has_parallel_tools:  # a second call is content
-            known = replace(known, is_parallel=False)
-        tools = call.tools if call.tool_choice != "none" else ()
-        has_markup = known.knows_tools or known.knows_reasoning
-        self._parser = AnswerParser(known, tools, tail, choice) if has_markup else None
+    def __init__(self, known: ToolFormat, call: ChatCall, asked: _Submitted, choice: int) -> None:
+        self._choice, self._min_tokens = choice, asked.min_tokens
+        self._parser = _parser(known, call, asked.tail, choice) if _has_markup(known) else None
         self._has_called = False
-        self._num_characters = self.reasoning_tokens = 0
+        self._num_tokens = self._num_characters = self.reasoning_tokens = 0
+
+    @property
+    def calls_in_thoughts(self) -> int:
+        """Number of calls that were read from thoughts which the answer did not close."""
+        return 0 if self._parser is None else self._parser.calls_in_thoughts
 
     def parts(self, event: TokenEvent) -> Sequence[Part]:
         """Return the parts that a token adds."""
         found: list[Part] = []
         if event.logprob is not None:
             found.append(TokenRecord(event.token_id, event.logprob, event.top_logprobs, self._choice))
+        self._num_tokens += 1
         pieces = self._pushed(event.text)
-        self.reasoning_tokens += any(isinstance(piece, Reasoning) for piece in pieces)
+        is_drafting = self._parser is not None and self._parser.is_drafting
+        self.reasoning_tokens += is_drafting or any(isinstance(piece, Reasoning) for piece in pieces)
         return [*found, *pieces]
 
-    def finish(self, text: str) -> Sequence[Part]:
+    def finish(self, generation: Generation) -> Sequence[Part]:
         """Return the parts that the end adds.
 
         Args:
-            text: the whole answer; where a time limit has ended it, its last characters come without a token.
+            generation: the whole answer; where a time limit has ended it, its last characters come without a token.
         """
-        rest = self._pushed(text[self._num_characters :])
-        return [*rest, *self._noted(self._parser.finish())] if self._parser is not None else rest
+        rest = self._pushed(generation.text[self._num_characters :])
+        if self._parser is None:
+            return rest
+        is_cut = generation.finish_reason not in ("end", "stop")
+        return [*rest, *self._noted(self._parser.finish(is_cut))]
 
-    def reason(self, finish_reason: str) -> str:
-        """Return why the answer ended, for clients."""
-        reason = REASONS[finish_reason]
-        return "tool_calls" if reason == "stop" and self._has_called else reason
+    def ended(self, generation: Generation) -> Ended:
+        """Return why the answer ended, for clients, once it is finished."""
+        reason, stop_text = REASONS[generation.finish_reason], generation.stop_reason
+        if self._parser is not None and self._parser.stopped_by is not None:
+            reason, stop_text = "stop", self._parser.stopped_by
+        reason = "tool_calls" if reason == "stop" and self._has_called else reason
+        return Ended(reason, stop_text if isinstance(stop_text, str) else None, self._choice)
 
     def _pushed(self, text: str) -> Sequence[Part]:
         self._num_characters += len(text)
         if self._parser is not None:
-            return self._noted(self._parser.push(text)) if text else ()
+            return self._noted(self._parser.push(text, self._num_tokens > self._min_tokens)) if text else ()
         return [Content(text, self._choice)] if text else ()
 
     def _noted(self, parts: Sequence[Part]) -> Sequence[Part]:

@@ -181,12 +181,14 @@ class Used:
         cached_tokens: those of them that the KV cache held already.
         new_tokens: tokens of all answers.
         reasoning_tokens: those of them that belong to `Reasoning`.
+        calls_in_thoughts: calls that were read from thoughts which an answer did not close.
     """
 
     prompt_tokens: int
     cached_tokens: int
     new_tokens: int
     reasoning_tokens: int = 0
+    calls_in_thoughts: int = 0
 
 
 Part: TypeAlias = Began | Reasoning | Content | ToolCallBegin | ToolCallArguments | TokenRecord | Ended | Used

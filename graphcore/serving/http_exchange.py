@@ -94,6 +94,7 @@ class HttpExchange:
         metrics.note_request(self.endpoint, status, time.perf_counter() - self.began)
         if self.used is not None:
             metrics.note_tokens(self.used.prompt_tokens, self.used.cached_tokens, self.used.new_tokens)
+            metrics.note_calls_in_thoughts(self.used.calls_in_thoughts)
         facts = {name: value for name, value in self._facts(status, message).items() if value not in (None, [], "")}
         level = logging.DEBUG if self.endpoint in QUIET and status < 400 else logging.INFO
         line = " ".join(f"{name}={value}" for name, value in facts.items())

@@ -61,6 +61,11 @@ class ServingMetrics:
             "graphcore_cached_tokens", "tokens of prompts that the KV cache held already", registry=self._registry
         )
         self._new = Counter("graphcore_generation_tokens", "tokens of answers", registry=self._registry)
+        self._in_thoughts = Counter(
+            "graphcore_calls_in_thoughts",
+            "calls of tools that were read from thoughts which the answer did not close",
+            registry=self._registry,
+        )
         self._first = self._histogram(
             "graphcore_time_to_first_token_seconds", "seconds to the first piece of an answer"
         )
@@ -77,6 +82,10 @@ class ServingMetrics:
         self._prompt.inc(prompt)
         self._cached.inc(cached)
         self._new.inc(new)
+
+    def note_calls_in_thoughts(self, count: int) -> None:
+        """Count calls that were read from thoughts which the answer did not close."""
+        self._in_thoughts.inc(count)
 
     def note_first(self, seconds: float) -> None:
         """Count the time to the first piece of an answer."""

@@ -9,7 +9,7 @@ window of the last few ids is decoded, and the part of its text that was already
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from graphcore.errors import ConfigError
 from graphcore.tokenizer.tokenizer import PieceKind, Tokenizer
@@ -69,6 +69,24 @@ class StopResult(NamedTuple):
     is_stopped: bool
 
 
+class StopCondition(Protocol):
+    """What ends one answer's text.
+
+    Attributes:
+        found: the stop string that ended the text; None before.
+        is_armed: whether the text that is pushed may end the answer; an answer of `min_tokens` sets it.
+    """
+
+    found: str | None
+    is_armed: bool
+
+    def push(self, text: str) -> StopResult:
+        """Append the next piece of text and return the text that has become final."""
+
+    def flush(self) -> str:
+        """Return the text that is held back, at the answer's end."""
+
+
 class StopStrings:
     """Ends a text at the first stop string, even if it arrives in pieces.
 
@@ -81,6 +99,7 @@ class StopStrings:
 
     Attributes:
         found: the stop string that ended the text; None before.
+        is_armed: whether text is looked at; False passes it on.
 
     Raises:
         ConfigError: a stop string is empty.
@@ -92,10 +111,11 @@ class StopStrings:
         self._stops = tuple(stops)
         self._held = ""
         self.found: str | None = None
+        self.is_armed = True
 
     def push(self, text: str) -> StopResult:
         """Append the next piece of text and return the text that has become final."""
-        if not self._stops:
+        if not self._stops or not self.is_armed:
             return StopResult(text, False)
         seen = self._held + text
         found = [(seen.find(stop) + len(stop), seen.find(stop), stop) for stop in self._stops if stop in seen]

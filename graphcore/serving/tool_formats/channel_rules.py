@@ -25,10 +25,11 @@ def channel_answer(calls: Iterable[str], text: str, is_reasoning_open: bool) -> 
 
     Args:
         calls: elements for the calls.
-        text: element for the final text; empty if the answer may not be a text.
+        text: element for the final text; empty if the answer may not be a text. Where it is not any text, nothing else
+            is content, either: texts in the channel "commentary" would be.
         is_reasoning_open: whether it begins within thoughts.
     """
-    before = '("analysis" | "commentary")' if text else '"analysis"'
+    before = '("analysis" | "commentary")' if text == TEXT else '"analysis"'
     messages = f"(<|channel|> {before} <|message|> {TEXT} {_NEXT})*"
     final = [f'<|channel|> "final" {_JSON_MARK} <|message|> {text}'] if text else []
     first = f"{TEXT} {_NEXT} " if is_reasoning_open else ""

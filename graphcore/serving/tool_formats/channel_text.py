@@ -13,6 +13,7 @@ from graphcore.serving.tool_formats.call_reader import StreamingCallReader
 from graphcore.serving.tool_formats.literal_search import LiteralSearch
 from graphcore.serving.tool_formats.part_writer import PartWriter
 from graphcore.serving.tool_formats.tool_format import ToolFormat
+from graphcore.tokenizer.text_stream import StopStrings
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -26,15 +27,23 @@ _MOST_HEADER = 300  # characters
 class ChannelText:
     """Splits the text of an answer. Two messages of one kind are separated by a line break.
 
+    A call stands in a message with a header of its own, so that thoughts hold none.
+
     Args:
         tools: names of the tools.
         prompt_tail: end of the prompt.
+        stops: what ends the answer's content.
     """
 
-    def __init__(self, known: ToolFormat, tools: Container[str], writer: PartWriter, prompt_tail: str) -> None:
+    def __init__(
+        self, known: ToolFormat, tools: Container[str], writer: PartWriter, prompt_tail: str, stops: StopStrings
+    ) -> None:
+        self.calls_in_thoughts = 0
+        self.is_drafting = False
         self._format = known
         self._tools = tools
         self._writer = writer
+        self._stops = stops
         self._in_message = LiteralSearch([*_ENDS, _START, _CHANNEL])
         self._in_header = LiteralSearch([_MESSAGE, *_ENDS, _START])
         self._ends = LiteralSearch(_ENDS)
@@ -62,18 +71,20 @@ class ChannelText:
             self._open_message()
 
     def push(self, text: str) -> None:
-        """Take a piece of the answer."""
+        """Take a piece of the answer; nothing of it behind a stop string."""
         text, at = self._waiting + text, 0
-        while at < len(text):
+        while at < len(text) and self._stops.found is None:
             step, after = self._step, self._step(text, at)
             if after == at and step == self._step:
                 break
             at = after
         self._waiting = text[at:]
 
-    def finish(self) -> None:
+    def finish(self, is_cut: bool) -> None:
         """Take the end of the answer."""
         waiting, self._waiting = self._waiting, ""
+        if self._stops.found is not None:
+            return
         if self._reader is not None:
             if waiting not in _ENDS or not self._reader.has_begun:
                 self._read(self._reader, waiting, 0)
@@ -83,9 +94,20 @@ class ChannelText:
             self._put(waiting)
         elif self._step == self._take_header and _RECIPIENT.search(self._header):
             self._put(self._header + waiting)
+        self._end_message()
 
     def _put(self, text: str) -> None:
         """Write text of a message."""
+        if self._write == self._writer.content:
+            text = self._stops.push(text).text
+        self._write_text(text)
+
+    def _end_message(self) -> None:
+        """Write the end of a message that may have begun a stop string."""
+        if self._stops.found is None:
+            self._write_text(self._stops.flush())
+
+    def _write_text(self, text: str) -> None:
         if text:
             self._write(self._separator + text)
             self._separator = ""
@@ -123,6 +145,7 @@ class ChannelText:
     def _after_text(self, found: int, literal: str) -> int:
         """Go on with what a literal begins, and return the position behind it."""
         if literal:
+            self._end_message()
             self._step = self._take_between if literal in _ENDS else self._take_header
             self._has_role = literal == _CHANNEL
             self._header = literal if literal == _CHANNEL else ""

@@ -1,5 +1,6 @@
 """Checks JSON while it is written, so that arguments can be passed on before they are whole."""
 
+import json
 import re
 
 _SPACE = " \t\n\r"
@@ -159,3 +160,9 @@ def is_json(text: str) -> bool:
     scanner = JsonScanner()
     end = scanner.scan(text + " ")
     return scanner.is_whole and not text[end:].strip(_SPACE)
+
+
+def json_string(text: str) -> str:
+    """Return a text as JSON; characters beyond ASCII stay, except halves of pairs, which no UTF-8 has."""
+    whole = json.dumps(text, ensure_ascii=False)
+    return whole if whole.isascii() or not re.search("[\ud800-\udfff]", whole) else json.dumps(text)

@@ -3,12 +3,12 @@
 Models write values without quotes in some syntaxes, so that only the schema tells the number 5 from the text "5".
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from graphcore.serving.tool_formats.json_scanner import is_json
+from graphcore.serving.tool_formats.json_scanner import is_json, json_string
+from graphcore.serving.tool_formats.python_literal import literal_json
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?P<fraction>\.[0-9]+)?(?P<exponent>[eE][+-]?[0-9]+)?")
 _MOST_REFERENCES = 16  # schemas within schemas that are looked into for a type
@@ -58,14 +58,11 @@ def property_schema(schema: object, name: str, root: Mapping[str, Any]) -> objec
     return properties.get(name, _ANYTHING) if isinstance(properties, Mapping) else _ANYTHING
 
 
-def json_string(text: str) -> str:
-    """Return a text as JSON; characters beyond ASCII stay, except halves of pairs, which no UTF-8 has."""
-    whole = json.dumps(text, ensure_ascii=False)
-    return whole if whole.isascii() or not re.search("[\ud800-\udfff]", whole) else json.dumps(text)
-
-
 def json_of(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a value that was written without quotes: of the first type that it can be, else a string."""
+    """Return the JSON of a value that was written without quotes: of the first type that it can be, else a string.
+
+    An array or object may be written as JSON or as Python writes it.
+    """
     bare = text.strip()
     if "null" in types and bare in _NULLS:
         return "null"
@@ -77,6 +74,8 @@ def json_of(text: str, types: frozenset[str]) -> str:
         if abs(float(bare)) < 2**63 and float(bare).is_integer():
             return str(int(float(bare)))
     opens = ("{" if "object" in types else "") + ("[" if "array" in types else "")
-    if bare[:1] and bare[0] in opens and is_json(bare):
-        return bare
+    if bare[:1] and bare[0] in opens:
+        found = bare if is_json(bare) else literal_json(bare)
+        if found is not None:
+            return found
     return json_string(text)

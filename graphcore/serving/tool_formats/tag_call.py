@@ -1,7 +1,14 @@
-"""Calls as tags, as Qwen 3 Coder, 3.5 and 3.6, and GLM 4.5 to 4.7 write them.
+r"""Calls as tags, as Qwen 3 Coder, 3.5 and 3.6, and GLM 4.5 to 4.7 write them.
 
     <tool_call><function=f><parameter=a>1</parameter></function></tool_call>
     <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>
+
+A value ends at its closing tag where another parameter or the call's end follows, so that it may hold tags itself.
+Models leave tags out, so it also ends where its closing tag is missing, at
+  - a line that begins with the tag of a parameter which the schema names and the call does not have yet,
+  - </function> on a line of its own where the call ends behind it, </tool_call> on such a line where another call of a
+    known function begins behind it, and either where the answer ends behind it.
+What only the text behind a call can tell waits for it. An answer that a limit has cut off is not completed.
 
 transformers' template for the first is not used: it strips the white space around a value, so that a program loses its
 first indentation, and its patterns take 10 s for a value with 50,000 spaces. Here one line break at either end of a
@@ -9,45 +16,66 @@ value is left out where the chat template adds them.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from graphcore.serving.tool_formats.call_reader import CallReader
+from graphcore.serving.tool_formats.call_reader import BodyCallReader
 from graphcore.serving.tool_formats.part_writer import PartWriter
-from graphcore.serving.tool_formats.schema_types import json_of, json_string, property_schema, types_of
+from graphcore.serving.tool_formats.schema_types import json_of, json_string, property_schema, resolved, types_of
 from graphcore.serving.tool_formats.tool_format import CallTags
 
-_SPACES = re.compile(r"\s{0,16}")
 _BARE_NAME_END = re.compile(r"[<\n]")
+_SPACE = re.compile(r"\s*")
 _MOST_NAME = 200  # characters
+_MOST_SPACE = 16  # characters between two tags
+_LAST = 64  # characters at the end of a call that are looked at
+_MOST_ENDS = 8  # tags in a call that may have been its end
 
 
-class TagCallReader(CallReader):
+class TagCallReader(BodyCallReader):
     """Reads a call in tags; it is written when its last tag has come.
-
-    A value ends at a closing tag that another parameter or the call's end follows, so that it may hold tags itself.
 
     Args:
         schemas: JSON schema of each tool's parameters, by name.
         opened: the text that opened the call.
-        close: tag after the call.
+        open, close: tags before and after the call.
         tags: the tags within it.
     """
 
     def __init__(
-        self, writer: PartWriter, schemas: Mapping[str, Mapping[str, Any]], opened: str, close: str, tags: CallTags
+        self,
+        writer: PartWriter,
+        schemas: Mapping[str, Mapping[str, Any]],
+        opened: str,
+        open: str,
+        close: str,
+        tags: CallTags,
     ) -> None:
-        super().__init__(opened, close if tags.end else "")
-        self._writer = writer
+        super().__init__(writer, opened, close, [tags.end, close])
         self._schemas = schemas
         self._tags = tags
-        self._next = (tags.key_open, tags.end or close)
-        self._longest_end = len(tags.value_close) + 16 + max(map(len, self._next))  # and what must follow it
         self._name = ""
-        self._key = ""
-        self._value: list[str] = []
-        self._tail = ""  # end of the value so far, if it may begin the value's end
-        self._members: list[str] = []
+        self._closes: list[int] = []  # positions of closing tags in the body that have not ended the call
+        self._num_checked = 0  # those behind which no other call begins
+        key_open, key_close = re.escape(tags.key_open), re.escape(tags.key_close)
+        value_close, end = re.escape(tags.value_close), re.escape(tags.end)
+        name = rf"{re.escape(tags.name_open)}([^\s<>]{{1,{_MOST_NAME}}})"
+        self._next_call = re.compile(rf"\s*{re.escape(open)}\s*{name}")
+        self._any_call = re.compile(name if tags.name_open else rf"{re.escape(open)}\s*{name}")
+        self._closed_value = re.compile(rf"{value_close}\s{{0,{_MOST_SPACE}}}\Z")
+        self._function_end = re.compile(rf"{end}\s{{0,{_MOST_SPACE}}}\Z")
+        self._function_line = re.compile(rf"\n[ \t]*{end}[ \t]*(?=\n)")
+        line = r"\n[ \t]*" if tags.line_break else ""
+        known_key = rf"{line}(?={key_open}(?P<key>[^<>\n]{{1,{_MOST_NAME}}}){key_close})"
+        own_line = rf"|(?P<line>\n[ \t]*)?(?={end}\s*\Z)" if tags.end else "|(?P<line>\Z)(?!)"
+        follows = "|".join([key_open, end] if tags.end else [key_open, r"\Z"])
+        self._value_ends = {
+            is_lenient: re.compile(
+                rf"(?P<close>{value_close})\s{{0,{_MOST_SPACE}}}(?={follows}{more})|{known_key}{own_line}"
+            )
+            for is_lenient, more in ((False, ""), (True, r"|\Z"))
+        }
 
     def _begin(self, text: str, at: int) -> int:
         if self._tags.name_open:
@@ -80,64 +108,149 @@ class TagCallReader(CallReader):
     def _named(self, name: str) -> None:
         self._name = name
         if name in self._schemas:
-            self._expect(self._in_function, *self._next)
+            self._expect(self._in_function, *filter(None, (self._tags.key_open, self._tags.end, self._close)))
         else:
             self._break()
 
     def _in_function(self, found: str) -> None:
         if found == self._tags.key_open:
-            self._read_name(self._keyed, self._tags.key_close)
+            self._body.append(found)
+            self._phase = self._read_body
+        elif found == self._tags.end:
+            self._write_call(self._name, "{}")
+            self._await_close()
         else:
-            self._write()
+            self._write_call(self._name, "{}")
 
-    def _keyed(self, key: str) -> None:
-        self._key, self._value, self._tail = key, [], ""
-        if self._tags.value_open:
-            self._expect(self._valued, self._tags.value_open)
-        else:
-            self._phase = self._read_value
-
-    def _valued(self, found: str) -> None:
-        self._phase = self._read_value
-
-    def _read_value(self, text: str, at: int) -> int:
-        held, close = self._tail, self._tags.value_close
-        window = held + text[at:] if held else text
-        start = 0 if held else at
-        while (found := window.find(close, start)) >= 0:
-            self._value.append(window[start:found])
-            after = _SPACES.match(window, found + len(close))
-            assert after is not None, "a run of no characters matches, too"
-            followed = next((tag for tag in self._next if window.startswith(tag, after.end())), None)
-            if followed:
-                self._end_value()
-                self._in_function(followed)
-                return self._position(text, window, after.end() + len(followed))
-            rest = window[after.end() : found + self._longest_end]
-            if after.end() + len(rest) == len(window) and any(tag.startswith(rest) for tag in self._next):
-                self._tail = window[found:]
-                return len(text)
-            self._value.append(window[found : found + 1])
-            start = found + 1
-        sizes = range(min(len(close) - 1, len(window) - start), 0, -1)
-        kept = next((size for size in sizes if window.endswith(close[:size])), 0)
-        self._value.append(window[start : len(window) - kept])
-        self._tail = window[len(window) - kept :]
-        return len(text)
-
-    def _position(self, text: str, window: str, end: int) -> int:
-        """Return the position in the text of one in the window, which ends where the text ends."""
-        return len(text) - (len(window) - end)
-
-    def _end_value(self) -> None:
-        value = "".join(self._value)
-        if self._tags.pads_values:
-            value = value.removeprefix("\n").removesuffix("\n")
-        root = self._schemas[self._name]
-        types = types_of(property_schema(root, self._key, root), root)
-        self._members.append(f"{json_string(self._key)}: {json_of(value, types)}")
-
-    def _write(self) -> None:
-        self._writer.begin(self._name)
-        self._writer.arguments("{" + ", ".join(self._members) + "}")
+    def _await_close(self) -> None:
+        """Go on with the call's closing tag, behind </function>."""
+        self.is_done = False
         self._end()
+
+    def _end_at(self, literal: str) -> bool:
+        if self._num_checked < len(self._closes) and self._end_before_next(literal):
+            return True
+        last, is_function_end = self._body_end(_LAST), literal == self._tags.end
+        if is_function_end or not self._tags.end:
+            if self._closed_value.search(last):
+                body = self._body_text() + (literal if is_function_end else "")
+                members = self._members(body)
+                if members is None:
+                    self._break()
+                else:
+                    self._write_call(self._name, members)
+                    if is_function_end:
+                        self._await_close()
+                return True
+        elif self._function_end.search(last) and (members := self._members(self._body_text())) is not None:
+            self._write_call(self._name, members)
+            return True
+        if not is_function_end and len(self._closes) < _MOST_ENDS:
+            self._closes.append(len(self._body_text()))
+        return False
+
+    def _end_before_next(self, literal: str) -> bool:
+        """End the call at the last closing tag, if another call of a known function begins behind it."""
+        close, body = self._closes[-1], self._body_text()
+        self._num_checked = len(self._closes)
+        behind = close + len(self._close)
+        found = self._next_call.match(body, behind)
+        if found is None or found[1] not in self._schemas:
+            return False
+        members = self._members(body[:close], is_lenient=True, is_closed=True)
+        if members is None:
+            return False
+        self._write_call(self._name, members, body[behind:] + literal)
+        return True
+
+    def finish(self, is_cut: bool) -> None:
+        """Take the end of the answer, which completes a call that lacks its last tags."""
+        if is_cut or self.is_complete or not self._body:
+            return
+        body = self._body_text()
+        ends = [(close, close + len(self._close), True) for close in self._closes]
+        if self._tags.end:
+            lines = islice(self._function_line.finditer(body), _MOST_ENDS)
+            ends += [(line.end(), line.end(), False) for line in lines]
+        for end, behind, is_closed in [*ends, (len(body), len(body), False)]:
+            members = self._members(body[:end], is_lenient=True, is_closed=is_closed)
+            if members is not None:
+                self._write_call(self._name, members, body[behind:])
+                return
+
+    def _members(self, body: str, is_lenient: bool = False, is_closed: bool = False) -> str | None:
+        """Return the arguments in a text from the first parameter to the call's end; None if it does not end there.
+
+        Args:
+            is_lenient: whether the last closing tags may be missing.
+            is_closed: whether the call's closing tag follows, so that all tags within it may be missing at the end.
+        """
+        tags, root, at = self._tags, self._schemas[self._name], 0
+        keys: list[str] = []
+        members: list[str] = []
+        while True:
+            at = _behind_space(body, at)
+            if tags.end and body.startswith(tags.end, at):
+                break
+            if at == len(body) and (is_lenient or not tags.end):
+                break
+            key_end = body.find(tags.key_close, at)
+            key = body[at + len(tags.key_open) : key_end]
+            if not body.startswith(tags.key_open, at) or not 0 <= key_end < at + _MOST_NAME or "\n" in key:
+                return None
+            start = key_end + len(tags.key_close)
+            if tags.value_open:
+                start = _behind_space(body, start)
+                if not body.startswith(tags.value_open, start):
+                    return None
+                start += len(tags.value_open)
+            keys.append(key.strip())
+            end = self._value_end(body, start, keys, is_lenient, is_closed)
+            if end is None:
+                return None
+            value_end, at, is_tagged = end
+            value = body[start:value_end]
+            if tags.pads_values:
+                value = value.removeprefix("\n")
+                value = value.removesuffix("\n") if is_tagged else value
+            types = types_of(property_schema(root, keys[-1], root), root)
+            members.append(f"{json_string(keys[-1])}: {json_of(value, types)}")
+        return "{" + ", ".join(members) + "}"
+
+    def _value_end(
+        self, body: str, start: int, keys: Sequence[str], is_lenient: bool, is_closed: bool
+    ) -> tuple[int, int, bool] | None:
+        """Return where a value ends, where the next tag begins, and whether a closing tag ends it.
+
+        Args:
+            keys: parameters that the call has so far.
+        """
+        tags, root = self._tags, self._schemas[self._name]
+        known = resolved(root, root).get("properties")
+        close = body.find(tags.value_close, start)
+        for found in self._value_ends[is_lenient].finditer(body, start):
+            end, key = found.start(), found["key"]
+            if found["close"]:
+                return end, found.end(), True
+            if 0 <= close < end:  # the value holds a closing tag, so none is missing
+                continue
+            if key is None and (found["line"] or "\n" not in body[start:end].removeprefix("\n")):
+                return None if self._has_call(body[start:end]) else (end, found.end(), False)
+            if key is not None and key not in keys and isinstance(known, Mapping) and key in known:
+                return None if self._has_call(body[start:end]) else (end, found.end(), False)
+        value = body[start:].rstrip(" \t")
+        if not is_closed or close >= 0 or (tags.end and tags.end in value) or self._has_call(value):
+            return None
+        if value.endswith("\n"):
+            return start + len(value) - 1, len(body), False
+        return None if "\n" in value.removeprefix("\n") else (len(body), len(body), False)
+
+    def _has_call(self, value: str) -> bool:
+        """Return whether a call of a known function begins in a text; it is no value whose closing tag is missing."""
+        return any(name in self._schemas for name in self._any_call.findall(value))
+
+
+def _behind_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match is not None, "a run of no characters matches, too"
+    return match.end()

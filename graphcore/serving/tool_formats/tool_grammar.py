@@ -2,6 +2,7 @@
 
     auto:                        thoughts? text (<tool_call> a valid call </tool_call>)*
     required, or one by name:    thoughts? (<tool_call> a valid call </tool_call>)+
+    auto beside a grammar:       thoughts? (the grammar's text | (<tool_call> a valid call </tool_call>)+)
 
 The markup is that of the families' tables, which the parsers read, too.
 """
@@ -27,6 +28,7 @@ from graphcore.serving.tool_formats.tool_format import CallSyntax, ToolFormat
 
 _SPACE = r"[ \t\r\n]{0,8}"  # of JSON; \s would have spaces of other scripts, too
 _ANY_OBJECT = {"type": "object"}
+_ANSWER = "@answer"  # what a grammar allows as the answer's text
 _CALL_KEYS = "name|type|id|arguments|parameters"
 
 
@@ -38,6 +40,7 @@ def tool_grammar(
     has_parallel_tools: bool,
     prompt_tail: str = "",
     special_ids: Mapping[str, int] = MappingProxyType({}),
+    is_bound: bool = False,
     *,
     schema_problem: Callable[[Mapping[str, Any]], str],
 ) -> str | None:
@@ -55,17 +58,18 @@ def tool_grammar(
         prompt_tail: end of the prompt's text, from the header of the model's turn on.
         special_ids: id of each special token of the vocabulary, by its spelling.
         schema_problem: function that returns why a JSON schema cannot be kept to; empty if it can.
+        is_bound: whether a grammar binds the answer's text. With "auto", `@answer` stands for it in this one.
 
     Returns:
-        The grammar; None if the answer is free: no tools, "none", or "auto" without a strict tool, so that an answer
-        costs no masks where nobody asked for more than the model's own calls.
+        The grammar; None if the answer is free: no tools, "none", or "auto" without a strict tool or a grammar, so that
+        an answer costs no masks where nobody asked for more than the model's own calls.
 
     Raises:
         ConfigError: no tool has the name, or the schema of a strict tool is one that llguidance does not know.
     """
     must_call = tool_choice == "required" or tool_name is not None
     is_strict = any(tool["function"].get("strict") for tool in tools)
-    if not tools or not format.knows_tools or tool_choice == "none" or not (must_call or is_strict):
+    if not tools or not format.knows_tools or tool_choice == "none" or not (must_call or is_strict or is_bound):
         return None
     if tool_name is not None and tool_name not in (tool["function"]["name"] for tool in tools):
         raise ConfigError(f"tool_choice: no tool is named '{tool_name:.70}'")
@@ -74,8 +78,8 @@ def tool_grammar(
         for index, tool in enumerate(tools)
         if tool_name in (None, tool["function"]["name"])
     }
-    answer = _AnswerRules(format, prompt_tail, must_call, has_parallel_tools and format.is_parallel, special_ids)
-    return answer.whole(schemas)
+    is_parallel, text = has_parallel_tools and format.is_parallel, _ANSWER if is_bound else TEXT
+    return _AnswerRules(format, prompt_tail, "" if must_call else text, is_parallel, special_ids).whole(schemas)
 
 
 def answer_frame(format: ToolFormat, prompt_tail: str, special_ids: Mapping[str, int] = MappingProxyType({})) -> str:
@@ -90,7 +94,7 @@ def answer_frame(format: ToolFormat, prompt_tail: str, special_ids: Mapping[str,
     may_reason = format.knows_reasoning and not is_reasoning_closed(format, prompt_tail)
     if not may_reason or not (is_reasoning_open(format, prompt_tail) or is_at_start(format, prompt_tail)):
         return ""
-    return _AnswerRules(format, prompt_tail, must_call=False, is_parallel=False, special_ids=special_ids).frame()
+    return _AnswerRules(format, prompt_tail, _ANSWER, is_parallel=False, special_ids=special_ids).whole({})
 
 
 def _schema(
@@ -110,45 +114,51 @@ def _schema(
 
 
 class _AnswerRules:
+    """The rules of a whole answer.
+
+    Args:
+        text: element for the answer's text; empty if it must call.
+        is_parallel: whether it may have several calls.
+    """
+
     def __init__(
         self,
         known: ToolFormat,
         prompt_tail: str,
-        must_call: bool,
+        text: str,
         is_parallel: bool,
         special_ids: Mapping[str, int],
     ) -> None:
         self._format = known
         self._special_ids = special_ids
         self._rules = LarkRules()
-        self._must_call = must_call
+        self._text = text
         self._is_parallel = is_parallel
         self._is_reasoning_open = is_reasoning_open(known, prompt_tail)
         self._space_name = ""
         self._may_reason = known.knows_reasoning and not is_reasoning_closed(known, prompt_tail)
 
     def whole(self, schemas: Mapping[str, dict[str, Any] | None]) -> str:
-        """Return the grammar of answers that may call functions with these schemas."""
+        """Return the grammar of answers that may call functions with these schemas; without any, of texts alone."""
         if self._format.syntax is CallSyntax.CHANNELS:
             calls = [channel_call(name, inline_json(schema or _ANY_OBJECT)) for name, schema in schemas.items()]
-            return self._rules.whole(channel_answer(calls, "" if self._must_call else TEXT, self._is_reasoning_open))
-        call = self._rules.add(choice_of(self._calls(schemas)))
-        text = self._rules.add_terminal(f"{TEXT} & ~{self._beginnings(schemas)}") if self._format.begins_bare else TEXT
+            return self._rules.whole(channel_answer(calls, self._text, self._is_reasoning_open))
+        call = self._rules.add(choice_of(self._calls(schemas))) if schemas else ""
+        if self._text == _ANSWER:
+            called = f"{self._space()}? {self._called(call)}" if call else ""
+            said = self._rules.add(choice_of(filter(None, [_ANSWER, called])))
+            if self._is_reasoning_open:
+                return self._rules.whole(f"{self._thoughts_end()} {self._space()}? {said}")
+            return self._rules.whole(f"({self._thoughts()} {self._space()}?)? {said}" if self._may_reason else said)
+        text = self._text
+        if text and self._format.begins_bare:
+            text = self._rules.add_terminal(f"{TEXT} & ~{self._beginnings(schemas)}")
         if self._is_reasoning_open:
             return self._rules.whole(f"{self._thoughts_end()} {self._said(call, text)}")
         if not self._may_reason:
             return self._rules.whole(self._said(call, text))
-        return self._rules.whole(
-            f"{self._thoughts()} {self._said(call, text)} | {self._said(call, self._no_thoughts(text))}"
-        )
-
-    def frame(self) -> str:
-        """Return the grammar of a whole answer, thoughts included, in which `@answer` stands for its content."""
-        if self._format.syntax is CallSyntax.CHANNELS:
-            return self._rules.whole(channel_answer([], "@answer", self._is_reasoning_open))
-        if self._is_reasoning_open:
-            return self._rules.whole(f"{self._thoughts_end()} {self._space()}? @answer")
-        return self._rules.whole(f"({self._thoughts()} {self._space()}?)? @answer")
+        said = self._said(call, self._no_thoughts(text) if text else "")
+        return self._rules.whole(f"{self._thoughts()} {self._said(call, text)} | {said}")
 
     def _calls(self, schemas: Mapping[str, dict[str, Any] | None]) -> list[str]:
         """Return the elements for a call of each function, without the tags around it."""
@@ -185,15 +195,22 @@ class _AnswerRules:
         tail = self._rules.add_terminal(rf"/{call_id}{_SPACE}\}}{space}/")
         return f"{head} {inline_json(schema or _ANY_OBJECT)} {tail}"
 
-    def _said(self, call: str, text: str) -> str:
-        """Return the element for what follows thoughts."""
+    def _called(self, call: str) -> str:
+        """Return the element for the calls of an answer, without what is before them."""
         known = self._format
         if known.begins_bare:
-            tagged = f"{self._tag(known.call_open)}? {call}" if known.call_open else call
-            return f"{self._space()}? {tagged}" if self._must_call else choice_of([text, tagged])
+            return f"{self._tag(known.call_open)}? {call}" if known.call_open else call
         opened, rest = self._calls_in_tags(call)
-        if self._must_call:
-            return f"({self._space()}? {self._tag(opened)} {rest})"
+        return f"{self._tag(opened)} {rest}"
+
+    def _said(self, call: str, text: str) -> str:
+        """Return the element for what follows thoughts: a text that calls may follow, or calls alone if it is empty."""
+        known = self._format
+        if not text:
+            return f"({self._space()}? {self._called(call)})"
+        if known.begins_bare:
+            return choice_of([text, self._called(call)])
+        opened, rest = self._calls_in_tags(call)
         before = f"{text} {self._tag(opened)}" if known.has_tag_tokens else self._rules.up_to(opened, text)
         return choice_of([text, f"{before} {rest}"])
 
