@@ -31,7 +31,7 @@ WINDOW, PRIME, VOCAB, DRAFT_KIND = 8, 999_983, 29, 77
 FULL = AttentionSpec(heads=1, kv_heads=1, head_dim=1, scale=1.0)
 SLIDING = AttentionSpec(heads=1, kv_heads=1, head_dim=1, scale=1.0, window=WINDOW)
 DELTA = DeltaSpec(key_heads=1, value_heads=1, key_dim=1, value_dim=1, width=2, eps=1e-6)
-MODELS = {"full": (FULL,), "ring": (SLIDING,), "both": (FULL, SLIDING), "states": (FULL, DELTA)}
+MODELS = {"full": (FULL,), "ring": (SLIDING,), "both": (FULL, SLIDING), "states": (FULL, DELTA), "recurrent": (DELTA,)}
 
 
 def next_key(before: int, token: int, kind: int) -> int:

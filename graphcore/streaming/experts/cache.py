@@ -12,6 +12,7 @@ least recently used (LRU) and 10 to 12 below the optimum. A cache smaller than o
 hits, still keeps the hottest ones (27 %).
 """
 
+import heapq
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -57,6 +58,13 @@ class Slots:
     free: list[int]
     held: dict[Key, int] = field(default_factory=dict)
     pinned: dict[Key, int] = field(default_factory=dict)
+    # A heap of use count, number of the load, and expert. Entries are not removed when an expert's count changes or it
+    # leaves; they are recognised when they come up, because they differ from what `_loads` and `heat` say.
+    _order: list[tuple[float, int, Key]] = field(default_factory=list)
+    _loads: dict[Key, int] = field(default_factory=dict)  # number of the load that has brought an expert in `held`
+    _changed: set[Key] = field(default_factory=set)  # experts whose counts may be in no entry
+    _num_loads: int = 0
+    _num_scalings: int = 0  # of the counts in the heap
 
     @classmethod
     def of(cls, pool: ExpertPool) -> "Slots":
@@ -66,14 +74,50 @@ class Slots:
     def take(self, key: Key) -> int:
         """Return a slot for an expert that has none: a free slot, or that of the coldest expert that is not pinned."""
         if not self.free:
-            victim = min((other for other in self.held if other not in self.pinned), key=self.heat)
-            self.free.append(self.held.pop(victim))
+            self.drop(self._coldest())
         self.held[key] = self.free.pop()
+        self._num_loads += 1
+        self._loads[key] = self._num_loads
+        self._changed.add(key)
         return self.held[key]
+
+    def _coldest(self) -> Key:
+        """Return the coldest expert that is not pinned; of equally cold ones that which was loaded first.
+
+        With n slots it costs O(log n) for each expert that was asked for or loaded since the last call, and for each
+        pinned expert that is colder.
+        """
+        # Scaling keeps the order of counts, but those in the heap are not comparable with new ones.
+        if self._num_scalings != self.heat.num_scalings or len(self._order) > 4 * len(self.held):
+            self._num_scalings = self.heat.num_scalings
+            self._order = [(self.heat(key), number, key) for key, number in self._loads.items()]
+            heapq.heapify(self._order)
+        else:
+            for key in self._changed & self.held.keys():
+                heapq.heappush(self._order, (self.heat(key), self._loads[key], key))
+        self._changed.clear()
+        pinned = []
+        while True:
+            entry = heapq.heappop(self._order)
+            count, number, key = entry
+            if self._loads.get(key) != number or self.heat(key) != count:
+                continue
+            if key not in self.pinned:
+                break
+            pinned.append(entry)
+        for entry in pinned:
+            heapq.heappush(self._order, entry)
+        return key
 
     def drop(self, key: Key) -> None:
         """Remove an expert and free its slot."""
         self.free.append(self.held.pop(key))
+        del self._loads[key]
+
+    def count(self, layer: int, experts: Sequence[int]) -> None:
+        """Count a lookup of experts, whether they have slots or not."""
+        self.heat.add(layer, list(experts))
+        self._changed.update((layer, expert) for expert in experts)
 
     def pin(self, key: Key) -> None:
         """Keep an expert in its slot until it has been unpinned as often as pinned."""
@@ -130,7 +174,7 @@ class ExpertCache(Generic[WorkT, SlotFillT]):
         """
         slots = self._slots[layer]
         waves = self._cut(slots, layer, experts)
-        slots.heat.add(layer, list(experts))
+        slots.count(layer, experts)
         reads_ahead = len(waves) > 1 and 2 * len(waves[0]) <= slots.pool.num_slots
         ahead: list[Fetch[SlotFillT]] = []
         try:
@@ -202,9 +246,12 @@ class ExpertHeat:
 
     Attributes:
         num_layers: number of layers that share the slots.
+        num_scalings: times that all counts have been divided by the same number. Otherwise a lookup changes only the
+            counts of its own experts.
     """
 
     num_layers: int
+    num_scalings: int = 0
     _counts: defaultdict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
     _weight: float = 1.0
 
@@ -217,6 +264,7 @@ class ExpertHeat:
             for key in self._counts:
                 self._counts[key] /= self._weight
             self._weight = 1.0
+            self.num_scalings += 1
 
     def __call__(self, key: tuple[int, int]) -> float:
         """Return the use count of an expert, (layer, expert). Only comparisons between counts are meaningful."""

@@ -1,11 +1,12 @@
 """Beginnings of prompts in the caches: which one is found, whose bits it has, and that no page of it is lost."""
 
 import random
-import time
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
+from counted_steps import CountedTokens, steps_of
 
 from graphcore.kvcache.buffers import KVCache, RecurrentCache, allocate_cache
 from graphcore.kvcache.chunks import Chunks
@@ -18,7 +19,7 @@ NORM = NormSpec("rms", 1e-6)
 FULL = AttentionSpec(heads=1, kv_heads=1, head_dim=1, scale=1.0)
 SLIDING = AttentionSpec(heads=1, kv_heads=1, head_dim=1, scale=1.0, window=8)
 DELTA = DeltaSpec(key_heads=1, value_heads=1, key_dim=1, value_dim=1, width=2, eps=1e-6)
-MODELS = {"full": (FULL,), "ring": (SLIDING,), "both": (FULL, SLIDING), "states": (FULL, DELTA)}
+MODELS = {"full": (FULL,), "ring": (SLIDING,), "both": (FULL, SLIDING), "states": (FULL, DELTA), "recurrent": (DELTA,)}
 PAGE, CONTEXT, ROWS, SNAPSHOTS, CHUNK = 4, 64, 3, 2, 8
 
 
@@ -305,8 +306,12 @@ def test_random_prompts_and_answers_lose_no_page_and_mix_no_bits(name: str) -> N
                 assert not any(table.rows[row] for table in caches.pages.tables)
                 continue
             most = max(most, found.length)
+            held = caches.holds(row, found.length) if found.length else []
+            if held and caches.pages.has_states:
+                assert held.pop()[0] % 1000 == found.length, "a state after other tokens"
+            for layer in held:
+                assert [number % 1000 for number in layer] == words(found.length)[-len(layer) :]
             if found.is_bit_exact:
-                held = caches.holds(row, found.length) if found.length else []
                 assert all(1000.0 <= number < 2000.0 for layer in held for number in layer)
             value = 1000.0 if found.is_bit_exact else 3000.0
             if not caches.write(row, found.length, len(ids), value):
@@ -315,25 +320,135 @@ def test_random_prompts_and_answers_lose_no_page_and_mix_no_bits(name: str) -> N
             running[row] = ids, len(ids), found.is_bit_exact
         if step % 50 == 0:
             caches.check_counts()
-    assert most >= (8 if name == "states" else 20)
+    assert most >= (8 if caches.pages.has_states else 20)
     for row in range(ROWS):
         caches.pages.free(row)
     assert caches.is_all_free()
 
 
-def test_finding_a_prompt_takes_a_step_for_each_page_of_it() -> None:
-    """Not one for each pair of its pages: 1,024 pages have half a million pairs."""
-    caches, length = Caches(tokens=4096, context=4096), 4096
-    assert caches.write(0, 0, length, 0.0)
-    caches.tree.keep(0, words(length), is_bit_exact=True, save_states=False)
+def beside_a_sequence_that_begins_alike(caches: Caches) -> list[int]:
+    """Let row 1 run a sequence whose first page the tree has from an ended one, and return its tokens."""
+    assert caches.write(0, 0, 8, 100.0)
+    ids = [*words(4), *words(4, 20)]
+    assert caches.write(1, 0, 8, 200.0)
+    for row, tokens in ((0, words(8)), (1, ids)):
+        caches.tree.keep(row, tokens, is_bit_exact=True, save_states=True)
     caches.pages.free(0)
-    times = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        assert caches.tree.find(words(length + 1), reuse_cache=False).length == length
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 0.02
-    begin = time.perf_counter()
-    assert caches.pages.make_room_for([(0, length)])
-    assert time.perf_counter() - begin < 0.5
+    return ids
+
+
+@pytest.mark.parametrize("name", ["full", "both", "states"])
+def test_an_idle_page_above_one_in_use_is_evicted_alone_and_comes_back(name: str) -> None:
+    caches = Caches(name)
+    ids = beside_a_sequence_that_begins_alike(caches)
+    caches.keep(words(8, 50), 500.0)
+    table = caches.pages.tables[0]
+    free = table.num_free
+    assert caches.tree.num_evictable(table) == 4
+    for count, lengths in ((1, (4, 8, 8)), (1, (0, 0, 8)), (2, (0, 0, 0))):
+        caches.tree.evict(table, count)
+        caches.check_counts()
+        prompts = (words(9), [*ids, 99], words(9, 50))
+        found = tuple(caches.tree.find(prompt, reuse_cache=False).length for prompt in prompts)
+        assert found == (lengths if name != "states" else tuple(length if length == 8 else 0 for length in lengths))
+    assert (table.num_free, caches.tree.num_evictable(table)) == (free + 4, 0)
+    caches.tree.keep(1, ids, is_bit_exact=True, save_states=True)
+    caches.pages.free(1)
+    assert caches.goes_on([*ids, 99]) == (8, True)
+    assert caches.is_all_free()
+
+
+def test_an_idle_page_gives_way_to_one_in_use_that_holds_the_same() -> None:
+    """So the pages of a running sequence's path are in use, and an idle one is never evicted before those below it."""
+    caches = Caches()
+    ids = beside_a_sequence_that_begins_alike(caches)
+    table = caches.pages.tables[0]
+    free = table.num_free
+    caches.tree.keep(1, ids, is_bit_exact=True, save_states=False)
+    assert table.num_free == free + 1
+    assert caches.goes_on(words(9), 2) == (8, True)
+    caches.pages.free(1)
+    path = [node.pages[0] for node in caches.tree.path(ids)]
+    assert [page for page in table.idle if page in path] == path[::-1]
+    assert caches.is_all_free()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_hit_of_which_something_was_evicted_is_refused(name: str) -> None:
+    caches = Caches(name)
+    caches.keep(words(8), 100.0)
+    hit = caches.tree.find(words(9), reuse_cache=False)
+    assert hit.length == 8
+    if caches.pages.tables:
+        caches.tree.evict(caches.pages.tables[-1], 2)
+    else:
+        for first in (20, 40):  # takes both snapshots
+            caches.keep(words(8, first), 100.0)
+    assert not caches.tree.attach(1, hit)
+    assert not any(table.rows[1] for table in caches.pages.tables)
+    assert caches.is_all_free()
+
+
+def test_the_copy_of_a_hit_s_last_page_costs_nothing_of_the_hit() -> None:
+    """No page is free, and the only idle one that is not the hit's lies above one in use."""
+    caches = Caches("states", tokens=CONTEXT)  # 16 pages
+    beside_a_sequence_that_begins_alike(caches)
+    caches.keep(words(6, 50), 500.0, is_bit_exact=False)
+    assert caches.write(1, 8, 52, 200.0)
+    (table,) = caches.pages.tables
+    hit = caches.tree.find(words(7, 50), reuse_cache=True)
+    assert (table.num_free, caches.tree.num_evictable(table), hit.length) == (0, 3, 6)
+    assert caches.write(2, 0, 0, 7.0)  # another sequence's state
+    assert caches.tree.attach(2, hit)
+    assert caches.holds(2, 6) == [[500.0 + at for at in range(6)], [506.0]]
+    caches.check_counts()
+    assert caches.tree.find(words(7, 50), reuse_cache=True).length == 6
+    for row in (1, 2):
+        caches.pages.free(row)
+    assert caches.is_all_free()
+
+
+def test_costs_grow_with_the_pages_that_are_asked_for_and_not_with_the_tree() -> None:
+    """In bytecode instructions: the trees have 64 and 1,024 nodes, in prompts of four pages."""
+    counting, evicting, keeping = list[int](), list[int](), list[int]()
+    for count in (16, 256):
+        caches = Caches(tokens=16 * count)
+        for number in range(count):
+            caches.keep(words(16, 100 * number), 100.0)
+        (table,) = caches.pages.tables
+        assert len(list(caches.tree._root.below())) == 4 * count
+        counting.append(steps_of(partial(caches.tree.num_evictable, table)))
+        evicting.append(steps_of(partial(caches.pages.make_room, [6])))
+        assert table.num_free == 6
+        assert caches.write(0, 0, 16, 100.0)
+        keeping.append(steps_of(partial(caches.tree.keep, 0, words(16, 7), is_bit_exact=True, save_states=False)))
+        assert caches.goes_on(words(17, 7), 1) == (16, True)
+        assert caches.goes_on(words(17, 100))[0] == 8  # whose last two pages were evicted
+    for small, large in (counting, evicting, keeping):
+        assert 0 < large == small
+
+
+def test_a_prompt_s_chunks_are_kept_one_after_another() -> None:
+    """Each costs what it adds, not the whole prompt; and what was kept in parts is found as a whole."""
+    caches, length = Caches(context=1024, tokens=1024), 1024
+    ids, steps, after = CountedTokens(words(length)), list[int](), None
+    for end in range(CHUNK, length + 1, CHUNK):
+        assert caches.write(0, end - CHUNK, end, 0.0)
+        new = ids[end - CHUNK : end]
+
+        def keep(new: Sequence[int] = new) -> None:
+            nonlocal after
+            after = caches.tree.keep(0, new, is_bit_exact=True, save_states=False, after=after)
+
+        steps.append(steps_of(keep))
+    assert min(steps[1:]) == max(steps[1:])
+    caches.pages.free(0)
+    found, copied = list[int](), list[int]()
+    for part in (length // 2, length):
+        prompt = CountedTokens([*words(part), 99_999])
+        found.append(steps_of(partial(caches.tree.find, prompt, reuse_cache=False)))
+        copied.append(prompt.copied)
+        assert caches.tree.find(prompt, reuse_cache=False).length == part
+    assert found[1] < 2 * found[0]
+    assert copied == [length // 2 + 1, length + 1]
     assert caches.is_all_free()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counted_steps import steps_of
 from hash_runner import MODELS, HashRunner, Moving, do_nothing
 from stepped_queue import SteppedQueue
 
@@ -310,3 +311,29 @@ def test_an_aborted_pass_leaves_no_states_that_a_chat_could_go_on_from(serve: An
     again = served.submit([*chat.ids, 4], 5, reuses_cache=True)
     served.finish()
     served.check(again)
+
+
+def test_a_prompt_whose_first_page_was_evicted_while_it_ran_is_cached_when_it_ends(serve: Any) -> None:
+    """Eight pages. The tree has the first page from another prompt, which begins alike for less than a chunk."""
+    served = serve("states", has_kinds=False)
+    first, second = served.submit([*[5] * 4, *[6] * 8], 1), served.submit([*[5] * 4, *[8] * 8], 20)
+    served.finish()
+    assert (second.finish_reason, served.swapped) == ("length", [])
+    again = served.submit([*second.prompt_ids, 9], 2)
+    served.finish()
+    assert again.cached == 8
+    served.check(first, second, again)
+
+
+def test_the_chunks_of_a_long_prompt_cost_the_prefix_cache_as_much_as_those_of_a_short_one(serve: Any) -> None:
+    """In bytecode instructions: a chunk adds its own pages, and does not visit those before it."""
+    served, costs = serve(context=512, tokens=1024), list[int]()
+    keep = served.admission.cache_prompt
+    served.admission.cache_prompt = lambda request: costs.append(steps_of(lambda: keep(request)))
+    request = served.submit(prompt(1, 510), 1)
+    served.finish()
+    assert len(costs) == 64
+    assert max(costs[1:-1]) == min(costs[1:-1])
+    again = served.submit([*request.prompt_ids, 3], 1)
+    served.finish()
+    assert again.cached == 508  # three tokens are the fewest of a chunk

@@ -104,14 +104,16 @@ class Schedule(RuleBasedStateMachine):
     name = "full"
 
     @initialize(
-        tokens=st.sampled_from([32, 44, 96]),
-        has_kinds=st.booleans(),
+        tokens=st.sampled_from([32, 36, 44, 96]),
+        chunk=st.sampled_from([8, 6]),
+        has_kinds=st.sampled_from([False, False, True]),
         error_rate=st.sampled_from(ERROR_RATES),
         has_model=st.booleans(),
     )
-    def load(self, tokens: int, has_kinds: bool, error_rate: float | None, has_model: bool) -> None:
+    def load(self, tokens: int, chunk: int, has_kinds: bool, error_rate: float | None, has_model: bool) -> None:
+        """Load a model. Pages have four positions, so that chunks of six end inside of them."""
         self.has_kinds, self.has_model = has_kinds, has_model
-        self.runner: Any = HashRunner(self.name, tokens, has_kinds=has_kinds)
+        self.runner: Any = HashRunner(self.name, tokens, chunk=chunk, has_kinds=has_kinds)
         self.folder = Path(tempfile.gettempdir())
         self.admission = CacheAdmission.of(self.runner, self.folder)
         speculation = None if error_rate is None else self.speculation(error_rate)
@@ -166,6 +168,24 @@ class Schedule(RuleBasedStateMachine):
         if len(ids) <= self.runner.sizes.context:
             self.submit(ids, 6, reuses_cache=reuses)
 
+    @rule(shared=st.integers(4, 7), seed=st.integers(0, 1000))
+    def talk(self, shared: int, seed: int) -> None:
+        """Take turns of a chat beside two requests that begin alike for less than a chunk, of which one goes on."""
+        generator = random.Random(seed)
+        self.run_all()
+        for most in (generator.randint(1, 4), 20):
+            own = [generator.randrange(8, VOCAB) for _ in range(generator.randint(3, 6))]
+            self.submit([*[7] * shared, *own], most)
+        ids: list[int] = []
+        for _ in range(5):
+            ids += [generator.randrange(8, VOCAB) for _ in range(generator.randint(1, 3))]
+            self.lend_the_cache()  # rows without a sequence have other states after it
+            turn = self.submit(ids, generator.randint(1, 4), reuses_cache=True).request
+            while not turn.has_ended:
+                self.step()
+            self.run(generator.randint(0, 4))
+            ids = turn.ids
+
     @rule(prompt=PROMPTS, last=st.integers(0, 3))
     def ask_with_a_mask_that_fails(self, prompt: list[int], last: int) -> None:
         def mask(ids: Sequence[int]) -> None:
@@ -196,6 +216,12 @@ class Schedule(RuleBasedStateMachine):
     def run(self, passes: int) -> None:
         for _ in range(passes):
             self.step()
+
+    def run_all(self) -> None:
+        for _ in range(2000):
+            if not self.step():
+                break
+        assert not self.alive
 
     @rule()
     def lend_the_cache(self) -> None:
@@ -317,10 +343,7 @@ class Schedule(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Let everything end, and compare each answer with the one that its request has alone."""
         self.admission._folder = self.folder
-        for _ in range(2000):
-            if not self.step():
-                break
-        assert not self.alive
+        self.run_all()
         for one in self.asked:
             request = one.request
             tokens, reason = self.runner.alone(request.prompt_ids, request.max_new_tokens, request.end_ids)
