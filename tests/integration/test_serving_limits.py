@@ -396,13 +396,15 @@ def test_a_failed_engine_says_so_in_its_status(folder: Path, monkeypatch: pytest
         monkeypatch.setattr(engine.batching, "run", lost)
         monkeypatch.setattr(engine._queue, "_check_usable", lost)
         with running.client() as http:
-            assert http.get("/status").json()["failure"] is None
-            assert http.post("/v1/completions", json=SHORT).status_code == 503
-            status = http.get("/status").json()
-            assert status["failure"] == "[Errno 5] the disk is gone: 'm.gguf'"
-            assert (status["state"], status["requests"]) == ("rebuilding", [])
-            assert "graphcore_ready 0.0" in http.get("/metrics").text
-            go.set()
+            try:
+                assert http.get("/status").json()["failure"] is None
+                assert http.post("/v1/completions", json=SHORT).status_code == 503
+                status = http.get("/status").json()
+                assert status["failure"] == "[Errno 5] the disk is gone: 'm.gguf'"
+                assert (status["state"], status["requests"]) == ("rebuilding", [])
+                assert "graphcore_ready 0.0" in http.get("/metrics").text
+            finally:
+                go.set()
             running.wait_for(lambda: http.get("/health").status_code == 200)
             assert http.get("/status").json()["failure"] is None
 
