@@ -353,7 +353,10 @@ REPLAYS = [
             "system": "x-anthropic-billing-header: cc_version=2; cch=1a2b;\nYou are Claude Code.",
             "messages": [
                 {"role": "user", "content": "Look at a.png and a.txt."},
-                {"role": "system", "content": [{"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"}]},
+                {
+                    "role": "system",
+                    "content": [{"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"}],
+                },
                 {
                     "role": "assistant",
                     "content": [
@@ -368,7 +371,10 @@ REPLAYS = [
                             "tool_use_id": "toolu_1",
                             "type": "tool_result",
                             "content": [
-                                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+                                {
+                                    "type": "image",
+                                    "source": {"type": "base64", "media_type": "image/png", "data": "AA=="},
+                                }
                             ],
                         },
                         {
@@ -494,7 +500,9 @@ def test_all_interfaces_put_a_conversation_into_the_same_turns(tmp_path: Path) -
             assert http.post("/tokenize", json={"messages": chat}).json()["tokens"] == expected
             asked = {"messages": chat, "max_tokens": 1}
             assert http.post("/v1/chat/completions", json=asked).json()["usage"]["prompt_tokens"] == len(expected)
-            response = http.post("/v1/responses", json={"instructions": "Be kind.", "input": items, "max_output_tokens": 1})
+            response = http.post(
+                "/v1/responses", json={"instructions": "Be kind.", "input": items, "max_output_tokens": 1}
+            )
             assert response.json()["usage"]["input_tokens"] == len(expected)
             assert response.json()["usage"]["input_tokens_details"]["cached_tokens"] >= len(expected) - 16
             counted = http.post("/v1/messages/count_tokens", json={"system": systems, "messages": blocks})
