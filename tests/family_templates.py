@@ -673,7 +673,7 @@ GUARDED_TEMPLATES = {
     "asking": ASKING,
     "ministral": MINISTRAL,
 }
-"""Templates that refuse turns, or leave them out, in the constructs of Gemma's, gpt-oss's, Qwen 3.5's and Ministral's."""
+"""Templates that refuse turns or leave them out, in the constructs of Gemma, gpt-oss, Qwen 3.5 and Ministral."""
 
 FAMILY_TEMPLATES = {
     "mistral_list": MISTRAL_LIST,

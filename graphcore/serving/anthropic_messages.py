@@ -26,8 +26,8 @@ BLOCKS: Mapping[str, Sequence[str]] = {
 }
 """Types of blocks that can be read, by the role of their message; those of tool are in a tool_result.
 
-In other messages than a user's and a system's, blocks of other types are left out, and named: what a model or a tool has
-said stays in the conversation. A user who asks about a picture must know that it is not seen.
+In other messages than a user's and a system's, blocks of other types are left out, and named: what a model or a tool
+has said stays in the conversation. A user who asks about a picture must know that it is not seen.
 """
 
 ROLES_OF_MESSAGES = ("user", "assistant", "system")
@@ -288,9 +288,7 @@ def _ending(turns: list[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], bo
 
 def _chat_tool(tool: AnthropicTool) -> dict[str, Any]:
     described = {} if tool.description is None else {"description": tool.description}
-    return function_tool(
-        {"name": tool.name, **described, "parameters": tool.input_schema, "strict": bool(tool.strict)}
-    )
+    return function_tool({"name": tool.name, **described, "parameters": tool.input_schema, "strict": bool(tool.strict)})
 
 
 def _tool_choice(request: CountTokensRequest) -> tuple[str, str | None]:

@@ -144,7 +144,9 @@ class _EngineCollector(Collector):
             statuses = engine.status()
         except ConfigError:  # it is closed
             return
-        yield gauge("graphcore_pass_seconds", "seconds since the running pass began; 0 if none runs", engine.pass_seconds)
+        yield gauge(
+            "graphcore_pass_seconds", "seconds since the running pass began; 0 if none runs", engine.pass_seconds
+        )
         running = [one for one in statuses if one.is_running]
         yield gauge("graphcore_requests_running", "requests that have a row of the KV cache", len(running))
         yield gauge("graphcore_requests_waiting", "requests in the queue", len(statuses) - len(running))

@@ -85,7 +85,7 @@ def result_text(content: object, where: str, names: list[str], prefix: str) -> s
         RequestError: it is no text and no list of parts with a type; the error names it.
     """
 
-    def other(kind: str, where: str) -> str:
+    def other(kind: str, _: str) -> str:
         names.append(f"{prefix}.{kind}")
         return left_out(kind)
 
@@ -116,9 +116,7 @@ def _texts(content: object, where: str, other: Callable[[str, str], str]) -> lis
 
 
 def _refuse_part(kind: str, where: str) -> str:
-    raise RequestError(
-        f"{where}: a part of type {kind!r:.40} cannot be read; this model takes text alone", field=where
-    )
+    raise RequestError(f"{where}: a part of type {kind!r:.40} cannot be read; this model takes text alone", field=where)
 
 
 def _call(call: object, where: str) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _are_in_order(words: Iterable[str], text: str) -> bool:
 
 
 def is_plain(messages: Sequence[Message]) -> bool:
-    """Return whether messages are turns of a user and answers without calls, in alternation: all templates take them."""
+    """Return whether messages are a user's turns and answers without calls, in alternation: all templates take them."""
     roles = ("user", "assistant")
     return all(
         turn.get("role") == roles[at % 2] and bool(turn.get("content")) and not turn.get("tool_calls")
@@ -132,7 +132,9 @@ def fitted_turns(messages: Sequence[Message], refused: Collection[str]) -> list[
     return [*head, *rest]
 
 
-def joined_turns(messages: Iterable[Message], roles: Collection[str] = ("system", "user", "assistant")) -> list[Message]:
+def joined_turns(
+    messages: Iterable[Message], roles: Collection[str] = ("system", "user", "assistant")
+) -> list[Message]:
     """Return messages of which neighbours of one of these roles are joined to one.
 
     Contents, and thoughts, are joined with an empty line between them, and calls are put into one list. Results of

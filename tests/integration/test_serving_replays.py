@@ -7,6 +7,7 @@ their own. Each gets an answer with the text of the model, or with a valid call.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -268,6 +269,37 @@ REPLAYS = [
         ignored=(
             *("client_metadata", "include.reasoning.encrypted_content"),
             *("tools.local_shell", "tools.web_search", "tools.custom", "tools.namespace"),
+            "input.reasoning.encrypted_content",
+        ),
+    ),
+    Replay(
+        "codex-compacted",
+        {
+            "model": "tiny",
+            "instructions": "You are a coding agent.",
+            "input": [
+                {"type": "compaction", "encrypted_content": "gAAAA"},
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Look at a.png."}]},
+                {"type": "local_shell_call", "call_id": "call_0", "status": "completed", "action": {"type": "exec"}},
+                {"type": "function_call_output", "call_id": "call_0", "output": "a.png"},
+                {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "x"}},
+                {"type": "function_call", "name": "view_image", "arguments": "", "call_id": "call_1"},
+                {
+                    "type": "function_call_output",
+                    "call_id": "call_1",
+                    "output": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}],
+                },
+                {"type": "function_call", "name": "search_files", "arguments": '{"query": "x', "call_id": "call_2"},
+                {"type": "function_call_output", "call_id": "call_2", "output": "failed to parse arguments"},
+                {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<approvals>"}]},
+            ],
+            "tools": [{"type": "function", **TOOL["function"], "parameters": {"type": "object", "required": None}}],
+            "stream": True,
+        },
+        path="/v1/responses",
+        ignored=(
+            *("input.compaction", "input.local_shell_call", "input.web_search_call"),
+            "input.function_call_output.input_image",
         ),
     ),
     Replay(
@@ -314,6 +346,62 @@ REPLAYS = [
         headers={"anthropic-version": "2023-06-01", "anthropic-beta": "interleaved-thinking-2025-05-14", **STAINLESS},
         ignored=("context_management",),
     ),
+    Replay(
+        "claude-code-picture",
+        {
+            "model": "claude-sonnet",
+            "system": "x-anthropic-billing-header: cc_version=2; cch=1a2b;\nYou are Claude Code.",
+            "messages": [
+                {"role": "user", "content": "Look at a.png and a.txt."},
+                {
+                    "role": "system",
+                    "content": [{"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"}],
+                },
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "tool_use", "id": "toolu_1", "name": "search_files", "input": ""},
+                        {"type": "tool_use", "id": "toolu_2", "name": "search_files", "input": {"query": "a.txt"}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "tool_use_id": "toolu_1",
+                            "type": "tool_result",
+                            "content": [
+                                {
+                                    "type": "image",
+                                    "source": {"type": "base64", "media_type": "image/png", "data": "AA=="},
+                                }
+                            ],
+                        },
+                        {
+                            "tool_use_id": "toolu_2",
+                            "type": "tool_result",
+                            "content": [
+                                {
+                                    "type": "document",
+                                    "title": "a.txt",
+                                    "source": {"type": "text", "media_type": "text/plain", "data": "text"},
+                                }
+                            ],
+                        },
+                    ],
+                },
+            ],
+            "tools": [
+                {"name": "mcp__" + "x" * 100, "input_schema": {"type": "object", "properties": None}},
+                {"name": "search_files", "description": "Search.", "input_schema": {**SEARCH, "$defs": None}},
+            ],
+            "tool_choice": {"type": "tool", "name": "search_files", "disable_parallel_tool_use": True},
+            "max_tokens": 400,
+            "stream": True,
+        },
+        path="/v1/messages?beta=true",
+        ignored=("messages.tool_result.image",),
+    ),
 ]
 
 
@@ -353,10 +441,74 @@ def test_a_strict_server_refuses_tools_that_are_left_out_elsewhere(running: Runn
     with running_server(lambda: running.served.engine, strict=True) as strict, strict.client() as http:
         refused = http.post("/v1/responses", json=known)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools.local_shell")
-        functions = {**known, "tools": turn["tools"][:1]}
+        read = [item for item in turn["input"] if item["type"] != "reasoning"]
+        functions = {**known, "tools": turn["tools"][:1], "input": read}
         refused = http.post("/v1/responses", json={**functions, "include": turn["include"]})
         assert refused.json()["error"]["param"] == "include.reasoning.encrypted_content"
         assert http.post("/v1/responses", json={**functions, "max_output_tokens": 4}).status_code == 200
+        refused = http.post("/v1/responses", json={**functions, "input": turn["input"]})
+        assert refused.json()["error"]["param"] == "input.reasoning.encrypted_content"
+
+
+GUARD = (
+    "{%- for message in messages %}{%- if message.role not in ('system', 'user', 'assistant', 'tool') or "
+    "(message.role == 'system' and not loop.first) or (loop.index0 > 0 and message.role == 'user' and "
+    "messages[loop.index0 - 1].role in ('user', 'tool')) %}{{ raise_exception('Not so.') }}{% endif %}{% endfor %}"
+)
+
+
+def test_all_interfaces_put_a_conversation_into_the_same_turns(tmp_path: Path) -> None:
+    """The template refuses a second system message and two turns of a user, as Qwen 3.5's and Mistral's do."""
+    folder = save_calling_folder(tmp_path / "model")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    guarded = {**config, "chat_template": GUARD + config["chat_template"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(guarded))
+    said = {"role": "assistant", "content": "Well."}
+    use = {"id": "c1", "type": "function", "function": {"name": "search_files", "arguments": "{}"}}
+    system, late = {"role": "system", "content": "Be kind."}, {"role": "system", "content": "Be brief."}
+    chat = [
+        *(system, {"role": "developer", "content": "In English."}, QUESTION, late, said, late, QUESTION),
+        {"role": "assistant", "content": None, "tool_calls": [use]},
+        {"role": "tool", "tool_call_id": "c1", "content": "a.py"},
+        QUESTION,
+    ]
+    turns = [
+        {"role": "system", "content": "Be kind.\n\nIn English."},
+        {"role": "user", "content": QUESTION["content"] + "\n\nBe brief."},
+        said,
+        {"role": "user", "content": "Be brief.\n\n" + QUESTION["content"]},
+        {"role": "assistant", "content": "", "tool_calls": [{**use, "function": {**use["function"], "arguments": {}}}]},
+        {"role": "tool", "name": "search_files", "content": "a.py\n\n" + QUESTION["content"]},
+    ]
+    items = [
+        *chat[1:7],
+        {"type": "function_call", "call_id": "c1", "name": "search_files", "arguments": ""},
+        {"type": "function_call_output", "call_id": "c1", "output": "a.py"},
+        QUESTION,
+    ]
+    blocks = [
+        *chat[2:7],
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "search_files", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "a.py"}]},
+        QUESTION,
+    ]
+    systems = [{"type": "text", "text": text} for text in ("Be kind.", "In English.")]
+    with Engine.load(folder, dtype="fp32", device="cpu", overrides=SIZES) as engine:
+        expected = engine.chat_ids(turns)
+        assert engine.chat_ids([{**chat[0], "content": "Be kind."}, *chat[1:7]])[:80] == expected[:80]
+        with running_server(lambda: engine) as running, running.client() as http:
+            assert http.post("/tokenize", json={"messages": chat}).json()["tokens"] == expected
+            asked = {"messages": chat, "max_tokens": 1}
+            assert http.post("/v1/chat/completions", json=asked).json()["usage"]["prompt_tokens"] == len(expected)
+            response = http.post(
+                "/v1/responses", json={"instructions": "Be kind.", "input": items, "max_output_tokens": 1}
+            )
+            assert response.json()["usage"]["input_tokens"] == len(expected)
+            assert response.json()["usage"]["input_tokens_details"]["cached_tokens"] >= len(expected) - 16
+            counted = http.post("/v1/messages/count_tokens", json={"system": systems, "messages": blocks})
+            assert counted.json() == {"input_tokens": len(expected)}
+            refused = http.post("/v1/chat/completions", json={"messages": [QUESTION, {**said, "role": "wizard"}]})
+            assert refused.status_code == 400
 
 
 def events_of(text: str) -> list[Any]:

@@ -331,7 +331,11 @@ def test_a_billing_line_alone_is_no_system_prompt() -> None:
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
 USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
-DOCUMENT = {"type": "document", "title": "notes.txt", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}
+DOCUMENT = {
+    "type": "document",
+    "title": "notes.txt",
+    "source": {"type": "text", "media_type": "text/plain", "data": "a"},
+}
 FOUND = {"type": "search_result", "title": "T", "source": "http://x", "content": [{"type": "text", "text": "b"}]}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}}
 

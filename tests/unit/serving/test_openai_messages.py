@@ -1,4 +1,4 @@
-"""Messages of chats: texts, and lists of parts, and calls of earlier turns; errors say what is wrong with which part."""
+"""Messages of chats: texts, lists of parts, calls of earlier turns; errors say what is wrong with which part."""
 
 import json
 from typing import Any

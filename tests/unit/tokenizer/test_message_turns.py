@@ -25,7 +25,8 @@ VARIABLES = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 CONVERSATIONS = (
     *("U", "SU", "SSU", "SSSUAU", "DU", "SDU", "DDUAU", "S", "SS", "SA", "AU", "SAU", "SSAU"),
     *("USU", "SUS", "SUASU", "SUSAU", "SUASSU", "SUADU", "UU", "UUUAU", "SUUAUU", "UAAU", "SUAAAU", "SUEU", "UEEU"),
-    *("SUCTU", "SUCTS", "SUCTSU", "UCTAU", "UCTUAU", "SUCTCTUU", "UCTTUAU", "UACTAU", "SUCTSCTSAU", "SCTAU", "UCTEU", "SUCU"),
+    *("SUCTU", "SUCTS", "SUCTSU", "UCTAU", "UCTUAU", "SUCTCTUU", "UCTTUAU", "UACTAU", "SUCTSCTSAU", "SCTAU"),
+    *("UCTEU", "SUCU"),
 )
 """Orders of turns: systems, developers, users, answers, empty ones, calls and results."""
 
