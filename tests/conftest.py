@@ -104,7 +104,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Import no file without a thorough test for `-m thorough`: to import all takes 20 s in each process."""
     if config.option.markexpr != ONLY_THOROUGH or collection_path.suffix != ".py":
         return None
-    return "thorough" not in collection_path.read_text(encoding="utf-8") or None
+    text = collection_path.read_text(encoding="utf-8")
+    return not ("thorough" in text or "library: str" in text) or None  # unit/kernels/conftest.py marks libraries
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
