@@ -85,7 +85,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-durations", action="store_true", help="write the processor time of each file to tests/durations.json"
     )
-    parser.addini("unit_budget", "seconds of processor time that a file of tests/unit may take", default="1")
+    parser.addini("unit_budget", "seconds of processor time that a file of tests/unit should take", default="1")
+    parser.addini("unit_limit", "seconds of processor time above which it fails in CI", default="2")
 
 
 def pytest_configure(config: pytest.Config) -> None:
