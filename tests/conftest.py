@@ -85,7 +85,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-durations", action="store_true", help="write the processor time of each file to tests/durations.json"
     )
-    parser.addini("unit_budget", "seconds of processor time that a file of tests/unit may take", default="1")
+    parser.addini("unit_budget", "seconds of processor time that a file of tests/unit should take", default="1")
+    parser.addini("unit_limit", "seconds of processor time above which it fails in CI", default="2")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -104,7 +105,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Import no file without a thorough test for `-m thorough`: to import all takes 20 s in each process."""
     if config.option.markexpr != ONLY_THOROUGH or collection_path.suffix != ".py":
         return None
-    return "thorough" not in collection_path.read_text(encoding="utf-8") or None
+    text = collection_path.read_text(encoding="utf-8")
+    return not ("thorough" in text or "library: str" in text) or None  # unit/kernels/conftest.py marks libraries
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

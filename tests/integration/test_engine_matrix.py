@@ -51,6 +51,7 @@ from graphcore.engine.sequence_state import SequenceState
 from graphcore.engine.speculation.prompt_lookup import LookupSpeculation
 from graphcore.engine.speculation.self_speculation import SelfSpeculation
 from graphcore.errors import PlanError
+from graphcore.kvcache.buffers import KVCache
 from graphcore.kvcache.swap_file import SwapFile
 
 Property = Callable[[MatrixEngine, EngineMatrix], None]
@@ -395,6 +396,22 @@ def streamed(tested: MatrixEngine, engines: EngineMatrix) -> None:
         assert torch.equal(tested.engine.logits(ids, by_token=by_token), resident.engine.logits(ids, by_token=by_token))
     found, expected = (each.engine.logits(ids, output_hidden_states=True)[1] for each in (tested, resident))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@sequences
+def planned(tested: MatrixEngine, engines: EngineMatrix) -> None:
+    """The plan counts the bytes that are allocated, and streamed groups have a slot more than the one that computes."""
+    plan, builder = tested.engine.plan, tested.engine.runner.builder  # type: ignore[attr-defined]
+    caches = list({id(cache): cache for cache in builder.caches}.values())
+    tables = {id(cache.table): cache.table for cache in caches if isinstance(cache, KVCache)}
+    buffers = [*tables.values(), *(one for cache in caches for one in cache.tensors)]
+    assert sum(one.nbytes for one in buffers) == plan.kv_nbytes
+    weights = {one.data_ptr(): one.nbytes for one in builder.decoder.buffers() if one.numel()}
+    if tested.graph != "streamed":
+        assert 0 <= plan.weight_nbytes - sum(weights.values()) < 0.1 * plan.weight_nbytes  # places are aligned
+    else:
+        assert plan.groups.num_slots == 2
+        assert plan.weight_nbytes < engines(tested.kind, "captured").engine.plan.weight_nbytes
 
 
 MIXTURES = ("mixture", "scored", "latent", "beside")

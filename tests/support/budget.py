@@ -1,7 +1,7 @@
 """Processor time of test files, skipped tests by reason, and the order in which workers take files: a pytest plugin.
 
     pytest                       lists files of tests/unit above `unit_budget` seconds (pyproject.toml) at the end
-    CI=true pytest               fails if some are above twice as much
+    CI=true pytest               fails if some are above `unit_limit` seconds, too
     pytest --record-durations    writes the time of each file to tests/durations.json: the longest begin first
 
 Time is that of processors, of the process and of the children that it has waited for, so that a busy machine fails
@@ -35,7 +35,7 @@ class ProcessorTime:
         self._config, self._begin = config, 0.0
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._skipped: Counter[str] = Counter()
-        self._limit = float(config.getini("unit_budget"))
+        self._budget, self._limit = (float(config.getini(name)) for name in ("unit_budget", "unit_limit"))
         # Runs of chosen tests, thorough or slow ones included, may take what they take:
         self._is_quick = "(not thorough)" in config.option.markexpr or config.option.markexpr.endswith("not thorough")
 
@@ -58,10 +58,10 @@ class ProcessorTime:
         if report.skipped:
             self._skipped[f"{reason_of(report)} (whole file)"] += 1
 
-    def over(self, factor: float) -> list[tuple[float, str]]:
-        """Return the seconds and names of unit test files above `factor` times the budget, the longest first."""
+    def above(self, seconds: float) -> list[tuple[float, str]]:
+        """Return the seconds and names of unit test files that took longer, the longest first."""
         found = [(spent, file) for file, spent in self._seconds.items() if file.startswith(UNIT)]
-        return sorted((one for one in found if one[0] > factor * self._limit), reverse=True)
+        return sorted((one for one in found if one[0] > seconds), reverse=True)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(self._config, "workerinput"):
@@ -75,8 +75,8 @@ class ProcessorTime:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def fails(self) -> bool:
-        """Return whether files above twice the budget fail this run."""
-        return self._is_quick and os.environ.get("CI") == "true" and bool(self.over(2.0))
+        """Return whether files above the limit fail this run."""
+        return self._is_quick and os.environ.get("CI") == "true" and bool(self.above(self._limit))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         write = terminalreporter.write_line
@@ -84,15 +84,15 @@ class ProcessorTime:
             terminalreporter.section("skipped")
             for reason, count in self._skipped.most_common():
                 write(f"{count:5}  {reason}")
-        over = self.over(1.0)
+        over = self.above(self._budget)
         if over:
-            terminalreporter.section(f"unit test files above {self._limit:g} s of processor time")
+            terminalreporter.section(f"unit test files above {self._budget:g} s of processor time")
             for spent, file in over[:LISTED]:
                 write(f"{spent:7.1f} s  {file}")
             if len(over) > LISTED:
                 write(f"and {len(over) - LISTED} more; {sum(one for one, _ in over):.0f} s together")
             if self.fails():
-                write(f"{len(self.over(2.0))} of them take more than twice as much, which fails this run", red=True)
+                write(f"{len(self.above(self._limit))} of them above {self._limit:g} s, which fails this run", red=True)
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -2,8 +2,8 @@
 
 from dataclasses import fields
 
-import pytest
 from dev_models import EVERY
+from support.cases import in_case
 from transformers import AutoConfig
 
 from graphcore.arch.config_from_json import parse_model_config
@@ -66,16 +66,17 @@ def own_fields(model_type: str) -> list[str]:
     return [field.name for field in fields(type(AutoConfig.for_model(model_type))) if field.name not in common]
 
 
-@pytest.mark.parametrize(
-    ("model_type", "name"), [(model_type, name) for model_type in TYPES for name in own_fields(model_type)]
-)
-def test_a_setting_is_read_refused_or_inert(model_type: str, name: str) -> None:
-    raw = {**EVERY[model_type], **(BESIDE.get(name, {}) if model_type in ("qwen3_moe", "smollm3") else {})}
-    value = changed(name, raw[name] if raw.get(name) is not None else getattr(AutoConfig.for_model(model_type), name))
-    base = parse_model_config(raw, "config.json")
-    try:
-        is_read = parse_model_config({**raw, name: value}, "config.json") != base
-    except (UnsupportedError, CheckpointError) as error:
-        assert name in str(error)  # noqa: PT017 - refusing is one of the right answers
-        is_read = True
-    assert is_read != (name in INERT | INERT_IN.get(model_type, set()))
+def test_a_setting_is_read_refused_or_inert() -> None:
+    for model_type, name in [(one, name) for one in TYPES for name in own_fields(one)]:
+        with in_case(model_type, name):
+            raw = {**EVERY[model_type], **(BESIDE.get(name, {}) if model_type in ("qwen3_moe", "smollm3") else {})}
+            value = changed(
+                name, raw[name] if raw.get(name) is not None else getattr(AutoConfig.for_model(model_type), name)
+            )
+            base = parse_model_config(raw, "config.json")
+            try:
+                is_read = parse_model_config({**raw, name: value}, "config.json") != base
+            except (UnsupportedError, CheckpointError) as error:
+                assert name in str(error)  # noqa: PT017 - refusing is one of the right answers
+                is_read = True
+            assert is_read != (name in INERT | INERT_IN.get(model_type, set()))

@@ -3,10 +3,12 @@
 import contextlib
 import json
 from dataclasses import replace
+from itertools import product as every_pair
 from pathlib import Path
 
 import numpy
 import pytest
+from support.cases import in_case
 
 from graphcore.arch.config_from_gguf import config_from_gguf
 from graphcore.arch.config_from_json import ModelConfig, load_model_config
@@ -291,9 +293,8 @@ def test_missing_keys_are_listed_all_at_once():
         config_from_gguf({}, {}, None, "model.gguf")
 
 
-@pytest.mark.parametrize(
-    ("metadata", "key", "value"),
-    [
+def test_keys_that_change_the_mathematics_are_refused_by_name():
+    for metadata, key, value in [
         (SMOLLM2, "expert_group_count", 8),
         (SMOLLM2, "attention.scale", 0.5),
         (SMOLLM2, "logit_scale", 0.25),
@@ -306,11 +307,9 @@ def test_missing_keys_are_listed_all_at_once():
         (GEMMA3, "rope.dimension_count", 128),
         (GEMMA3, "rope.scaling.type", "longrope"),
         (GEMMA3, "rope.scaling.attn_factor", 1.2),
-    ],
-)
-def test_keys_that_change_the_mathematics_are_refused_by_name(metadata, key, value):
-    with pytest.raises(UnsupportedError, match=key.replace(".", r"\.")):
-        parse(metadata, **{key.replace(".", "__"): value})
+    ]:
+        with in_case(metadata, key, value), pytest.raises(UnsupportedError, match=key.replace(".", r"\.")):
+            parse(metadata, **{key.replace(".", "__"): value})
 
 
 @pytest.mark.parametrize(
@@ -426,14 +425,14 @@ def test_wrong_rope_freqs_are_refused(freqs):
     assert parse(SMOLLM2, freqs=[1.0] * 32).rope.freq_divisors == (1.0,) * 32
 
 
-@pytest.mark.parametrize(
-    "metadata", [SMOLLM2, GEMMA2, GEMMA3, GPT2, BITNET], ids=["llama", "gemma2", "gemma3", "gpt2", "bitnet"]
-)
-@pytest.mark.parametrize("value", [True, -1, 0, 2**64 - 1, 1.5, "x", [], [0], [-1, 2], float("inf")], ids=repr)
-def test_no_value_of_any_key_ends_in_anything_but_a_config_or_a_clear_error(metadata, value):
-    for key in metadata:
-        with contextlib.suppress(GraphcoreError):
-            config_from_gguf({**metadata, key: value}, {}, None, "model.gguf")
+def test_no_value_of_any_key_ends_in_anything_but_a_config_or_a_clear_error():
+    for metadata, value in every_pair(
+        [SMOLLM2, GEMMA2, GEMMA3, GPT2, BITNET], [True, -1, 0, 2**64 - 1, 1.5, "x", [], [0], [-1, 2], float("inf")]
+    ):
+        with in_case(metadata, value):
+            for key in metadata:
+                with contextlib.suppress(GraphcoreError):
+                    config_from_gguf({**metadata, key: value}, {}, None, "model.gguf")
 
 
 def test_a_window_by_layer_is_refused_where_the_type_has_none():
@@ -441,15 +440,20 @@ def test_a_window_by_layer_is_refused_where_the_type_has_none():
         parse(SMOLLM2, attention__sliding_window=4096, attention__sliding_window_pattern=[True, False])
 
 
-@pytest.mark.parametrize("value", [2**32 - 1, -1, 49152, 10**30, True, "</s>"])
-@pytest.mark.parametrize("key", ["bos", "eos", "eot", "eom", "unknown", "padding", "mask", "fim_pre"])
-def test_a_special_token_id_of_no_token_counts_as_absent_with_a_note(key, value):
+def test_a_special_token_id_of_no_token_counts_as_absent_with_a_note():
     """llama.cpp's rule: "bad special token ... using default id" (llama-vocab.cpp)."""
-    name = f"tokenizer.ggml.{key}_token_id"
-    config, absent = (parse({**SMOLLM2, name: one}) for one in (value, None))
-    assert config == absent
-    assert config.notes == (f"model.gguf: ignored special token ids that are not in the vocabulary: {name} {value!r}",)
-    assert absent.notes == ()
+    for value, key in every_pair(
+        [2**32 - 1, -1, 49152, 10**30, True, "</s>"],
+        ["bos", "eos", "eot", "eom", "unknown", "padding", "mask", "fim_pre"],
+    ):
+        with in_case(value, key):
+            name = f"tokenizer.ggml.{key}_token_id"
+            config, absent = (parse({**SMOLLM2, name: one}) for one in (value, None))
+            assert config == absent
+            assert config.notes == (
+                f"model.gguf: ignored special token ids that are not in the vocabulary: {name} {value!r}",
+            )
+            assert absent.notes == ()
 
 
 def test_a_token_id_is_compared_with_the_tokens_where_the_embedding_has_more_rows():

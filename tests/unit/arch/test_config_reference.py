@@ -8,6 +8,7 @@ import pytest
 import torch
 from dev_models import EVERY, LLAMA, config_of
 from hub_configs import FAMILIES, parse
+from support.cases import in_case
 
 from graphcore.arch.config.other_names import HuggingFaceNames
 from graphcore.arch.config_from_json import ModelConfig, load_model_config, parse_model_config
@@ -40,38 +41,43 @@ def reference(raw: dict) -> dict:
     return theirs
 
 
-@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
-def test_class_defaults_are_those_of_transformers(model_type):
-    stated = STATED.get(model_type, {})
-    theirs = reference({"model_type": model_type, **stated})
-    defaults = ARCHITECTURES[model_type].defaults
-    raw = stated | {
-        alias: theirs[alias]
-        for name in defaults.required
-        for alias in (*defaults.own_names.get(name, ()), name)
-        if alias in theirs
-    }
-    assert_agrees(parse_model_config({"model_type": model_type, **raw}, "config.json", None), theirs)
+def test_class_defaults_are_those_of_transformers():
+    for model_type in sorted(ARCHITECTURES):
+        with in_case(model_type):
+            stated = STATED.get(model_type, {})
+            theirs = reference({"model_type": model_type, **stated})
+            defaults = ARCHITECTURES[model_type].defaults
+            raw = stated | {
+                alias: theirs[alias]
+                for name in defaults.required
+                for alias in (*defaults.own_names.get(name, ()), name)
+                if alias in theirs
+            }
+            assert_agrees(parse_model_config({"model_type": model_type, **raw}, "config.json", None), theirs)
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_hub_configs_agree_with_transformers(name):
-    assert_agrees(parse(FAMILIES[name]), reference(FAMILIES[name]), skip=("eos", "tie"))
+def test_hub_configs_agree_with_transformers():
+    for name in sorted(FAMILIES):
+        with in_case(name):
+            assert_agrees(parse(FAMILIES[name]), reference(FAMILIES[name]), skip=("eos", "tie"))
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_what_transformers_5_saves_reads_the_same(name):
-    from transformers import AutoConfig
+def test_what_transformers_5_saves_reads_the_same():
+    for name in sorted(FAMILIES):
+        with in_case(name):
+            from transformers import AutoConfig
 
-    saved = json.loads(AutoConfig.for_model(**known_to_transformers(FAMILIES[name])).to_json_string(use_diff=True))
-    ours, again = parse(FAMILIES[name]), parse_model_config(saved, "saved", None)
-    assert again.rope == ours.rope
-    assert again.dtype == ours.dtype
-    full = ("full_attention",)
-    mine, theirs = ours.attention.layer_types, again.attention.layer_types
-    assert (theirs or full) == (mine or theirs or full)
-    assert again.attention.head_dim == ours.attention.head_dim
-    assert again.attention.sliding_window == ours.attention.sliding_window
+            saved = json.loads(
+                AutoConfig.for_model(**known_to_transformers(FAMILIES[name])).to_json_string(use_diff=True)
+            )
+            ours, again = parse(FAMILIES[name]), parse_model_config(saved, "saved", None)
+            assert again.rope == ours.rope
+            assert again.dtype == ours.dtype
+            full = ("full_attention",)
+            mine, theirs = ours.attention.layer_types, again.attention.layer_types
+            assert (theirs or full) == (mine or theirs or full)
+            assert again.attention.head_dim == ours.attention.head_dim
+            assert again.attention.sliding_window == ours.attention.sliding_window
 
 
 def _mlp_width(theirs: dict) -> int:

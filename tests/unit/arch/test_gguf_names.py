@@ -23,6 +23,7 @@ from dev_models import (
     config_of,
 )
 from gguf import MODEL_ARCH, get_tensor_name_map
+from support.cases import in_case
 
 from graphcore.arch.architecture import TensorSource
 from graphcore.arch.folds import (
@@ -110,40 +111,41 @@ def test_every_architecture_is_checked_here() -> None:
     assert ARCHS.keys() == EVERY.keys()
 
 
-@pytest.mark.parametrize("model_type", ARCHS)
-def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
-    table = get_tensor_name_map(ARCHS[model_type], 2)
-    stored = sources(EVERY[model_type], "hf")
-    for name, source in sources(EVERY[model_type], "gguf").items():
-        hf_name = stored[name].name if model_type == "gpt2" else f"model.{stored[name].name}"
-        if name == "lm_head.weight":
-            hf_name = name
-        if ".router." in hf_name and hf_name.endswith("scale"):
-            before = "blk." + hf_name.removeprefix("model.layers.").partition(".")[0]
-            assert source.name == f"{before}.{APART[hf_name.partition('.router.')[2]]}"
-            continue
-        if model_type.startswith("gemma4"):
-            hf_name = hf_name if hf_name.endswith(".weight") else f"{hf_name}.weight"
-        elif model_type == "lfm2_moe":
-            hf_name = hf_name.replace("expert_bias", "expert_bias.bias")
-            for leaf, stored_leaf in LFM2_EXPERTS.items():
-                hf_name = f"model.{name.replace(leaf, stored_leaf)}" if leaf in name else hf_name
-        elif "mlp.experts." in name:  # the package's table has them apart, as the converter writes them
-            hf_name = f"model.{name}"
-        if name.endswith("sinks"):
-            hf_name += ".weight"
-        if "_b_proj." in name and "kv_b_proj" in hf_name:  # the converter divides it before it asks for names
-            hf_name = f"model.{name}"
-        hf_name = hf_name.replace("e_score_correction_bias", "e_score_correction.bias")
-        for stored_leaf, leaf in DELTA_NAMES.items():
-            part = "z" if "in_proj_z" in name else "qkv"
-            hf_name = hf_name.replace(stored_leaf, leaf.format(part))
-        module, _, parameter = hf_name.rpartition(".")
-        for current, old in OLD_BITNET.items():
-            module = module.replace(current, old)
-        if model_type in WITHOUT_HEAD and name == "lm_head.weight":
-            continue
-        assert f"{table.get_name(module)}.{parameter}".removesuffix(".") == source.name
+def test_names_are_those_of_the_gguf_package() -> None:
+    for model_type in ARCHS:
+        with in_case(model_type):
+            table = get_tensor_name_map(ARCHS[model_type], 2)
+            stored = sources(EVERY[model_type], "hf")
+            for name, source in sources(EVERY[model_type], "gguf").items():
+                hf_name = stored[name].name if model_type == "gpt2" else f"model.{stored[name].name}"
+                if name == "lm_head.weight":
+                    hf_name = name
+                if ".router." in hf_name and hf_name.endswith("scale"):
+                    before = "blk." + hf_name.removeprefix("model.layers.").partition(".")[0]
+                    assert source.name == f"{before}.{APART[hf_name.partition('.router.')[2]]}"
+                    continue
+                if model_type.startswith("gemma4"):
+                    hf_name = hf_name if hf_name.endswith(".weight") else f"{hf_name}.weight"
+                elif model_type == "lfm2_moe":
+                    hf_name = hf_name.replace("expert_bias", "expert_bias.bias")
+                    for leaf, stored_leaf in LFM2_EXPERTS.items():
+                        hf_name = f"model.{name.replace(leaf, stored_leaf)}" if leaf in name else hf_name
+                elif "mlp.experts." in name:  # the package's table has them apart, as the converter writes them
+                    hf_name = f"model.{name}"
+                if name.endswith("sinks"):
+                    hf_name += ".weight"
+                if "_b_proj." in name and "kv_b_proj" in hf_name:  # the converter divides it before it asks for names
+                    hf_name = f"model.{name}"
+                hf_name = hf_name.replace("e_score_correction_bias", "e_score_correction.bias")
+                for stored_leaf, leaf in DELTA_NAMES.items():
+                    part = "z" if "in_proj_z" in name else "qkv"
+                    hf_name = hf_name.replace(stored_leaf, leaf.format(part))
+                module, _, parameter = hf_name.rpartition(".")
+                for current, old in OLD_BITNET.items():
+                    module = module.replace(current, old)
+                if model_type in WITHOUT_HEAD and name == "lm_head.weight":
+                    continue
+                assert f"{table.get_name(module)}.{parameter}".removesuffix(".") == source.name
 
 
 @pytest.mark.parametrize("raw", [LLAMA, MISTRAL], ids=["llama", "mistral"])

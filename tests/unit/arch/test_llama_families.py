@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product as every_pair
 
 import pytest
 from dev_models import GRANITE, GRANITE_MOE, MINISTRAL3, MIXTRAL, SMOLLM3, config_of
 from hub_configs import FAMILIES, parse, without
+from support.cases import in_case
 
 from graphcore.arch.architecture import TensorSource
 from graphcore.arch.config.model_config import ModelConfig
@@ -165,13 +167,12 @@ def test_granite_3_1b_a400m_has_the_residual_multiplier_in_its_experts_shares() 
     assert (block.residual_factor, spec.embedding_scale, spec.logit_factor) == (0.22, 12.0, 1 / 6)
 
 
-@pytest.mark.parametrize(
-    "name", ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"]
-)
-@pytest.mark.parametrize("value", [0, -1.0, "big"])
-def test_a_granite_multiplier_that_is_not_above_zero_is_refused(name: str, value: object) -> None:
-    with pytest.raises(CheckpointError, match=name):
-        config_of(GRANITE, **{name: value})
+def test_a_granite_multiplier_that_is_not_above_zero_is_refused() -> None:
+    for name, value in every_pair(
+        ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"], [0, -1.0, "big"]
+    ):
+        with in_case(name, value), pytest.raises(CheckpointError, match=name):
+            config_of(GRANITE, **{name: value})
 
 
 def test_a_granite_file_has_the_factors_of_its_keys_and_llama_cpp_s_defaults() -> None:

@@ -36,6 +36,7 @@ from dev_models import (
     config_of,
 )
 from hub_configs import KIMI_K2
+from support.cases import in_case
 
 from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.registry import ARCHITECTURES, GGUF_ARCHITECTURES, architecture_of
@@ -69,10 +70,11 @@ def test_every_architecture_is_found_by_its_names_and_no_two_are_read_from_gguf_
         assert all(name in GGUF_ARCHITECTURES for name in one.gguf_names)
 
 
-@pytest.mark.parametrize("model_type", EVERY)
-def test_dispatch_is_by_model_type(model_type: str) -> None:
-    assert architecture_of(config_of(EVERY[model_type])) is ARCHITECTURES[model_type]
-    assert len(spec_of(EVERY[model_type], num_hidden_layers=3, n_layer=3).blocks) == 3
+def test_dispatch_is_by_model_type() -> None:
+    for model_type in EVERY:
+        with in_case(model_type):
+            assert architecture_of(config_of(EVERY[model_type])) is ARCHITECTURES[model_type]
+            assert len(spec_of(EVERY[model_type], num_hidden_layers=3, n_layer=3).blocks) == 3
 
 
 def test_dev_model_list_covers_every_architecture() -> None:
@@ -463,9 +465,12 @@ def test_stored_frequency_divisors_take_the_place_of_a_scaling() -> None:
     assert rope == ((RopeSpec(500_000.0, DivisorScaling(divisors)), 64),)
 
 
-@pytest.mark.parametrize("raw", EVERY.values(), ids=EVERY)
-def test_layers_of_one_kind_have_equal_specs(raw: dict) -> None:
+def test_layers_of_one_kind_have_equal_specs() -> None:
     """Equal specs share a compiled graph, so their number must not grow with the layers."""
-    few, many = spec_of(raw, num_hidden_layers=12, n_layer=12), spec_of(raw, num_hidden_layers=60, n_layer=60)
-    assert set(few.blocks) == set(many.blocks)
-    assert len(set(many.blocks)) <= (3 if raw["model_type"] == "lfm2_moe" else 2)  # a dense layer is a third kind
+    for raw in EVERY.values():
+        with in_case(raw):
+            few, many = spec_of(raw, num_hidden_layers=12, n_layer=12), spec_of(raw, num_hidden_layers=60, n_layer=60)
+            assert set(few.blocks) == set(many.blocks)
+            assert len(set(many.blocks)) <= (
+                3 if raw["model_type"] == "lfm2_moe" else 2
+            )  # a dense layer is a third kind

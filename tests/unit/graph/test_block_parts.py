@@ -9,6 +9,7 @@ import pytest
 import torch
 from block_specs import BLOCKS
 from packed_matrices import native_backend
+from support.cases import in_case
 from tiny_graph import CONTEXT, CPU, DIM, VOCAB, feed, filled_decoder, model_of
 from torch import Tensor
 
@@ -74,18 +75,19 @@ def groups_of(steps: list[Step]) -> list[int]:
     return [step.group for step in steps]
 
 
-@pytest.mark.parametrize(("name", "dtype"), zip(NAMES, cycle([torch.float32, torch.bfloat16]), strict=False))
-def test_parts_need_their_own_matrices_and_give_the_block_s_bits(name: str, dtype: torch.dtype) -> None:
-    decoder = native_decoder(model_of(BLOCKS[name], BLOCKS[name]), dtype)
-    groups = matrix_groups(decoder)
-    whole = builder_of(decoder, "eager", split_layers(2, 1)).prefill(2)
-    parts = builder_of(decoder, "eager", groups).prefill(2)
-    assert groups_of([*parts.steps])[: len(groups) + 1] == [*range(len(groups) + 1)]
-    assert sum(isinstance(step, PartStep) for step in parts.steps) == len(groups) > 2
-    expected = feed(whole, ROWS, [0, 0])
-    run = replace(parts, steps=[Alone(step, decoder, groups) for step in parts.steps])
-    assert torch.equal(feed(run, ROWS, [0, 0]), expected)
-    assert parts.state.carried == {}
+def test_parts_need_their_own_matrices_and_give_the_block_s_bits() -> None:
+    for name, dtype in zip(NAMES, cycle([torch.float32, torch.bfloat16]), strict=False):
+        with in_case(name, dtype):
+            decoder = native_decoder(model_of(BLOCKS[name], BLOCKS[name]), dtype)
+            groups = matrix_groups(decoder)
+            whole = builder_of(decoder, "eager", split_layers(2, 1)).prefill(2)
+            parts = builder_of(decoder, "eager", groups).prefill(2)
+            assert groups_of([*parts.steps])[: len(groups) + 1] == [*range(len(groups) + 1)]
+            assert sum(isinstance(step, PartStep) for step in parts.steps) == len(groups) > 2
+            expected = feed(whole, ROWS, [0, 0])
+            run = replace(parts, steps=[Alone(step, decoder, groups) for step in parts.steps])
+            assert torch.equal(feed(run, ROWS, [0, 0]), expected)
+            assert parts.state.carried == {}
 
 
 class Alone:
@@ -99,22 +101,23 @@ class Alone:
             self.step.replay()
 
 
-@pytest.mark.parametrize(("name", "dtype"), zip(NAMES, cycle([torch.bfloat16, torch.float32]), strict=False))
-def test_native_steps_end_where_the_next_group_begins_with_the_same_bits(name: str, dtype: torch.dtype) -> None:
-    decoder = filled_decoder(model_of(BLOCKS[name], BLOCKS[name]), dtype)
-    groups = matrix_groups(decoder)
-    whole = builder_of(decoder, "captured", split_layers(2, 1)).decode(2, is_greedy=True)
-    parts = builder_of(decoder, "captured", groups).decode(2, is_greedy=True)
-    moving = [step for step in parts.steps if 0 < step.group <= len(groups)]
-    assert groups_of(moving) == [*range(1, len(groups) + 1)]
-    assert all(isinstance(step, NativeStep) and step.count for step in moving)
-    for position in range(5):
-        for program in (whole, parts):
-            program.state.put_rows([[(3 * position) % VOCAB], [(5 * position) % VOCAB]], [position, position])
-        for step in whole.steps:
-            step.replay()
-        replay_alone(parts, decoder, groups)
-        assert torch.equal(parts.state.logits, whole.state.logits)
+def test_native_steps_end_where_the_next_group_begins_with_the_same_bits() -> None:
+    for name, dtype in zip(NAMES, cycle([torch.bfloat16, torch.float32]), strict=False):
+        with in_case(name, dtype):
+            decoder = filled_decoder(model_of(BLOCKS[name], BLOCKS[name]), dtype)
+            groups = matrix_groups(decoder)
+            whole = builder_of(decoder, "captured", split_layers(2, 1)).decode(2, is_greedy=True)
+            parts = builder_of(decoder, "captured", groups).decode(2, is_greedy=True)
+            moving = [step for step in parts.steps if 0 < step.group <= len(groups)]
+            assert groups_of(moving) == [*range(1, len(groups) + 1)]
+            assert all(isinstance(step, NativeStep) and step.count for step in moving)
+            for position in range(5):
+                for program in (whole, parts):
+                    program.state.put_rows([[(3 * position) % VOCAB], [(5 * position) % VOCAB]], [position, position])
+                for step in whole.steps:
+                    step.replay()
+                replay_alone(parts, decoder, groups)
+                assert torch.equal(parts.state.logits, whole.state.logits)
 
 
 def test_runs_of_tokens_have_the_bits_of_native_steps_in_parts() -> None:

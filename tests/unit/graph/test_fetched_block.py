@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product as every_pair
 
 import pytest
 import torch
+from support.cases import in_case
 from tiny_graph import SLIDING, filled_decoder, model_of
 from torch import Tensor
 
@@ -45,17 +47,17 @@ def arguments(counts: Sequence[int]) -> tuple[Tensor, Tensor, Span, Tensor, Tens
     return x, rope, span, torch.zeros(len(counts), 2, 24, 8), torch.zeros(len(counts), 2, 24, 8), table
 
 
-@pytest.mark.parametrize("at_a_time", [1, 2, 5])
-@pytest.mark.parametrize("counts", [(1,), (9, 4), (1, 0), (0, 0)], ids=str)
-def test_waves_give_the_bits_of_the_whole_block(at_a_time: int, counts: tuple[int, ...]) -> None:
-    block = filled_decoder(model_of(EXPERTS)).layers[0]
-    fetcher = AtHome(at_a_time)
-    found = FetchedBlock(HALVES, 3, fetcher)(block, *arguments(counts))
-    assert torch.equal(found, block(*arguments(counts)))
-    ((layer, experts),) = fetcher.asked
-    assert layer == 3
-    assert experts == sorted(set(experts) & set(range(5)))
-    assert bool(experts) == any(counts)
+def test_waves_give_the_bits_of_the_whole_block() -> None:
+    for at_a_time, counts in every_pair([1, 2, 5], [(1,), (9, 4), (1, 0), (0, 0)]):
+        with in_case(at_a_time, counts):
+            block = filled_decoder(model_of(EXPERTS)).layers[0]
+            fetcher = AtHome(at_a_time)
+            found = FetchedBlock(HALVES, 3, fetcher)(block, *arguments(counts))
+            assert torch.equal(found, block(*arguments(counts)))
+            ((layer, experts),) = fetcher.asked
+            assert layer == 3
+            assert experts == sorted(set(experts) & set(range(5)))
+            assert bool(experts) == any(counts)
 
 
 def test_what_fails_between_waves_leaves_no_wave_open(monkeypatch: pytest.MonkeyPatch) -> None:

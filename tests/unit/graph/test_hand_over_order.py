@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
-import pytest
 import torch
+from support.cases import in_case
 
 from graphcore.graph.gpu.capture import Captures, captured
 from graphcore.graph.gpu.partition import BoundaryBuffers
@@ -140,16 +140,17 @@ def run(passes: Sequence[Sequence[Move]], has_tags: bool) -> None:
     assert not any(queues.values()), "something was sent that nobody takes"
 
 
-@pytest.mark.parametrize("seed", range(400))
-def test_hand_overs_have_one_order_and_never_wait_in_a_circle(seed: int) -> None:
-    chance = random.Random(seed)
-    size = chance.randrange(2, 5)
-    owners = (ENDS, *(chance.randrange(size) for _ in range(chance.randrange(size, 12))))
-    has_features = seed % 4 == 0
-    ranks = [Rank.drawn(chance, rank, owners, size, has_features) for rank in range(size)]
-    num_chunks, has_decode = chance.randrange(4), chance.random() < 0.7
-    passes = [rank.moves(num_chunks, has_decode) for rank in ranks]
-    run(passes, has_tags=has_features)
-    moved = {(rank, peer) for rank, moves in enumerate(passes) for kind, peer, _ in moves if kind == "send"}
-    pairs = handed_pairs(owners) | ({(ENDS, rank) for rank in range(1, size)} if has_features else set())
-    assert moved == (pairs if num_chunks or has_decode else set())
+def test_hand_overs_have_one_order_and_never_wait_in_a_circle() -> None:
+    for seed in range(400):
+        with in_case(seed):
+            chance = random.Random(seed)
+            size = chance.randrange(2, 5)
+            owners = (ENDS, *(chance.randrange(size) for _ in range(chance.randrange(size, 12))))
+            has_features = seed % 4 == 0
+            ranks = [Rank.drawn(chance, rank, owners, size, has_features) for rank in range(size)]
+            num_chunks, has_decode = chance.randrange(4), chance.random() < 0.7
+            passes = [rank.moves(num_chunks, has_decode) for rank in ranks]
+            run(passes, has_tags=has_features)
+            moved = {(rank, peer) for rank, moves in enumerate(passes) for kind, peer, _ in moves if kind == "send"}
+            pairs = handed_pairs(owners) | ({(ENDS, rank) for rank in range(1, size)} if has_features else set())
+            assert moved == (pairs if num_chunks or has_decode else set())

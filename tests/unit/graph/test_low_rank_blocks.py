@@ -12,6 +12,7 @@ from block_specs import ARCHITECTURES, BLOCKS
 from cpu.test_native_decode import builder_of, run_all
 from device_runners import let_programs_be_few
 from gpu.test_device_blocks import outputs
+from support.cases import in_case
 from tiny_graph import FULL, filled_decoder, model_of
 from torch import Tensor
 
@@ -67,14 +68,15 @@ def logits(decoder: Decoder, kind: str) -> Tensor:
     return run_all(builder_of(decoder.spec, kind, decoder=decoder).decode(1, is_greedy=False), IDS)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_native_programs_and_the_forward_add_the_factors_product(name: str) -> None:
-    decoder = adapted(SPECS[name])
-    assert native_obstacle(decoder) is None
-    expected = logits(merged(decoder, SPECS[name]), "eager")
-    assert (logits(decoder, "eager") - expected).abs().max() < CLOSE
-    assert (logits(decoder, "captured") - expected).abs().max() < CLOSE
-    assert (logits(filled_decoder(model_of(SPECS[name], SPECS[name])), "eager") - expected).abs().max() > 0.1
+def test_native_programs_and_the_forward_add_the_factors_product() -> None:
+    for name in NAMES:
+        with in_case(name):
+            decoder = adapted(SPECS[name])
+            assert native_obstacle(decoder) is None
+            expected = logits(merged(decoder, SPECS[name]), "eager")
+            assert (logits(decoder, "eager") - expected).abs().max() < CLOSE
+            assert (logits(decoder, "captured") - expected).abs().max() < CLOSE
+            assert (logits(filled_decoder(model_of(SPECS[name], SPECS[name])), "eager") - expected).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("only", [["q_proj"], ["o_proj"], ["gate_proj"], ["up_proj"], ["down_proj"], ["k_proj", "mlp"]])

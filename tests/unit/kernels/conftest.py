@@ -1,4 +1,4 @@
-"""The kernels of each instruction set, and one thread for every test here.
+"""The kernels of each instruction set, those of this processor unless thorough or slow tests run, and one thread.
 
 Tiny tensors gain nothing from more threads, and lose much where the machine is shared.
 """
@@ -12,14 +12,18 @@ from packed_matrices import kernels_for, native_kernels
 from graphcore.compiler import prebuilt_name, targets_here
 from graphcore.kernels.cpu.library import PREBUILT, SOURCES, prebuilt_library
 
-LEVELS = ("x86-64-v3-vnni", "x86-64-v3", "x86-64")  # AVX-VNNI; AVX2; SSE2, which is also what plain vectors become
+LEVELS = {  # when tests run with the library of a level
+    "x86-64-v3": pytest.mark.thorough,  # AVX2
+    "x86-64-v3-vnni": pytest.mark.slow,
+    "x86-64": pytest.mark.slow,  # SSE2, which is also what plain vectors become
+}
 
 
-def distinct_targets() -> list[str]:
+def distinct_targets() -> list[object]:
     """Return "native", for the library that engines use on this processor, and the levels that have another library."""
     native = prebuilt_library()
     same = [one.name for one in targets_here() if native == PREBUILT / prebuilt_name(SOURCES, one)]
-    return ["native", *(level for level in LEVELS if level not in same)]
+    return ["native", *(pytest.param(level, marks=mark) for level, mark in LEVELS.items() if level not in same)]
 
 
 @pytest.fixture(autouse=True, scope="module")

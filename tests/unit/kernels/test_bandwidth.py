@@ -1,25 +1,28 @@
 """The reader reads every byte of its buffer, with any number of threads."""
 
+from itertools import product as every_pair
+
 import numpy as np
 import pytest
 import torch
 from packed_matrices import native_backend
+from support.cases import in_case
 
 from graphcore.kernels.backend import TorchBackend
 from graphcore.kernels.bandwidth import LEAST_NBYTES, measure_read_bandwidth, native_sum, read_buffer
 
 
-@pytest.mark.parametrize("lines", [1, 2, 3, 1000])
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_reader_sums_every_word(lines: int, threads: int) -> None:
-    words = np.random.default_rng(lines).integers(0, 2**64, 8 * lines, dtype=np.uint64)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        found = native_sum(torch.from_numpy(words.view(np.int64)), native_backend())
-    finally:
-        torch.set_num_threads(before)
-    assert found % 2**64 == int(words.sum(dtype=np.uint64))
+def test_the_reader_sums_every_word() -> None:
+    for lines, threads in every_pair([1, 2, 3, 1000], [1, 2, 3]):
+        with in_case(lines, threads):
+            words = np.random.default_rng(lines).integers(0, 2**64, 8 * lines, dtype=np.uint64)
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            try:
+                found = native_sum(torch.from_numpy(words.view(np.int64)), native_backend())
+            finally:
+                torch.set_num_threads(before)
+            assert found % 2**64 == int(words.sum(dtype=np.uint64))
 
 
 def test_a_buffer_that_is_no_whole_number_of_lines_is_our_mistake() -> None:

@@ -1,8 +1,11 @@
 """Gates, sums and caps of a native program against float64, for each instruction set."""
 
+from itertools import product as every_pair
+
 import pytest
 import torch
 from packed_matrices import kernels_for, native_kernels
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.activations import Activation
@@ -31,31 +34,33 @@ def numbers(size: int, seed: int) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", [Activation.NONE, *FUNCTIONS])
-def test_a_gate_is_the_activation_times_the_other(library: str, kind: Activation, size: int) -> None:
-    a, b, out = numbers(size, 1), numbers(size, 2), torch.full((size + 1,), 7.0)
-    run(library, "gate", a, b, kind, 0.0, out[:size])
-    activated = a.double() if kind is Activation.NONE else FUNCTIONS[kind](a.double())
-    torch.testing.assert_close(out[:size].double(), activated * b.double(), rtol=2e-6, atol=2e-6)
-    assert out[size] == 7.0
+def test_a_gate_is_the_activation_times_the_other(library: str) -> None:
+    for size, kind in every_pair(SIZES, [Activation.NONE, *FUNCTIONS]):
+        with in_case(size, kind):
+            a, b, out = numbers(size, 1), numbers(size, 2), torch.full((size + 1,), 7.0)
+            run(library, "gate", a, b, kind, 0.0, out[:size])
+            activated = a.double() if kind is Activation.NONE else FUNCTIONS[kind](a.double())
+            torch.testing.assert_close(out[:size].double(), activated * b.double(), rtol=2e-6, atol=2e-6)
+            assert out[size] == 7.0
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_scaled_sum_may_lie_where_its_first_term_did(library: str, size: int) -> None:
-    a, b = numbers(size, 1), numbers(size, 2)
-    expected = a.double() + 0.22 * b.double()
-    run(library, "add", a, b, Activation.NONE, 0.22, a)
-    torch.testing.assert_close(a.double(), expected, rtol=1e-6, atol=1e-6)
+def test_a_scaled_sum_may_lie_where_its_first_term_did(library: str) -> None:
+    for size in SIZES:
+        with in_case(size):
+            a, b = numbers(size, 1), numbers(size, 2)
+            expected = a.double() + 0.22 * b.double()
+            run(library, "add", a, b, Activation.NONE, 0.22, a)
+            torch.testing.assert_close(a.double(), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_cap_is_never_passed(library: str, size: int) -> None:
-    a = numbers(size, 1) * torch.tensor([1.0, 1e4])[torch.arange(size) % 2]
-    out = torch.empty(size)
-    run(library, "cap", a, None, Activation.NONE, 30.0, out)
-    torch.testing.assert_close(out.double(), 30 * (a.double() / 30).tanh(), rtol=2e-6, atol=2e-6)
-    assert out.abs().max() <= 30
+def test_a_cap_is_never_passed(library: str) -> None:
+    for size in SIZES:
+        with in_case(size):
+            a = numbers(size, 1) * torch.tensor([1.0, 1e4])[torch.arange(size) % 2]
+            out = torch.empty(size)
+            run(library, "cap", a, None, Activation.NONE, 30.0, out)
+            torch.testing.assert_close(out.double(), 30 * (a.double() / 30).tanh(), rtol=2e-6, atol=2e-6)
+            assert out.abs().max() <= 30
 
 
 def test_a_sigmoid_ends_in_0_and_1(library: str) -> None:

@@ -1,7 +1,9 @@
 """Planes of the formats of levels for a GPU: the C++ kernels write what torch writes."""
 
-import pytest
+from itertools import product as every_pair
+
 import torch
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.kernels.gpu.device_packing import DevicePacking
@@ -24,29 +26,28 @@ def blocks_of(name: str, rows: int, columns: int) -> Tensor:
     return raw.flatten(1)
 
 
-@pytest.mark.parametrize(("rows", "columns", "begin"), SHAPES)
-@pytest.mark.parametrize("name", LEVELS)
-def test_the_kernels_write_the_planes_that_torch_writes(
-    name: str, rows: int, columns: int, begin: int, library: str
-) -> None:
-    raw = blocks_of(name, rows, columns)[begin:]
-    found = []
-    for file in ("", library):
-        packing = DevicePacking(name, rows, columns, file)
-        planes = torch.full((packing.nbytes,), UNTOUCHED, dtype=torch.uint8)
-        packing.pack_rows(raw, begin, planes)
-        assert (planes[: packing.offset(begin)] == UNTOUCHED).all()
-        found.append(planes)
-    assert torch.equal(*found)
+def test_the_kernels_write_the_planes_that_torch_writes(library: str) -> None:
+    for (rows, columns, begin), name in every_pair(SHAPES, LEVELS):
+        with in_case(rows, columns, begin, name):
+            raw = blocks_of(name, rows, columns)[begin:]
+            found = []
+            for file in ("", library):
+                packing = DevicePacking(name, rows, columns, file)
+                planes = torch.full((packing.nbytes,), UNTOUCHED, dtype=torch.uint8)
+                packing.pack_rows(raw, begin, planes)
+                assert (planes[: packing.offset(begin)] == UNTOUCHED).all()
+                found.append(planes)
+            assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("name", LEVELS)
-def test_rows_with_bytes_between_them_are_read_at_their_places(name: str, library: str) -> None:
-    raw = blocks_of(name, 21, 512)
-    wide = torch.full((21, raw.shape[1] + 13), 255, dtype=torch.uint8)
-    wide[:, 5 : 5 + raw.shape[1]] = raw
-    packing = DevicePacking(name, 21, 512, library)
-    assert torch.equal(packing.pack(wide[:, 5 : 5 + raw.shape[1]]), packing.pack(raw))
+def test_rows_with_bytes_between_them_are_read_at_their_places(library: str) -> None:
+    for name in LEVELS:
+        with in_case(name):
+            raw = blocks_of(name, 21, 512)
+            wide = torch.full((21, raw.shape[1] + 13), 255, dtype=torch.uint8)
+            wide[:, 5 : 5 + raw.shape[1]] = raw
+            packing = DevicePacking(name, 21, 512, library)
+            assert torch.equal(packing.pack(wide[:, 5 : 5 + raw.shape[1]]), packing.pack(raw))
 
 
 def test_other_formats_do_not_need_the_kernels() -> None:

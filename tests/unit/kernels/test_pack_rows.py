@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from packed_matrices import KERNEL_FORMATS, native_kernels, stored_matrix
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
@@ -24,50 +25,54 @@ def garbage(nbytes: int, byte: int = UNTOUCHED) -> Tensor:
     return torch.full((nbytes,), byte, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_ranges_make_the_matrix_that_packing_it_whole_makes(name: str) -> None:
-    matrix = stored_matrix(name, ROWS, FORMATS[name].block_elements * BLOCKS, is_tame=False)
-    packing = matrix.packing(native_kernels())
-    out = garbage(packing.nbytes)
-    for begin, end in ((16, 48), (48, ROWS), (0, 16)):
-        packing.pack_rows(matrix.rows[begin:end], begin, out, threads=1)
-    packing.write_scale(out, matrix.scale)
-    assert torch.equal(out, matrix.packed(native_kernels()))
-
-
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_nothing_of_what_was_in_the_buffer_stays(name: str) -> None:
-    """Not even where scales are padded to whole vectors: equal matrices have equal bytes."""
-    for blocks in (1, 3, BLOCKS, 17):
-        matrix = stored_matrix(name, ROWS, FORMATS[name].block_elements * blocks)
-        packing = matrix.packing(native_kernels())
-        ones, others = garbage(packing.nbytes), garbage(packing.nbytes, 0xFF - UNTOUCHED)
-        for out in (ones, others):
-            packing.pack_rows(matrix.rows, 0, out)
+def test_ranges_make_the_matrix_that_packing_it_whole_makes() -> None:
+    for name in KERNEL_FORMATS:
+        with in_case(name):
+            matrix = stored_matrix(name, ROWS, FORMATS[name].block_elements * BLOCKS, is_tame=False)
+            packing = matrix.packing(native_kernels())
+            out = garbage(packing.nbytes)
+            for begin, end in ((16, 48), (48, ROWS), (0, 16)):
+                packing.pack_rows(matrix.rows[begin:end], begin, out, threads=1)
             packing.write_scale(out, matrix.scale)
-        assert torch.equal(ones, others)
+            assert torch.equal(out, matrix.packed(native_kernels()))
 
 
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_a_range_writes_its_own_groups_and_nothing_else(name: str) -> None:
-    matrix = stored_matrix(name, ROWS, FORMATS[name].block_elements * BLOCKS)
-    packing = matrix.packing(native_kernels())
-    out = garbage(packing.nbytes)
-    packing.pack_rows(matrix.rows[16:32], 16, out)
-    before, after = packing.offset(16), packing.offset(32)
-    assert torch.equal(out[before:after], matrix.packed(native_kernels())[before:after])
-    assert (out[:before] == UNTOUCHED).all()
-    assert (out[after:] == UNTOUCHED).all()
+def test_nothing_of_what_was_in_the_buffer_stays() -> None:
+    """Not even where scales are padded to whole vectors: equal matrices have equal bytes."""
+    for name in KERNEL_FORMATS:
+        with in_case(name):
+            for blocks in (1, 3, BLOCKS, 17):
+                matrix = stored_matrix(name, ROWS, FORMATS[name].block_elements * blocks)
+                packing = matrix.packing(native_kernels())
+                ones, others = garbage(packing.nbytes), garbage(packing.nbytes, 0xFF - UNTOUCHED)
+                for out in (ones, others):
+                    packing.pack_rows(matrix.rows, 0, out)
+                    packing.write_scale(out, matrix.scale)
+                assert torch.equal(ones, others)
 
 
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_rows_may_begin_at_an_odd_address_and_lie_apart(name: str) -> None:
-    matrix = stored_matrix(name, ROWS, FORMATS[name].block_elements * BLOCKS, is_tame=False)
-    packing, width = matrix.packing(native_kernels()), matrix.rows.shape[1]
-    spread = garbage(3 + ROWS * (width + 5)).narrow(0, 3, ROWS * (width + 5)).view(ROWS, -1)[:, :width]
-    assert spread.data_ptr() % 2
-    spread.copy_(matrix.rows)
-    assert torch.equal(packing.pack(spread, matrix.scale), matrix.packed(native_kernels()))
+def test_a_range_writes_its_own_groups_and_nothing_else() -> None:
+    for name in KERNEL_FORMATS:
+        with in_case(name):
+            matrix = stored_matrix(name, ROWS, FORMATS[name].block_elements * BLOCKS)
+            packing = matrix.packing(native_kernels())
+            out = garbage(packing.nbytes)
+            packing.pack_rows(matrix.rows[16:32], 16, out)
+            before, after = packing.offset(16), packing.offset(32)
+            assert torch.equal(out[before:after], matrix.packed(native_kernels())[before:after])
+            assert (out[:before] == UNTOUCHED).all()
+            assert (out[after:] == UNTOUCHED).all()
+
+
+def test_rows_may_begin_at_an_odd_address_and_lie_apart() -> None:
+    for name in KERNEL_FORMATS:
+        with in_case(name):
+            matrix = stored_matrix(name, ROWS, FORMATS[name].block_elements * BLOCKS, is_tame=False)
+            packing, width = matrix.packing(native_kernels()), matrix.rows.shape[1]
+            spread = garbage(3 + ROWS * (width + 5)).narrow(0, 3, ROWS * (width + 5)).view(ROWS, -1)[:, :width]
+            assert spread.data_ptr() % 2
+            spread.copy_(matrix.rows)
+            assert torch.equal(packing.pack(spread, matrix.scale), matrix.packed(native_kernels()))
 
 
 def test_every_number_of_threads_packs_the_same() -> None:

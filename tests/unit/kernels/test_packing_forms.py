@@ -4,10 +4,12 @@ Legend: O rows (output features), I columns (input features), X experts.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import product as every_pair
 
 import pytest
 import torch
 from packed_matrices import KERNEL_FORMATS, StoredMatrix, native_kernels, num_differing, relative_error, stored_matrix
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.activations import CLAMPED_SWIGLU, SILU, Gating
@@ -43,31 +45,35 @@ def matrix_of(name: str, rows: int = 37, is_tame: bool = False) -> StoredMatrix:
     return StoredMatrix(name, *one.split_rows(raw, (rows, 256)), one.dequantize(raw, (rows, 256)))
 
 
-@pytest.mark.parametrize(("form", "name"), EVERY)
-def test_unpacked_matrices_and_gathered_rows_are_the_formats_weights(form: str, name: str) -> None:
-    matrix = matrix_of(name)
-    packing = packing_of(form, name, *matrix.dense.shape)
-    packed = packing.pack(matrix.rows, matrix.scale)
-    assert (packed.dtype, packed.shape) == (torch.uint8, (packing.nbytes,))
-    ids = torch.tensor([[[36], [0]], [[16], [36]]])
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        assert num_differing(packing.unpack(packed, dtype), matrix.dense.to(dtype)) == 0
-        assert num_differing(packing.gather(ids, packed, dtype), matrix.dense[ids].to(dtype)) == 0
+def test_unpacked_matrices_and_gathered_rows_are_the_formats_weights() -> None:
+    for form, name in EVERY:
+        with in_case(form, name):
+            matrix = matrix_of(name)
+            packing = packing_of(form, name, *matrix.dense.shape)
+            packed = packing.pack(matrix.rows, matrix.scale)
+            assert (packed.dtype, packed.shape) == (torch.uint8, (packing.nbytes,))
+            ids = torch.tensor([[[36], [0]], [[16], [36]]])
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                assert num_differing(packing.unpack(packed, dtype), matrix.dense.to(dtype)) == 0
+                assert num_differing(packing.gather(ids, packed, dtype), matrix.dense[ids].to(dtype)) == 0
 
 
-@pytest.mark.parametrize(("form", "name"), EVERY)
-def test_products_are_those_of_float64(form: str, name: str) -> None:
-    matrix = matrix_of(name, is_tame=True)
-    packing = packing_of(form, name, *matrix.dense.shape)
-    packed = packing.pack(matrix.rows, matrix.scale)
-    generator = torch.Generator().manual_seed(0)
-    x, bias = torch.randn(2, 3, 256, generator=generator), torch.randn(37, generator=generator)
-    expected = x.double() @ matrix.dense.double().T + bias.double()
-    for rounding, bound in ROUNDINGS.items():
-        y = packing.linear(x, packed, bias, rounding)
-        assert y.shape == (2, 3, 37)
-        assert relative_error(y, expected) < (bound if form == "kernel" else 1e-6)  # what is unpacked is not rounded
-    assert relative_error(packing.linear(x, packed, None, "float"), expected - bias.double()) < 1e-6
+def test_products_are_those_of_float64() -> None:
+    for form, name in EVERY:
+        with in_case(form, name):
+            matrix = matrix_of(name, is_tame=True)
+            packing = packing_of(form, name, *matrix.dense.shape)
+            packed = packing.pack(matrix.rows, matrix.scale)
+            generator = torch.Generator().manual_seed(0)
+            x, bias = torch.randn(2, 3, 256, generator=generator), torch.randn(37, generator=generator)
+            expected = x.double() @ matrix.dense.double().T + bias.double()
+            for rounding, bound in ROUNDINGS.items():
+                y = packing.linear(x, packed, bias, rounding)
+                assert y.shape == (2, 3, 37)
+                assert relative_error(y, expected) < (
+                    bound if form == "kernel" else 1e-6
+                )  # what is unpacked is not rounded
+            assert relative_error(packing.linear(x, packed, None, "float"), expected - bias.double()) < 1e-6
 
 
 @pytest.mark.parametrize("form", [*FORMS, "device"])
@@ -167,44 +173,40 @@ def expected_of(x: Tensor, chosen: Tensor, dense: Sequence[Tensor], biases: Sequ
     return out
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["mxfp4", "q4_0", "q4_k", "q6_k", "i2_s"])
-@pytest.mark.parametrize("gating", [SWIGLU, SILU], ids=["clamped", "silu"])
-def test_packed_experts_are_the_dense_ones_in_float64(form: str, name: str, gating: Gating) -> None:
-    packings, packed, dense, biases = experts_of(form, name)
-    biases = biases if gating == SWIGLU else []
-    for tokens in (1, 5, 40):
-        generator = torch.Generator().manual_seed(tokens)
-        x = torch.randn(tokens, DIM, generator=generator) / (dense[0].std() * DIM**0.5)  # products of about one
-        chosen = torch.randn(tokens, EXPERTS, generator=generator).topk(TOP_K).indices
-        expected = expected_of(x, chosen, dense, biases)
-        for rounding, bound in ROUNDINGS.items():
-            y = packed_experts(x, chosen, packed, biases, None, gating, packings, rounding)
-            assert (y.shape, y.dtype) == (expected.shape, x.dtype)
-            # two products in a row, and sums of both signs
-            assert relative_error(y, expected) < (3 * bound if form == "kernel" else 3e-6), (tokens, rounding)
+def test_packed_experts_are_the_dense_ones_in_float64() -> None:
+    for form, name, gating in every_pair(FORMS, ["mxfp4", "q4_0", "q4_k", "q6_k", "i2_s"], [SWIGLU, SILU]):
+        with in_case(form, name, gating):
+            packings, packed, dense, biases = experts_of(form, name)
+            biases = biases if gating == SWIGLU else []
+            for tokens in (1, 5, 40):
+                generator = torch.Generator().manual_seed(tokens)
+                x = torch.randn(tokens, DIM, generator=generator) / (dense[0].std() * DIM**0.5)  # products of about one
+                chosen = torch.randn(tokens, EXPERTS, generator=generator).topk(TOP_K).indices
+                expected = expected_of(x, chosen, dense, biases)
+                for rounding, bound in ROUNDINGS.items():
+                    y = packed_experts(x, chosen, packed, biases, None, gating, packings, rounding)
+                    assert (y.shape, y.dtype) == (expected.shape, x.dtype)
+                    # two products in a row, and sums of both signs
+                    assert relative_error(y, expected) < (3 * bound if form == "kernel" else 3e-6), (tokens, rounding)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["mxfp4", "q4_0", "q6_k"])
-@pytest.mark.parametrize("tokens", [1, 40])
-def test_packed_experts_give_the_same_bits_wherever_they_lie_and_however_few_at_a_time(
-    form: str, name: str, tokens: int
-) -> None:
-    packings, packed, _, biases = experts_of(form, name)
-    generator = torch.Generator().manual_seed(tokens)
-    x = torch.randn(tokens, DIM, generator=generator)
-    chosen = torch.randn(tokens, EXPERTS, generator=generator).topk(TOP_K).indices
-    expected = packed_experts(x, chosen, packed, biases, None, SWIGLU, packings, "wide")
-    found = torch.zeros_like(expected)
-    for wave in ([4, 1], [0, 3], [2]):
-        slots = [torch.stack([one[expert] for expert in (0, *wave)]) for one in packed]
-        places = [wave.index(expert) + 1 if expert in wave else -1 for expert in range(EXPERTS)]
-        answers = packed_experts(x, chosen, slots, biases, places, SWIGLU, packings, "wide")
-        is_here = torch.isin(chosen, torch.tensor(wave))
-        assert not answers[~is_here].any()
-        found[is_here] = answers[is_here]
-    assert torch.equal(found, expected)
+def test_packed_experts_give_the_same_bits_wherever_they_lie_and_however_few_at_a_time() -> None:
+    for form, name, tokens in every_pair(FORMS, ["mxfp4", "q4_0", "q6_k"], [1, 40]):
+        with in_case(form, name, tokens):
+            packings, packed, _, biases = experts_of(form, name)
+            generator = torch.Generator().manual_seed(tokens)
+            x = torch.randn(tokens, DIM, generator=generator)
+            chosen = torch.randn(tokens, EXPERTS, generator=generator).topk(TOP_K).indices
+            expected = packed_experts(x, chosen, packed, biases, None, SWIGLU, packings, "wide")
+            found = torch.zeros_like(expected)
+            for wave in ([4, 1], [0, 3], [2]):
+                slots = [torch.stack([one[expert] for expert in (0, *wave)]) for one in packed]
+                places = [wave.index(expert) + 1 if expert in wave else -1 for expert in range(EXPERTS)]
+                answers = packed_experts(x, chosen, slots, biases, places, SWIGLU, packings, "wide")
+                is_here = torch.isin(chosen, torch.tensor(wave))
+                assert not answers[~is_here].any()
+                found[is_here] = answers[is_here]
+            assert torch.equal(found, expected)
 
 
 def test_experts_that_may_not_be_looked_at_all_run_and_only_the_chosen_count() -> None:

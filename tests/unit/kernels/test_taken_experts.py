@@ -1,24 +1,29 @@
 """The reference of a layer's slots for experts, against slots that give way by age, written once more."""
 
+from itertools import product as every_pair
+
 import pytest
 import torch
 from expert_slot_cases import check, layer_of, walk
 from oldest_first import OldestFirst
+from support.cases import in_case
 
 from graphcore.activations import SILU
 from graphcore.kernels.ops.expert_slots import IN_PLACE, ExpertSlots, cached_experts, take_experts
 from graphcore.kernels.ops.experts import looped_experts
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 16])
-@pytest.mark.parametrize(("num_experts", "num_slots", "choices"), [(12, 5, 3), (8, 2, 4), (7, 7, 2), (128, 32, 8)])
-def test_a_walk_leaves_what_slots_by_age_leave(num_experts: int, num_slots: int, choices: int, rows: int) -> None:
-    experts, model = layer_of(num_experts, num_slots, torch.bfloat16), OldestFirst(num_slots)
-    for chosen in walk(rows, num_experts, rows, choices, 40):
-        take_experts(chosen, experts)
-        model.ask(chosen.flatten().tolist())
-        check(experts, chosen, model)
-    assert min(model.loads, model.hits) > 0
+def test_a_walk_leaves_what_slots_by_age_leave() -> None:
+    for rows, (num_experts, num_slots, choices) in every_pair(
+        [1, 2, 3, 8, 16], [(12, 5, 3), (8, 2, 4), (7, 7, 2), (128, 32, 8)]
+    ):
+        with in_case(rows, num_experts, num_slots, choices):
+            experts, model = layer_of(num_experts, num_slots, torch.bfloat16), OldestFirst(num_slots)
+            for chosen in walk(rows, num_experts, rows, choices, 40):
+                take_experts(chosen, experts)
+                model.ask(chosen.flatten().tolist())
+                check(experts, chosen, model)
+            assert min(model.loads, model.hits) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

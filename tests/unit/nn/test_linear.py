@@ -1,11 +1,13 @@
 """The one Linear: against float64, eager and as a compiled graph sees it."""
 
+from itertools import product as every_pair
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from support.cases import in_case
 
 from graphcore.kernels.ops.int8_rows import Int8Rows
 from graphcore.kernels.stored_packing import StoredPacking
@@ -32,16 +34,15 @@ def error(linear: Linear, x: torch.Tensor, out: torch.Tensor) -> float:
     return float((out.double() - exact).abs().max() / exact.abs().max())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [(1, 1), (2, 1), (1, 7), (3, 5)])
-def test_linear_is_x_times_weight_transposed_plus_bias(rows: tuple[int, ...], bias: bool, dtype: torch.dtype) -> None:
-    linear = filled_linear(48, 20, bias, dtype)
-    x = torch.randn(*rows, 48, generator=torch.Generator().manual_seed(0)).to(dtype)
-    out = linear(x)
-    assert out.shape == (*rows, 20)
-    assert out.dtype == dtype
-    assert error(linear, x, out) < 4 * torch.finfo(dtype).eps
+def test_linear_is_x_times_weight_transposed_plus_bias() -> None:
+    for dtype, bias, rows in every_pair(DTYPES, [False, True], [(1, 1), (2, 1), (1, 7), (3, 5)]):
+        with in_case(dtype, bias, rows):
+            linear = filled_linear(48, 20, bias, dtype)
+            x = torch.randn(*rows, 48, generator=torch.Generator().manual_seed(0)).to(dtype)
+            out = linear(x)
+            assert out.shape == (*rows, 20)
+            assert out.dtype == dtype
+            assert error(linear, x, out) < 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
+from itertools import product as every_pair
 
 import pytest
 import torch
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.activations import ACTIVATIONS
@@ -68,21 +70,20 @@ def test_every_name_of_transformers_is_its_function_or_refused() -> None:
                 known_activation(name, "config.json")
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_mlp_is_down_of_activated_gate_times_up(activation: str, gated: bool, bias: bool) -> None:
-    mlp = filled_mlp(MLPSpec(HIDDEN, activation, gated, bias))
-    x = torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(0))
-    act, wide = DEFINITIONS[activation], x.double()
-    up = project("up_proj", mlp, wide)
-    hidden = act(project("gate_proj", mlp, wide)) * up if gated else act(up)
-    expected = project("down_proj", mlp, hidden)
-    out = mlp(x)
-    assert out.shape == (2, 5, DIM)
-    assert out.dtype == torch.float32
-    # sums of 40 products of values up to about 30 (relu2: 600), each float32 rounded
-    assert (out.double() - expected).abs().max() < (2e-3 if activation == "relu2" else 1e-4)
+def test_mlp_is_down_of_activated_gate_times_up() -> None:
+    for bias, gated, activation in every_pair([False, True], [False, True], ACTIVATIONS):
+        with in_case(bias, gated, activation):
+            mlp = filled_mlp(MLPSpec(HIDDEN, activation, gated, bias))
+            x = torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(0))
+            act, wide = DEFINITIONS[activation], x.double()
+            up = project("up_proj", mlp, wide)
+            hidden = act(project("gate_proj", mlp, wide)) * up if gated else act(up)
+            expected = project("down_proj", mlp, hidden)
+            out = mlp(x)
+            assert out.shape == (2, 5, DIM)
+            assert out.dtype == torch.float32
+            # sums of 40 products of values up to about 30 (relu2: 600), each float32 rounded
+            assert (out.double() - expected).abs().max() < (2e-3 if activation == "relu2" else 1e-4)
 
 
 @pytest.mark.parametrize("gated", [False, True])

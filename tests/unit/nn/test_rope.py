@@ -1,9 +1,11 @@
 """Rotary tables against transformers' own and hand arithmetic; the rotation against both."""
 
 import math
+from itertools import product as every_pair
 
 import pytest
 import torch
+from support.cases import in_case
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -65,23 +67,25 @@ YARN_CASES = [
 ]
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 128])
-@pytest.mark.parametrize("changes", YARN_CASES)
-def test_yarn_is_that_of_transformers_rounded_or_not(head_dim: int, changes: dict[str, float]) -> None:
-    given = {**YARN, **changes}
-    parameters = {"rope_type": "yarn", "rope_theta": 150_000.0, **given}
-    config = LlamaConfig(hidden_size=4 * head_dim, num_attention_heads=4, head_dim=head_dim, rope_parameters=parameters)
-    expected, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](config, device="cpu")
-    scaling = YarnScaling(
-        factor=given["factor"],
-        original_context=int(given["original_max_position_embeddings"]),
-        attention_factor=attention_factor,
-        beta_fast=given.get("beta_fast", 32.0),
-        beta_slow=given.get("beta_slow", 1.0),
-        rounds_ramp=bool(given.get("truncate", True)),
-    )
-    found = rope_frequencies(RopeSpec(150_000.0, scaling), head_dim)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)  # sums of two float32 products
+def test_yarn_is_that_of_transformers_rounded_or_not() -> None:
+    for head_dim, changes in every_pair([8, 64, 128], YARN_CASES):
+        with in_case(head_dim, changes):
+            given = {**YARN, **changes}
+            parameters = {"rope_type": "yarn", "rope_theta": 150_000.0, **given}
+            config = LlamaConfig(
+                hidden_size=4 * head_dim, num_attention_heads=4, head_dim=head_dim, rope_parameters=parameters
+            )
+            expected, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](config, device="cpu")
+            scaling = YarnScaling(
+                factor=given["factor"],
+                original_context=int(given["original_max_position_embeddings"]),
+                attention_factor=attention_factor,
+                beta_fast=given.get("beta_fast", 32.0),
+                beta_slow=given.get("beta_slow", 1.0),
+                rounds_ramp=bool(given.get("truncate", True)),
+            )
+            found = rope_frequencies(RopeSpec(150_000.0, scaling), head_dim)
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)  # sums of two float32 products
 
 
 def test_yarn_s_rounding_and_factor_move_the_table() -> None:

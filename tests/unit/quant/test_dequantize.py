@@ -1,10 +1,13 @@
 """Every format's weights against libggml's golden ones and against gguf-py or a scalar formula on random bytes."""
 
+from itertools import product as every_pair
+
 import gguf
 import numpy as np
-import pytest
 import torch
 from folder_formats import FOLDER_FORMATS, folder_weights
+from support.cases import in_case
+from support.golden_blocks import load_golden, random_blocks
 
 from graphcore.quant import FORMATS, dequantize
 from graphcore.quant.block_slices import SLICE_ELEMENTS
@@ -43,56 +46,74 @@ def reference(name, blocks):
         return gguf.quants.dequantize(blocks, ggml_type).astype(np.float32).reshape(len(blocks), -1)
 
 
-def test_weights_are_bit_exact_with_the_golden_ones(format_name, golden):
-    raw, weights = golden.tensor(len(golden.blocks))
-    found = dequantize(torch.from_numpy(raw), format_name, weights.shape)
-    assert num_differing(found, torch.from_numpy(weights)) == 0
+def test_weights_are_bit_exact_with_the_golden_ones():
+    for format_name in sorted(FORMATS):
+        golden = load_golden(format_name)
+        with in_case(format_name):
+            raw, weights = golden.tensor(len(golden.blocks))
+            found = dequantize(torch.from_numpy(raw), format_name, weights.shape)
+            assert num_differing(found, torch.from_numpy(weights)) == 0
 
 
-@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"i2_s"}))  # i2_s has its own tests
-@pytest.mark.parametrize("num_blocks", [1, 600])
-def test_random_bytes_decode_as_gguf_py_decodes_them(name, num_blocks, random_blocks):
-    blocks = random_blocks(name, num_blocks)
-    expected = reference(name, blocks)
-    assert expected.shape == (num_blocks, FORMATS[name].block_elements)
-    found = dequantize(torch.from_numpy(blocks).view(-1), name, expected.shape)
-    assert num_differing(found, torch.from_numpy(expected)) == 0
+def test_random_bytes_decode_as_gguf_py_decodes_them():
+    for name, num_blocks in every_pair(sorted(set(FORMATS) - {"i2_s"}), [1, 600]):
+        with in_case(name, num_blocks):
+            blocks = random_blocks(name, num_blocks)
+            expected = reference(name, blocks)
+            assert expected.shape == (num_blocks, FORMATS[name].block_elements)
+            found = dequantize(torch.from_numpy(blocks).view(-1), name, expected.shape)
+            assert num_differing(found, torch.from_numpy(expected)) == 0
 
 
-@pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_slices_meet_without_a_gap(format_name, golden, extra):
-    blocks_per_slice = SLICE_ELEMENTS // FORMATS[format_name].block_elements
-    raw, weights = golden.tensor(2 * blocks_per_slice + extra)
-    found = dequantize(torch.from_numpy(raw), format_name, weights.shape)
-    assert num_differing(found, torch.from_numpy(weights)) == 0
+def test_slices_meet_without_a_gap():
+    for format_name in sorted(FORMATS):
+        golden = load_golden(format_name)
+        for extra in [-1, 0, 1]:
+            with in_case(format_name, extra):
+                blocks_per_slice = SLICE_ELEMENTS // FORMATS[format_name].block_elements
+                raw, weights = golden.tensor(2 * blocks_per_slice + extra)
+                found = dequantize(torch.from_numpy(raw), format_name, weights.shape)
+                assert num_differing(found, torch.from_numpy(weights)) == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_another_dtype_is_the_float32_result_cast(format_name, golden, dtype):
-    raw, weights = golden.tensor(len(golden.blocks))
-    found = dequantize(torch.from_numpy(raw), format_name, weights.shape, dtype)
-    assert num_differing(found, torch.from_numpy(weights).to(dtype)) == 0
+def test_another_dtype_is_the_float32_result_cast():
+    for format_name in sorted(FORMATS):
+        golden = load_golden(format_name)
+        for dtype in [torch.bfloat16, torch.float16, torch.float64]:
+            with in_case(format_name, dtype):
+                raw, weights = golden.tensor(len(golden.blocks))
+                found = dequantize(torch.from_numpy(raw), format_name, weights.shape, dtype)
+                assert num_differing(found, torch.from_numpy(weights).to(dtype)) == 0
 
 
-@pytest.mark.parametrize("leading", [(), (1,), (3, 5), (2, 3, 4)], ids=str)
-def test_any_number_of_dimensions_keeps_row_major_order(format_name, golden, leading):
-    num_blocks = int(np.prod(leading, dtype=int)) * 2
-    raw, weights = golden.tensor(num_blocks)
-    shape = (*leading, 2 * FORMATS[format_name].block_elements)
-    found = dequantize(torch.from_numpy(raw), format_name, shape)
-    assert num_differing(found, torch.from_numpy(weights).view(shape)) == 0
+def test_any_number_of_dimensions_keeps_row_major_order():
+    for format_name in sorted(FORMATS):
+        golden = load_golden(format_name)
+        for leading in [(), (1,), (3, 5), (2, 3, 4)]:
+            with in_case(format_name, leading):
+                num_blocks = int(np.prod(leading, dtype=int)) * 2
+                raw, weights = golden.tensor(num_blocks)
+                shape = (*leading, 2 * FORMATS[format_name].block_elements)
+                found = dequantize(torch.from_numpy(raw), format_name, shape)
+                assert num_differing(found, torch.from_numpy(weights).view(shape)) == 0
 
 
-@pytest.mark.parametrize("offset", [1, 2, 3])
-def test_bytes_may_start_at_any_address_and_stay_as_they_are(format_name, golden, offset):
-    raw, weights = golden.tensor(len(golden.blocks))
-    memory = torch.from_numpy(np.concatenate((np.full(offset, 0xAA, np.uint8), raw)))
-    found = dequantize(memory[offset:], format_name, weights.shape)
-    assert num_differing(found, torch.from_numpy(weights)) == 0
-    assert memory.numpy()[offset:].tobytes() == raw.tobytes()
+def test_bytes_may_start_at_any_address_and_stay_as_they_are():
+    for format_name in sorted(FORMATS):
+        golden = load_golden(format_name)
+        for offset in [1, 2, 3]:
+            with in_case(format_name, offset):
+                raw, weights = golden.tensor(len(golden.blocks))
+                memory = torch.from_numpy(np.concatenate((np.full(offset, 0xAA, np.uint8), raw)))
+                found = dequantize(memory[offset:], format_name, weights.shape)
+                assert num_differing(found, torch.from_numpy(weights)) == 0
+                assert memory.numpy()[offset:].tobytes() == raw.tobytes()
 
 
-def test_no_rows_are_an_empty_tensor(format_name, golden):
-    raw, _ = golden.tensor(0)
-    shape = (0, FORMATS[format_name].block_elements)
-    assert dequantize(torch.from_numpy(raw), format_name, shape).shape == shape
+def test_no_rows_are_an_empty_tensor():
+    for format_name in sorted(FORMATS):
+        golden = load_golden(format_name)
+        with in_case(format_name):
+            raw, _ = golden.tensor(0)
+            shape = (0, FORMATS[format_name].block_elements)
+            assert dequantize(torch.from_numpy(raw), format_name, shape).shape == shape

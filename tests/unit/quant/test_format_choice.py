@@ -1,9 +1,11 @@
 """Each weight gets the format that llama.cpp's own quantiser gives it in a plain file type."""
 
 import json
+from itertools import product as every_pair
 from pathlib import Path
 
 import pytest
+from support.cases import in_case
 
 from graphcore.config.validate import QUANT_FORMATS
 from graphcore.errors import UnsupportedError
@@ -28,14 +30,14 @@ NAMES = {
 BONUS = ("q4_k", "blk.0.attn_v.weight")  # Q4_K_S gives the first layers' values a bit more
 
 
-@pytest.mark.parametrize("asked", sorted(GOLDEN["wide tied"]))
-@pytest.mark.parametrize("model", sorted(GOLDEN))
-def test_formats_are_llama_cpps(model: str, asked: str) -> None:
-    for stored, (shape, given) in GOLDEN[model][asked].items():
-        name = NAMES[stored.removesuffix(".weight")] + ".weight"
-        chosen = choose_format(name, shape, asked, is_tied=model.endswith(" tied"))
-        if (asked, stored) != BONUS:
-            assert chosen == (None if given in ("f32", "f16") else given), stored
+def test_formats_are_llama_cpps() -> None:
+    for asked, model in every_pair(sorted(GOLDEN["wide tied"]), sorted(GOLDEN)):
+        with in_case(asked, model):
+            for stored, (shape, given) in GOLDEN[model][asked].items():
+                name = NAMES[stored.removesuffix(".weight")] + ".weight"
+                chosen = choose_format(name, shape, asked, is_tied=model.endswith(" tied"))
+                if (asked, stored) != BONUS:
+                    assert chosen == (None if given in ("f32", "f16") else given), stored
 
 
 def test_stored_leaves_everything() -> None:

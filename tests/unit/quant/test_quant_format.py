@@ -5,6 +5,7 @@ import dataclasses
 import gguf
 import pytest
 import torch
+from support.cases import in_case
 
 from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.quant import FORMATS, Format, dequantize
@@ -27,17 +28,23 @@ def one_row(name):
     return torch.zeros(FORMATS[name].nbytes(shape), dtype=torch.uint8), shape
 
 
-def test_block_sizes_are_those_of_ggml(format_name):
-    stored = FORMATS[format_name]
-    expected = NOT_IN_GGUF_PY.get(format_name) or gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format_name.upper()]]
-    assert (stored.block_elements, stored.block_nbytes) == expected
+def test_block_sizes_are_those_of_ggml():
+    for format_name in sorted(FORMATS):
+        with in_case(format_name):
+            stored = FORMATS[format_name]
+            expected = (
+                NOT_IN_GGUF_PY.get(format_name) or gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format_name.upper()]]
+            )
+            assert (stored.block_elements, stored.block_nbytes) == expected
 
 
-def test_a_format_is_frozen_and_knows_its_name(format_name):
-    stored = FORMATS[format_name]
-    assert stored.name == format_name
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        stored.name = "other"
+def test_a_format_is_frozen_and_knows_its_name():
+    for format_name in sorted(FORMATS):
+        with in_case(format_name):
+            stored = FORMATS[format_name]
+            assert stored.name == format_name
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                stored.name = "other"
 
 
 def test_the_registry_cannot_be_changed():
@@ -45,62 +52,74 @@ def test_the_registry_cannot_be_changed():
         FORMATS["q4_0"] = FORMATS["q4_1"]
 
 
-def test_decoded_blocks_are_float32_and_own_their_memory(format_name):
-    stored = FORMATS[format_name]
-    blocks = torch.zeros(3, stored.block_nbytes, dtype=torch.uint8)
-    weights = stored.dequantize_blocks(blocks)
-    assert weights.shape == (3, stored.block_elements)
-    assert weights.dtype == torch.float32
-    weights.fill_(1.0)
-    assert not blocks.any()
+def test_decoded_blocks_are_float32_and_own_their_memory():
+    for format_name in sorted(FORMATS):
+        with in_case(format_name):
+            stored = FORMATS[format_name]
+            blocks = torch.zeros(3, stored.block_nbytes, dtype=torch.uint8)
+            weights = stored.dequantize_blocks(blocks)
+            assert weights.shape == (3, stored.block_elements)
+            assert weights.dtype == torch.float32
+            weights.fill_(1.0)
+            assert not blocks.any()
 
 
-def test_a_tensor_takes_the_bytes_of_its_blocks(format_name):
-    stored = FORMATS[format_name]
-    tail = 32 if format_name == "i2_s" else 0
-    assert stored.nbytes((3, 5, 2 * stored.block_elements)) == 30 * stored.block_nbytes + tail
+def test_a_tensor_takes_the_bytes_of_its_blocks():
+    for format_name in sorted(FORMATS):
+        with in_case(format_name):
+            stored = FORMATS[format_name]
+            tail = 32 if format_name == "i2_s" else 0
+            assert stored.nbytes((3, 5, 2 * stored.block_elements)) == 30 * stored.block_nbytes + tail
 
 
 def test_a_scalar_is_one_element():
     assert dequantize(torch.tensor([1.5]).view(torch.uint8), "f32", ()).item() == 1.5
 
 
-@pytest.mark.parametrize("name", sorted(one for one in FORMATS if FORMATS[one].block_elements > 1))
-def test_a_row_that_is_no_whole_number_of_blocks_is_refused(name):
-    raw, (_, row) = one_row(name)
-    with pytest.raises(CheckpointError, match=rf"^{name}: shape \[{row // 2}\] .* not a multiple of the \w+ of {row}"):
-        dequantize(raw, name, (row // 2,))
+def test_a_row_that_is_no_whole_number_of_blocks_is_refused():
+    for name in sorted(one for one in FORMATS if FORMATS[one].block_elements > 1):
+        with in_case(name):
+            raw, (_, row) = one_row(name)
+            with pytest.raises(
+                CheckpointError, match=rf"^{name}: shape \[{row // 2}\] .* not a multiple of the \w+ of {row}"
+            ):
+                dequantize(raw, name, (row // 2,))
 
 
-@pytest.mark.parametrize("name", sorted(one for one in FORMATS if one not in FLAT and FORMATS[one].block_elements > 1))
-def test_a_shape_in_ggml_order_is_refused_even_if_the_bytes_would_do(name):
-    raw, (_, row) = one_row(name)
-    with pytest.raises(CheckpointError, match="torch order"):
-        dequantize(raw, name, (row, 1))
+def test_a_shape_in_ggml_order_is_refused_even_if_the_bytes_would_do():
+    for name in sorted(one for one in FORMATS if one not in FLAT and FORMATS[one].block_elements > 1):
+        with in_case(name):
+            raw, (_, row) = one_row(name)
+            with pytest.raises(CheckpointError, match="torch order"):
+                dequantize(raw, name, (row, 1))
 
 
-@pytest.mark.parametrize("change", [-1, 1])
-def test_a_wrong_number_of_bytes_is_refused_with_both_numbers(format_name, change):
-    raw, shape = one_row(format_name)
-    wrong = torch.zeros(raw.numel() + change, dtype=torch.uint8)
-    with pytest.raises(CheckpointError, match=rf"{format_name}.* takes {raw.numel()} bytes, found {wrong.numel()};"):
-        dequantize(wrong, format_name, shape)
+def test_a_wrong_number_of_bytes_is_refused_with_both_numbers():
+    for format_name in sorted(FORMATS):
+        for change in [-1, 1]:
+            with in_case(format_name, change):
+                raw, shape = one_row(format_name)
+                wrong = torch.zeros(raw.numel() + change, dtype=torch.uint8)
+                with pytest.raises(
+                    CheckpointError, match=rf"{format_name}.* takes {raw.numel()} bytes, found {wrong.numel()};"
+                ):
+                    dequantize(wrong, format_name, shape)
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda raw: raw.view(torch.int8),
-        lambda raw: raw.to(torch.float32),
-        lambda raw: raw.view(1, -1),
-        lambda raw: raw.repeat_interleave(2)[::2],
-    ],
-    ids=["int8", "float32", "two dimensions", "strided"],
-)
-def test_anything_but_a_flat_run_of_bytes_is_refused(format_name, spoil):
-    raw, shape = one_row(format_name)
-    with pytest.raises(CheckpointError, match=f"^{format_name}: raw bytes must be a contiguous uint8 tensor"):
-        dequantize(spoil(raw), format_name, shape)
+def test_anything_but_a_flat_run_of_bytes_is_refused():
+    for format_name in sorted(FORMATS):
+        for spoil in [
+            lambda raw: raw.view(torch.int8),
+            lambda raw: raw.to(torch.float32),
+            lambda raw: raw.view(1, -1),
+            lambda raw: raw.repeat_interleave(2)[::2],
+        ]:
+            with in_case(format_name, spoil):
+                raw, shape = one_row(format_name)
+                with pytest.raises(
+                    CheckpointError, match=f"^{format_name}: raw bytes must be a contiguous uint8 tensor"
+                ):
+                    dequantize(spoil(raw), format_name, shape)
 
 
 @pytest.mark.parametrize("name", ["iq2_m", "Q4_K", "tl2", ""])

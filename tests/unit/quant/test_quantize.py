@@ -1,10 +1,12 @@
 """Dense weights become the bytes that libggml writes, or bytes that are at least as near to the weights."""
 
+from itertools import product as every_pair
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support.cases import in_case
 
 from graphcore import encodings
 from graphcore.errors import CheckpointError, UnsupportedError
@@ -70,14 +72,16 @@ def test_an_mxfp4_weight_between_two_levels_takes_the_smaller_magnitude() -> Non
     assert back[0, :12].tolist() == [*levels[:6].tolist(), *(-levels[:6]).tolist()]
 
 
-@pytest.mark.parametrize("kind", ["normal", "laplace", "heavy"])
-@pytest.mark.parametrize("name", [name for name in (*EXACT, *SEARCHED) if not name.startswith("tq")])
-def test_the_error_is_at_most_libggmls(name: str, kind: str) -> None:
-    stored = np.load(GOLDEN / "libggml" / "quantised.npz")
-    dense = torch.from_numpy(stored[f"{kind}.source"])
-    back = FORMATS[name].dequantize(FORMATS[name].quantize(dense), dense.shape)
-    error = (back.double() - dense).square().mean().item()
-    assert error <= (1 + 1e-6 if name in EXACT else 1.0) * stored[f"{kind}.{name}.mse"]
+def test_the_error_is_at_most_libggmls() -> None:
+    for kind, name in every_pair(
+        ["normal", "laplace", "heavy"], [name for name in (*EXACT, *SEARCHED) if not name.startswith("tq")]
+    ):
+        with in_case(kind, name):
+            stored = np.load(GOLDEN / "libggml" / "quantised.npz")
+            dense = torch.from_numpy(stored[f"{kind}.source"])
+            back = FORMATS[name].dequantize(FORMATS[name].quantize(dense), dense.shape)
+            error = (back.double() - dense).square().mean().item()
+            assert error <= (1 + 1e-6 if name in EXACT else 1.0) * stored[f"{kind}.{name}.mse"]
 
 
 def test_ternary_weights_become_the_tensor_that_bitnets_own_code_writes() -> None:
@@ -95,92 +99,97 @@ def test_weights_that_are_not_ternary_are_rounded_in_units_of_their_mean_magnitu
     np.testing.assert_allclose(back.numpy(), stored["weight_quant"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", PACKABLE)
-def test_a_tensor_is_packed_as_its_slices_are(name: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    dense = torch.randn(3, 2, 256, 256, generator=generator).sign_() if name == "i2_s" else None
-    dense = torch.randn(3, 2, 256, 256, generator=generator) if dense is None else dense
-    one = FORMATS[name]
-    whole = one.quantize(dense)
-    assert whole.numel() == one.nbytes(dense.shape)
-    for index in range(3):
-        part = one.quantize(dense[index])
-        body = part.numel() - (32 if name == "i2_s" else 0)
-        assert torch.equal(whole[index * body : (index + 1) * body], part[:body])
+def test_a_tensor_is_packed_as_its_slices_are() -> None:
+    for name in PACKABLE:
+        with in_case(name):
+            generator = torch.Generator().manual_seed(0)
+            dense = torch.randn(3, 2, 256, 256, generator=generator).sign_() if name == "i2_s" else None
+            dense = torch.randn(3, 2, 256, 256, generator=generator) if dense is None else dense
+            one = FORMATS[name]
+            whole = one.quantize(dense)
+            assert whole.numel() == one.nbytes(dense.shape)
+            for index in range(3):
+                part = one.quantize(dense[index])
+                body = part.numel() - (32 if name == "i2_s" else 0)
+                assert torch.equal(whole[index * body : (index + 1) * body], part[:body])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", PACKABLE)
-def test_any_float_dtype_is_packed_as_its_float32_values(name: str, dtype: torch.dtype) -> None:
-    dense = torch.randn(4, 512, generator=torch.Generator().manual_seed(1)).to(dtype)
-    assert torch.equal(FORMATS[name].quantize(dense), FORMATS[name].quantize(dense.float()))
+def test_any_float_dtype_is_packed_as_its_float32_values() -> None:
+    for dtype, name in every_pair([torch.bfloat16, torch.float16, torch.float64], PACKABLE):
+        with in_case(dtype, name):
+            dense = torch.randn(4, 512, generator=torch.Generator().manual_seed(1)).to(dtype)
+            assert torch.equal(FORMATS[name].quantize(dense), FORMATS[name].quantize(dense.float()))
 
 
-@pytest.mark.parametrize("name", PACKABLE)
-def test_packing_does_not_write_to_the_weights(name: str) -> None:
-    dense = torch.randn(4, 256, generator=torch.Generator().manual_seed(2))
-    before = dense.clone()
-    FORMATS[name].quantize(dense)
-    assert torch.equal(dense, before)
+def test_packing_does_not_write_to_the_weights() -> None:
+    for name in PACKABLE:
+        with in_case(name):
+            dense = torch.randn(4, 256, generator=torch.Generator().manual_seed(2))
+            before = dense.clone()
+            FORMATS[name].quantize(dense)
+            assert torch.equal(dense, before)
 
 
-@pytest.mark.parametrize("name", PACKABLE)
-def test_zeros_stay_zeros(name: str) -> None:
-    for zeros in (torch.zeros(2, 256), -torch.zeros(2, 256)):
-        assert not FORMATS[name].dequantize(FORMATS[name].quantize(zeros), zeros.shape).any()
+def test_zeros_stay_zeros() -> None:
+    for name in PACKABLE:
+        with in_case(name):
+            for zeros in (torch.zeros(2, 256), -torch.zeros(2, 256)):
+                assert not FORMATS[name].dequantize(FORMATS[name].quantize(zeros), zeros.shape).any()
 
 
-@pytest.mark.parametrize("value", [0.3, -0.3])
-@pytest.mark.parametrize("name", [name for name in PACKABLE if name != "mxfp4"])
-def test_a_constant_block_keeps_its_value(name: str, value: float) -> None:
-    dense = torch.full((2, 256), value)
-    back = FORMATS[name].dequantize(FORMATS[name].quantize(dense), dense.shape)
-    assert (back - dense).abs().max() < 0.004 * 0.3  # bf16 has 8 bits, fp16 scales 11
+def test_a_constant_block_keeps_its_value() -> None:
+    for value, name in every_pair([0.3, -0.3], [name for name in PACKABLE if name != "mxfp4"]):
+        with in_case(value, name):
+            dense = torch.full((2, 256), value)
+            back = FORMATS[name].dequantize(FORMATS[name].quantize(dense), dense.shape)
+            assert (back - dense).abs().max() < 0.004 * 0.3  # bf16 has 8 bits, fp16 scales 11
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("name", PACKABLE)
-def test_a_single_outlier_survives_alone(name: str, sign: float) -> None:
-    dense = torch.zeros(1, 256)
-    dense[0, 17] = sign * 96.0
-    back = FORMATS[name].dequantize(FORMATS[name].quantize(dense), dense.shape)
-    assert (back - dense).abs().max() < 0.01 * 96
+def test_a_single_outlier_survives_alone() -> None:
+    for sign, name in every_pair([1.0, -1.0], PACKABLE):
+        with in_case(sign, name):
+            dense = torch.zeros(1, 256)
+            dense[0, 17] = sign * 96.0
+            back = FORMATS[name].dequantize(FORMATS[name].quantize(dense), dense.shape)
+            assert (back - dense).abs().max() < 0.01 * 96
 
 
-@pytest.mark.parametrize("size", [1e-45, 1e-40, 1e-38, 1e-30, 1e-12])
-@pytest.mark.parametrize("name", PACKABLE)
-def test_weights_too_small_for_the_scales_become_small_and_finite(name: str, size: float) -> None:
-    dense = torch.randn(8, 256, generator=torch.Generator().manual_seed(3)) * size
-    back = FORMATS[name].dequantize(FORMATS[name].quantize(dense), dense.shape)
-    assert back.isfinite().all()
-    assert back.abs().max() <= 1.01 * dense.abs().max()
+def test_weights_too_small_for_the_scales_become_small_and_finite() -> None:
+    for size, name in every_pair([1e-45, 1e-40, 1e-38, 1e-30, 1e-12], PACKABLE):
+        with in_case(size, name):
+            dense = torch.randn(8, 256, generator=torch.Generator().manual_seed(3)) * size
+            back = FORMATS[name].dequantize(FORMATS[name].quantize(dense), dense.shape)
+            assert back.isfinite().all()
+            assert back.abs().max() <= 1.01 * dense.abs().max()
 
 
-@pytest.mark.parametrize("name", PACKABLE)
-def test_tiny_weights_beside_large_ones_do_not_spoil_them(name: str) -> None:
-    dense = torch.randn(1, 256, generator=torch.Generator().manual_seed(4))
-    mixed = torch.cat((dense[:, :128], torch.full((1, 128), 1e-42)), dim=1)
-    back = FORMATS[name].dequantize(FORMATS[name].quantize(mixed), mixed.shape)
-    assert back.isfinite().all()
-    assert back[:, 128:].abs().max() < 0.2
-    assert packing_error(mixed, FORMATS[name].quantize(mixed), FORMATS[name], mixed.shape).relative < 0.85
+def test_tiny_weights_beside_large_ones_do_not_spoil_them() -> None:
+    for name in PACKABLE:
+        with in_case(name):
+            dense = torch.randn(1, 256, generator=torch.Generator().manual_seed(4))
+            mixed = torch.cat((dense[:, :128], torch.full((1, 128), 1e-42)), dim=1)
+            back = FORMATS[name].dequantize(FORMATS[name].quantize(mixed), mixed.shape)
+            assert back.isfinite().all()
+            assert back[:, 128:].abs().max() < 0.2
+            assert packing_error(mixed, FORMATS[name].quantize(mixed), FORMATS[name], mixed.shape).relative < 0.85
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize("name", PACKABLE)
-def test_infinite_and_nan_weights_are_refused_by_name(name: str, value: float) -> None:
-    dense = torch.ones(3, 256)
-    dense[1, 7] = value
-    with pytest.raises(CheckpointError, match=f"^{name}: .*infinite or NaN"):
-        FORMATS[name].quantize(dense)
+def test_infinite_and_nan_weights_are_refused_by_name() -> None:
+    for value, name in every_pair([float("inf"), float("-inf"), float("nan")], PACKABLE):
+        with in_case(value, name):
+            dense = torch.ones(3, 256)
+            dense[1, 7] = value
+            with pytest.raises(CheckpointError, match=f"^{name}: .*infinite or NaN"):
+                FORMATS[name].quantize(dense)
 
 
-@pytest.mark.parametrize("name", [name for name in PACKABLE if name not in ("f32", "bf16", "mxfp4", "i2_s")])
-def test_weights_beyond_the_range_of_a_float16_scale_are_refused(name: str) -> None:
-    with pytest.raises(CheckpointError, match=r"beyond the range of this format; pack it as bf16 or f32"):
-        FORMATS[name].quantize(torch.full((1, 256), -1e30))
-    with pytest.raises(CheckpointError, match="as large as 2e\\+38, beyond the range of this format"):
-        FORMATS[name].quantize(torch.tensor([2e38, -2e38]).repeat(1, 128))  # their difference overflows float32
+def test_weights_beyond_the_range_of_a_float16_scale_are_refused() -> None:
+    for name in [name for name in PACKABLE if name not in ("f32", "bf16", "mxfp4", "i2_s")]:
+        with in_case(name):
+            with pytest.raises(CheckpointError, match=r"beyond the range of this format; pack it as bf16 or f32"):
+                FORMATS[name].quantize(torch.full((1, 256), -1e30))
+            with pytest.raises(CheckpointError, match="as large as 2e\\+38, beyond the range of this format"):
+                FORMATS[name].quantize(torch.tensor([2e38, -2e38]).repeat(1, 128))  # their difference overflows float32
 
 
 @pytest.mark.parametrize("name", ["f32", "bf16", "mxfp4", "i2_s"])
@@ -189,10 +198,10 @@ def test_wide_formats_take_large_weights(name: str) -> None:
     assert torch.equal(FORMATS[name].dequantize(FORMATS[name].quantize(dense), dense.shape), dense)
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - set(PACKABLE)))
-def test_a_format_that_is_only_read_says_so(name: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"^{name}: graphcore reads this format and does not write it"):
-        FORMATS[name].quantize(torch.zeros(1, 256))
+def test_a_format_that_is_only_read_says_so() -> None:
+    for name in sorted(FORMATS.keys() - set(PACKABLE)):
+        with pytest.raises(UnsupportedError, match=f"^{name}: graphcore reads this format and does not write it"):
+            FORMATS[name].quantize(torch.zeros(1, 256))
 
 
 def test_rows_must_be_whole_blocks() -> None:

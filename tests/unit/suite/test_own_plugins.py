@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support import budget, sharing
 
 pytest_plugins = ["pytester"]
 TESTS = Path(__file__).parents[2]
@@ -20,6 +21,7 @@ budget.DURATIONS = Path(__file__).parent / "durations.json"
 def pytest_addoption(parser):
     parser.addoption("--record-durations", action="store_true")
     parser.addini("unit_budget", "", default="0.05")
+    parser.addini("unit_limit", "", default="0.1")
 
 def pytest_configure(config):
     config.option.markexpr = "not thorough"
@@ -46,38 +48,32 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     return pytester
 
 
-def test_files_above_their_budget_are_listed_and_fail_in_ci_alone(
+def test_a_run_lists_files_above_their_budget_counts_skipped_tests_and_records_what_runs_first_next_time(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = suite.runpytest_inprocess("-p", "no:cacheprovider")
+    found = suite.runpytest_inprocess("-p", "no:cacheprovider", "--record-durations")
     assert found.ret == 0
-    found.stdout.fnmatch_lines(["*above 0.05 s of processor time*", "*0.2 s  tests/unit/test_spends.py", "*passed*"])
+    lines = [
+        "*skipped*",
+        "    3  no such device",
+        "*above 0.05 s of processor time*",
+        "*0.2 s  tests/unit/test_spends.py",
+    ]
+    found.stdout.fnmatch_lines(lines)
     found.stdout.no_fnmatch_line("* s  tests/unit/test_waits*")
-    monkeypatch.setenv("CI", "true")
-    found = suite.runpytest_inprocess("-p", "no:cacheprovider")
-    assert found.ret == pytest.ExitCode.TESTS_FAILED
-    found.stdout.fnmatch_lines(["1 of them take more than twice as much*"])
-    assert suite.runpytest_inprocess("-p", "no:cacheprovider", "-o", "unit_budget=0.11").ret == 0
-
-
-def test_skipped_tests_are_counted_by_reason(suite: pytest.Pytester) -> None:
-    suite.runpytest_inprocess("-p", "no:cacheprovider").stdout.fnmatch_lines(["*skipped*", "    3  no such device"])
-
-
-def test_the_longest_files_as_recorded_run_first_and_parts_of_the_matrix_stay_together(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from support import budget, sharing
-
-    monkeypatch.setattr(budget, "DURATIONS", suite.path / "durations.json")
-    suite.runpytest_inprocess("-p", "no:cacheprovider", "--record-durations")
     recorded = json.loads((suite.path / "durations.json").read_text())
     assert list(recorded) == [f"tests/unit/test_{name}.py" for name in ("skips", "spends", "waits")]
     assert recorded["tests/unit/test_spends.py"] > 0.15 > recorded["tests/unit/test_waits.py"]
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr(budget, "DURATIONS", suite.path / "durations.json")
     sharing.seconds_of.cache_clear()
-    found = suite.runpytest_inprocess("-p", "no:cacheprovider", "--collect-only", "-q")
-    assert found.outlines[0].startswith("tests/unit/test_spends.py")
+    found = suite.runpytest_inprocess("-p", "no:cacheprovider", "-v")
     sharing.seconds_of.cache_clear()
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    found.stdout.fnmatch_lines(["tests/unit/test_spends.py*", "tests/unit/test_waits.py*", "1 of them above 0.1 s*"])
+
+
+def test_tests_of_one_kind_of_block_run_in_one_worker() -> None:
     matrix = "tests/integration/test_engine_matrix.py"
     units = [sharing.unit_of(f"{matrix}::test_sequences[{name}]") for name in ("a-dense", "b-dense", "a-latent")]
     assert units[0] == units[1] != units[2]

@@ -1,6 +1,9 @@
 """An answer that begins with given text: the ids are those of transformers' `continue_final_message`."""
 
+from itertools import product as every_pair
+
 import pytest
+from support.cases import in_case
 from test_chat_template import TEMPLATES, reference_with, with_template
 
 from graphcore.engine.prompt_encoder import PromptEncoder
@@ -9,19 +12,21 @@ from graphcore.errors import ConfigError, TokenizerError
 CHAT = [{"role": "user", "content": "Name a river."}, {"role": "assistant", "content": "The river is "}]
 
 
-@pytest.mark.parametrize("answer", ["The river is", "The river is ", '  {"a": 1,', "x\n\n"])
-@pytest.mark.parametrize("template", ["smollm2", "bitnet", "headers", "alternating"])
-def test_a_continued_message_is_that_of_transformers(template: str, answer: str) -> None:
-    chat = [CHAT[0], {"role": "assistant", "content": answer}]
-    ours = with_template(TEMPLATES[template])
-    theirs = reference_with(TEMPLATES[template])
-    asked = {"continue_final_message": True}
-    assert ours.render_chat(chat, continue_final_message=True) == theirs.apply_chat_template(
-        chat, tokenize=False, **asked
-    )
-    ids = theirs.apply_chat_template(chat, return_dict=False, **asked)
-    assert ours.encode_chat(chat, continue_final_message=True) == ids
-    assert ours.encode_chat(chat, parses_messages=True, continue_final_message=True) == ids
+def test_a_continued_message_is_that_of_transformers() -> None:
+    for answer, template in every_pair(
+        ["The river is", "The river is ", '  {"a": 1,', "x\n\n"], ["smollm2", "bitnet", "headers", "alternating"]
+    ):
+        with in_case(answer, template):
+            chat = [CHAT[0], {"role": "assistant", "content": answer}]
+            ours = with_template(TEMPLATES[template])
+            theirs = reference_with(TEMPLATES[template])
+            asked = {"continue_final_message": True}
+            assert ours.render_chat(chat, continue_final_message=True) == theirs.apply_chat_template(
+                chat, tokenize=False, **asked
+            )
+            ids = theirs.apply_chat_template(chat, return_dict=False, **asked)
+            assert ours.encode_chat(chat, continue_final_message=True) == ids
+            assert ours.encode_chat(chat, parses_messages=True, continue_final_message=True) == ids
 
 
 def test_the_last_part_of_a_message_is_continued() -> None:

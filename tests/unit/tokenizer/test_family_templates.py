@@ -8,6 +8,7 @@ import pytest
 from chats import ASKED, CALLS, CHATS, CLOCK, WEATHER
 from family_templates import FAMILY_TEMPLATES
 from golden_vocab import golden_vocab
+from support.cases import in_case
 from tool_texts import format_named
 from transformers import PreTrainedTokenizerFast
 
@@ -39,36 +40,38 @@ def asked_of(name: str) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]
     ]
 
 
-@pytest.mark.parametrize("name", FAMILY_TEMPLATES)
-def test_text_and_ids_are_those_of_transformers(name: str) -> None:
-    ours, theirs = tokenizers_of(name)
-    num_refused = 0
-    for messages, tools, opens, options in asked_of(name):
-        asked = {"tools": tools, "add_generation_prompt": opens, **options}
-        try:
-            text = theirs.apply_chat_template(messages, tokenize=False, **asked)
-        except (TypeError, ValueError, jinja2.TemplateError):
-            num_refused += 1
-            with pytest.raises(TokenizerError, match="the chat template refuses"):
-                ours.render_chat(messages, opens, tools, {**VARIABLES, **options})
-            continue
-        assert ours.render_chat(messages, opens, tools, {**VARIABLES, **options}) == text
-        ids = theirs(text, add_special_tokens=False)["input_ids"]
-        assert ours.encode_chat(messages, opens, True, tools, {**VARIABLES, **options}) == ids
-    assert num_refused <= len(asked_of(name)) // 3  # chats that fit few templates: parts, calls with other ids
+def test_text_and_ids_are_those_of_transformers() -> None:
+    for name in FAMILY_TEMPLATES:
+        with in_case(name):
+            ours, theirs = tokenizers_of(name)
+            num_refused = 0
+            for messages, tools, opens, options in asked_of(name):
+                asked = {"tools": tools, "add_generation_prompt": opens, **options}
+                try:
+                    text = theirs.apply_chat_template(messages, tokenize=False, **asked)
+                except (TypeError, ValueError, jinja2.TemplateError):
+                    num_refused += 1
+                    with pytest.raises(TokenizerError, match="the chat template refuses"):
+                        ours.render_chat(messages, opens, tools, {**VARIABLES, **options})
+                    continue
+                assert ours.render_chat(messages, opens, tools, {**VARIABLES, **options}) == text
+                ids = theirs(text, add_special_tokens=False)["input_ids"]
+                assert ours.encode_chat(messages, opens, True, tools, {**VARIABLES, **options}) == ids
+            assert num_refused <= len(asked_of(name)) // 3  # chats that fit few templates: parts, calls with other ids
 
 
-@pytest.mark.parametrize("name", FAMILY_TEMPLATES)
-def test_a_conversation_with_calls_is_taken_as_a_server_sends_it(name: str) -> None:
+def test_a_conversation_with_calls_is_taken_as_a_server_sends_it() -> None:
     """Every template shows the call, its arguments and its result."""
-    ours, _ = tokenizers_of(name)
-    asked = {**ASKED, "content": "What is it?"}
-    results = [
-        {"role": "tool", "tool_call_id": call_id, "content": said}
-        for call_id, said in (("c1", "rainy"), ("c2", "noon"))
-    ]
-    messages = template_messages(format_named(name), [asked, CALLS, *results], TOOLS)
-    text = ours.render_chat(messages, True, TOOLS, VARIABLES)
-    for said in ("weather", "clock", "Z\u00fcrich", "rainy", "noon"):
-        assert said in text, said
-    assert json.dumps("Z\u00fcrich") not in text
+    for name in FAMILY_TEMPLATES:
+        with in_case(name):
+            ours, _ = tokenizers_of(name)
+            asked = {**ASKED, "content": "What is it?"}
+            results = [
+                {"role": "tool", "tool_call_id": call_id, "content": said}
+                for call_id, said in (("c1", "rainy"), ("c2", "noon"))
+            ]
+            messages = template_messages(format_named(name), [asked, CALLS, *results], TOOLS)
+            text = ours.render_chat(messages, True, TOOLS, VARIABLES)
+            for said in ("weather", "clock", "Z\u00fcrich", "rainy", "noon"):
+                assert said in text, said
+            assert json.dumps("Z\u00fcrich") not in text

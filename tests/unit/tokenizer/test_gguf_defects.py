@@ -4,8 +4,11 @@ The expected ids are those of llama-cpp-python 0.3.36 on files with the same met
 that stands there twice; there the later id is expected, as in its table and in transformers'.
 """
 
+from itertools import product as every_pair
+
 import pytest
 from golden_vocab import golden_vocab
+from support.cases import in_case
 
 from graphcore.errors import TokenizerError
 from graphcore.tokenizer.text_stream import IncrementalDecoder
@@ -38,9 +41,8 @@ def with_token(token_id: int, token: str) -> tuple[str, ...]:
     return (*TOKENS[:token_id], token, *TOKENS[token_id + 1 :])
 
 
-@pytest.mark.parametrize(
-    ("keys", "ids", "notes"),
-    [
+def test_ids_are_those_of_llama_cpp() -> None:
+    for keys, ids, notes in [
         ({}, PLAIN, []),
         (
             {"token_type": None},
@@ -89,44 +91,41 @@ def with_token(token_id: int, token: str) -> tuple[str, ...]:
             BY_LETTER,
             ["merges names no merges; text may be cut into other tokens"],
         ),
-    ],
-)
-def test_ids_are_those_of_llama_cpp(keys: dict[str, object], ids: list[list[int]], notes: list[str]) -> None:
-    tokenizer = read(**keys)
-    assert [tokenizer.encode(text) for text in TEXTS] == ids
-    assert len(tokenizer.notes) == len(notes)
-    for note, part in zip(tokenizer.notes, notes, strict=True):
-        assert part in note
-        assert note.startswith("m.gguf: ")
-    assert tokenizer.eos_token_ids == (8, 10)
-    assert tokenizer.vocab_size == len(keys.get("tokens", TOKENS))
+    ]:
+        with in_case(keys, ids, notes):
+            tokenizer = read(**keys)
+            assert [tokenizer.encode(text) for text in TEXTS] == ids
+            assert len(tokenizer.notes) == len(notes)
+            for note, part in zip(tokenizer.notes, notes, strict=True):
+                assert part in note
+                assert note.startswith("m.gguf: ")
+            assert tokenizer.eos_token_ids == (8, 10)
+            assert tokenizer.vocab_size == len(keys.get("tokens", TOKENS))
 
 
-@pytest.mark.parametrize("kind", [1, 5])
-@pytest.mark.parametrize(
-    ("tokens", "eos", "ids", "ends"),
-    [
-        (["<|im_end|>"], 0, [2, 9, 2], (0, 9)),
-        (["<|eot_id|>"], 0, [2, 9, 2], (0, 9)),
-        (["<end_of_turn>"], 0, [2, 9, 2], (0, 9)),
-        (["<|end|>"], 0, [2, 9, 2], (0, 9)),
-        (["</s>"], 9, [2, 9, 2], (9,)),
-        (["[PAD]", "<EOT>"], 0, [2, 9, 1, 10, 2], (0, 9, 10)),
-        (["<|start|>", "<|im_start|>"], 0, [2, 9, 1, 3, 4, 0, 4, 5, 2], (0,)),
-        (["<|fim_prefix|>", "<|fim_pad|>", "<|repo_name|>"], 0, [2, 9, 1, 10, 1, 11, 2], (0, 10, 11)),
-        (["<|end|>", "<|return|>", "<|call|>", "<|message|>"], 0, [2, 9, 1, 10, 1, 11, 1, 12, 2], (0, 10, 11)),
-    ],
-)
-def test_ordinary_tokens_with_the_spelling_of_control_tokens_are_those(
-    tokens: list[str], eos: int, ids: list[int], ends: tuple[int, ...], kind: int
-) -> None:
-    words = ("a", "b", "ab", "<", "|", ">", "e", "n", "d", *tokens)
-    types = (*[1] * 9, *[kind] * len(tokens))
-    tokenizer = read(tokens=words, token_type=types, merges=("a b",), bos_token_id=None, eos_token_id=eos)
-    assert tokenizer.encode(f"ab{'b'.join(tokens)}ab") == ids
-    assert tokenizer.eos_token_ids == ends
-    (note,) = tokenizer.notes
-    assert "token_type has ordinary tokens with the spelling of control tokens" in note
+def test_ordinary_tokens_with_the_spelling_of_control_tokens_are_those() -> None:
+    for kind, (tokens, eos, ids, ends) in every_pair(
+        [1, 5],
+        [
+            (["<|im_end|>"], 0, [2, 9, 2], (0, 9)),
+            (["<|eot_id|>"], 0, [2, 9, 2], (0, 9)),
+            (["<end_of_turn>"], 0, [2, 9, 2], (0, 9)),
+            (["<|end|>"], 0, [2, 9, 2], (0, 9)),
+            (["</s>"], 9, [2, 9, 2], (9,)),
+            (["[PAD]", "<EOT>"], 0, [2, 9, 1, 10, 2], (0, 9, 10)),
+            (["<|start|>", "<|im_start|>"], 0, [2, 9, 1, 3, 4, 0, 4, 5, 2], (0,)),
+            (["<|fim_prefix|>", "<|fim_pad|>", "<|repo_name|>"], 0, [2, 9, 1, 10, 1, 11, 2], (0, 10, 11)),
+            (["<|end|>", "<|return|>", "<|call|>", "<|message|>"], 0, [2, 9, 1, 10, 1, 11, 1, 12, 2], (0, 10, 11)),
+        ],
+    ):
+        with in_case(kind, tokens, eos, ids, ends):
+            words = ("a", "b", "ab", "<", "|", ">", "e", "n", "d", *tokens)
+            types = (*[1] * 9, *[kind] * len(tokens))
+            tokenizer = read(tokens=words, token_type=types, merges=("a b",), bos_token_id=None, eos_token_id=eos)
+            assert tokenizer.encode(f"ab{'b'.join(tokens)}ab") == ids
+            assert tokenizer.eos_token_ids == ends
+            (note,) = tokenizer.notes
+            assert "token_type has ordinary tokens with the spelling of control tokens" in note
 
 
 def test_ordinary_markup_of_web_pages_ends_nothing() -> None:

@@ -1,7 +1,10 @@
 """GGUF metadata becomes the tokenizer that the model was trained with."""
 
+from itertools import product as every_pair
+
 import pytest
 from golden_vocab import NAMES, golden_tokenizer, golden_vocab
+from support.cases import in_case
 from tokenizers import Regex, pre_tokenizers
 
 from graphcore.errors import TokenizerError
@@ -159,20 +162,21 @@ def test_sentencepiece_ids_that_a_file_leaves_out_are_llama_2s() -> None:
     assert tokenizer.encode("Hello") == golden_tokenizer("llama-spm").encode("Hello")
 
 
-@pytest.mark.parametrize("value", [2**32 - 1, -1, 10**6, True, "x", 1.5], ids=str)
-@pytest.mark.parametrize(
-    "key", ["bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "unknown_token_id", "padding_token_id"]
-)
-@pytest.mark.parametrize("name", ["llama-spm", "gpt-2"])
-def test_a_special_token_id_outside_the_vocabulary_counts_as_absent(name: str, key: str, value: object) -> None:
+def test_a_special_token_id_outside_the_vocabulary_counts_as_absent() -> None:
     """llama.cpp's rule (llama-vocab.cpp: "bad special token ... using default id"), which keeps SentencePiece's ids."""
-    absent = Tokenizer.from_gguf(changed(name, **{key: None}), "m")
-    ours = Tokenizer.from_gguf(changed(name, **{key: value}), "m")
-    assert ours.encode("Hello world") == absent.encode("Hello world")
-    assert (ours.bos_token_id, ours.eos_token_ids) == (absent.bos_token_id, absent.eos_token_ids)
-    if name == "llama-spm" and not key.startswith("eo"):
-        assert ours.bos_token_id == 1
-    assert ours._parts.template_variables == absent._parts.template_variables
+    for value, key, name in every_pair(
+        [2**32 - 1, -1, 10**6, True, "x", 1.5],
+        ["bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "unknown_token_id", "padding_token_id"],
+        ["llama-spm", "gpt-2"],
+    ):
+        with in_case(value, key, name):
+            absent = Tokenizer.from_gguf(changed(name, **{key: None}), "m")
+            ours = Tokenizer.from_gguf(changed(name, **{key: value}), "m")
+            assert ours.encode("Hello world") == absent.encode("Hello world")
+            assert (ours.bos_token_id, ours.eos_token_ids) == (absent.bos_token_id, absent.eos_token_ids)
+            if name == "llama-spm" and not key.startswith("eo"):
+                assert ours.bos_token_id == 1
+            assert ours._parts.template_variables == absent._parts.template_variables
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,10 +3,12 @@
 import base64
 import copy
 import json
+from itertools import product as every_pair
 from pathlib import Path
 
 import pytest
 from golden_vocab import golden_tokenizer, golden_vocab
+from support.cases import in_case
 from tokenizers import pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
@@ -35,34 +37,32 @@ def end_id() -> int:
     return token_id
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"bos_token": END},
-        {"bos_token": END, "eos_token": {"content": END, "__type": "AddedToken"}, "add_bos_token": True},
-        {"bos_token": END, "eos_token": END, "add_bos_token": True, "add_eos_token": True},
-        {"bos_token": END, "eos_token": END, "add_bos_token": False},
-        {"bos_token": None, "eos_token": END, "add_eos_token": True},
-    ],
-)
-@pytest.mark.parametrize("has_rule", [True, False])
-def test_special_tokens_are_added_as_transformers_adds_them(
-    config: dict[str, object], has_rule: bool, folder: Path, end_id: int
-) -> None:
-    if has_rule:
-        backend = type(golden_tokenizer("gpt-2")._backend).from_file(str(folder / "tokenizer.json"))
-        backend.post_processor = TemplateProcessing("$A E:0", special_tokens=[("E", end_id)])
-        backend.save(str(folder / "tokenizer.json"))
-    write(folder, "tokenizer_config.json", {**config, "tokenizer_class": "PreTrainedTokenizerFast"})
-    theirs, ours = AutoTokenizer.from_pretrained(folder), Tokenizer(str(folder))
-    for text in ("Hello world", "", f"a{END}b", " \u00e9 12345\n"):
-        assert ours.encode(text) == theirs.encode(text)
-        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
-    ids = theirs.encode(f"Hello{END} world !")
-    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert ours.decode(ids, False) == theirs.decode(ids, clean_up_tokenization_spaces=False)
-    assert ours.bos_token_id == theirs.bos_token_id
+def test_special_tokens_are_added_as_transformers_adds_them(folder: Path, end_id: int) -> None:
+    for config, has_rule in every_pair(
+        [
+            {},
+            {"bos_token": END},
+            {"bos_token": END, "eos_token": {"content": END, "__type": "AddedToken"}, "add_bos_token": True},
+            {"bos_token": END, "eos_token": END, "add_bos_token": True, "add_eos_token": True},
+            {"bos_token": END, "eos_token": END, "add_bos_token": False},
+            {"bos_token": None, "eos_token": END, "add_eos_token": True},
+        ],
+        [True, False],
+    ):
+        with in_case(config, has_rule):
+            if has_rule:
+                backend = type(golden_tokenizer("gpt-2")._backend).from_file(str(folder / "tokenizer.json"))
+                backend.post_processor = TemplateProcessing("$A E:0", special_tokens=[("E", end_id)])
+                backend.save(str(folder / "tokenizer.json"))
+            write(folder, "tokenizer_config.json", {**config, "tokenizer_class": "PreTrainedTokenizerFast"})
+            theirs, ours = AutoTokenizer.from_pretrained(folder), Tokenizer(str(folder))
+            for text in ("Hello world", "", f"a{END}b", " \u00e9 12345\n"):
+                assert ours.encode(text) == theirs.encode(text)
+                assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
+            ids = theirs.encode(f"Hello{END} world !")
+            assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            assert ours.decode(ids, False) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+            assert ours.bos_token_id == theirs.bos_token_id
 
 
 def test_eos_is_the_union_of_all_files(folder: Path, end_id: int) -> None:

@@ -1,10 +1,12 @@
 """GPTQ's and compressed-tensors' quantization_config: what it means, and what of it is refused."""
 
+from itertools import product as every_pair
 from typing import Any
 
 import pytest
 from hub_configs import GEMMA3_4B, LLAMA, parse
 from integer_files import compressed_config, gptq_config
+from support.cases import in_case
 
 from graphcore.checkpoint.quantized.scheme import QuantizedScheme, Width
 from graphcore.errors import CheckpointError, UnsupportedError
@@ -12,63 +14,63 @@ from graphcore.errors import CheckpointError, UnsupportedError
 PACKED, INTS = compressed_config("pack-quantized", 4, 128), compressed_config("int-quantized", 8, 0)
 
 
-@pytest.mark.parametrize(
-    ("stated", "scheme"),
-    [
-        (gptq_config(4, 128), QuantizedScheme(("gptq",), (Width(4, 128),))),
-        (gptq_config(8, 0), QuantizedScheme(("gptq",), (Width(8, 0),))),
-        (
-            {"quant_method": "gptq", "checkpoint_format": "gptq", "desc_act": True},
-            QuantizedScheme(("gptq",), has_orders=True),
-        ),
-        ({**gptq_config(4, 64), "desc_act": True}, QuantizedScheme(("gptq",), (Width(4, 64),), has_orders=True)),
-        (
-            {**gptq_config(4, 64), "dynamic": {"-:head": {}, "+:.*down.*": {"desc_act": True}}},
-            QuantizedScheme(("gptq",), (), None, has_orders=True),
-        ),
-        (gptq_config(4, 64, version=2), QuantizedScheme(("gptq_v2",), (Width(4, 64),))),
-        (
-            {**gptq_config(4, 64), "pack_dtype": "int32", "dynamic": {"+:.*down.*": {"bits": 8}}},
-            QuantizedScheme(("gptq",), (), None),
-        ),
-        (PACKED, QuantizedScheme(("pack-quantized",), (Width(4, 128),))),
-        (INTS, QuantizedScheme(("int-quantized",), (Width(8, 0),))),
-        (
-            {**INTS, "format": "naive-quantized", "sparsity_config": {}},
-            QuantizedScheme(("fp8", "int-quantized"), (Width(8, 0),)),
-        ),
-        ({**gptq_config(4, 64), "sym": False}, QuantizedScheme(("gptq",), (Width(4, 64),), False)),
-        ({"quant_method": "awq", "bits": 4, "group_size": 128}, QuantizedScheme(("awq",), (Width(4, 128),), False)),
-        (
-            {"quant_method": "awq", "w_bit": 4, "q_group_size": -1, "zero_point": False, "version": "GEMM"},
-            QuantizedScheme(("awq",), (Width(4, 0),), True),
-        ),
-        (
-            {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": "auto_round:auto_awq"},
-            QuantizedScheme(("awq",), (Width(4, 32),), True),
-        ),
-        (
-            {"quant_method": "auto-round", "bits": 4, "sym": False, "extra_config": {"lm_head": {"bits": 8}}},
-            QuantizedScheme(("gptq",), (), None),
-        ),
-        ({"quant_method": "fp8"}, QuantizedScheme(("fp8",), block=(128, 128))),
-        ({"quant_method": "fp8", "weight_block_size": None}, QuantizedScheme(("fp8",))),
-        ({"quant_method": "auto-round", "packing_format": "auto_round"}, QuantizedScheme(("gptq_v2",))),
-        ({"quant_method": "fp8", "weight_block_size": [128, 64]}, QuantizedScheme(("fp8",), block=(128, 64))),
-        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, QuantizedScheme(("fp8",))),
-        ({"quant_method": "modelopt", "quant_algo": "fp8"}, QuantizedScheme(("fp8",))),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, QuantizedScheme(("modelopt-nvfp4",))),
-        ({"quant_method": "bitsandbytes", "_load_in_8bit": True}, QuantizedScheme(("bnb-8bit",))),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, QuantizedScheme(("bnb-4bit",))),
-        (
-            {**PACKED, "transform_config": {}, "kv_cache_scheme": None, "quantization_status": "frozen"},
-            QuantizedScheme(("pack-quantized",), (Width(4, 128),)),
-        ),
-    ],
-)
-@pytest.mark.parametrize("raw", [LLAMA, GEMMA3_4B], ids=["llama", "gemma3"])
-def test_a_config_says_how_integers_are_stored(raw: dict, stated: dict, scheme: QuantizedScheme) -> None:
-    assert parse(raw, quantization_config=stated).quantized == scheme
+def test_a_config_says_how_integers_are_stored() -> None:
+    for (stated, scheme), raw in every_pair(
+        [
+            (gptq_config(4, 128), QuantizedScheme(("gptq",), (Width(4, 128),))),
+            (gptq_config(8, 0), QuantizedScheme(("gptq",), (Width(8, 0),))),
+            (
+                {"quant_method": "gptq", "checkpoint_format": "gptq", "desc_act": True},
+                QuantizedScheme(("gptq",), has_orders=True),
+            ),
+            ({**gptq_config(4, 64), "desc_act": True}, QuantizedScheme(("gptq",), (Width(4, 64),), has_orders=True)),
+            (
+                {**gptq_config(4, 64), "dynamic": {"-:head": {}, "+:.*down.*": {"desc_act": True}}},
+                QuantizedScheme(("gptq",), (), None, has_orders=True),
+            ),
+            (gptq_config(4, 64, version=2), QuantizedScheme(("gptq_v2",), (Width(4, 64),))),
+            (
+                {**gptq_config(4, 64), "pack_dtype": "int32", "dynamic": {"+:.*down.*": {"bits": 8}}},
+                QuantizedScheme(("gptq",), (), None),
+            ),
+            (PACKED, QuantizedScheme(("pack-quantized",), (Width(4, 128),))),
+            (INTS, QuantizedScheme(("int-quantized",), (Width(8, 0),))),
+            (
+                {**INTS, "format": "naive-quantized", "sparsity_config": {}},
+                QuantizedScheme(("fp8", "int-quantized"), (Width(8, 0),)),
+            ),
+            ({**gptq_config(4, 64), "sym": False}, QuantizedScheme(("gptq",), (Width(4, 64),), False)),
+            ({"quant_method": "awq", "bits": 4, "group_size": 128}, QuantizedScheme(("awq",), (Width(4, 128),), False)),
+            (
+                {"quant_method": "awq", "w_bit": 4, "q_group_size": -1, "zero_point": False, "version": "GEMM"},
+                QuantizedScheme(("awq",), (Width(4, 0),), True),
+            ),
+            (
+                {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": "auto_round:auto_awq"},
+                QuantizedScheme(("awq",), (Width(4, 32),), True),
+            ),
+            (
+                {"quant_method": "auto-round", "bits": 4, "sym": False, "extra_config": {"lm_head": {"bits": 8}}},
+                QuantizedScheme(("gptq",), (), None),
+            ),
+            ({"quant_method": "fp8"}, QuantizedScheme(("fp8",), block=(128, 128))),
+            ({"quant_method": "fp8", "weight_block_size": None}, QuantizedScheme(("fp8",))),
+            ({"quant_method": "auto-round", "packing_format": "auto_round"}, QuantizedScheme(("gptq_v2",))),
+            ({"quant_method": "fp8", "weight_block_size": [128, 64]}, QuantizedScheme(("fp8",), block=(128, 64))),
+            ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, QuantizedScheme(("fp8",))),
+            ({"quant_method": "modelopt", "quant_algo": "fp8"}, QuantizedScheme(("fp8",))),
+            ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, QuantizedScheme(("modelopt-nvfp4",))),
+            ({"quant_method": "bitsandbytes", "_load_in_8bit": True}, QuantizedScheme(("bnb-8bit",))),
+            ({"quant_method": "bitsandbytes", "load_in_4bit": True}, QuantizedScheme(("bnb-4bit",))),
+            (
+                {**PACKED, "transform_config": {}, "kv_cache_scheme": None, "quantization_status": "frozen"},
+                QuantizedScheme(("pack-quantized",), (Width(4, 128),)),
+            ),
+        ],
+        [LLAMA, GEMMA3_4B],
+    ):
+        with in_case(stated, scheme, raw):
+            assert parse(raw, quantization_config=stated).quantized == scheme
 
 
 def test_groups_of_several_widths_are_all_kept_and_those_without_weights_are_not() -> None:
@@ -86,9 +88,8 @@ def with_weights(**changes: object) -> dict[str, Any]:
     return {**PACKED, "config_groups": {"group_0": {**group, "weights": {**group["weights"], **changes}}}}
 
 
-@pytest.mark.parametrize(
-    ("stated", "message"),
-    [
+def test_what_is_not_read_is_refused_by_name() -> None:
+    for stated, message in [
         (
             {**gptq_config(4, 128), "checkpoint_format": "marlin"},
             "quantization_config: checkpoint_format is 'marlin', which is not supported; use another",
@@ -112,12 +113,11 @@ def with_weights(**changes: object) -> dict[str, Any]:
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'"),
         ({"quant_method": "hqq"}, "quant_method 'hqq', which is not supported"),
-    ],
-)
-def test_what_is_not_read_is_refused_by_name(stated: dict, message: str) -> None:
-    with pytest.raises(UnsupportedError, match=message) as refusal:
-        parse(LLAMA, quantization_config=stated)
-    assert "use " in str(refusal.value)
+    ]:
+        with in_case(stated, message):
+            with pytest.raises(UnsupportedError, match=message) as refusal:
+                parse(LLAMA, quantization_config=stated)
+            assert "use " in str(refusal.value)
 
 
 def test_formats_of_several_groups_are_all_looked_for() -> None:

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from support.cases import in_case
 from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
@@ -123,9 +124,8 @@ def test_linear_scaling_needs_its_factor():
         read({"rope_scaling": {"type": "linear"}})
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
+def test_wrong_values_are_refused_by_name():
+    for key, value in [
         ("factor", 0),
         ("factor", -2.0),
         ("factor", "8"),
@@ -138,11 +138,9 @@ def test_linear_scaling_needs_its_factor():
         ("original_max_position_embeddings", 0),
         ("rope_theta", -1.0),
         ("rope_type", 3),
-    ],
-)
-def test_wrong_values_are_refused_by_name(key, value):
-    with pytest.raises(CheckpointError, match=f"rope_parameters: '{key}'"):
-        read({"rope_parameters": {**LLAMA3_FORM, key: value}})
+    ]:
+        with in_case(key, value), pytest.raises(CheckpointError, match=f"rope_parameters: '{key}'"):
+            read({"rope_parameters": {**LLAMA3_FORM, key: value}})
 
 
 def test_partial_rotation_is_refused():

@@ -1,7 +1,10 @@
 """BitNet's quantization_config: what it means, and what of it is refused."""
 
+from itertools import product as every_pair
+
 import pytest
 from hub_configs import BITNET, GEMMA3_1B, GPT2, LLAMA, QWEN3, parse
+from support.cases import in_case
 
 from graphcore.checkpoint.ternary_checkpoint import TernaryScaling
 from graphcore.errors import UnsupportedError
@@ -11,23 +14,23 @@ def scaling_of(raw: dict, **settings: object) -> TernaryScaling | None:
     return parse(raw, quantization_config={"quant_method": "bitnet", **settings}).ternary
 
 
-@pytest.mark.parametrize(
-    ("settings", "scaling"),
-    [
-        ({}, "divided"),  # as Falcon3's and Llama3-8B-1.58's
-        ({"linear_class": "bitlinear"}, "divided"),
-        ({"linear_class": "autobitlinear"}, "multiplied"),
-        ({"linear_class": "autobitlinear", "quantization_mode": "offline"}, "multiplied"),
-        ({"linear_class": "autobitlinear", "quantization_mode": "online"}, "online"),
-        ({"linear_class": "bitlinear", "quantization_mode": "online"}, "divided"),
-        ({"modules_to_not_convert": ["lm_head"], "use_rms_norm": False}, "divided"),
-        ({"modules_to_not_convert": ["lm_head.weight", "model.norm"]}, "divided"),
-        ({"modules_to_not_convert": None}, "divided"),
-    ],
-)
-@pytest.mark.parametrize("raw", [BITNET, LLAMA, QWEN3], ids=["bitnet", "llama", "qwen3"])
-def test_class_and_mode_say_how_weights_are_scaled(raw: dict, settings: dict, scaling: TernaryScaling) -> None:
-    assert scaling_of(raw, **settings) == scaling
+def test_class_and_mode_say_how_weights_are_scaled() -> None:
+    for (settings, scaling), raw in every_pair(
+        [
+            ({}, "divided"),  # as Falcon3's and Llama3-8B-1.58's
+            ({"linear_class": "bitlinear"}, "divided"),
+            ({"linear_class": "autobitlinear"}, "multiplied"),
+            ({"linear_class": "autobitlinear", "quantization_mode": "offline"}, "multiplied"),
+            ({"linear_class": "autobitlinear", "quantization_mode": "online"}, "online"),
+            ({"linear_class": "bitlinear", "quantization_mode": "online"}, "divided"),
+            ({"modules_to_not_convert": ["lm_head"], "use_rms_norm": False}, "divided"),
+            ({"modules_to_not_convert": ["lm_head.weight", "model.norm"]}, "divided"),
+            ({"modules_to_not_convert": None}, "divided"),
+        ],
+        [BITNET, LLAMA, QWEN3],
+    ):
+        with in_case(settings, scaling, raw):
+            assert scaling_of(raw, **settings) == scaling
 
 
 def test_the_2b_4t_multiplies_and_its_bf16_sibling_is_online() -> None:

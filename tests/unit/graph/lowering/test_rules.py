@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from block_specs import ARCHITECTURES, DIM, PLAIN, attending
+from support.cases import in_case
 from tiny_graph import NORM
 from torch import Tensor, nn
 
@@ -64,9 +65,8 @@ class Doubled(Linear):
         return super().forward(x) * 2
 
 
-@pytest.mark.parametrize(
-    ("forward", "reason"),
-    [
+def test_what_does_not_fit_is_a_misfit() -> None:
+    for forward, reason in [
         (lambda m, x: m.a(x).unflatten(-1, (-1, 8)).chunk(2, dim=-1)[0], "chunk"),
         (lambda m, x: m.head_norm(m.a(x).unflatten(-1, (-1, 8))).flatten(-2), "flatten"),
         (lambda m, x: m.a(x).unflatten(-1, (-1, 8)) * m.b(x).unflatten(-1, (-1, 8)), "mul"),
@@ -79,12 +79,11 @@ class Doubled(Linear):
         (lambda m, x: m.a(x) if x.sum() > 0 else x, "symbolically traced variables cannot be used as inputs"),
         (lambda m, x: m.a(x) * len(x), "'len' is not supported in symbolic tracing by default"),
         (lambda m, x: m.a(x, 3), "too many positional arguments"),
-    ],
-)
-def test_what_does_not_fit_is_a_misfit(forward: Callable[..., Tensor], reason: str) -> None:
-    found = trace(Parts(forward), IN_PLACE).misfit
-    assert found is not None
-    assert found.startswith(reason)
+    ]:
+        with in_case(forward, reason):
+            found = trace(Parts(forward), IN_PLACE).misfit
+            assert found is not None
+            assert found.startswith(reason)
 
 
 def test_a_subclass_is_not_taken_for_what_it_is_derived_from() -> None:
@@ -174,9 +173,8 @@ IN_PLACE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("forward", "found"),
-    [
+def test_a_sum_changes_the_stream_only_where_nobody_reads_it_behind() -> None:
+    for forward, found in [
         (lambda m, x: x + m.a(m.act(x)), ["add_project"]),
         (lambda m, x: m.a(m.act(x)) + x, ["add_project"]),
         (lambda m, x: x + m.norm(m.a(x)), ["project", "add_normed"]),
@@ -194,13 +192,10 @@ IN_PLACE = (
         # h is x, or may be
         (lambda m, x: x.float() * m.b(x + m.a(m.act(x))), ["float", "project", "scaled_sum", "project", "gate"]),
         (lambda m, x: x + m.a(m.act(x)) + 1.0, ["add_project", "add"]),
-    ],
-)
-def test_a_sum_changes_the_stream_only_where_nobody_reads_it_behind(
-    forward: Callable[..., Tensor], found: list[str]
-) -> None:
-    names = written(forward, rules.gates, *IN_PLACE)
-    assert [name for name in names if name not in ("mul", "act")] == found
+    ]:
+        with in_case(forward, found):
+            names = written(forward, rules.gates, *IN_PLACE)
+            assert [name for name in names if name not in ("mul", "act")] == found
 
 
 def test_a_sum_waits_for_its_first_reader() -> None:

@@ -4,11 +4,12 @@ A chunk is one call. One token is also an instruction of a native program, whose
 """
 
 from functools import partial
+from itertools import product as every_pair
 
-import pytest
 import torch
 from attend_cases import Implementation, Sequences, Shape, beyond_the_cap
 from attend_instruction import attend_as_a_program
+from support.cases import in_case
 
 from graphcore.kernels.cpu.attention import sliced_attend
 
@@ -24,27 +25,28 @@ def check(shape: Shape, attend: Implementation, passes: list[list[int]]) -> None
         torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE[shape.cache_dtype])
 
 
-@pytest.mark.parametrize("cap", [0.0, 2.0])
-@pytest.mark.parametrize("window", [0, 7])
-@pytest.mark.parametrize("dtype", CLOSE)
-def test_chunks_match_the_loop(library: str, dtype: torch.dtype, window: int, cap: float) -> None:
-    for heads, head_dim, page in ((6, 20, 0), (2, 64, 0), (6, 20, 3), (2, 64, 16)):
-        shape = Shape(heads, 2, head_dim, 64, window, dtype, dtype, 0.2, has_sinks=heads == 6, cap=cap, page=page)
-        check(shape, partial(sliced_attend, library=library), CHUNKS)
+def test_chunks_match_the_loop(library: str) -> None:
+    for cap, window, dtype in every_pair([0.0, 2.0], [0, 7], CLOSE):
+        with in_case(cap, window, dtype):
+            for heads, head_dim, page in ((6, 20, 0), (2, 64, 0), (6, 20, 3), (2, 64, 16)):
+                shape = Shape(
+                    heads, 2, head_dim, 64, window, dtype, dtype, 0.2, has_sinks=heads == 6, cap=cap, page=page
+                )
+                check(shape, partial(sliced_attend, library=library), CHUNKS)
 
 
-@pytest.mark.parametrize("cap", [0.0, 2.0])
-@pytest.mark.parametrize("window", [0, 7])
-@pytest.mark.parametrize("cache_dtype", CLOSE)
-def test_an_instruction_matches_the_loop(library: str, cache_dtype: torch.dtype, window: int, cap: float) -> None:
-    for heads, head_dim, page in ((10, 20, 0), (2, 64, 0), (10, 20, 3), (2, 64, 16)):
-        settings = {"has_sinks": heads == 10, "cap": cap, "page": page}
-        shape = Shape(heads, 2, head_dim, 64, window, torch.float32, cache_dtype, 0.2, **settings)
-        check(shape, partial(attend_as_a_program, library=library), TOKENS)
+def test_an_instruction_matches_the_loop(library: str) -> None:
+    for cap, window, cache_dtype in every_pair([0.0, 2.0], [0, 7], CLOSE):
+        with in_case(cap, window, cache_dtype):
+            for heads, head_dim, page in ((10, 20, 0), (2, 64, 0), (10, 20, 3), (2, 64, 16)):
+                settings = {"has_sinks": heads == 10, "cap": cap, "page": page}
+                shape = Shape(heads, 2, head_dim, 64, window, torch.float32, cache_dtype, 0.2, **settings)
+                check(shape, partial(attend_as_a_program, library=library), TOKENS)
 
 
-@pytest.mark.parametrize("dtype", CLOSE)
-def test_scores_beyond_a_cap_weigh_as_the_cap(library: str, dtype: torch.dtype) -> None:
-    for attend, tokens in ((sliced_attend, 1), (sliced_attend, 40), (attend_as_a_program, 1)):
-        found, expected = beyond_the_cap(partial(attend, library=library), tokens, dtype)
-        torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE[dtype])
+def test_scores_beyond_a_cap_weigh_as_the_cap(library: str) -> None:
+    for dtype in CLOSE:
+        with in_case(dtype):
+            for attend, tokens in ((sliced_attend, 1), (sliced_attend, 40), (attend_as_a_program, 1)):
+                found, expected = beyond_the_cap(partial(attend, library=library), tokens, dtype)
+                torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE[dtype])

@@ -4,12 +4,14 @@ What those bytes are worth is tested beside libggml's: here with C++, in tests/u
 """
 
 import ctypes
+from itertools import product as every_pair
 
 import gguf
 import numpy as np
 import pytest
 import torch
 from packed_matrices import GOLDEN
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.errors import CheckpointError
@@ -63,98 +65,99 @@ def test_the_kernels_quantise_these_formats(library: str) -> None:
     assert {name for name, number in FORMAT_NUMBERS.items() if knows(number)} == set(QUANTIZED)
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_bytes_are_torchs(library: str, name: str) -> None:
-    one = FORMATS[name]
-    for kind, rows in ROWS.items():
-        dense = rows()
-        found, error = quantize_weights(one, dense, library)
-        expected = one.quantize(dense)
-        assert torch.equal(found, expected), kind
-        by_torch = packing_error(dense, expected, one, dense.shape)
-        assert error.difference == pytest.approx(by_torch.difference, rel=1e-5, abs=1e-44), kind
-        assert error.size == pytest.approx(by_torch.size, rel=1e-5, abs=1e-44), kind
+def test_bytes_are_torchs(library: str) -> None:
+    for name in QUANTIZED:
+        with in_case(name):
+            one = FORMATS[name]
+            for kind, rows in ROWS.items():
+                dense = rows()
+                found, error = quantize_weights(one, dense, library)
+                expected = one.quantize(dense)
+                assert torch.equal(found, expected), kind
+                by_torch = packing_error(dense, expected, one, dense.shape)
+                assert error.difference == pytest.approx(by_torch.difference, rel=1e-5, abs=1e-44), kind
+                assert error.size == pytest.approx(by_torch.size, rel=1e-5, abs=1e-44), kind
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_any_float_dtype_is_quantised_as_its_float32_values(library: str, name: str, dtype: torch.dtype) -> None:
-    dense = (random_rows(11) * 10.0 ** torch.arange(-7, 6).unsqueeze(1)).clamp_(-6e4, 6e4).to(dtype)
-    dense = dense[:, : COLUMNS - 256].t().contiguous().t()  # rows that are no run of memory
-    expected = FORMATS[name].quantize(dense.to(torch.float32))
-    assert torch.equal(quantize_weights(FORMATS[name], dense, library)[0], expected)
+def test_any_float_dtype_is_quantised_as_its_float32_values(library: str) -> None:
+    for dtype, name in every_pair([torch.bfloat16, torch.float16, torch.float64], QUANTIZED):
+        with in_case(dtype, name):
+            dense = (random_rows(11) * 10.0 ** torch.arange(-7, 6).unsqueeze(1)).clamp_(-6e4, 6e4).to(dtype)
+            dense = dense[:, : COLUMNS - 256].t().contiguous().t()  # rows that are no run of memory
+            expected = FORMATS[name].quantize(dense.to(torch.float32))
+            assert torch.equal(quantize_weights(FORMATS[name], dense, library)[0], expected)
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_the_number_of_threads_changes_neither_bytes_nor_sums(library: str, name: str) -> None:
-    dense = torch.cat([random_rows(seed) for seed in range(12)])
-    first = quantize_weights(FORMATS[name], dense, library, threads=1)
-    for threads in (2, 3, 7):
-        raw, error = quantize_weights(FORMATS[name], dense, library, threads=threads)
-        assert torch.equal(raw, first[0])
-        assert error == first[1]
+def test_the_number_of_threads_changes_neither_bytes_nor_sums(library: str) -> None:
+    for name in QUANTIZED:
+        with in_case(name):
+            dense = torch.cat([random_rows(seed) for seed in range(12)])
+            first = quantize_weights(FORMATS[name], dense, library, threads=1)
+            for threads in (2, 3, 7):
+                raw, error = quantize_weights(FORMATS[name], dense, library, threads=threads)
+                assert torch.equal(raw, first[0])
+                assert error == first[1]
 
 
-@pytest.mark.parametrize("blocks", [1, 5, 16, 17, 129])
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_nothing_but_the_weights_is_read_and_nothing_but_their_blocks_written(
-    library: str, name: str, blocks: int
-) -> None:
-    one = FORMATS[name]
-    weights = blocks * one.block_elements
-    memory = torch.full((weights + 2048,), torch.nan)
-    memory[1024:-1024] = torch.randn(weights, generator=torch.Generator().manual_seed(weights))
-    nbytes, sums = one.nbytes((weights,)), QuantizedSums()
-    raw = torch.full((nbytes + 2 * 4096,), 0xA5, dtype=torch.uint8)
-    open_library(library).graphcore_quantize(
-        *(1, FORMAT_NUMBERS[name], DTYPE_NUMBERS[torch.float32], weights),
-        *(memory[1024:].data_ptr(), raw[4096:].data_ptr(), ctypes.byref(sums)),
-    )
-    assert sums.largest == memory[1024:-1024].abs().max()  # no NaN was met
-    assert (raw[:4096] == 0xA5).all()
-    assert (raw[4096 + nbytes :] == 0xA5).all()
-    assert torch.equal(raw[4096 : 4096 + nbytes], one.quantize(memory[1024:-1024]))
+def test_nothing_but_the_weights_is_read_and_nothing_but_their_blocks_written(library: str) -> None:
+    for blocks, name in every_pair([1, 5, 16, 17, 129], QUANTIZED):
+        with in_case(blocks, name):
+            one = FORMATS[name]
+            weights = blocks * one.block_elements
+            memory = torch.full((weights + 2048,), torch.nan)
+            memory[1024:-1024] = torch.randn(weights, generator=torch.Generator().manual_seed(weights))
+            nbytes, sums = one.nbytes((weights,)), QuantizedSums()
+            raw = torch.full((nbytes + 2 * 4096,), 0xA5, dtype=torch.uint8)
+            open_library(library).graphcore_quantize(
+                *(1, FORMAT_NUMBERS[name], DTYPE_NUMBERS[torch.float32], weights),
+                *(memory[1024:].data_ptr(), raw[4096:].data_ptr(), ctypes.byref(sums)),
+            )
+            assert sums.largest == memory[1024:-1024].abs().max()  # no NaN was met
+            assert (raw[:4096] == 0xA5).all()
+            assert (raw[4096 + nbytes :] == 0xA5).all()
+            assert torch.equal(raw[4096 : 4096 + nbytes], one.quantize(memory[1024:-1024]))
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-@pytest.mark.parametrize("kind", ["normal", "laplace", "heavy"])
-def test_the_error_is_at_most_libggmls(library: str, name: str, kind: str) -> None:
-    stored = np.load(GOLDEN / "libggml" / "quantised.npz")
-    dense = torch.from_numpy(stored[f"{kind}.source"])
-    raw, error = quantize_weights(FORMATS[name], dense, library)
-    by_gguf = gguf.quants.dequantize(raw.view(len(dense), -1).numpy(), gguf.GGMLQuantizationType[name.upper()])
-    found = np.square(by_gguf.astype(np.float64) - dense.double().numpy()).mean()
-    assert found <= (1 + 1e-6 if name in EXACT else 1.0) * stored[f"{kind}.{name}.mse"]
-    assert error.difference / dense.numel() == pytest.approx(found, rel=1e-5)
+def test_the_error_is_at_most_libggmls(library: str) -> None:
+    for name, kind in every_pair(QUANTIZED, ["normal", "laplace", "heavy"]):
+        with in_case(name, kind):
+            stored = np.load(GOLDEN / "libggml" / "quantised.npz")
+            dense = torch.from_numpy(stored[f"{kind}.source"])
+            raw, error = quantize_weights(FORMATS[name], dense, library)
+            by_gguf = gguf.quants.dequantize(raw.view(len(dense), -1).numpy(), gguf.GGMLQuantizationType[name.upper()])
+            found = np.square(by_gguf.astype(np.float64) - dense.double().numpy()).mean()
+            assert found <= (1 + 1e-6 if name in EXACT else 1.0) * stored[f"{kind}.{name}.mse"]
+            assert error.difference / dense.numel() == pytest.approx(found, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_blocks_are_libggmls_byte_for_byte(library: str, name: str) -> None:
-    stored = np.load(GOLDEN / "ggml_blocks.npz")
-    source = torch.from_numpy(stored[f"{name.upper()}.source"])
-    expected = torch.from_numpy(stored[f"{name.upper()}.raw"][: len(source)].copy())
-    assert torch.equal(quantize_weights(FORMATS[name], source, library)[0], expected.flatten())
+def test_blocks_are_libggmls_byte_for_byte(library: str) -> None:
+    for name in EXACT:
+        with in_case(name):
+            stored = np.load(GOLDEN / "ggml_blocks.npz")
+            source = torch.from_numpy(stored[f"{name.upper()}.source"])
+            expected = torch.from_numpy(stored[f"{name.upper()}.raw"][: len(source)].copy())
+            assert torch.equal(quantize_weights(FORMATS[name], source, library)[0], expected.flatten())
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_infinite_and_nan_weights_are_refused_wherever_they_are(
-    library: str, name: str, dtype: torch.dtype, value: float
-) -> None:
-    for place in (0, 700, 13 * COLUMNS - 1):
-        dense = random_rows(12).to(dtype)
-        dense.view(-1)[place] = value
-        with pytest.raises(CheckpointError, match=f"^{name}: .*infinite or NaN"):
-            quantize_weights(FORMATS[name], dense, library)
+def test_infinite_and_nan_weights_are_refused_wherever_they_are(library: str) -> None:
+    for value, dtype, name in every_pair(
+        [float("inf"), float("-inf"), float("nan")], [torch.float32, torch.bfloat16, torch.float16], QUANTIZED
+    ):
+        with in_case(value, dtype, name):
+            for place in (0, 700, 13 * COLUMNS - 1):
+                dense = random_rows(12).to(dtype)
+                dense.view(-1)[place] = value
+                with pytest.raises(CheckpointError, match=f"^{name}: .*infinite or NaN"):
+                    quantize_weights(FORMATS[name], dense, library)
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_weights_beyond_the_range_of_a_float16_scale_are_refused(library: str, name: str) -> None:
-    with pytest.raises(CheckpointError, match=r"as large as 1e\+30, beyond the range of this format"):
-        quantize_weights(FORMATS[name], torch.full((1, 256), -1e30), library)
-    with pytest.raises(CheckpointError, match=r"as large as 2e\+38, beyond the range of this format"):
-        quantize_weights(FORMATS[name], torch.tensor([2e38, -2e38]).repeat(1, 128), library)
+def test_weights_beyond_the_range_of_a_float16_scale_are_refused(library: str) -> None:
+    for name in QUANTIZED:
+        with in_case(name):
+            with pytest.raises(CheckpointError, match=r"as large as 1e\+30, beyond the range of this format"):
+                quantize_weights(FORMATS[name], torch.full((1, 256), -1e30), library)
+            with pytest.raises(CheckpointError, match=r"as large as 2e\+38, beyond the range of this format"):
+                quantize_weights(FORMATS[name], torch.tensor([2e38, -2e38]).repeat(1, 128), library)
 
 
 def test_rows_must_be_whole_blocks(library: str) -> None:

@@ -19,6 +19,7 @@ from packed_matrices import (
     relative_error,
     stored_matrix,
 )
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.checkpoint.ternary_checkpoint import pack_i2_s
@@ -73,70 +74,81 @@ def rounded(x: Tensor, rounding: str) -> Tensor:
     return back.view(x.shape)
 
 
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_golden_blocks_come_back_bit_by_bit(library: str, name: str) -> None:
-    matrix = golden_matrix(name)
-    packed, packing = matrix.packed(library), matrix.packing(library)
-    for dtype in DTYPES:
-        assert num_differing(packing.unpack(packed, dtype), matrix.dense.to(dtype)) == 0, dtype
-
-
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_random_bytes_come_back_bit_by_bit_however_many_rows_and_blocks(library: str, name: str) -> None:
-    for rows in ROWS:
-        for blocks in (1, 5):
-            matrix = stored_matrix(name, rows, columns_of(name, blocks), is_tame=False)
+def test_golden_blocks_come_back_bit_by_bit(library: str) -> None:
+    for name in KERNEL_FORMATS:
+        with in_case(name):
+            matrix = golden_matrix(name)
             packed, packing = matrix.packed(library), matrix.packing(library)
             for dtype in DTYPES:
-                assert num_differing(packing.unpack(packed, dtype), matrix.dense.to(dtype)) == 0, (rows, blocks, dtype)
+                assert num_differing(packing.unpack(packed, dtype), matrix.dense.to(dtype)) == 0, dtype
 
 
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_gathered_rows_are_those_of_the_matrix(library: str, name: str) -> None:
-    matrix = stored_matrix(name, 53, columns_of(name, 3), is_tame=False)
-    ids = torch.tensor([[0, 52, 16], [15, 17, 16]])
-    for dtype in DTYPES:
-        found = matrix.packing(library).gather(ids, matrix.packed(library), dtype)
-        assert num_differing(found, matrix.dense[ids].to(dtype)) == 0
+def test_random_bytes_come_back_bit_by_bit_however_many_rows_and_blocks(library: str) -> None:
+    for name in KERNEL_FORMATS:
+        with in_case(name):
+            for rows in ROWS:
+                for blocks in (1, 5):
+                    matrix = stored_matrix(name, rows, columns_of(name, blocks), is_tame=False)
+                    packed, packing = matrix.packed(library), matrix.packing(library)
+                    for dtype in DTYPES:
+                        assert num_differing(packing.unpack(packed, dtype), matrix.dense.to(dtype)) == 0, (
+                            rows,
+                            blocks,
+                            dtype,
+                        )
 
 
-@pytest.mark.parametrize("rounding", ["float", "wide", "block"])
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_products_are_within_the_bound_of_their_rounding(library: str, name: str, rounding: str) -> None:
-    matrix = stored_matrix(name, 53, columns_of(name, 1) * max(1, 512 // columns_of(name, 1)))
-    bias = torch.randn(53, generator=torch.Generator().manual_seed(1))
-    for dtype in DTYPES:
-        for tokens, added in zip(TOKENS, cycle([None, bias.to(dtype)]), strict=False):
-            x = random_x(tokens, matrix.dense.shape[1], dtype)
-            y = product(matrix, library, x, rounding, added)
-            assert (y.shape, y.dtype) == ((tokens, 53), dtype)
-            assert relative_error(y, expected(matrix, x, added)) < BOUNDS[rounding, dtype], (dtype, tokens)
+def test_gathered_rows_are_those_of_the_matrix(library: str) -> None:
+    for name in KERNEL_FORMATS:
+        with in_case(name):
+            matrix = stored_matrix(name, 53, columns_of(name, 3), is_tame=False)
+            ids = torch.tensor([[0, 52, 16], [15, 17, 16]])
+            for dtype in DTYPES:
+                found = matrix.packing(library).gather(ids, matrix.packed(library), dtype)
+                assert num_differing(found, matrix.dense[ids].to(dtype)) == 0
 
 
-@pytest.mark.parametrize("rounding", ["block", "token"])
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_rounded_products_are_those_of_the_rounded_activations(library: str, name: str, rounding: str) -> None:
+def test_products_are_within_the_bound_of_their_rounding(library: str) -> None:
+    for rounding, name in every_pair(["float", "wide", "block"], KERNEL_FORMATS):
+        with in_case(rounding, name):
+            matrix = stored_matrix(name, 53, columns_of(name, 1) * max(1, 512 // columns_of(name, 1)))
+            bias = torch.randn(53, generator=torch.Generator().manual_seed(1))
+            for dtype in DTYPES:
+                for tokens, added in zip(TOKENS, cycle([None, bias.to(dtype)]), strict=False):
+                    x = random_x(tokens, matrix.dense.shape[1], dtype)
+                    y = product(matrix, library, x, rounding, added)
+                    assert (y.shape, y.dtype) == ((tokens, 53), dtype)
+                    assert relative_error(y, expected(matrix, x, added)) < BOUNDS[rounding, dtype], (dtype, tokens)
+
+
+def test_rounded_products_are_those_of_the_rounded_activations(library: str) -> None:
     """Ten times nearer than the rounding's own error; what is left is a tie that falls to the other side."""
-    for rows, blocks in ((1, 1), (17, 3)):
-        matrix = stored_matrix(name, rows, columns_of(name, blocks))
-        for tokens in (1, 9):
-            x = random_x(tokens, matrix.dense.shape[1])
-            y = product(matrix, library, x, rounding)
-            fed = x if FORMATS[name].float_levels else rounded(x, rounding)  # codes that are floats never round x
-            assert relative_error(y, expected(matrix, fed)) < 2e-4
+    for rounding, name in every_pair(["block", "token"], KERNEL_FORMATS):
+        with in_case(rounding, name):
+            for rows, blocks in ((1, 1), (17, 3)):
+                matrix = stored_matrix(name, rows, columns_of(name, blocks))
+                for tokens in (1, 9):
+                    x = random_x(tokens, matrix.dense.shape[1])
+                    y = product(matrix, library, x, rounding)
+                    fed = (
+                        x if FORMATS[name].float_levels else rounded(x, rounding)
+                    )  # codes that are floats never round x
+                    assert relative_error(y, expected(matrix, fed)) < 2e-4
 
 
-@pytest.mark.parametrize("rounding", ["wide", "block", "token"])
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_no_sum_overflows(library: str, name: str, rounding: str) -> None:
+def test_no_sum_overflows(library: str) -> None:
     """Activations of one size are rounded to the largest whole numbers exactly, so the products are float32's."""
-    for byte in (0xFF, 0x7F, 0x77):  # the largest codes of most formats, of q8_0 and of E2M1
-        matrix = stored_matrix(name, 17, columns_of(name, 2), byte=byte)
-        for tokens, value in every_pair((1, 8), (3.0, -3.0)):
-            x = torch.full((tokens, matrix.dense.shape[1]), value)
-            size = x.double().abs() @ matrix.dense.double().abs().T  # the products', which may cancel each other
-            error = (product(matrix, library, x, rounding) - expected(matrix, x)) / size.clamp(min=1e-30)
-            assert error.abs().max() < 1e-5, (byte, tokens, value)
+    for rounding, name in every_pair(["wide", "block", "token"], KERNEL_FORMATS):
+        with in_case(rounding, name):
+            for byte in (0xFF, 0x7F, 0x77):  # the largest codes of most formats, of q8_0 and of E2M1
+                matrix = stored_matrix(name, 17, columns_of(name, 2), byte=byte)
+                for tokens, value in every_pair((1, 8), (3.0, -3.0)):
+                    x = torch.full((tokens, matrix.dense.shape[1]), value)
+                    size = (
+                        x.double().abs() @ matrix.dense.double().abs().T
+                    )  # the products', which may cancel each other
+                    error = (product(matrix, library, x, rounding) - expected(matrix, x)) / size.clamp(min=1e-30)
+                    assert error.abs().max() < 1e-5, (byte, tokens, value)
 
 
 def test_prompts_are_multiplied_in_float32_where_narrow_products_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,44 +167,46 @@ def test_prompts_are_multiplied_in_float32_where_narrow_products_are_slow(monkey
             assert torch.equal(y, product(matrix, library, x.float(), "float", bias).to(dtype))
 
 
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_every_row_count_is_multiplied_to_its_last_row(library: str, name: str) -> None:
-    for rows in ROWS:
-        matrix = stored_matrix(name, rows, columns_of(name, 2))
-        x = random_x(3, matrix.dense.shape[1])
-        for rounding in ("float", "wide", "block"):
-            y = product(matrix, library, x, rounding)
-            error = (y.double() - expected(matrix, x)).norm(dim=0)  # of each row
-            size = x.norm() * matrix.dense.norm(dim=1) / x.shape[1] ** 0.5  # of what a row's products are about
-            assert (error / size).max() < 3 * BOUNDS[rounding, torch.float32], (rows, rounding)
+def test_every_row_count_is_multiplied_to_its_last_row(library: str) -> None:
+    for name in KERNEL_FORMATS:
+        with in_case(name):
+            for rows in ROWS:
+                matrix = stored_matrix(name, rows, columns_of(name, 2))
+                x = random_x(3, matrix.dense.shape[1])
+                for rounding in ("float", "wide", "block"):
+                    y = product(matrix, library, x, rounding)
+                    error = (y.double() - expected(matrix, x)).norm(dim=0)  # of each row
+                    size = x.norm() * matrix.dense.norm(dim=1) / x.shape[1] ** 0.5  # of what a row's products are about
+                    assert (error / size).max() < 3 * BOUNDS[rounding, torch.float32], (rows, rounding)
 
 
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_one_token_at_a_time_and_all_together_give_the_same(library: str, name: str) -> None:
+def test_one_token_at_a_time_and_all_together_give_the_same(library: str) -> None:
     """To the bit, but where many tokens are multiplied with the unpacked matrix."""
-    matrix = stored_matrix(name, 53, columns_of(name, max(2, 320 // columns_of(name, 1))))
-    x = random_x(131, matrix.dense.shape[1])
-    asked = torch.tensor([*range(9), *range(DENSE_TOKENS - 3, DENSE_TOKENS + 2), 39, *range(125, 131)]).unique()
-    for rounding, bound in (("float", 1e-6), ("wide", 1e-4), ("block", 1e-6), ("token", 1e-6)):
-        alone = torch.cat([product(matrix, library, x[at : at + 1], rounding) for at in asked])
-        for tokens in (2, 3, 5, 7, 8, DENSE_TOKENS - 1, 40, 131):
-            rows = asked < tokens
-            together = product(matrix, library, x[:tokens], rounding)[asked[rows]]
-            if tokens >= DENSE_TOKENS and matrix.packing(library).unpacks(rounding):
-                assert relative_error(together, alone[rows]) < bound, (rounding, tokens)
-            else:
-                assert torch.equal(together, alone[rows]), (rounding, tokens)
+    for name in KERNEL_FORMATS:
+        with in_case(name):
+            matrix = stored_matrix(name, 53, columns_of(name, max(2, 320 // columns_of(name, 1))))
+            x = random_x(131, matrix.dense.shape[1])
+            asked = torch.tensor([*range(9), *range(DENSE_TOKENS - 3, DENSE_TOKENS + 2), 39, *range(125, 131)]).unique()
+            for rounding, bound in (("float", 1e-6), ("wide", 1e-4), ("block", 1e-6), ("token", 1e-6)):
+                alone = torch.cat([product(matrix, library, x[at : at + 1], rounding) for at in asked])
+                for tokens in (2, 3, 5, 7, 8, DENSE_TOKENS - 1, 40, 131):
+                    rows = asked < tokens
+                    together = product(matrix, library, x[:tokens], rounding)[asked[rows]]
+                    if tokens >= DENSE_TOKENS and matrix.packing(library).unpacks(rounding):
+                        assert relative_error(together, alone[rows]) < bound, (rounding, tokens)
+                    else:
+                        assert torch.equal(together, alone[rows]), (rounding, tokens)
 
 
-@pytest.mark.parametrize("columns", [43, 2085, 4131])  # x of a few tokens in L1, and beyond it; no whole vectors
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dense_rows_have_the_same_bits_for_any_number_of_tokens(library: str, dtype: torch.dtype, columns: int) -> None:
-    weight = torch.randn(21, columns, generator=torch.Generator().manual_seed(2)).to(dtype)
-    x = random_x(16, columns)
-    alone = torch.cat([dense_product(library, weight, token[None]) for token in x])
-    assert relative_error(alone, x.double() @ weight.double().T) < 1e-6
-    for tokens in (2, 3, 4, 5, 6, 7, 8, 16):
-        assert torch.equal(dense_product(library, weight, x[:tokens]), alone[:tokens]), tokens
+def test_dense_rows_have_the_same_bits_for_any_number_of_tokens(library: str) -> None:
+    for columns, dtype in every_pair([43, 2085, 4131], DTYPES):
+        with in_case(columns, dtype):
+            weight = torch.randn(21, columns, generator=torch.Generator().manual_seed(2)).to(dtype)
+            x = random_x(16, columns)
+            alone = torch.cat([dense_product(library, weight, token[None]) for token in x])
+            assert relative_error(alone, x.double() @ weight.double().T) < 1e-6
+            for tokens in (2, 3, 4, 5, 6, 7, 8, 16):
+                assert torch.equal(dense_product(library, weight, x[:tokens]), alone[:tokens]), tokens
 
 
 def dense_product(library: str, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -200,28 +214,29 @@ def dense_product(library: str, weight: torch.Tensor, x: torch.Tensor) -> torch.
     return multiply(x, [Operand(matrix, weight, None, "float", library)])[0]
 
 
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_zeros_give_the_bias(library: str, name: str) -> None:
-    matrix = stored_matrix(name, 17, columns_of(name, 2))
-    bias = torch.arange(17.0)
-    for tokens, rounding in every_pair((1, 8), ("float", "wide", "block", "token")):
-        y = product(matrix, library, torch.zeros(tokens, matrix.dense.shape[1]), rounding, bias)
-        assert torch.equal(y, bias.expand(tokens, 17)), (tokens, rounding)
+def test_zeros_give_the_bias(library: str) -> None:
+    for name in KERNEL_FORMATS:
+        with in_case(name):
+            matrix = stored_matrix(name, 17, columns_of(name, 2))
+            bias = torch.arange(17.0)
+            for tokens, rounding in every_pair((1, 8), ("float", "wide", "block", "token")):
+                y = product(matrix, library, torch.zeros(tokens, matrix.dense.shape[1]), rounding, bias)
+                assert torch.equal(y, bias.expand(tokens, 17)), (tokens, rounding)
 
 
-@pytest.mark.parametrize("rounding", ["float", "wide", "block"])
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_outliers_and_tiny_activations_keep_the_bound(library: str, name: str, rounding: str) -> None:
-    matrix = stored_matrix(name, 53, columns_of(name, 2))
-    for tokens in (1, 8):
-        x = random_x(tokens, matrix.dense.shape[1])
-        tiny, spiked = x * 1e-30, x.clone()
-        spiked[:, 3], spiked[:, -1] = 3e4, -2e6
-        for values in (tiny, spiked):
-            y = product(matrix, library, values, rounding)
-            assert relative_error(y, expected(matrix, values)) < BOUNDS[rounding, torch.float32]
-        below = product(matrix, library, x * 1e-40, rounding)  # subnormal: as good as zero, and no NaN
-        assert below.abs().max() < 1e-34
+def test_outliers_and_tiny_activations_keep_the_bound(library: str) -> None:
+    for rounding, name in every_pair(["float", "wide", "block"], KERNEL_FORMATS):
+        with in_case(rounding, name):
+            matrix = stored_matrix(name, 53, columns_of(name, 2))
+            for tokens in (1, 8):
+                x = random_x(tokens, matrix.dense.shape[1])
+                tiny, spiked = x * 1e-30, x.clone()
+                spiked[:, 3], spiked[:, -1] = 3e4, -2e6
+                for values in (tiny, spiked):
+                    y = product(matrix, library, values, rounding)
+                    assert relative_error(y, expected(matrix, values)) < BOUNDS[rounding, torch.float32]
+                below = product(matrix, library, x * 1e-40, rounding)  # subnormal: as good as zero, and no NaN
+                assert below.abs().max() < 1e-34
 
 
 @pytest.mark.parametrize("case", ["", "_k384"])
@@ -247,22 +262,23 @@ def test_ternary_products_are_bitnets_whole_numbers(library: str, case: str) -> 
         np.testing.assert_allclose(y, stored["y_bitnetcpp"], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("form", ["y_bitlinear", "y_autobitlinear_offline", "y_autobitlinear_online"])
-def test_hugging_face_ternary_bytes_give_transformers_products(library: str, form: str) -> None:
+def test_hugging_face_ternary_bytes_give_transformers_products(library: str) -> None:
     """transformers' own packing, 2 bits a row of four, goes through i2_s; a scale divides, multiplies or is a mean."""
-    stored = {key: torch.from_numpy(value) for key, value in np.load(GOLDEN / "hf_bitnet.npz").items()}
-    codes = torch.cat([stored["packed"] >> shift & 3 for shift in (0, 2, 4, 6)])
-    scale = stored["weight_scale"].float().reshape(())
-    if form == "y_autobitlinear_online":
-        codes = (stored["weight_quant"] / stored["online_scale"]).round().add(1).to(torch.uint8)
-        scale = stored["online_scale"].float().reshape(())
-    else:
-        assert torch.equal(codes.int() - 1, stored["ternary"].int())
-    scale = 1 / scale if form == "y_bitlinear" else scale
-    rows, found = FORMATS["i2_s"].split_rows(pack_i2_s(codes, scale), codes.shape)
-    packing = KernelPacking("i2_s", *codes.shape, library)
-    y = packing.linear(stored["x"], packing.pack(rows, found), None, "token")
-    np.testing.assert_allclose(y, stored[form], rtol=1e-5, atol=1e-6 * stored[form].abs().max().item())
+    for form in ["y_bitlinear", "y_autobitlinear_offline", "y_autobitlinear_online"]:
+        with in_case(form):
+            stored = {key: torch.from_numpy(value) for key, value in np.load(GOLDEN / "hf_bitnet.npz").items()}
+            codes = torch.cat([stored["packed"] >> shift & 3 for shift in (0, 2, 4, 6)])
+            scale = stored["weight_scale"].float().reshape(())
+            if form == "y_autobitlinear_online":
+                codes = (stored["weight_quant"] / stored["online_scale"]).round().add(1).to(torch.uint8)
+                scale = stored["online_scale"].float().reshape(())
+            else:
+                assert torch.equal(codes.int() - 1, stored["ternary"].int())
+            scale = 1 / scale if form == "y_bitlinear" else scale
+            rows, found = FORMATS["i2_s"].split_rows(pack_i2_s(codes, scale), codes.shape)
+            packing = KernelPacking("i2_s", *codes.shape, library)
+            y = packing.linear(stored["x"], packing.pack(rows, found), None, "token")
+            np.testing.assert_allclose(y, stored[form], rtol=1e-5, atol=1e-6 * stored[form].abs().max().item())
 
 
 def test_hugging_face_mxfp4_experts_come_back_as_transformers_has_them(library: str) -> None:

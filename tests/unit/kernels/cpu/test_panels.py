@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from packed_matrices import KERNEL_FORMATS, native_kernels, relative_error, stored_matrix
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.activations import Activation
@@ -46,30 +47,32 @@ def operand(kernels: TokenRows, weight: Tensor, bias: Tensor | None = None) -> O
     return found
 
 
-@pytest.mark.parametrize("name", KERNEL_FORMATS)
-def test_panels_have_the_bits_of_the_unpacked_matrix(kernels: TokenRows, name: str) -> None:
+def test_panels_have_the_bits_of_the_unpacked_matrix(kernels: TokenRows) -> None:
     """Each token of the identity matrix selects a column."""
-    columns = FORMATS[name].block_elements * max(1, 64 // FORMATS[name].block_elements)
-    for rows in (1, 16, 53):
-        matrix = stored_matrix(name, rows, columns)
-        x = torch.eye(columns, dtype=torch.bfloat16)
-        y = matrix.packing(kernels.library).linear(x, matrix.packed(kernels.library), None, "wide")
-        assert torch.equal(y, matrix.dense.T.bfloat16()), rows  # a sum that begins with 0 turns -0 into 0
+    for name in KERNEL_FORMATS:
+        with in_case(name):
+            columns = FORMATS[name].block_elements * max(1, 64 // FORMATS[name].block_elements)
+            for rows in (1, 16, 53):
+                matrix = stored_matrix(name, rows, columns)
+                x = torch.eye(columns, dtype=torch.bfloat16)
+                y = matrix.packing(kernels.library).linear(x, matrix.packed(kernels.library), None, "wide")
+                assert torch.equal(y, matrix.dense.T.bfloat16()), rows  # a sum that begins with 0 turns -0 into 0
 
 
-@pytest.mark.parametrize("name", [*KERNEL_FORMATS, "bf16"])
-def test_products_of_long_rows_are_float64s(kernels: TokenRows, name: str) -> None:
+def test_products_of_long_rows_are_float64s(kernels: TokenRows) -> None:
     """Rows of more than one panel's columns; the last panel has one group, and the last group few rows."""
-    columns = 2048 + 256
-    x, bias = numbers(19, columns), numbers(53, seed=2)
-    if name == "bf16":
-        dense = numbers(53, columns, seed=3)
-        (y,) = multiply(x, [operand(kernels, dense, bias)])
-    else:
-        matrix = stored_matrix(name, 53, columns)
-        packed, dense = matrix.packed(kernels.library), matrix.dense
-        y = matrix.packing(kernels.library).linear(x, packed, bias, "wide")
-    assert relative_error(y, x.double() @ dense.double().T + bias.double()) < BF16_ERROR
+    for name in [*KERNEL_FORMATS, "bf16"]:
+        with in_case(name):
+            columns = 2048 + 256
+            x, bias = numbers(19, columns), numbers(53, seed=2)
+            if name == "bf16":
+                dense = numbers(53, columns, seed=3)
+                (y,) = multiply(x, [operand(kernels, dense, bias)])
+            else:
+                matrix = stored_matrix(name, 53, columns)
+                packed, dense = matrix.packed(kernels.library), matrix.dense
+                y = matrix.packing(kernels.library).linear(x, packed, bias, "wide")
+            assert relative_error(y, x.double() @ dense.double().T + bias.double()) < BF16_ERROR
 
 
 def test_a_token_has_the_same_bits_beside_any_others_on_any_number_of_threads(kernels: TokenRows) -> None:

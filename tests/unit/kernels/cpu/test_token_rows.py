@@ -1,10 +1,12 @@
 """Norms, rotations, gates and sums of many tokens in C++, for each instruction set, against float64."""
 
 from collections.abc import Callable
+from itertools import product as every_pair
 
 import pytest
 import torch
 from packed_matrices import kernels_for, native_kernels
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.activations import Activation
@@ -43,42 +45,39 @@ def assert_rounded(found: Tensor, exact: Tensor, dtype: torch.dtype, times: int 
     torch.testing.assert_close(found.double(), exact, rtol=1.01 * times * ROUNDING[dtype], atol=5e-6)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("source", DTYPES)
-@pytest.mark.parametrize("target", DTYPES)
-def test_a_row_is_divided_by_the_root_of_its_mean_square(
-    kernels: TokenRows, size: tuple[int, int], source: torch.dtype, target: torch.dtype
-) -> None:
-    x, weight = numbers(*size, dtype=source), numbers(size[1], seed=2)
-    wide = x.double()
-    unit = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    assert_rounded(kernels.rms_norm(x, None, 1e-5, target), unit, target)
-    assert_rounded(kernels.rms_norm(x, weight, 1e-5, target), unit * weight.double(), target)
-    rounded = unit.to(target).double() * weight.to(target).double()
-    assert_rounded(kernels.rms_norm(x, weight, 1e-5, target, rounds_first=True), rounded, target, times=3)
+def test_a_row_is_divided_by_the_root_of_its_mean_square(kernels: TokenRows) -> None:
+    for size, source, target in every_pair(SIZES, DTYPES, DTYPES):
+        with in_case(size, source, target):
+            x, weight = numbers(*size, dtype=source), numbers(size[1], seed=2)
+            wide = x.double()
+            unit = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+            assert_rounded(kernels.rms_norm(x, None, 1e-5, target), unit, target)
+            assert_rounded(kernels.rms_norm(x, weight, 1e-5, target), unit * weight.double(), target)
+            rounded = unit.to(target).double() * weight.to(target).double()
+            assert_rounded(kernels.rms_norm(x, weight, 1e-5, target, rounds_first=True), rounded, target, times=3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [64, 32, 2])
-def test_pairs_of_a_head_are_turned_and_the_rest_is_kept(kernels: TokenRows, width: int, dtype: torch.dtype) -> None:
-    for tokens, heads in ((1, 1), (5, 3), (SHARED_ELEMENTS // 192 + 1, 3)):
-        x, angles = numbers(1, tokens, heads, 64, dtype=dtype), numbers(1, tokens, width // 2, seed=2)
-        rope = torch.stack((angles.cos(), angles.sin()), dim=2)
-        found, whole = kernels.rotate(x, rope), x.double()
-        cos, sin = rope.double()[:, :, 0, None], rope.double()[:, :, 1, None]
-        first, second = whole[..., : width // 2], whole[..., width // 2 : width]
-        exact = torch.cat((first * cos - second * sin, second * cos + first * sin, whole[..., width:]), dim=-1)
-        torch.testing.assert_close(found.double(), exact, rtol=1.01 * ROUNDING[dtype], atol=5e-6)
-        assert torch.equal(found[..., width:], x[..., width:])
+def test_pairs_of_a_head_are_turned_and_the_rest_is_kept(kernels: TokenRows) -> None:
+    for dtype, width in every_pair(DTYPES, [64, 32, 2]):
+        with in_case(dtype, width):
+            for tokens, heads in ((1, 1), (5, 3), (SHARED_ELEMENTS // 192 + 1, 3)):
+                x, angles = numbers(1, tokens, heads, 64, dtype=dtype), numbers(1, tokens, width // 2, seed=2)
+                rope = torch.stack((angles.cos(), angles.sin()), dim=2)
+                found, whole = kernels.rotate(x, rope), x.double()
+                cos, sin = rope.double()[:, :, 0, None], rope.double()[:, :, 1, None]
+                first, second = whole[..., : width // 2], whole[..., width // 2 : width]
+                exact = torch.cat((first * cos - second * sin, second * cos + first * sin, whole[..., width:]), dim=-1)
+                torch.testing.assert_close(found.double(), exact, rtol=1.01 * ROUNDING[dtype], atol=5e-6)
+                assert torch.equal(found[..., width:], x[..., width:])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", [Activation.NONE, *FUNCTIONS])
-def test_an_activated_gate_multiplies_the_other(kernels: TokenRows, kind: Activation, dtype: torch.dtype) -> None:
-    for size in (1, 17, 1024, 1040, SHARED_ELEMENTS + 3):
-        gate, up = numbers(size, dtype=dtype), numbers(size, dtype=dtype, seed=2)
-        activated = gate.double() if kind is Activation.NONE else FUNCTIONS[kind](gate.double())
-        assert_rounded(kernels.gated(gate, up, kind), activated * up.double(), dtype, times=2)
+def test_an_activated_gate_multiplies_the_other(kernels: TokenRows) -> None:
+    for dtype, kind in every_pair(DTYPES, [Activation.NONE, *FUNCTIONS]):
+        with in_case(dtype, kind):
+            for size in (1, 17, 1024, 1040, SHARED_ELEMENTS + 3):
+                gate, up = numbers(size, dtype=dtype), numbers(size, dtype=dtype, seed=2)
+                activated = gate.double() if kind is Activation.NONE else FUNCTIONS[kind](gate.double())
+                assert_rounded(kernels.gated(gate, up, kind), activated * up.double(), dtype, times=2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

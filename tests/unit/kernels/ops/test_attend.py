@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import cycle
+from itertools import product as every_pair
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from attend_cases import SENTINEL, Implementation, Sequences, Shape, beyond_the_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_matrices import native_kernels
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.kernels.cpu.attention import sliced_attend
@@ -39,68 +41,67 @@ def check(sequences: Sequences, implementation: Implementation, passes: list[lis
 
 
 @every_implementation
-@pytest.mark.parametrize("window", [0, 1, 3, 8, 31, 32, 100])
-@pytest.mark.parametrize("page", [0, 1, 4, 5])
-def test_chunks_of_odd_sizes_then_single_tokens_match_the_loop(
-    implementation: Implementation, window: int, page: int
-) -> None:
-    shape = Shape(window=window, page=page)
-    check(Sequences(shape, 1), implementation, [[5], [7], [1], [1], [2], [3], *[[1]] * 13])
+def test_chunks_of_odd_sizes_then_single_tokens_match_the_loop(implementation: Implementation) -> None:
+    windows = [0, 1, 3, 8, 31, 32, 100]
+    for window, page in [
+        *zip(windows, cycle([0, 1, 4, 5]), strict=False),
+        *zip(windows, cycle([5, 4, 0]), strict=False),
+    ]:
+        with in_case(window, page):
+            shape = Shape(window=window, page=page)
+            check(Sequences(shape, 1), implementation, [[5], [7], [1], [1], [2], [3], *[[1]] * 13])
 
 
 @every_implementation
-@pytest.mark.parametrize("window", [4, 5])
-@pytest.mark.parametrize("page", [0, 1, 2, 4])
-def test_ring_wraps_around_many_times(implementation: Implementation, window: int, page: int) -> None:
-    shape = Shape(window=window, context=64, page=page)
-    check(Sequences(shape, 1), implementation, [[1]] * 11 + [[9], [1], [4], [5], [1], [1]])
+def test_ring_wraps_around_many_times(implementation: Implementation) -> None:
+    for window, page in every_pair([4, 5], [0, 1, 2, 4]):
+        with in_case(window, page):
+            shape = Shape(window=window, context=64, page=page)
+            check(Sequences(shape, 1), implementation, [[1]] * 11 + [[9], [1], [4], [5], [1], [1]])
 
 
 @every_implementation
-@pytest.mark.parametrize("window", [0, 24])
-@pytest.mark.parametrize(("page", "dtype"), zip([1, 2, 4, 8, 12], cycle([torch.float32, torch.bfloat16]), strict=False))
-def test_bits_do_not_depend_on_pages(
-    implementation: Implementation, window: int, dtype: torch.dtype, page: int
-) -> None:
-    shape = Shape(6, 2, 20, context=96, window=window, dtype=dtype, cache_dtype=dtype, has_sinks=True)
-    whole, paged = Sequences(shape, 2), Sequences(replace(shape, page=page), 2)
-    assert whole.shape.slots == paged.shape.slots
-    for counts in ([5, 1], [19, 7], [1, 1], [0, 1], [33, 30], *[[1, 1]] * 9, [9, 9]):
-        (_, expected), (_, found) = (one.step(implementation, counts) for one in (whole, paged))
-        for row, count in enumerate(counts):
-            assert torch.equal(found[row, :count], expected[row, :count]), f"counts {counts}"
+def test_bits_do_not_depend_on_pages(implementation: Implementation) -> None:
+    for window, (page, dtype) in every_pair(
+        [0, 24], zip([1, 2, 4, 8, 12], cycle([torch.float32, torch.bfloat16]), strict=False)
+    ):
+        with in_case(window, page, dtype):
+            shape = Shape(6, 2, 20, context=96, window=window, dtype=dtype, cache_dtype=dtype, has_sinks=True)
+            whole, paged = Sequences(shape, 2), Sequences(replace(shape, page=page), 2)
+            assert whole.shape.slots == paged.shape.slots
+            for counts in ([5, 1], [19, 7], [1, 1], [0, 1], [33, 30], *[[1, 1]] * 9, [9, 9]):
+                (_, expected), (_, found) = (one.step(implementation, counts) for one in (whole, paged))
+                for row, count in enumerate(counts):
+                    assert torch.equal(found[row, :count], expected[row, :count]), f"counts {counts}"
 
 
 @every_implementation
-@pytest.mark.parametrize("tokens", [3, 4, 5, 9, 17])
-def test_first_chunk_longer_than_the_ring_leaves_its_last_tokens_in_it(
-    implementation: Implementation, tokens: int
-) -> None:
-    check(Sequences(Shape(window=4), 1), implementation, [[tokens], [1], [6]])
+def test_first_chunk_longer_than_the_ring_leaves_its_last_tokens_in_it(implementation: Implementation) -> None:
+    for tokens in [3, 4, 5, 9, 17]:
+        with in_case(tokens):
+            check(Sequences(Shape(window=4), 1), implementation, [[tokens], [1], [6]])
 
 
 @every_implementation
-@pytest.mark.parametrize("window", [0, 6])
-@pytest.mark.parametrize("padding", [0, 3])
-def test_rows_of_a_batch_grow_at_their_own_pace(implementation: Implementation, window: int, padding: int) -> None:
-    passes = [[5, 1, 0], [2, 7, 3], [1, 1, 1], [0, 1, 1], [4, 0, 9], [0, 0, 1], [1, 1, 1]]
-    check(Sequences(Shape(window=window), 3), implementation, passes, padding)
+def test_rows_of_a_batch_grow_at_their_own_pace(implementation: Implementation) -> None:
+    for window, padding in every_pair([0, 6], [0, 3]):
+        with in_case(window, padding):
+            passes = [[5, 1, 0], [2, 7, 3], [1, 1, 1], [0, 1, 1], [4, 0, 9], [0, 0, 1], [1, 1, 1]]
+            check(Sequences(Shape(window=window), 3), implementation, passes, padding)
 
 
 @every_implementation
-@pytest.mark.parametrize("window", [0, 4])
-@pytest.mark.parametrize("grown", [0, 3, 4, 9])
-def test_a_pass_without_tokens_leaves_the_cache_as_it_is(
-    implementation: Implementation, window: int, grown: int
-) -> None:
-    sequences = Sequences(Shape(window=window), 2)
-    if grown:
-        sequences.run(implementation, [grown, 0])
-    before = sequences.k_cache.clone(), sequences.v_cache.clone()
-    sequences.run(implementation, [0, 0], padding=5)
-    assert torch.equal(sequences.k_cache, before[0])
-    assert torch.equal(sequences.v_cache, before[1])
-    assert (sequences.k_cache[sequences.table[1]] == SENTINEL).all()
+def test_a_pass_without_tokens_leaves_the_cache_as_it_is(implementation: Implementation) -> None:
+    for window, grown in every_pair([0, 4], [0, 3, 4, 9]):
+        with in_case(window, grown):
+            sequences = Sequences(Shape(window=window), 2)
+            if grown:
+                sequences.run(implementation, [grown, 0])
+            before = sequences.k_cache.clone(), sequences.v_cache.clone()
+            sequences.run(implementation, [0, 0], padding=5)
+            assert torch.equal(sequences.k_cache, before[0])
+            assert torch.equal(sequences.v_cache, before[1])
+            assert (sequences.k_cache[sequences.table[1]] == SENTINEL).all()
 
 
 @every_implementation
@@ -110,28 +111,27 @@ def test_a_window_may_have_slots_for_the_whole_context(implementation: Implement
 
 
 @every_implementation
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 3), (6, 2), (5, 1), (1, 1)])
-def test_query_heads_share_kv_heads_in_order(implementation: Implementation, heads: int, kv_heads: int) -> None:
-    check(Sequences(Shape(heads=heads, kv_heads=kv_heads), 2), implementation, [[4, 2], [1, 1], [3, 1]])
+def test_query_heads_share_kv_heads_in_order(implementation: Implementation) -> None:
+    for heads, kv_heads in [(4, 4), (6, 3), (6, 2), (5, 1), (1, 1)]:
+        with in_case(heads, kv_heads):
+            check(Sequences(Shape(heads=heads, kv_heads=kv_heads), 2), implementation, [[4, 2], [1, 1], [3, 1]])
 
 
 @every_implementation
-@pytest.mark.parametrize(
-    ("dtype", "cache_dtype"),
-    [
-        (torch.bfloat16, torch.bfloat16),
-        (torch.float16, torch.float16),
-        (torch.float32, torch.bfloat16),
-        (torch.bfloat16, torch.float32),
-        (torch.float32, torch.float16),
-    ],
-)
-@pytest.mark.parametrize("window", [0, 4])
-def test_cache_may_have_a_dtype_of_its_own(
-    implementation: Implementation, window: int, dtype: torch.dtype, cache_dtype: torch.dtype
-) -> None:
-    shape = Shape(window=window, dtype=dtype, cache_dtype=cache_dtype)
-    check(Sequences(shape, 2), implementation, [[5, 2], [1, 1], [3, 4], [1, 0], [1, 1]])
+def test_cache_may_have_a_dtype_of_its_own(implementation: Implementation) -> None:
+    for (dtype, cache_dtype), window in every_pair(
+        [
+            (torch.bfloat16, torch.bfloat16),
+            (torch.float16, torch.float16),
+            (torch.float32, torch.bfloat16),
+            (torch.bfloat16, torch.float32),
+            (torch.float32, torch.float16),
+        ],
+        [0, 4],
+    ):
+        with in_case(dtype, cache_dtype, window):
+            shape = Shape(window=window, dtype=dtype, cache_dtype=cache_dtype)
+            check(Sequences(shape, 2), implementation, [[5, 2], [1, 1], [3, 4], [1, 0], [1, 1]])
 
 
 @every_implementation
@@ -141,16 +141,13 @@ def test_scale_multiplies_the_scores(implementation: Implementation) -> None:
 
 
 @every_implementation
-@pytest.mark.parametrize("window", [0, 4])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_head_s_sink_takes_its_share_of_the_softmax(
-    implementation: Implementation, window: int, heads: int, kv_heads: int, dtype: torch.dtype
-) -> None:
-    shape = Shape(heads, kv_heads, window=window, dtype=dtype, cache_dtype=dtype, has_sinks=True)
-    passes = [[5, 1, 0], [2, 7, 3], [1, 1, 1], [0, 1, 1], [4, 0, 9], [1, 1, 1]]
-    check(Sequences(shape, 3), implementation, passes, padding=2)
-    check(Sequences(shape, 3), implementation, passes)
+def test_each_head_s_sink_takes_its_share_of_the_softmax(implementation: Implementation) -> None:
+    for window, (heads, kv_heads), dtype in every_pair([0, 4], [(4, 4), (6, 2)], [torch.float32, torch.bfloat16]):
+        with in_case(window, heads, kv_heads, dtype):
+            shape = Shape(heads, kv_heads, window=window, dtype=dtype, cache_dtype=dtype, has_sinks=True)
+            passes = [[5, 1, 0], [2, 7, 3], [1, 1, 1], [0, 1, 1], [4, 0, 9], [1, 1, 1]]
+            check(Sequences(shape, 3), implementation, passes, padding=2)
+            check(Sequences(shape, 3), implementation, passes)
 
 
 @every_implementation
@@ -172,25 +169,22 @@ def test_a_sink_below_every_score_changes_nothing_and_one_above_takes_all(
 
 
 @every_implementation
-@pytest.mark.parametrize("window", [0, 4])
-@pytest.mark.parametrize("has_sinks", [False, True])
-@pytest.mark.parametrize("dtype", CLOSE)
-def test_scores_are_capped_before_mask_and_sinks(
-    implementation: Implementation, window: int, has_sinks: bool, dtype: torch.dtype
-) -> None:
+def test_scores_are_capped_before_mask_and_sinks(implementation: Implementation) -> None:
     """Scores reach 10: a cap of 2 bends nearly all of them, one of 30 few; 19 tokens leave no whole vectors."""
-    passes = [[5, 1, 0], [2, 7, 3], [1, 1, 1], [0, 1, 1], [4, 0, 19], [1, 1, 1]]
-    for cap, heads, padding in ((2.0, 6, 2), (30.0, 4, 0)):
-        shape = Shape(heads, 2, window=window, dtype=dtype, cache_dtype=dtype, has_sinks=has_sinks, cap=cap)
-        check(Sequences(shape, 3), implementation, passes, padding)
+    for window, has_sinks, dtype in every_pair([0, 4], [False, True], CLOSE):
+        with in_case(window, has_sinks, dtype):
+            passes = [[5, 1, 0], [2, 7, 3], [1, 1, 1], [0, 1, 1], [4, 0, 19], [1, 1, 1]]
+            for cap, heads, padding in ((2.0, 6, 2), (30.0, 4, 0)):
+                shape = Shape(heads, 2, window=window, dtype=dtype, cache_dtype=dtype, has_sinks=has_sinks, cap=cap)
+                check(Sequences(shape, 3), implementation, passes, padding)
 
 
 @every_implementation
-@pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("tokens", [1, 40])
-def test_scores_beyond_a_cap_weigh_as_the_cap(implementation: Implementation, tokens: int, dtype: torch.dtype) -> None:
-    found, expected = beyond_the_cap(implementation, tokens, dtype)
-    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE[dtype])
+def test_scores_beyond_a_cap_weigh_as_the_cap(implementation: Implementation) -> None:
+    for dtype, tokens in every_pair(CLOSE, [1, 40]):
+        with in_case(dtype, tokens):
+            found, expected = beyond_the_cap(implementation, tokens, dtype)
+            torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE[dtype])
 
 
 @every_implementation

@@ -1,7 +1,10 @@
 """Gated DeltaNet in plain torch: against transformers, one by one against chunks, and padding that changes nothing."""
 
+from itertools import product as every_pair
+
 import pytest
 import torch
+from support.cases import in_case
 from torch import Tensor
 from torch.nn.functional import conv1d, silu
 from transformers.models.qwen3_next.modeling_qwen3_next import (
@@ -40,16 +43,19 @@ def arguments_of(parts: list[Tensor], tiled: bool = False) -> list[Tensor]:
     return [q * KEY_DIM**-0.5, k, *rest]
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 64, 600])
-@pytest.mark.parametrize("reference", [torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule])
-@pytest.mark.parametrize("rule", [gated_delta_steps, gated_delta_chunks])
-def test_rule_is_that_of_transformers(rule: object, reference: object, tokens: int) -> None:
-    parts = random_parts(tokens)
-    out, state = rule(*arguments_of(parts))  # type: ignore[operator]
-    settings = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
-    expected, last = reference(*parts[:5], initial_state=parts[5], **settings)  # type: ignore[operator]
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(state, last, atol=1e-5, rtol=1e-5)
+def test_rule_is_that_of_transformers() -> None:
+    for tokens, reference, rule in every_pair(
+        [1, 5, 64, 600],
+        [torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule],
+        [gated_delta_steps, gated_delta_chunks],
+    ):
+        with in_case(tokens, reference, rule):
+            parts = random_parts(tokens)
+            out, state = rule(*arguments_of(parts))  # type: ignore[operator]
+            settings = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+            expected, last = reference(*parts[:5], initial_state=parts[5], **settings)  # type: ignore[operator]
+            torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(state, last, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("tokens", "chunk"), [(1, 64), (63, 64), (65, 64), (130, 64), (600, 64), (23, 7)])

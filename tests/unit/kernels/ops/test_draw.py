@@ -5,12 +5,14 @@ Legend: B rows, V vocab.
 
 import math
 import random
+from itertools import product as every_pair
 
 import numpy as np
 import pytest
 import torch
 from draws import changed, draw_of
 from packed_matrices import native_kernels
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.errors import GraphError
@@ -109,15 +111,15 @@ def test_the_exponential_is_as_good_as_float32() -> None:
     assert weight_of(torch.tensor([0.0, -87.5, -1e30, -math.inf])).tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("vocab", [1, 7, 63, 64, 65, 257, 5000])
-@pytest.mark.parametrize("spread", [0.0, 1.0, 30.0])
-def test_the_kernel_chooses_what_torch_chooses(vocab: int, spread: float, kernel: DrawKernel) -> None:
-    source = random.Random(f"{vocab} {spread}")
-    for is_rounded in (False, True):
-        draws = [random_draw(vocab, source) for _ in range(48)]
-        logits = logits_of(len(draws), vocab, spread)
-        logits = (logits * 2).round() / 2 if is_rounded else logits  # many ties
-        assert kernel.choose(logits, draws) == choose_tokens(logits, draws)
+def test_the_kernel_chooses_what_torch_chooses(kernel: DrawKernel) -> None:
+    for vocab, spread in every_pair([1, 7, 63, 64, 65, 257, 5000], [0.0, 1.0, 30.0]):
+        with in_case(vocab, spread):
+            source = random.Random(f"{vocab} {spread}")
+            for is_rounded in (False, True):
+                draws = [random_draw(vocab, source) for _ in range(48)]
+                logits = logits_of(len(draws), vocab, spread)
+                logits = (logits * 2).round() / 2 if is_rounded else logits  # many ties
+                assert kernel.choose(logits, draws) == choose_tokens(logits, draws)
 
 
 def test_the_kernel_chooses_what_torch_chooses_from_a_large_vocabulary(kernel: DrawKernel) -> None:
@@ -228,14 +230,14 @@ def test_a_mask_comes_before_everything_else(temperature: float, kernel: DrawKer
             choose(logits, [changed(rows[0], mask=torch.zeros(95, dtype=torch.bool))])
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("at", [0, 250, 299])
-def test_logits_that_are_not_finite_are_refused(bad: float, at: int, kernel: DrawKernel) -> None:
-    logits = logits_of(3, 300)
-    logits[1, at] = bad
-    for choose in (kernel.choose, choose_tokens):
-        with pytest.raises(GraphError, match="not finite"):
-            choose(logits, [draw_of()] * 3)
+def test_logits_that_are_not_finite_are_refused(kernel: DrawKernel) -> None:
+    for bad, at in every_pair([float("nan"), float("inf"), float("-inf")], [0, 250, 299]):
+        with in_case(bad, at):
+            logits = logits_of(3, 300)
+            logits[1, at] = bad
+            for choose in (kernel.choose, choose_tokens):
+                with pytest.raises(GraphError, match="not finite"):
+                    choose(logits, [draw_of()] * 3)
 
 
 def test_the_first_of_equal_logits_is_the_likeliest(kernel: DrawKernel) -> None:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product as every_pair
 
 import pytest
 import torch
+from support.cases import in_case
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -71,16 +73,14 @@ def expected_of(case: Case) -> Tensor:
 
 
 @every_implementation
-@pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("tokens", [1, 2, 3, 40])
 @every_gating
-def test_tokens_go_through_their_experts_as_in_a_plain_loop(
-    implementation: Implementation, tokens: int, dtype: torch.dtype, gating: Gating
-) -> None:
-    case = case_of(tokens, dtype, gating)
-    found = implementation(*case.arguments)
-    assert (found.shape, found.dtype) == ((tokens, TOP_K, DIM), dtype)
-    assert (found.double() - expected_of(case)).abs().max() < CLOSE[dtype]
+def test_tokens_go_through_their_experts_as_in_a_plain_loop(implementation: Implementation, gating: Gating) -> None:
+    for dtype, tokens in every_pair(CLOSE, [1, 2, 3, 40]):
+        with in_case(dtype, tokens):
+            case = case_of(tokens, dtype, gating)
+            found = implementation(*case.arguments)
+            assert (found.shape, found.dtype) == ((tokens, TOP_K, DIM), dtype)
+            assert (found.double() - expected_of(case)).abs().max() < CLOSE[dtype]
 
 
 def test_limits_bind_in_these_cases_and_experts_are_not_chosen_evenly() -> None:
@@ -136,17 +136,15 @@ def placed(case: Case, order: Sequence[int], num_places: int) -> tuple[Case, lis
 
 
 @every_implementation
-@pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("tokens", [1, 2, 40])
-def test_an_expert_gives_the_same_bits_wherever_it_lies(
-    implementation: Implementation, tokens: int, dtype: torch.dtype
-) -> None:
+def test_an_expert_gives_the_same_bits_wherever_it_lies(implementation: Implementation) -> None:
     """Float32 gate matrices are whole cache lines; the others begin anywhere."""
-    case = case_of(tokens, dtype)
-    expected = implementation(*case.arguments)
-    for order, num_places in (([6, 5, 4, 3, 2, 1, 0], 7), ([3, 1, 0, 6, 2, 4, 5], 11)):
-        moved, places = placed(case, order, num_places)
-        assert torch.equal(implementation(*moved.arguments, places), expected)
+    for dtype, tokens in every_pair(CLOSE, [1, 2, 40]):
+        with in_case(dtype, tokens):
+            case = case_of(tokens, dtype)
+            expected = implementation(*case.arguments)
+            for order, num_places in (([6, 5, 4, 3, 2, 1, 0], 7), ([3, 1, 0, 6, 2, 4, 5], 11)):
+                moved, places = placed(case, order, num_places)
+                assert torch.equal(implementation(*moved.arguments, places), expected)
 
 
 def test_products_are_given_aligned_matrices_whatever_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,35 +164,32 @@ def test_products_are_given_aligned_matrices_whatever_their_place(monkeypatch: p
 
 
 @every_implementation
-@pytest.mark.parametrize("tokens", [1, 2, 40])
-@pytest.mark.parametrize("waves", [[[0, 1, 2, 3, 4, 5], [6]], [[2, 6], [5, 1], [0, 4], [3]]], ids=str)
 @every_gating
-def test_some_experts_at_a_time_give_the_bits_of_all_at_once(
-    implementation: Implementation, tokens: int, waves: list[list[int]], gating: Gating
-) -> None:
-    case = case_of(tokens, gating=gating)
-    expected = implementation(*case.arguments)
-    found = torch.zeros_like(expected)
-    for wave in waves:
-        some, places = placed(case, wave, len(wave))
-        answers = implementation(*some.arguments, places)
-        is_here = torch.isin(case.chosen, torch.tensor(wave))
-        assert not answers[~is_here].any()
-        found[is_here] = answers[is_here]
-    assert torch.equal(found, expected)
+def test_some_experts_at_a_time_give_the_bits_of_all_at_once(implementation: Implementation, gating: Gating) -> None:
+    for tokens, waves in every_pair([1, 2, 40], [[[0, 1, 2, 3, 4, 5], [6]], [[2, 6], [5, 1], [0, 4], [3]]]):
+        with in_case(tokens, waves):
+            case = case_of(tokens, gating=gating)
+            expected = implementation(*case.arguments)
+            found = torch.zeros_like(expected)
+            for wave in waves:
+                some, places = placed(case, wave, len(wave))
+                answers = implementation(*some.arguments, places)
+                is_here = torch.isin(case.chosen, torch.tensor(wave))
+                assert not answers[~is_here].any()
+                found[is_here] = answers[is_here]
+            assert torch.equal(found, expected)
 
 
 @every_implementation
-@pytest.mark.parametrize("tokens", [2, 20])
 @every_gating
-def test_nobody_answers_zeros_and_changes_no_other_answer(
-    implementation: Implementation, tokens: int, gating: Gating
-) -> None:
-    case = case_of(tokens, gating=gating)
-    case.chosen[tokens // 2 :] = -1
-    found = implementation(*case.arguments)
-    assert not found[tokens // 2 :].any()
-    assert (found.double() - expected_of(case)).abs().max() < 1e-5
+def test_nobody_answers_zeros_and_changes_no_other_answer(implementation: Implementation, gating: Gating) -> None:
+    for tokens in [2, 20]:
+        with in_case(tokens):
+            case = case_of(tokens, gating=gating)
+            case.chosen[tokens // 2 :] = -1
+            found = implementation(*case.arguments)
+            assert not found[tokens // 2 :].any()
+            assert (found.double() - expected_of(case)).abs().max() < 1e-5
 
 
 @every_implementation

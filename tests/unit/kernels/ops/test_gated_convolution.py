@@ -1,10 +1,12 @@
 """The op gated_convolution: plain torch and the C++ kernel against float64; schema, fake, a compiled caller."""
 
 from dataclasses import replace
+from itertools import product as every_pair
 
 import pytest
 import torch
 from convolution_cases import SHAPES, assert_true, convolution_case
+from support.cases import in_case
 
 from graphcore.kernels.cpu.program import NativeProgram, append_gated_convolution
 
@@ -12,61 +14,60 @@ OP = torch.ops.graphcore.gated_convolution.default
 PASSES = [([0, 5], [1, 1]), ([9, 0], [2, 16]), ([7, 0, 3], [20, 70, 0])]
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(("starts", "counts"), PASSES)
-def test_plain_torch_computes_the_layer(name: str, starts: list[int], counts: list[int]) -> None:
-    case = convolution_case(name, starts, counts)
-    before = case.copied()
-    assert_true(case, case.run(), before, atol=1e-5, rtol=1e-5)
+def test_plain_torch_computes_the_layer() -> None:
+    for name, (starts, counts) in every_pair(SHAPES, PASSES):
+        with in_case(name, starts, counts):
+            case = convolution_case(name, starts, counts)
+            before = case.copied()
+            assert_true(case, case.run(), before, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(("starts", "counts"), PASSES)
-def test_the_kernel_computes_the_layer(
-    library: str, name: str, starts: list[int], counts: list[int], dtype: torch.dtype
-) -> None:
-    case = convolution_case(name, starts, counts, dtype)
-    before = case.copied()
-    out = case.run(library)
-    assert not out.isnan().any(), "padding is 0"
-    assert_true(case, out, before, atol=1e-5, rtol=1e-5 if dtype is torch.float32 else torch.finfo(dtype).eps)
+def test_the_kernel_computes_the_layer(library: str) -> None:
+    for dtype, name, (starts, counts) in every_pair([torch.float32, torch.bfloat16, torch.float16], SHAPES, PASSES):
+        with in_case(dtype, name, starts, counts):
+            case = convolution_case(name, starts, counts, dtype)
+            before = case.copied()
+            out = case.run(library)
+            assert not out.isnan().any(), "padding is 0"
+            assert_true(case, out, before, atol=1e-5, rtol=1e-5 if dtype is torch.float32 else torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_state_carries_from_one_pass_to_the_next_to_the_bit(library: str, name: str) -> None:
-    for used in ("", library):
-        case = convolution_case(name, [0], [100])
-        whole = case.copied()
-        expected, outs = whole.run(used), []
-        for first, end in ((0, 66), (66, 67), (67, 69), (69, 100)):
-            part = replace(
-                case,
-                mixed=case.mixed[:, first:end].contiguous(),
-                starts=torch.tensor([first]),
-                counts=torch.tensor([end - first]),
-            )
-            outs.append(part.run(used))
-        assert torch.equal(torch.cat(outs, dim=1), expected)
-        assert torch.equal(case.convolution, whole.convolution)
+def test_a_state_carries_from_one_pass_to_the_next_to_the_bit(library: str) -> None:
+    for name in SHAPES:
+        with in_case(name):
+            for used in ("", library):
+                case = convolution_case(name, [0], [100])
+                whole = case.copied()
+                expected, outs = whole.run(used), []
+                for first, end in ((0, 66), (66, 67), (67, 69), (69, 100)):
+                    part = replace(
+                        case,
+                        mixed=case.mixed[:, first:end].contiguous(),
+                        starts=torch.tensor([first]),
+                        counts=torch.tensor([end - first]),
+                    )
+                    outs.append(part.run(used))
+                assert torch.equal(torch.cat(outs, dim=1), expected)
+                assert torch.equal(case.convolution, whole.convolution)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_native_program_runs_the_layer_token_by_token_with_the_bits_of_one_pass(library: str, name: str) -> None:
-    case = convolution_case(name, [0], [5])
-    whole = case.copied()
-    expected = whole.run(library)
-    one = torch.empty_like(case.mixed[:, :1])
-    step = replace(case, mixed=one, starts=torch.tensor([0]), counts=torch.tensor([1]))
-    program = NativeProgram(library, 2)
-    answer, outs = append_gated_convolution(program, step.parts()), []
-    for token in range(5):
-        one.copy_(case.mixed[:, token : token + 1])
-        step.starts.fill_(token)
-        program.run()
-        outs.append(answer.clone())
-    assert torch.equal(torch.stack(outs, dim=1), expected)
-    assert torch.equal(case.convolution, whole.convolution)
+def test_a_native_program_runs_the_layer_token_by_token_with_the_bits_of_one_pass(library: str) -> None:
+    for name in SHAPES:
+        with in_case(name):
+            case = convolution_case(name, [0], [5])
+            whole = case.copied()
+            expected = whole.run(library)
+            one = torch.empty_like(case.mixed[:, :1])
+            step = replace(case, mixed=one, starts=torch.tensor([0]), counts=torch.tensor([1]))
+            program = NativeProgram(library, 2)
+            answer, outs = append_gated_convolution(program, step.parts()), []
+            for token in range(5):
+                one.copy_(case.mixed[:, token : token + 1])
+                step.starts.fill_(token)
+                program.run()
+                outs.append(answer.clone())
+            assert torch.equal(torch.stack(outs, dim=1), expected)
+            assert torch.equal(case.convolution, whole.convolution)
 
 
 @pytest.mark.parametrize("tokens", [1, 12])

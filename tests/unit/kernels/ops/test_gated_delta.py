@@ -6,6 +6,7 @@ from itertools import cycle
 import pytest
 import torch
 from delta_cases import QWEN, SHAPES, SMALL, DeltaShape, assert_true, delta_case
+from support.cases import in_case
 
 from graphcore.kernels.cpu.program import NativeProgram, append_delta_heads
 
@@ -64,21 +65,22 @@ def test_kernels_carry_the_states_from_one_chunk_to_the_next(library: str) -> No
     assert_true(case, torch.cat(outs, dim=1), before, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_native_program_runs_the_layer_token_by_token(library: str, shape: DeltaShape) -> None:
-    case = delta_case(shape, [0], [5])
-    before = case.copied()
-    one = {name: torch.empty_like(getattr(case, name)[:, :1]) for name in ("mixed", "z", "a", "b")}
-    step = replace(case, **one, starts=torch.tensor([0]), counts=torch.tensor([1]))
-    program = NativeProgram(library, 2)
-    answer, outs = append_delta_heads(program, step.parts()), []
-    for token in range(5):
-        for name, tensor in one.items():
-            tensor.copy_(getattr(case, name)[:, token : token + 1])
-        step.starts.fill_(token)
-        program.run()
-        outs.append(answer.clone())
-    assert_true(case, torch.stack(outs, dim=1), before, atol=2e-5, rtol=1e-5)
+def test_a_native_program_runs_the_layer_token_by_token(library: str) -> None:
+    for shape in SHAPES.values():
+        with in_case(shape):
+            case = delta_case(shape, [0], [5])
+            before = case.copied()
+            one = {name: torch.empty_like(getattr(case, name)[:, :1]) for name in ("mixed", "z", "a", "b")}
+            step = replace(case, **one, starts=torch.tensor([0]), counts=torch.tensor([1]))
+            program = NativeProgram(library, 2)
+            answer, outs = append_delta_heads(program, step.parts()), []
+            for token in range(5):
+                for name, tensor in one.items():
+                    tensor.copy_(getattr(case, name)[:, token : token + 1])
+                step.starts.fill_(token)
+                program.run()
+                outs.append(answer.clone())
+            assert_true(case, torch.stack(outs, dim=1), before, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [1, 12])

@@ -5,6 +5,7 @@ blocks of tests/unit/quant), of heads that a Hadamard matrix in float64 has mixe
 """
 
 from functools import partial
+from itertools import product as every_pair
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from attend_cases import Implementation
 from attend_instruction import attend_as_a_program
 from coded_cases import PAIRS, PASSES, SCALE, Grown, hadamard, pool
 from packed_matrices import native_kernels
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.kernels.cpu.attention import sliced_attend
@@ -58,12 +60,12 @@ def test_pages_hold_libggml_s_blocks_of_mixed_heads(name: str, attend: Implement
     check_pages(name, attend, 21)
 
 
-@pytest.mark.parametrize("name", CODED)
-@pytest.mark.parametrize("tokens", [1, 21])
-def test_kernels_of_every_instruction_set_write_these_pages(library: str, name: str, tokens: int) -> None:
-    check_pages(name, partial(sliced_attend, library=library), tokens)
-    if tokens == 1:
-        check_pages(name, partial(attend_as_a_program, library=library), tokens)
+def test_kernels_of_every_instruction_set_write_these_pages(library: str) -> None:
+    for name, tokens in every_pair(CODED, [1, 21]):
+        with in_case(name, tokens):
+            check_pages(name, partial(sliced_attend, library=library), tokens)
+            if tokens == 1:
+                check_pages(name, partial(attend_as_a_program, library=library), tokens)
 
 
 def check_pages(name: str, attend: Implementation, tokens: int) -> None:
@@ -87,26 +89,25 @@ def check_pages(name: str, attend: Implementation, tokens: int) -> None:
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("window", [0, 9])
-@pytest.mark.parametrize("kinds", PAIRS, ids=str)
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_attention_is_that_of_the_codes_in_float64(name: str, kinds: tuple[KVType, KVType], window: int) -> None:
-    for head_dim, page in ((32, 16), (96, 5), (128, 64)):
-        grown = Grown(kinds, head_dim, window, page)
-        for counts in PASSES:
-            found, expected = grown.run(implementation_of(name), counts)
-            torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+def test_attention_is_that_of_the_codes_in_float64() -> None:
+    for window, kinds, name in every_pair([0, 9], PAIRS, IMPLEMENTATIONS):
+        with in_case(window, kinds, name):
+            for head_dim, page in ((32, 16), (96, 5), (128, 64)):
+                grown = Grown(kinds, head_dim, window, page)
+                for counts in PASSES:
+                    found, expected = grown.run(implementation_of(name), counts)
+                    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("window", [0, 9])
-@pytest.mark.parametrize("kinds", PAIRS, ids=str)
-def test_an_instruction_attends_codes_as_the_loop_does(library: str, kinds: tuple[KVType, KVType], window: int) -> None:
-    for head_dim, page, heads in ((32, 16, 2), (96, 5, 4), (128, 64, 6), (64, 16, 8), (256, 16, 10)):
-        grown = Grown(kinds, head_dim, window, page, heads)
-        grown.run(partial(sliced_attend, library=library), [40, 17])
-        for counts in [[1, 1]] * 6:
-            found, expected = grown.run(partial(attend_as_a_program, library=library), counts)
-            torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+def test_an_instruction_attends_codes_as_the_loop_does(library: str) -> None:
+    for window, kinds in every_pair([0, 9], PAIRS):
+        with in_case(window, kinds):
+            for head_dim, page, heads in ((32, 16, 2), (96, 5, 4), (128, 64, 6), (64, 16, 8), (256, 16, 10)):
+                grown = Grown(kinds, head_dim, window, page, heads)
+                grown.run(partial(sliced_attend, library=library), [40, 17])
+                for counts in [[1, 1]] * 6:
+                    found, expected = grown.run(partial(attend_as_a_program, library=library), counts)
+                    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf")])
@@ -146,32 +147,35 @@ def test_chunk_borders_do_not_show(library: str, kinds: tuple[KVType, KVType]) -
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
-@pytest.mark.parametrize("kinds", [("q8_0", "q4_0"), ("q5_0", "q5_0"), (torch.float32, torch.float32)], ids=str)
-@pytest.mark.parametrize("tokens", [1, 13])
-def test_layers_that_share_a_cache_read_the_codes_that_were_written(
-    name: str, kinds: tuple[KVType, KVType], tokens: int
-) -> None:
+def test_layers_that_share_a_cache_read_the_codes_that_were_written() -> None:
     """The second layer's queries meet what the first layer's did, and the pools stay as they are."""
-    attend = implementation_of(name)
-    for window in (0, 9):
-        grown = Grown(kinds, 64, window)
-        grown.run(attend, [11, 20])
-        counts = [tokens, max(1, tokens - 4)]
-        asked: list[Tensor] = []
+    for name, kinds, tokens in every_pair(
+        IMPLEMENTATIONS, [("q8_0", "q4_0"), ("q5_0", "q5_0"), (torch.float32, torch.float32)], [1, 13]
+    ):
+        with in_case(name, kinds, tokens):
+            attend = implementation_of(name)
+            for window in (0, 9):
+                grown = Grown(kinds, 64, window)
+                grown.run(attend, [11, 20])
+                counts = [tokens, max(1, tokens - 4)]
+                asked: list[Tensor] = []
 
-        def keep_query(query: Tensor, *rest: object, attend: Implementation = attend, asked: list = asked) -> Tensor:
-            asked.append(query)
-            return attend(query, *rest)
+                def keep_query(
+                    query: Tensor, *rest: object, attend: Implementation = attend, asked: list = asked
+                ) -> Tensor:
+                    asked.append(query)
+                    return attend(query, *rest)
 
-        starts = torch.tensor([len(row) for row in grown.seen[0]])
-        first, _ = grown.run(keep_query, counts)
-        before = [one.view(torch.uint8).clone() for one in grown.pools]
-        where = (*grown.pools, grown.table, starts, torch.tensor(counts))
-        shared = attend(asked[0], None, None, *where, window, SCALE, grown.sinks)
-        found = torch.cat([shared[row, :count].flatten(0, 1) for row, count in enumerate(counts)]).double()
-        torch.testing.assert_close(found, first, rtol=0, atol=2e-6)
-        assert all(torch.equal(one.view(torch.uint8), other) for one, other in zip(grown.pools, before, strict=True))
+                starts = torch.tensor([len(row) for row in grown.seen[0]])
+                first, _ = grown.run(keep_query, counts)
+                before = [one.view(torch.uint8).clone() for one in grown.pools]
+                where = (*grown.pools, grown.table, starts, torch.tensor(counts))
+                shared = attend(asked[0], None, None, *where, window, SCALE, grown.sinks)
+                found = torch.cat([shared[row, :count].flatten(0, 1) for row, count in enumerate(counts)]).double()
+                torch.testing.assert_close(found, first, rtol=0, atol=2e-6)
+                assert all(
+                    torch.equal(one.view(torch.uint8), other) for one, other in zip(grown.pools, before, strict=True)
+                )
 
 
 def test_the_op_shares_a_cache_too() -> None:

@@ -4,31 +4,25 @@ Golden values were computed by libggml (`ggml_get_type_traits(type)->to_float`) 
 microsoft/BitNet; see tests/golden.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pytest
+import packed_matrices
 from folder_formats import FOLDER_FORMATS, folder_blocks, folder_weights
 from packed_matrices import put_iq1_m_scales
 
 from graphcore.quant import FORMATS
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-# Where each block keeps its float16 fields, from the layout table of ggml-common.h.
-FLOAT16_FIELDS = {
-    "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
-    "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "tq1_0": (52,), "tq2_0": (64,),
-    "q1_0": (0,), "q2_0": (0,), "iq2_xxs": (0,), "iq2_xs": (0,), "iq2_s": (0,), "iq3_xxs": (0,), "iq3_s": (0,),
-    "iq1_s": (0,), "iq1_m": (), "mxfp4": (), "nvfp4": (), "f32": (), "f16": (0,), "bf16": (),
-    **dict.fromkeys(FOLDER_FORMATS, ()),
-}  # fmt: skip
+# Those of formats without a kernel, too, which packed_matrices.py does not have:
+FLOAT16_FIELDS = {**packed_matrices.FLOAT16_FIELDS, "tq1_0": (52,), "f32": (), "f16": (0,), "bf16": ()}
 
 # Zeros, smallest and largest subnormals, smallest normal, largest, infinities, NaNs, of both signs.
 HARD_FLOAT16 = np.array(
@@ -51,6 +45,7 @@ class GoldenBlocks:
         return np.concatenate((self.blocks[rows].reshape(-1), self.tail)), self.weights[rows]
 
 
+@cache
 def load_golden(name: str) -> GoldenBlocks:
     if name == "i2_s":
         stored = np.load(GOLDEN / "i2s.npz")
@@ -64,29 +59,13 @@ def load_golden(name: str) -> GoldenBlocks:
     return GoldenBlocks(stored[f"{name.upper()}.raw"], stored[f"{name.upper()}.f32"], np.empty(0, np.uint8))
 
 
-@pytest.fixture(params=sorted(FORMATS))
-def format_name(request: pytest.FixtureRequest) -> str:
-    """Every registered format."""
-    return str(request.param)
-
-
-@pytest.fixture
-def golden(format_name: str) -> GoldenBlocks:
-    return load_golden(format_name)
-
-
-@pytest.fixture
-def random_blocks() -> Callable[[str, int], Bytes]:
-    """Seeded random blocks; the first quarter has zero, subnormal, infinite and NaN scales."""
-
-    def make(name: str, num_blocks: int) -> Bytes:
-        rng = np.random.default_rng([*name.encode(), num_blocks])
-        blocks = rng.integers(0, 256, (num_blocks, FORMATS[name].block_nbytes), dtype=np.uint8)
-        for start in FLOAT16_FIELDS[name]:
-            hard = rng.choice(HARD_FLOAT16, num_blocks // 4)
-            blocks[: num_blocks // 4, start : start + 2] = hard.view(np.uint8).reshape(-1, 2)
-        if name == "iq1_m":
-            put_iq1_m_scales(blocks[: num_blocks // 4], rng.choice(HARD_FLOAT16, num_blocks // 4))
-        return blocks
-
-    return make
+def random_blocks(name: str, num_blocks: int) -> Bytes:
+    """Return seeded random blocks; the first quarter has zero, subnormal, infinite and NaN scales."""
+    rng = np.random.default_rng([*name.encode(), num_blocks])
+    blocks = rng.integers(0, 256, (num_blocks, FORMATS[name].block_nbytes), dtype=np.uint8)
+    for start in FLOAT16_FIELDS[name]:
+        hard = rng.choice(HARD_FLOAT16, num_blocks // 4)
+        blocks[: num_blocks // 4, start : start + 2] = hard.view(np.uint8).reshape(-1, 2)
+    if name == "iq1_m":
+        put_iq1_m_scales(blocks[: num_blocks // 4], rng.choice(HARD_FLOAT16, num_blocks // 4))
+    return blocks
