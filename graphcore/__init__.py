@@ -5,13 +5,12 @@
     print(engine.generate("The capital of France is", max_new_tokens=8)[0].text)
 
 `Engine`, `ForwardState` and `LayerLoader` are imported at their first use: importing graphcore alone does not import
-torch. It does set how torch's threads wait for each other, which torch reads when it is loaded
-(`graphcore.processors`).
+torch.
 """
 
 from typing import TYPE_CHECKING
 
-from graphcore.processors import bound_spinning
+import graphcore.processors  # noqa: F401 - which takes the time of the first import
 
 if TYPE_CHECKING:
     from graphcore.engine.engine import Engine
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Engine", "ForwardState", "LayerLoader", "__version__"]
-
-bound_spinning()
 
 
 def __getattr__(name: str) -> object:

@@ -16,7 +16,6 @@ SPIN_ROUNDS = "10000"
 SPIN_VARIABLE, SPIN_VARIABLES = "GOMP_SPINCOUNT", ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 IMPORTED_AT = time.perf_counter()  # time in seconds at which graphcore was first imported
 SECONDS_BEFORE_IMPORT = time.process_time()  # processor seconds that this process had used by then
-WAS_TORCH_LOADED = "torch" in sys.modules  # True if torch was loaded before graphcore was first imported
 
 
 def usable_processors(root: Path = ROOT) -> int:
@@ -45,22 +44,41 @@ def _quota(folder: Path, is_v2: bool) -> int | None:
 
 
 def bound_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Make torch's threads spin only briefly while they wait, unless the user has set it otherwise.
+    """Let torch's threads spin only briefly while they wait, here and in child processes, unless the user set it.
 
-    This has no effect if torch is already loaded (`spinning_note`).
+    A command calls this for its own process, before torch is imported.
     """
-    if not WAS_TORCH_LOADED and not any(name in environment for name in SPIN_VARIABLES):
+    if not any(name in environment for name in SPIN_VARIABLES):
         environment[SPIN_VARIABLE] = SPIN_ROUNDS
+
+
+@functools.cache
+def load_torch() -> bool:
+    """Import torch so that its threads spin only briefly, unless the user set it; return False if it was there before.
+
+    libgomp reads the variable once, when `import torch` loads it. So it is set for that time alone, and the environment
+    of a program that imports graphcore stays as it was.
+    """
+    if "torch" in sys.modules:
+        return False
+    was_set = any(name in os.environ for name in SPIN_VARIABLES)
+    bound_spinning()
+    try:
+        import torch  # noqa: F401
+    finally:
+        if not was_set:
+            del os.environ[SPIN_VARIABLE]
+    return True
 
 
 def spinning_note() -> str:
     """Return a note if torch was loaded before its threads' spinning could be limited; else an empty text."""
-    if WAS_TORCH_LOADED and not any(name in os.environ for name in SPIN_VARIABLES):
-        return (
-            "torch was imported before graphcore, so its threads spin while they wait, which is slow on a busy "
-            f"machine; import graphcore first, or set {SPIN_VARIABLE}={SPIN_ROUNDS}"
-        )
-    return ""
+    if load_torch() or any(name in os.environ for name in SPIN_VARIABLES):
+        return ""
+    return (
+        "torch was imported before graphcore's engine, so its threads spin while they wait, which is slow on a busy "
+        f"machine; import graphcore.Engine first, or set {SPIN_VARIABLE}={SPIN_ROUNDS}"
+    )
 
 
 def seconds_queued() -> float | None:

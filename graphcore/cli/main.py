@@ -42,6 +42,7 @@ from graphcore.config.compose import VERSION_BASE, check_sweep, follows, refuse_
 from graphcore.config.conf_folder import check_groups, conf_dir
 from graphcore.config.hydra_errors import config_error
 from graphcore.errors import ConfigError, GraphcoreError
+from graphcore.processors import bound_spinning
 from graphcore.tasks.report.output_files import OutputError, ResultStream
 from graphcore.tasks.termination import ended_by_signals, undisturbed
 
@@ -266,4 +267,5 @@ def _show(error: GraphcoreError | HydraException | OmegaConfBaseException, is_de
 
 
 if __name__ == "__main__":
+    bound_spinning()
     main()

@@ -4,6 +4,8 @@ import os
 import signal
 from types import FrameType
 
+from graphcore.processors import bound_spinning
+
 UNTOUCHED = (signal.SIG_DFL, signal.default_int_handler)
 
 
@@ -16,6 +18,7 @@ def start() -> None:
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     taken = [number for number in ending if signal.getsignal(number) in UNTOUCHED]
     handlers = {number: signal.signal(number, _end_process) for number in taken}
+    bound_spinning()
     from graphcore.cli.main import main
 
     for number, handler in handlers.items():

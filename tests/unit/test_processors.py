@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from command_process import ROOT
 from process_groups import write_groups
 
 from graphcore import processors
@@ -48,8 +49,7 @@ def test_affinity_bounds_them_where_there_is_no_quota(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("said", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
-def test_what_the_user_has_said_about_waiting_stands(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processors, "WAS_TORCH_LOADED", False)
+def test_what_the_user_has_said_about_waiting_stands(said: str) -> None:
     environment = {said: "mine"}
     bound_spinning(environment)
     assert environment == {said: "mine"}
@@ -59,29 +59,66 @@ IMPORTS = """
 import os, sys
 {first}
 import graphcore
+assert "torch" not in sys.modules or {first!r}
+before = os.environ.get("GOMP_SPINCOUNT")
+{second}
+import torch
 from graphcore.processors import spinning_note
-print(os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules, bool(spinning_note()))
+print(torch.heard, before, os.environ.get("GOMP_SPINCOUNT"), bool(spinning_note()))
+"""
+COMMAND = """
+import types
+sys.modules["graphcore.cli.main"] = types.SimpleNamespace(main=lambda: None)
+from graphcore.cli.start import start
+start()
 """
 
 
-@pytest.mark.parametrize(
-    ("first", "expected"), [("", "10000 False False"), ("sys.modules['torch'] = os", "None True True")]
-)
-def test_torch_is_told_before_it_is_loaded_and_never_in_vain(first: str, expected: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in processors.SPIN_VARIABLES}
+def without_waiting() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in processors.SPIN_VARIABLES}
+
+
+def run_python(code: str, environment: Mapping[str, str]) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTS.format(first=first)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=120
     )
-    assert done.stdout.strip() == expected
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "user", "expected"),
+    [
+        ("", "import graphcore.engine", None, ["10000", "None", "None", "False"]),
+        ("", "import graphcore.engine", "7", ["7", "7", "7", "False"]),
+        ("", COMMAND, None, ["10000", "None", "10000", "False"]),
+        ("", COMMAND, "7", ["7", "7", "7", "False"]),
+        ("import torch", "import graphcore.engine", None, ["None", "None", "None", "True"]),
+    ],
+    ids=["engine", "engine, set by the user", "command", "command, set by the user", "torch before graphcore"],
+)
+def test_torch_is_told_when_it_is_loaded_and_the_caller_s_environment_stays(
+    first: str, second: str, user: str | None, expected: list[str], tmp_path: Path
+) -> None:
+    """Over a torch that keeps what it hears; a command may change its own process's environment."""
+    (tmp_path / "torch.py").write_text('import os\nheard = os.environ.get("GOMP_SPINCOUNT")\n')
+    environment = {**without_waiting(), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    environment |= {} if user is None else {"GOMP_SPINCOUNT": user}
+    assert run_python(IMPORTS.format(first=first, second=second), environment) == expected
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP library than libgomp")
+def test_libgomp_itself_says_for_how_long_threads_spin() -> None:
+    """It prints its settings when it is loaded, which is when it reads them."""
+    environment = {**without_waiting(), "PYTHONPATH": str(ROOT), "OMP_DISPLAY_ENV": "VERBOSE"}
+    for imports, rounds in (("graphcore.engine", "10000"), ("torch, graphcore.engine", "300000")):
+        command = [sys.executable, "-c", f"import {imports}"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+        assert f"GOMP_SPINCOUNT = '{rounds}'" in done.stderr, imports
 
 
 def test_a_note_names_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processors, "WAS_TORCH_LOADED", True)
+    monkeypatch.setattr(processors, "load_torch", lambda: False)
     for name in processors.SPIN_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert "GOMP_SPINCOUNT=10000" in spinning_note()
