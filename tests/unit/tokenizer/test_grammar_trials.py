@@ -21,7 +21,7 @@ from graphcore.tokenizer.schema_bounds import with_kept_bounds
 SECONDS = 60.0
 TESTS = Path(__file__).parents[2]
 LOW, HIGH = -(2**63), 2**63 - 1
-MANY = "start: " + " | ".join(f'"{number:x}" /[a-z]{{1,{number % 50 + 1}}}/' for number in range(600))
+LONG = 'start: "' + "ab" * 200_000 + '"'
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def unchecked(schema: object) -> str:
         (unchecked({"type": "integer", "minimum": LOW, "maximum": LOW}), Bounds(), r"ended its process \(SIGSEGV\)"),
         (unchecked({"enum": ["", -1e300], "type": "integer"}), Bounds(), r"ended its process \(SIGSEGV\)"),
         (unchecked({"type": "number", "multipleOf": 1000003}), Bounds(seconds=0.3), r"takes more than 0\.3 s"),
-        (MANY, Bounds(nbytes=110 << 20), r"ended its process \(SIGABRT\)|more memory|MemoryError"),
+        (LONG, Bounds(nbytes=110 << 20), r"ended its process \(SIGABRT\); it takes too much memory"),
         (unchecked({"type": "nothing"}), Bounds(), "Invalid type: nothing"),
         ("start: start", Bounds(), "no text matches it, because its rules never end"),
     ],
