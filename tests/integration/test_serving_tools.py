@@ -14,14 +14,16 @@ import anthropic
 import jsonschema
 import openai
 import pytest
+import torch
 from anthropic import beta_tool
-from calling_folder import BRIEF, TOKEN_IDS, save_calling_folder
+from calling_folder import BRIEF, TOKEN_IDS, VOCAB, save_calling_folder
 from openai.lib.responses_tool_runner import RegisteredFunction, ResponsesToolRunner
 from pydantic import BaseModel, Field
 from served_engine import SECONDS, Running, running_server
 
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams
+from graphcore.serving import answering
 
 WEATHER = {
     "type": "object",
@@ -60,6 +62,9 @@ class Person(BaseModel):
     name: str = Field(max_length=8)
     age: int = Field(ge=0, le=120)
     mood: Literal["glad", "sad"]
+
+
+PERSON_FORMAT: dict[str, Any] = {"schema": {**Person.model_json_schema(), "additionalProperties": False}}
 
 
 @pytest.fixture(scope="module")
@@ -397,3 +402,138 @@ def test_thoughts_in_messages_and_responses(thinking: Running) -> None:
     found = openai_client(thinking).responses.create(**asked)
     assert [found.output[0].type, found.output[1].type] == ["reasoning", "function_call"]
     assert found.output[0].summary[0].text
+
+
+def test_beside_a_schema_the_model_calls_or_answers(running: Running, thinking: Running) -> None:
+    """What OpenAI's Agents SDK sends in each turn of an agent with an output type; in all three interfaces."""
+    wished, strict = {**PERSON_FORMAT, "name": "person"}, [{**tool, "strict": True} for tool in FLAT_TOOLS]
+    chat_tools = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    kinds = set()
+    for server in (running, thinking):
+        soon = {} if server is running else {str(TOKEN_IDS["</think>"]): 3.5}
+        for parallel, called_for in ((True, 5.0), (False, 5.0), (True, -5.0)):
+            bias = {**CALLING, **soon, str(TOKEN_IDS["<tool_call>"]): called_for}
+            asked = {"response_format": {"type": "json_schema", "json_schema": wished}, "parallel_tool_calls": parallel}
+            for choice in chat(server, n=8, logit_bias=bias, tools=chat_tools, **asked).choices:
+                if choice.finish_reason == "length":
+                    continue
+                kinds.add((server is running, choice.finish_reason))
+                if choice.finish_reason == "tool_calls":
+                    called = check_calls(choice.message.tool_calls)
+                    assert not choice.message.content
+                    assert parallel or len(called) == 1
+                else:
+                    Person.model_validate_json(choice.message.content)
+    assert kinds == {(True, "tool_calls"), (True, "stop"), (False, "tool_calls"), (False, "stop")}
+    required = chat(running, tool_choice="required", response_format={"type": "json_schema", "json_schema": wished})
+    assert check_calls(required.choices[0].message.tool_calls)
+    found = set()
+    for seed in range(8):
+        more = {"extra_body": {"seed": seed, "logit_bias": CALLING}, "text": {"format": {"type": "json_schema", **wished}}}
+        for item in openai_client(running).responses.create(**responses_fields(tools=strict, **more)).output:
+            found.add(item.type)
+            if item.type == "message":
+                Person.model_validate_json(item.content[0].text)
+            else:
+                jsonschema.validate(json.loads(item.arguments), SCHEMAS[item.name])
+        fields = message_fields(output_config={"format": {"type": "json_schema", "schema": PERSON_FORMAT["schema"]}})
+        message = anthropic_client(running).messages.create(**fields, extra_body={"logit_bias": CALLING})
+        found |= {block.type for block in message.content}
+        for text in [block.text for block in message.content if block.type == "text"]:
+            Person.model_validate_json(text)
+        assert all(block.name in SCHEMAS for block in message.content if block.type == "tool_use")
+    assert found == {"message", "function_call", "text", "tool_use"}
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, running: Running, text: str) -> int:
+    """Make the server's model write a text and its end token, and return the number of these tokens."""
+    ids = running.served.engine.tokenizer.encode(text, add_special_tokens=False) + [TOKEN_IDS["<|im_end|>"]]
+
+    def mask(new_ids: Sequence[int]) -> torch.Tensor:
+        allowed = torch.zeros(VOCAB, dtype=torch.bool)
+        allowed[ids[min(len(new_ids), len(ids) - 1)]] = True
+        return allowed
+
+    monkeypatch.setattr(answering, "call_mask", lambda *_: mask)
+    return len(ids)
+
+
+def answers_of(running: Running, stops: list[str], **fields: Any) -> list[tuple[str, str, list[str], str, int]]:
+    """Return thoughts, content, names of calls, why it ended and its tokens: of chats and messages, whole and streamed."""
+    found: list[tuple[str, str, list[str], str, int]] = []
+    for choice in (whole := chat(running, stop=stops, **fields)).choices:
+        calls = [call.function.name for call in choice.message.tool_calls or ()]
+        said = choice.message.content or ""
+        ended = choice.finish_reason
+        found.append((thoughts_of(choice.message), said, calls, ended, whole.usage.completion_tokens))
+    pieces: dict[str, str] = {"reasoning_content": "", "content": ""}
+    names: list[str] = []
+    ended, used = "", 0
+    for chunk in chat(running, stop=stops, stream=True, stream_options={"include_usage": True}, **fields):
+        used = chunk.usage.completion_tokens if chunk.usage else used
+        for choice in chunk.choices:
+            ended = choice.finish_reason or ended
+            names += [call.function.name for call in choice.delta.tool_calls or () if call.function.name]
+            for name in pieces:
+                pieces[name] += getattr(choice.delta, name, None) or ""
+    found.append((pieces["reasoning_content"], pieces["content"], names, ended, used))
+    client, asked = anthropic_client(running), message_fields(stop_sequences=stops)
+    with client.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    for message in (client.messages.create(**asked), streamed):
+        texts = {kind: "" for kind in ("thinking", "text")}
+        for block in message.content:
+            if block.type in texts:
+                texts[block.type] += getattr(block, block.type)
+        uses = [block.name for block in message.content if block.type == "tool_use"]
+        reason = {"stop_sequence": "stop", "end_turn": "stop", "tool_use": "tool_calls"}[str(message.stop_reason)]
+        assert (message.stop_reason == "stop_sequence") == (message.stop_sequence in stops)
+        found.append((texts["thinking"], texts["text"], uses, reason, message.usage.output_tokens))
+    return found
+
+
+def test_stop_strings_end_neither_thoughts_nor_calls(
+    running: Running, thinking: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each text that the model writes: what is left of it, and the tokens of a byte or a tag each up to its end."""
+    call = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC"}}\n</tool_call>'
+    for server, text, stops, expected, last in [
+        (thinking, "a.\n\nb\n</think>\n\nc.\n\nd", ["\n\n"], ("a.\n\nb", "c.", [], "stop"), "c.\n\n"),
+        (thinking, "a.\n\nb\n</think>\n\nc. d", ["\n\n", "x"], ("a.\n\nb", "c. d", [], "stop"), ""),
+        (thinking, "a.\n</think>\n\nc", ["</think>"], ("a.\n", "", [], "stop"), "</think>"),
+        (thinking, f"zone\n</think>\nc\n{call}", ["zone", '"'], ("zone", "c", ["get_time"], "tool_calls"), ""),
+        (running, f"Hi.\n{call}\n{call}", ["\n\n", "UTC"], ("", "Hi.", ["get_time"] * 2, "tool_calls"), ""),
+        (running, f"Hi.\n\n{call}", ["\n\n"], ("", "Hi.", [], "stop"), "Hi.\n\n"),
+        (running, "Hi. So", [". S"], ("", "Hi", [], "stop"), "Hi. S"),
+    ]:
+        tokens = scripted(monkeypatch, server, text)
+        if last:
+            tokens = len(server.served.engine.tokenizer.encode(text[: text.index(last) + len(last)]))
+        for found in answers_of(server, stops):
+            assert found == (*expected, tokens), text
+    late = chat(running, stop=["i", "o"], extra_body={"min_tokens": 4}, n=2)
+    assert [choice.message.content for choice in late.choices] == ["Hi. S"] * 2
+    assert late.usage.completion_tokens == 12
+
+
+def test_a_call_in_thoughts_that_are_not_closed_is_a_call_and_counted(
+    thinking: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC"}}\n</tool_call>'
+
+    def counted() -> float:
+        with thinking.client() as client:
+            lines = client.get("/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith("graphcore_calls_in_thoughts_total")).split()[1])
+
+    before = counted()
+    tokens = scripted(monkeypatch, thinking, f"I look.\n{call}")
+    for found in answers_of(thinking, []):
+        assert found == ("I look.", "", ["get_time"], "tool_calls", tokens)
+    assert counted() == before + 4
+    cut = chat(thinking, max_tokens=tokens - 1).choices[0]
+    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
+    scripted(monkeypatch, thinking, f"I look.\n{call}\n</think>\nHi")
+    for found in answers_of(thinking, []):
+        assert found[1:4] == ("Hi", [], "stop")
+    assert counted() == before + 4

@@ -196,5 +196,9 @@ def _texts(schema: object, root: Schema) -> list[str]:
 
 def _with_definitions(schema: object, root: Schema) -> dict[str, Any]:
     """Return a part of a schema with the definitions that it may refer to."""
-    definitions = {word: root[word] for word in ("$defs", "definitions") if word in root}
-    return {**definitions, **resolved(schema, root)}
+    return {**definitions_of(root), **resolved(schema, root)}
+
+
+def definitions_of(root: Schema) -> dict[str, Any]:
+    """Return the definitions to which references in a schema point."""
+    return {word: root[word] for word in ("$defs", "definitions") if word in root}

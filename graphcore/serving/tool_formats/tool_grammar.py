@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from graphcore.errors import ConfigError
-from graphcore.serving.tool_formats.argument_rules import GemmaRules, PythonRules, TagRules
+from graphcore.serving.tool_formats.argument_rules import GemmaRules, PythonRules, TagRules, definitions_of
 from graphcore.serving.tool_formats.channel_rules import channel_answer, channel_call
 from graphcore.serving.tool_formats.lark_rules import (
     TEXT,
@@ -186,6 +186,8 @@ class _AnswerRules:
 
     def _json_call(self, name: str, schema: dict[str, Any] | None) -> str:
         """Return the element for a call in JSON; some models write its type first, or an id last."""
+        if self._format.begins_bare and self._text == _ANSWER:
+            return self._whole_json_call(name, schema or _ANY_OBJECT)
         kind = rf'("type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE})?'
         key = rf'"name"{_SPACE}:{_SPACE}"{escaped(name)}"{_SPACE},{_SPACE}"{self._format.arguments_key}"'
         head = self._rules.add_terminal(rf"/{_SPACE}\{{{_SPACE}{kind}{key}{_SPACE}:{_SPACE}/")
@@ -194,6 +196,15 @@ class _AnswerRules:
         space = _SPACE if self._format.call_close else ""
         tail = self._rules.add_terminal(rf"/{call_id}{_SPACE}\}}{space}/")
         return f"{head} {inline_json(schema or _ANY_OBJECT)} {tail}"
+
+    def _whole_json_call(self, name: str, schema: Mapping[str, Any]) -> str:
+        """Return the element for a call as one JSON object, beside a text that may be one.
+
+        A terminal for the call's beginning would swallow the text's first brace: llguidance's lexer takes the longest.
+        """
+        members = {"name": {"const": name}, self._format.arguments_key: schema}
+        rules = {"type": "object", "properties": members, "required": list(members), "additionalProperties": False}
+        return inline_json({**definitions_of(schema), **rules})
 
     def _called(self, call: str) -> str:
         """Return the element for the calls of an answer, without what is before them."""

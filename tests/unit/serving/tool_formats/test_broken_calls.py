@@ -47,7 +47,6 @@ BROKEN = [
     (QWEN_XML, "<tool_call>\n<function=nobody>\n</function>\n</tool_call>"),
     (QWEN_XML, "<tool_call>\n<function=search_2\n</function>\n</tool_call>"),
     (QWEN_XML, f"<tool_call>\n{XML}or so</function>\n</tool_call>"),
-    (QWEN_XML, f"<tool_call>\n{XML}</tool_call>"),
     (QWEN_XML, f"<tool_call>\n{XML[:-16]} and no end"),
     (LLAMA3, '{"answer": {"name": "search_2", "parameters": {}}}'),
     (LLAMA3, '{"name": "nobody", "parameters": {}}'),
@@ -240,6 +239,7 @@ def test_any_text_is_parsed_alike_however_it_is_cut(name: str, data: st.DataObje
         "call:search_2{",
         "\n",
     ]
+    words += ["```\n", "`", "\n</function>\n", "\n</tool_call>\n", "\n<parameter=count>\n5", '"', "city:'x'"]
     words += ["[ARGS]", "search_2(", "city='", "')", "search_2\n", "<arg_key>", "</arg_key><arg_value>", "</arg_value>"]
     words += ["<|message|>", "<|channel|>analysis", "<|channel|>commentary to=functions.search_2", "city:", "null"]
     text = "".join(data.draw(st.lists(st.sampled_from([word for word in words if word]), max_size=12)))

@@ -301,9 +301,13 @@ def test_thoughts_that_the_prompt_opened_come_first() -> None:
             assert choice == "auto" or refused_at(closed, rest) == ""
 
 
-def framed_at(name: str, prompt: str, text: str) -> str | None:
-    """Return the text up to the first token that a schema in a family's answer refuses; None if it allows the whole."""
-    frame = answer_frame(format_named(name), prompt, special_ids())
+def framed_at(name: str, prompt: str, text: str, frame: str | None = None) -> str | None:
+    """Return the text up to the first token that a schema in a family's answer refuses; None if it allows the whole.
+
+    Args:
+        frame: grammar of the whole answer; None for that of one without tools.
+    """
+    frame = answer_frame(format_named(name), prompt, special_ids()) if frame is None else frame
     mask = GrammarMask(cast("Any", None), "json_schema", {"type": "object", "required": ["city"]}, frame)
     matcher = LLMatcher(llguidance_tokens(), mask.source())
     assert not matcher.is_error(), matcher.get_error()
@@ -323,6 +327,46 @@ def test_a_schema_binds_what_follows_the_thoughts_of_a_family(name: str, thought
     refused = framed_at(name, prompt, good.replace('{"city": "x"}', "no object"))
     assert refused is not None
     assert thoughts in refused
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_beside_a_schema_an_answer_is_calls_or_the_schemas_text(name: str) -> None:
+    """With tools that are strict and not, one call and several, behind thoughts that are open, closed or absent."""
+    known, both = format_named(name), turn(("search_2", {"city": "a"}), ("clock.now-utc", {}))
+    said = {"role": "assistant", "content": '{"city": "x"}'}
+    for thoughts in ("", "One {<tool_call>} so.") if name in THINKING else ("",):
+        more = {"reasoning_content": thoughts} if thoughts else {}
+        for tools in (TOOLS, STRICT):
+            prompt, call = answer_of(name, {**turn(("search_2", {"city": "a", "count": 5})), **more})
+            if thoughts:
+                assert thoughts in call, call
+            frame = tool_grammar(known, tools, "auto", None, True, prompt, is_bound=True)
+            assert frame is not None
+            assert framed_at(name, prompt, call, frame) is None
+            assert framed_at(name, prompt, call.replace("search_2", "nobody"), frame) is not None
+            assert (framed_at(name, prompt, call.replace("5", "x5"), frame) is None) == is_any_text(name, tools)
+            own, text = answer_of(name, {**said, **more})
+            if name == "gemma4" and thoughts:  # its template leaves out the thoughts of an answer without calls
+                text = f"<|channel>thought\n{thoughts}<channel|>{text}"
+            if own != prompt:  # the template writes an answer without a call behind another beginning
+                frame = tool_grammar(known, tools, "auto", None, True, own, is_bound=True)
+            text = text.removeprefix("\n") if known.begins_line and not thoughts else text
+            assert framed_at(name, own, text.strip(" "), frame) is None, text
+            for wrong in ('{"city": "x"', '{"town": "x"}', "So be it.", '{"city": "x"} and'):
+                assert framed_at(name, own, text.strip(" ").replace('{"city": "x"}', wrong), frame) is not None, wrong
+            if name in PARALLEL:
+                prompt, calls = answer_of(name, {**both, **more})
+                for is_parallel in (True, False):
+                    frame = tool_grammar(known, tools, "auto", None, is_parallel, prompt, is_bound=True)
+                    assert (framed_at(name, prompt, calls, frame) is None) == is_parallel
+            required = tool_grammar(known, tools, "required", None, True, prompt, is_bound=True)
+            assert required is not None
+            assert "@answer" not in required
+
+
+def is_any_text(name: str, tools: object) -> bool:
+    """Return whether the family's syntax types values by the schema alone, so that tools without `strict` take any."""
+    return tools is TOOLS and name in ("qwen3_5", "glm45", "glm47")
 
 
 def test_a_schema_binds_at_once_where_thoughts_are_over_or_an_answer_goes_on() -> None:
