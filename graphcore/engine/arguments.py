@@ -15,7 +15,7 @@ from graphcore.config.dtype_names import with_real_dtype
 from graphcore.config.validate import UNLIMITED
 from graphcore.errors import ConfigError
 from graphcore.sampling_params import NEUTRAL, WHOLE_NUMBERS, SamplingParams, check_sampling, check_truncation
-from graphcore.tokenizer.chat_template import Message
+from graphcore.tokenizer.message_turns import Message
 from graphcore.tokenizer.text_stream import StopCondition, StopStrings
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor | np.ndarray

@@ -47,8 +47,9 @@ from graphcore.graph.compile import CompileReport, measure_compile
 from graphcore.parallel.launch import Launch
 from graphcore.progress import Progress, ignore_progress
 from graphcore.sampling_params import SamplingParams
-from graphcore.tokenizer.chat_template import Message, Tool
+from graphcore.tokenizer.chat_template import Tool
 from graphcore.tokenizer.grammar import GrammarMask, GrammarTokens, grammar_mask
+from graphcore.tokenizer.message_turns import Message
 from graphcore.tokenizer.tokenizer import Tokenizer
 from graphcore.weights.plan import Plan
 

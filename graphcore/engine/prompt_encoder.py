@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from graphcore.engine.arguments import Prompt, check_messages, is_conversation, token_row
 from graphcore.errors import ConfigError, TokenizerError
-from graphcore.tokenizer.chat_template import Message, Tool
+from graphcore.tokenizer.chat_template import Tool
+from graphcore.tokenizer.message_turns import Message
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 NOTE_ON_BOS = "the prompt begins with the BOS token, which the tokenizer adds too; it is kept once"

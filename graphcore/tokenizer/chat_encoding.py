@@ -14,9 +14,10 @@ from itertools import pairwise
 import tokenizers
 
 from graphcore.errors import TokenizerError
-from graphcore.tokenizer.chat_template import Message, Tool
+from graphcore.tokenizer.chat_template import Tool
 from graphcore.tokenizer.control_tokens import ControlTokens, Spot
 from graphcore.tokenizer.marked_messages import Marking, TemplateWords, signs_of
+from graphcore.tokenizer.message_turns import Message
 
 Render = Callable[[Sequence[Message], Sequence[Tool] | None], str]
 

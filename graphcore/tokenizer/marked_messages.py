@@ -19,8 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from graphcore.errors import TokenizerError
-from graphcore.tokenizer.chat_template import Message, Tool
+from graphcore.tokenizer.chat_template import Tool
 from graphcore.tokenizer.control_tokens import ControlTokens
+from graphcore.tokenizer.message_turns import Message
 
 _OTHERS, _ANSWERS = (0xF0000, 0xFFFFE), (0x100000, 0x10FFFE)  # private-use planes 15 and 16, each [first, end)
 _STRUCTURE = ("role", "type")  # fields whose values templates branch on

@@ -9,11 +9,12 @@ from typing import Self
 
 from graphcore.errors import TokenizerError
 from graphcore.tokenizer.chat_encoding import encode_apart
-from graphcore.tokenizer.chat_template import ChatTemplate, Message, Tool
+from graphcore.tokenizer.chat_template import ChatTemplate, Tool
 from graphcore.tokenizer.control_tokens import ControlTokens
 from graphcore.tokenizer.gguf_tokenizer import read_gguf
 from graphcore.tokenizer.hf_folder import read_folder
 from graphcore.tokenizer.marked_messages import TemplateWords, texts_in
+from graphcore.tokenizer.message_turns import Message
 from graphcore.tokenizer.tokenizer_json import WithoutPanics
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 

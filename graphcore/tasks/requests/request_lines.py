@@ -21,7 +21,7 @@ from graphcore.registry import nearest
 from graphcore.sampling_params import PARAMETERS, WHOLE_NUMBERS, SamplingParams
 from graphcore.tasks.requests.prompts import Prompt, checked_prompt
 from graphcore.tasks.requests.text_input import LONGEST_FILE, read_text
-from graphcore.tokenizer.chat_template import Message
+from graphcore.tokenizer.message_turns import Message
 
 CONTENTS = ("prompt", "prompt_ids", "messages")
 SAMPLING = tuple(vars(SamplingParams()))
