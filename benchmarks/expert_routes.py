@@ -208,8 +208,16 @@ class NothingMoves:
     def cancel(self, fillings: Sequence[Filled], /) -> None:
         """Do nothing."""
 
+    def end_waits(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Do nothing."""
+
+    @property
+    def is_reading(self) -> bool:
+        """False: nothing is read."""
+        return False
 
 
 class ReplayedCache(ExpertCache[None, Filled]):

@@ -437,6 +437,48 @@ def run_losing(case: Case, patch: Any) -> list[str] | None:
     return said
 
 
+def run_refusing(case: Case, patch: Any) -> list[str] | None:
+    """Return what calls say of which rank 1 alone has no pages for a row, none for all, all pages, and then an error.
+
+    The last is no error that the ranks have agreed on, so rank 1 leaves.
+    """
+    from graphcore.engine.program_runner import ProgramRunner
+    from graphcore.errors import ConfigError, GraphcoreError
+    from graphcore.kvcache.page_allocator import PageAllocator
+
+    lacking: list[set[int]] = [{1}, {0, 1}, set(), set()]  # rows without pages, by call
+    number, logits, reserve, program = -1, ProgramRunner.logits, PageAllocator.reserve, ProgramRunner._program_of
+
+    def count(runner: Any, rows: Any) -> Any:
+        nonlocal number
+        number += 1
+        return logits(runner, rows)
+
+    def refuse(pages: Any, row: int, begin: int, end: int) -> bool:
+        return row not in lacking[number] and reserve(pages, row, begin, end)
+
+    def fail(runner: Any, chunk: Any) -> Any:
+        if number == 3:
+            raise ConfigError("rank 1 has another opinion")
+        return program(runner, chunk)
+
+    if os.environ["RANK"] == "1":
+        patch.setattr(ProgramRunner, "logits", count)
+        patch.setattr(PageAllocator, "reserve", refuse)
+        patch.setattr(ProgramRunner, "_program_of", fail)
+    engine = load(case, ["parallel=ring"])
+    if engine is None:
+        return None
+    said = []
+    with closing(engine):
+        for _ in lacking:
+            try:
+                said.append(str(tuple(engine.logits([[1, 2, 3, 4], [5, 6, 7, 8]]).shape)))
+            except GraphcoreError as error:
+                said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
 def run_masked(case: Case, _patch: Any) -> bool | None:
     """Run answers whose masks come up to 20 ms late, so that some steps run before they are there."""
     import torch
@@ -604,6 +646,7 @@ WORKS = {
     "answers": run_answers,
     "load": load_with_fault,
     "lose": run_losing,
+    "refuse": run_refusing,
     "masks": run_masked,
     "save": run_saved,
     "files": run_files,

@@ -347,14 +347,25 @@ class ProgramRunner(ModelRunner):
             for chunk in chunks:
                 if not self._try_reserve(chunk.row, chunk.start, chunk.end):
                     if ready:
+                        self._agree(ready)
                         yield ready
                     ready = []
                     for row, position in enumerate(reached):
                         self.pages.free_before_window(row, position)
-                    self.reserve(chunk.row, chunk.start, chunk.end)
+                    try:
+                        self.reserve(chunk.row, chunk.start, chunk.end)
+                    except ConfigError as error:
+                        self._agree([chunk], error)
+                        raise
                 ready.append(chunk)
                 reached[chunk.row] = chunk.end
+            self._agree(ready)
             yield ready
+
+    def _agree(self, chunks: Sequence[RowChunk], error: ConfigError | None = None) -> None:
+        """Check that all ranks of a ring run the pass: one that cannot would let the others wait for its layers."""
+        if self.builder.hand_over is not None:
+            self.builder.hand_over.ranks.refuse_together(error, [chunk.row for chunk in chunks])
 
     def reserve(self, row: int, begin: int, end: int) -> None:
         """Allocate a row's pages for positions begin .. end - 1; calls that run tokens do this by themselves.

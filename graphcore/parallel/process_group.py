@@ -48,6 +48,10 @@ LOST = "a process has ended, or the network has failed; start all ranks again, o
 INTERFACE = "GLOO_SOCKET_IFNAME"  # where torch looks for the interface of gloo
 
 
+class SharedConfigError(ConfigError):
+    """A ConfigError that all ranks of a ring raise at the same place, because one of them has told the others."""
+
+
 class ProcessGroup:
     """The ranks that run one model. One thread of a rank at a time may use it.
 
@@ -289,15 +293,33 @@ class ProcessGroup:
         if self.failure is not None:
             raise self.failure
 
+    def refuse_together(self, error: ConfigError | None, rows: Sequence[int] = ()) -> None:
+        """Check that no rank refuses the next pass, and that all run the same rows; all ask before they run a layer.
+
+        Args:
+            error: this rank's error; None if it can run the pass.
+            rows: rows of the KV cache that it runs.
+
+        Raises:
+            SharedConfigError: a rank refuses, or runs other rows than rank 0; all ranks raise it.
+            ParallelError: a rank was lost.
+        """
+        (_, first), *_ = said = self.all_say(["" if error is None else str(error), list(rows)])
+        for rank, (refusal, own) in enumerate(said):
+            if not refusal and own != first and not said[0][0]:
+                refusal = f"has room for rows {own} where rank 0 runs {first}; the KV caches of the ranks differ"
+            if refusal:
+                raise SharedConfigError(refusal if rank == 0 else f"rank {rank}: {refusal}")
+
     @contextmanager
     def leaving_on_error(self) -> Iterator[None]:
         """Leave the group if the block raises: this rank is then not where the others wait for it.
 
-        A ConfigError is one of all ranks, raised before any of them runs a layer.
+        All ranks raise a `SharedConfigError`, so they stay together.
         """
         try:
             yield
-        except ConfigError:
+        except SharedConfigError:
             raise
         except BaseException as error:
             self.leave(error)

@@ -200,6 +200,7 @@ def ring(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ring:
     for name in ("saved", "files"):
         (folder / name).mkdir()
     (folder / "files" / "taken.rank1").write_text("a poem")
+    cases["refuse"] = Case(llama, ("batch_size=2", "parallel.split=[1,1]", *fp32), 2, "refuse")
     cases["stop"] = Case(llama, (), 2, "stop")
     cases["sleep"] = Case(llama, (), 3, "sleep")
     cases["lose"] = Case(llama, ("batch_size=1",), 3, "lose")  # the last, because it ends a process
@@ -419,6 +420,15 @@ def test_ranks_that_nccl_does_not_connect_say_so_at_once(refused: Sequence[Mappi
         r"ParallelError: rank 1 of 2: NCCL did not connect the ranks: .*\. no route to rank 0", second["connecting"]
     )
     assert first["connecting"] == f"ParallelError: rank 1 cannot run its share: {second['connecting'][15:]}"
+
+
+def test_an_error_of_a_follower_alone_reaches_rank_0_and_the_ring_goes_on_if_all_know_it(ring: Ring) -> None:
+    one_row, no_row, answered, fault = ring.found["refuse"]
+    assert one_row.startswith("SharedConfigError: rank 1: has room for rows [0] where rank 0 runs [0, 1]")
+    assert no_row.startswith("SharedConfigError: rank 1: a row of 4 tokens does not fit in the KV cache's pages")
+    assert answered.startswith("(2, 4, ")
+    assert fault.startswith("ParallelError: rank 0 of 2: ")
+    assert ring.errors[1]["refuse"] == "ConfigError: rank 1 has another opinion"
 
 
 def test_closing_waits_no_longer_than_a_limit_for_a_rank_that_does_nothing(ring: Ring) -> None:

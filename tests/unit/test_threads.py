@@ -185,7 +185,8 @@ def save_part() -> None:
     copies = type("Copies", (), {"copy_out": lambda self, ids: object()})()
     parts = CacheParts(cast("Any", type("Ranks", (), {"rank": 0})()), copies)
     try:
-        parts.do({"step": "save", "job": 0, "ids": [1], "file": "cache"}, dict)
+        parts.do({"step": "save", "job": 0, "ids": [1], "file": "cache"}, dict)  # all ranks hear of the job's error
+        parts.check(0)
     finally:
         parts.close()
 

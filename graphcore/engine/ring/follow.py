@@ -22,8 +22,7 @@ from graphcore.engine.ring.rank_times import PassClock
 from graphcore.engine.ring.saved_parts import CacheParts, Fingerprint
 from graphcore.engine.ring.shared_requests import FollowedRequests
 from graphcore.engine.sampler import SequenceSampler
-from graphcore.errors import ConfigError
-from graphcore.parallel.process_group import CLOSE, ProcessGroup
+from graphcore.parallel.process_group import CLOSE, ProcessGroup, SharedConfigError
 from graphcore.progress import Progress, ignore_progress
 from graphcore.streaming.scheduler import never
 
@@ -108,10 +107,12 @@ class Follower:
             case "give_back_cache":
                 self._give_back()
             case "cache":
-                with suppress(ConfigError):  # rank 0's caller gets it
+                with suppress(SharedConfigError):  # rank 0's caller gets it
                     self._caches.do(message, self._fingerprint)
             case call:
-                with suppress(ConfigError):  # the same one as on rank 0, whose caller gets it
+                with suppress(
+                    SharedConfigError
+                ):  # rank 0's caller gets it; of another error, this rank leaves the ring
                     self._run_alone(call, message)
 
     def _run_alone(self, call: str, message: dict[str, Any]) -> None:

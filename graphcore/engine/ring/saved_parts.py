@@ -24,10 +24,10 @@ from graphcore.engine.arguments import token_row
 from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.engine.queue import RequestQueue
 from graphcore.engine.saved_caches import SavedCaches
-from graphcore.errors import ConfigError, GraphcoreError, ParallelError
+from graphcore.errors import ConfigError, GraphcoreError, ParallelError, ThreadLimitError
 from graphcore.kvcache.prefix_snapshot import PrefixSnapshot, PrefixSnapshots
 from graphcore.kvcache.snapshot_file import UnfinishedCache, read_cache
-from graphcore.parallel.process_group import ProcessGroup
+from graphcore.parallel.process_group import ProcessGroup, SharedConfigError
 from graphcore.progress import Progress
 from graphcore.threads import ThreadPool
 
@@ -66,7 +66,7 @@ class CacheParts:
                 return self._save(job, message["ids"], self._file(message), fingerprint)
             case "load":
                 path, copies = self._file(message), self.copies
-                self._jobs[job] = self._thread.submit(lambda: read_cache(path, copies, fingerprint()))
+                self._begin(job, lambda: read_cache(path, copies, fingerprint()))
                 return True
             case "outcome":
                 return self._outcome(job)
@@ -115,10 +115,16 @@ class CacheParts:
             if copy is None:
                 return False
             copied.set_result(copy)
-        self._jobs[job] = self._thread.submit(
-            lambda: UnfinishedCache.write(path, copied.result(), copies, fingerprint())
-        )
+        self._begin(job, lambda: UnfinishedCache.write(path, copied.result(), copies, fingerprint()))
         return True
+
+    def _begin(self, job: int, work: Callable[[], UnfinishedCache | PrefixSnapshot]) -> None:
+        """Do a job in the thread. If that cannot be started, the job has failed, which all ranks then hear of."""
+        try:
+            self._jobs[job] = self._thread.submit(work)
+        except ThreadLimitError as error:
+            self._jobs[job] = Future()
+            self._jobs[job].set_exception(error)
 
     def _outcome(self, job: int) -> list[str] | None:
         """Return the error of each rank, empty where there is none; None while one is still writing or reading.
@@ -181,12 +187,12 @@ def refuse_parts(errors: Sequence[str], left: Sequence[str] = ()) -> None:
         left: by rank, what could not be undone; empty where there is nothing.
 
     Raises:
-        ConfigError: one has; the message names it if it is not rank 0, and says what is left.
+        SharedConfigError: one has; the message names it if it is not rank 0, and says what is left.
     """
     for rank, error in enumerate(errors):
         if error:
             files = "".join(f"; on rank {at}, {one}" for at, one in enumerate(left) if one)
-            raise ConfigError((error if rank == 0 else f"rank {rank}: {error}") + files)
+            raise SharedConfigError((error if rank == 0 else f"rank {rank}: {error}") + files)
 
 
 class LeadJob:

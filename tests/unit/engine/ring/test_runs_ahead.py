@@ -39,7 +39,8 @@ def noted_runner() -> tuple[ProgramRunner, Noted]:
     runner, noted = captured_engine("qwen3").runner, Noted()
     assert isinstance(runner, ProgramRunner)
     share = Share(0, (0,) * len(runner.builder.decoder.layers))
-    runner.builder.hand_over = HandOver(share, cast("Any", SimpleNamespace(transport=noted)))
+    alone = SimpleNamespace(transport=noted, refuse_together=lambda error, rows: None)
+    runner.builder.hand_over = HandOver(share, cast("Any", alone))
     return runner, noted
 
 
