@@ -145,6 +145,21 @@ def choices(tested: MatrixEngine, engines: EngineMatrix) -> None:
             assert token in allowed(slack), f"token {at} of {asked.settings}"
 
 
+@sequences
+def ends(tested: MatrixEngine, engines: EngineMatrix) -> None:
+    """A stop token ends the answer that it comes in, and is not chosen before min_tokens."""
+    asked, tokens = REQUESTS[7], tested.alone[7][0]
+    place = next(at for at in range(2, len(tokens)) if tokens[at] not in tokens[:at])
+    settings = {**asked.settings, "stop_token_ids": [tokens[place]]}
+    assert tested.answer(Asked(asked.prompt, 12, settings))[:2] == (tokens[: place + 1], "stop")
+    found = tested.answer(Asked(asked.prompt, place + 1, {**settings, "min_tokens": place + 1}))
+    assert found[:2] == ((*tokens[:place], found[0][place]), "length")
+    text = [*asked.prompt, *tokens[:place]]
+    logits = tested.engine.logits([text])[0, -1]
+    logits[tokens[place]] = float("-inf")
+    assert found[0][place] in allowed_tokens(logits, asked, text)(2 * tested.tolerance[0])
+
+
 def allowed_tokens(logits: torch.Tensor, asked: Asked, ids: Sequence[int]) -> Callable[[float], set[int]]:
     """Return a function from a slack in logits to the tokens that the settings allow: penalties, then cuts."""
     get = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "logit_bias": {}, **asked.settings}.get
