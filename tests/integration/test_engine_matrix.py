@@ -398,6 +398,9 @@ def saved(tested: MatrixEngine, engines: EngineMatrix) -> None:
     tested.check_idle()
 
 
+MIXTURES = ("mixture", "scored", "latent", "beside")
+
+
 @sequences
 def streamed(tested: MatrixEngine, engines: EngineMatrix) -> None:
     """Weights that move give the bits of weights in place: the same engine, resident, is asked the same."""
@@ -411,6 +414,12 @@ def streamed(tested: MatrixEngine, engines: EngineMatrix) -> None:
         assert torch.equal(tested.engine.logits(ids, by_token=by_token), resident.engine.logits(ids, by_token=by_token))
     found, expected = (each.engine.logits(ids, output_hidden_states=True)[1] for each in (tested, resident))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    if tested.kind not in MIXTURES:  # whose experts are fetched as they are chosen
+        before, passes = tested.engine.loaded.weight_stream.totals.now().nbytes, 12
+        tested.engine.generate([words(19, 3)], passes, ignore_eos=True)
+        read = tested.engine.loaded.weight_stream.totals.now().nbytes - before
+        streamed = tested.engine.plan.groups.streamed_nbytes
+        assert streamed * (passes - 1) <= read <= streamed * (passes + 2), "a group is read once for each pass"
 
 
 @sequences
@@ -429,7 +438,6 @@ def planned(tested: MatrixEngine, engines: EngineMatrix) -> None:
         assert plan.weight_nbytes < engines(tested.kind, "captured").engine.plan.weight_nbytes
 
 
-MIXTURES = ("mixture", "scored", "latent", "beside")
 DRAFTS = {"lookup": ("speculation=lookup",), "self": ("speculation=self", "speculation.draft_format=q4_0")}
 
 
