@@ -145,6 +145,21 @@ def choices(tested: MatrixEngine, engines: EngineMatrix) -> None:
             assert token in allowed(slack), f"token {at} of {asked.settings}"
 
 
+@sequences
+def ends(tested: MatrixEngine, engines: EngineMatrix) -> None:
+    """A stop token ends the answer that it comes in, and is not chosen before min_tokens."""
+    asked, tokens = REQUESTS[7], tested.alone[7][0]
+    place = next(at for at in range(2, len(tokens)) if tokens[at] not in tokens[:at])
+    settings = {**asked.settings, "stop_token_ids": [tokens[place]]}
+    assert tested.answer(Asked(asked.prompt, 12, settings))[:2] == (tokens[: place + 1], "stop")
+    found = tested.answer(Asked(asked.prompt, place + 1, {**settings, "min_tokens": place + 1}))
+    assert found[:2] == ((*tokens[:place], found[0][place]), "length")
+    text = [*asked.prompt, *tokens[:place]]
+    logits = tested.engine.logits([text])[0, -1]
+    logits[tokens[place]] = float("-inf")
+    assert found[0][place] in allowed_tokens(logits, asked, text)(2 * tested.tolerance[0])
+
+
 def allowed_tokens(logits: torch.Tensor, asked: Asked, ids: Sequence[int]) -> Callable[[float], set[int]]:
     """Return a function from a slack in logits to the tokens that the settings allow: penalties, then cuts."""
     get = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "logit_bias": {}, **asked.settings}.get
@@ -383,6 +398,9 @@ def saved(tested: MatrixEngine, engines: EngineMatrix) -> None:
     tested.check_idle()
 
 
+MIXTURES = ("mixture", "scored", "latent", "beside")
+
+
 @sequences
 def streamed(tested: MatrixEngine, engines: EngineMatrix) -> None:
     """Weights that move give the bits of weights in place: the same engine, resident, is asked the same."""
@@ -396,6 +414,12 @@ def streamed(tested: MatrixEngine, engines: EngineMatrix) -> None:
         assert torch.equal(tested.engine.logits(ids, by_token=by_token), resident.engine.logits(ids, by_token=by_token))
     found, expected = (each.engine.logits(ids, output_hidden_states=True)[1] for each in (tested, resident))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    if tested.kind not in MIXTURES:  # whose experts are fetched as they are chosen
+        before, passes = tested.engine.loaded.weight_stream.totals.now().nbytes, 12
+        tested.engine.generate([words(19, 3)], passes, ignore_eos=True)
+        read = tested.engine.loaded.weight_stream.totals.now().nbytes - before
+        streamed = tested.engine.plan.groups.streamed_nbytes
+        assert streamed * (passes - 1) <= read <= streamed * (passes + 2), "a group is read once for each pass"
 
 
 @sequences
@@ -414,7 +438,6 @@ def planned(tested: MatrixEngine, engines: EngineMatrix) -> None:
         assert plan.weight_nbytes < engines(tested.kind, "captured").engine.plan.weight_nbytes
 
 
-MIXTURES = ("mixture", "scored", "latent", "beside")
 DRAFTS = {"lookup": ("speculation=lookup",), "self": ("speculation=self", "speculation.draft_format=q4_0")}
 
 
