@@ -323,18 +323,18 @@ VISION = {
 }
 
 
-def _llama(**changes: object) -> nn.Module:
+def llama(**changes: object) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(LlamaConfig(**{**SIZES, **GQA, "num_hidden_layers": 3, **NO_TOKENS, **changes}))
 
 
 def _llama3(**changes: object) -> nn.Module:
-    return _llama(**{"head_dim": 24, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False, **changes})
+    return llama(**{"head_dim": 24, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False, **changes})
 
 
 def _llama_biased() -> nn.Module:
-    return _llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, num_key_value_heads=4)
+    return llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, num_key_value_heads=4)
 
 
 def _mistral() -> nn.Module:

@@ -59,12 +59,14 @@ class ModelRunner(ABC):
     Attributes:
         policy: streaming policy of the weights.
         sizes: limits of batch, chunk, vocabulary and context.
+        scored_tokens: tokens of a prompt whose logits are made at once; the plan has room for them.
         backend: kernels that compute the model; the host samples with theirs.
         can_rewind: True if tokens can be run again in a row from an earlier position than its end.
     """
 
     policy: Policy
     sizes: RunnerSizes
+    scored_tokens: int
     device: torch.device
     backend: Backend = TorchBackend()
     can_rewind = True
@@ -134,12 +136,11 @@ class ModelRunner(ABC):
         """Return teacher-forced logits of rows of one length, from empty caches: [B, T, V] float32 on the CPU."""
 
     @abstractmethod
-    def logit_slices(self, token_ids: Sequence[int], first: int, most: int) -> Iterator[Tensor]:
+    def logit_slices(self, token_ids: Sequence[int], first: int) -> Iterator[Tensor]:
         """Yield teacher-forced logits of a sequence, from an empty cache, slice by slice: [t, V] float32.
 
         Args:
             first: index of the first token whose logits are needed.
-            most: most tokens in a slice.
         """
 
     @abstractmethod

@@ -26,7 +26,7 @@ class Pooled:
         if self._pooling == "last":
             self._sum, self._tokens = hidden[-1].double(), 1
             return
-        found = hidden.double().sum(dim=0)
+        found = hidden.sum(dim=0, dtype=torch.float64)
         self._sum = found if self._sum is None else self._sum + found
         self._tokens += len(hidden)
 

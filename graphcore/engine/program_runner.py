@@ -30,6 +30,7 @@ from graphcore.kvcache.chunks import Chunks
 from graphcore.kvcache.forward_sequences import ForwardCache, ForwardSequencePool, ForwardSequences
 from graphcore.kvcache.page_allocator import PageAllocator
 from graphcore.nn.block import RESIDUAL_DTYPE
+from graphcore.planning.workspace import scored_tokens
 from graphcore.progress import Progress, ignore_progress
 from graphcore.sampling_params import SamplingParams
 from graphcore.streaming.policy import Policy, Resident, watched
@@ -43,6 +44,7 @@ class ProgramRunner(ModelRunner):
         prompt_tokens: the same as the attribute; 0 for one chunk.
         draft_tokens: the same as the attribute.
         draft: builder of the programs of a draft model over the same caches; None without one.
+        spare_nbytes: bytes of the budget that the plan leaves.
 
     Attributes:
         prompt_tokens: tokens of prompts in one pass; one chunk runs even if it is longer.
@@ -64,12 +66,14 @@ class ProgramRunner(ModelRunner):
         prompt_tokens: int = 0,
         draft_tokens: int = 0,
         draft: GraphBuilder | None = None,
+        spare_nbytes: int = 0,
     ) -> None:
         self.builder = builder
         self.policy = policy
         self.device, spec = builder.device, builder.decoder.spec
         vocab = spec.vocab if builder.decoder.has_ends else 0  # without the head there are no logits
         self.sizes = RunnerSizes(batch_size, prefill_chunk, vocab, builder.context, spec.context)
+        self.scored_tokens = scored_tokens(vocab, spare_nbytes)
         self.prompt_tokens, self.draft_tokens = prompt_tokens or prefill_chunk, draft_tokens
         self.backend = builder.backend
         self.chunks = Chunks(prefill_chunk, DENSE_TOKENS if isinstance(self.backend, NativeBackend) else prefill_chunk)
@@ -225,12 +229,25 @@ class ProgramRunner(ModelRunner):
         return [logits[0] for logits in self.project([torch.cat(parts, dim=1) for parts in kept])]
 
     @torch.inference_mode()
-    def logit_slices(self, token_ids: Sequence[int], first: int, most: int) -> Iterator[Tensor]:
+    def logit_slices(self, token_ids: Sequence[int], first: int) -> Iterator[Tensor]:
         """Yield teacher-forced logits of a sequence, from an empty cache, slice by slice: [t, V] float32."""
         for ((chunk, state),) in self._run_blocks([token_ids], [0]):
-            for at in range(max(chunk.start, first), chunk.end, most):
-                (logits,) = self.project([state.hidden[:, at - chunk.start : min(at + most, chunk.end) - chunk.start]])
-                yield logits[0]
+            if first < chunk.end:
+                yield from self.projected_slices(state.hidden[:, max(first - chunk.start, 0) :])
+
+    @torch.inference_mode()
+    def projected_slices(self, hidden: Tensor) -> Iterator[Tensor]:
+        """Yield the logits of hidden states [1, T, D] after the last block, slice by slice: [t, V] float32.
+
+        The slices have equal lengths, but for one token, so that none is short enough for other kernels: C++ kernels
+        give each row the bits that it has in the whole chunk.
+        """
+        length = hidden.shape[1]
+        count = -(-length // self.scored_tokens)
+        for at in range(count):
+            (logits,) = self.project([hidden[:, at * length // count : (at + 1) * length // count]])
+            yield logits[0]
+            del logits  # before the next slice's are made
 
     @torch.inference_mode()
     def project(self, rows: Sequence[Tensor]) -> list[Tensor]:

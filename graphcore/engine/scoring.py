@@ -3,13 +3,14 @@
 prefill: chunks through the big matrix products; the head runs on slices of a chunk
 decode:  token by token through the decode program, to measure the accuracy of its kernels
 
-Logits are never held for more than a slice: 1024 tokens of a vocabulary of 262144 would take 1 GiB. Where little memory
-is free, slices are shorter, and the head is read more often.
+Logits are never held for more than a slice: 1024 tokens of a vocabulary of 262144 would take 1 GiB. Where the plan
+leaves little of the budget, slices are shorter, and the head is read more often.
 
 Legend: T tokens, D model dim, V vocab.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -18,11 +19,8 @@ from torch.nn.functional import cross_entropy
 from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.compile import CompileReport, measure_compile
-from graphcore.planning.machine import free_device_nbytes
 
 PATHS = ("prefill", "decode")
-SLICE_LOGITS = 1 << 25  # most logits that are held at once: 128 MiB of float32
-LOGIT_NBYTES = 3 * 4  # bytes of each logit: as projected, as float32 where that differs, and normalised
 
 
 def warm_up(runner: ModelRunner, path: str) -> CompileReport:
@@ -53,36 +51,22 @@ def token_losses(runner: ModelRunner, token_ids: Sequence[int], first: int, path
         ConfigError: the ids before the last do not fit in the context.
     """
     assert 1 <= first < len(token_ids), f"token {first} of {len(token_ids)} cannot be the first to be scored"
-    losses = _prefill_losses if path == "prefill" else _decode_losses
-    return torch.cat(losses(runner, token_ids, first)).double().cpu()
-
-
-def _prefill_losses(runner: ModelRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
-    """Return the losses of slices of the sequence, in order."""
+    # Made once: losses that are kept between large results would keep the heap from giving these back.
     targets = torch.tensor(token_ids[first:], dtype=torch.int64, device=runner.device)
-    pieces: list[Tensor] = []
+    losses = torch.empty(len(targets), dtype=torch.float32, device=runner.device)
+    slices = runner.logit_slices(token_ids[:-1], first - 1) if path == "prefill" else _decoded(runner, token_ids, first)
     done = 0
-    for logits in runner.logit_slices(token_ids[:-1], first - 1, slice_tokens(runner)):
+    for logits in slices:
         upto = done + len(logits)
-        pieces.append(cross_entropy(logits, targets[done:upto], reduction="none"))
+        losses[done:upto] = cross_entropy(logits, targets[done:upto], reduction="none")
         done = upto
-    return pieces
+        del logits  # before the next slice's are made
+    return losses.double().cpu()
 
 
-def slice_tokens(runner: ModelRunner) -> int:
-    """Return how many tokens' logits may be held at once, at least 2: fewer where little memory is free."""
-    room = min(SLICE_LOGITS, free_device_nbytes(runner.device) // 2 // LOGIT_NBYTES)
-    return max(2, room // runner.sizes.vocab)
-
-
-def _decode_losses(runner: ModelRunner, token_ids: Sequence[int], first: int) -> list[Tensor]:
-    """Return the losses one by one, in order; each step runs the true token (teacher forcing)."""
-    targets = torch.tensor(token_ids, dtype=torch.int64, device=runner.device)
-    return [
-        cross_entropy(logits, targets[position : position + 1], reduction="none")
-        for position, logits in enumerate(logits_by_token(runner, [token_ids[:-1]]), start=1)
-        if position >= first
-    ]
+def _decoded(runner: ModelRunner, token_ids: Sequence[int], first: int) -> Iterator[Tensor]:
+    """Yield the logits that predict tokens from `first` on, [1, V]; each step runs the true token (teacher forcing)."""
+    yield from islice(logits_by_token(runner, [token_ids[:-1]]), first - 1, None)
 
 
 def logits_by_token(runner: ModelRunner, rows: Sequence[Sequence[int]]) -> Iterator[Tensor]:

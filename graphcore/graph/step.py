@@ -276,6 +276,9 @@ class HeadStep:
         """Fill these rows' columns of `logits`; for every token, the first part also allocates it."""
         state = self.state
         if self.takes_all:
+            if len(self.rows) == state.logits.shape[-1]:  # the whole vocabulary: no copy
+                state.logits = self._of_all(state.hidden)
+                return
             if self.rows.start == 0:
                 state.logits = state.logits.new_empty(*state.hidden.shape[:2], state.logits.shape[-1])
             state.logits[:, :, self.rows.start : self.rows.stop] = self._of_all(state.hidden)

@@ -1,6 +1,7 @@
 """Upper bounds of the workspace of a pass: activations, scratch of attention, unpacked matrices, and logits.
 
-    workspace   activations of a prefill chunk, and the logits
+    workspace   activations of a prefill chunk, and the logits; after the chunk, in place of what its blocks needed, the
+                logits of a slice of its tokens, for a prompt's log probabilities
     attention   on a CPU, keys and values that a chunk sees, widened by the C++ kernels, or copied and multiplied into a
                 whole matrix of scores by torch; it grows with the context
     sums        on a GPU, partial results of the splits of one layer's attention, until they are combined, of a step or
@@ -29,6 +30,9 @@ ROPE_BYTES = 4
 MIXERS = ("self_attn", "linear_attn", "conv")  # names of the modules in a block that mix tokens
 ID_NBYTES = 8
 FLOAT32_NBYTES = 4
+LOGIT_NBYTES = 3 * FLOAT32_NBYTES  # of each logit of a slice: as projected, as float32 if that differs, and normalised
+SLICE_LOGITS = 1 << 25  # most logits that are held at once: 128 MiB of float32
+LEAST_SCORED = 32  # tokens of a slice that always fit; halves of one are multiplied as chunks are (kernel_packing.DENSE_TOKENS)
 PROCESSORS = 160  # multiprocessors of the largest devices
 
 
@@ -49,9 +53,25 @@ def workspace_nbytes(spec: ModelSpec, batch: int, tokens: int, dtype: torch.dtyp
         block += max(one.mlp.hidden for one in spec.blocks) * dtype.itemsize
     ropes = len(spec.ropes) * max((one.head_dim for one in spec.attentions), default=0) * ROPE_BYTES * 2
     logits = 2 * batch * spec.vocab * 4
+    passed = max(rows * block, scored_nbytes(spec.vocab))
     # projected, normalised, the table's rows, their sum, and that sum by layer
     features = 0 if spec.per_layer is None else 5 * spec.per_layer.layers * spec.per_layer.width * FLOAT32_NBYTES
-    return rows * (residual + block + ropes + features) + logits
+    return rows * (residual + ropes + features) + passed + logits
+
+
+def scored_tokens(vocab: int, spare_nbytes: int) -> int:
+    """Return the tokens of a slice of a prompt whose logits are made at once, for log probabilities.
+
+    Args:
+        spare_nbytes: bytes of the budget that the plan leaves.
+    """
+    nbytes = min(SLICE_LOGITS * LOGIT_NBYTES, spare_nbytes)
+    return max(LEAST_SCORED, nbytes // (max(vocab, 1) * LOGIT_NBYTES))
+
+
+def scored_nbytes(vocab: int) -> int:
+    """Return the bytes of the logits of LEAST_SCORED tokens, which a plan has room for."""
+    return LEAST_SCORED * vocab * LOGIT_NBYTES
 
 
 def _block_nbytes(block: BlockSpec, itemsize: int) -> int:

@@ -259,6 +259,11 @@ class Plan:
         return self.weight_nbytes + self.draft_nbytes + self.kv_nbytes + self.other.held_nbytes
 
     @property
+    def spare_nbytes(self) -> int:
+        """Bytes of the budget that are not planned; 0 without a budget."""
+        return 0 if self.budget is None else max(self.budget - self.total_nbytes, 0)
+
+    @property
     def load_peak_nbytes(self) -> int:
         """Peak bytes of RAM while weights are loaded, without the weights in RAM that will be streamed.
 

@@ -347,7 +347,7 @@ def test_a_fault_in_logits_hidden_states_and_scoring_is_told_too(folder: Path) -
             lambda: engine.logits(ids),
             lambda: engine.logits(ids, output_hidden_states=True),
             lambda: engine.forward(torch.zeros(1, 4, 64)),
-            lambda: list(engine.runner.logit_slices(PROMPT, 0, 4)),
+            lambda: list(engine.runner.logit_slices(PROMPT, 0)),
         ):
             with pytest.raises(CheckpointError, match=r"shrank|now ends at"):
                 act()

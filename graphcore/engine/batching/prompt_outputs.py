@@ -3,8 +3,6 @@
 Legend: T tokens of a chunk, D model dim, V vocab.
 """
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
 from graphcore.engine.forward_pass import RowChunk
@@ -12,9 +10,6 @@ from graphcore.engine.output import PromptLogprob
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import Request
 from graphcore.engine.sampler import likeliest_of
-from graphcore.engine.scoring import SLICE_LOGITS, slice_tokens
-from graphcore.kernels.backend import NativeBackend
-from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
 
 
 class PromptOutputs:
@@ -37,29 +32,20 @@ class PromptOutputs:
             self._add_logprobs(request, chunk, hidden)
 
     def _add_logprobs(self, request: Request, chunk: RowChunk, hidden: Tensor) -> None:
-        """Append the log probabilities of the prompt's tokens that follow those of the chunk, unless they are known."""
-        prompt, known = request.prompt_ids, request.prompt_logprobs
-        for start, logits in self._logits_of(hidden):
-            for at, row in enumerate(logits, start=chunk.start + start + 1):
-                # Known ones run again after their pages were taken; after the prompt's last token comes a new one.
-                if at == len(known) < len(prompt):
-                    logprobs, top = row.log_softmax(dim=-1), request.num_prompt_logprobs or 0
-                    token_id = prompt[at]
-                    known.append(PromptLogprob(token_id, float(logprobs[token_id]), likeliest_of(logprobs, top)))
+        """Append the log probabilities of the prompt's tokens that follow those of the chunk, slice by slice."""
+        first = chunk.start + 1
+        for logits in self._runner.projected_slices(hidden):
+            _append_logprobs(request, first, logits)
+            first += len(logits)
+            del logits  # before the next slice's are made
 
-    def _logits_of(self, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield logits after the tokens of a chunk, slice by slice: the first token's number, and [t, V] float32.
 
-        No slice is shorter than `DENSE_TOKENS` unless the chunk is, so that C++ kernels give each row the bits that it
-        has in the whole chunk.
-        """
-        length = hidden.shape[1]
-        is_native = isinstance(self._runner.backend, NativeBackend)  # other kernels' bits depend on the slice's length
-        most = max(slice_tokens(self._runner), DENSE_TOKENS) if is_native else SLICE_LOGITS // self._runner.sizes.vocab
-        most = max(most, 2)
-        at = 0
-        while at < length:
-            end = length if length - at < most + DENSE_TOKENS else at + most
-            (logits,) = self._runner.project([hidden[:, at:end]])
-            yield at, logits[0]
-            at = end
+def _append_logprobs(request: Request, first: int, logits: Tensor) -> None:
+    """Append the log probabilities of a prompt's tokens from `first` on, unless they are known, from logits [t, V]."""
+    prompt, known = request.prompt_ids, request.prompt_logprobs
+    for at, row in enumerate(logits, start=first):
+        # Known ones run again after their pages were taken; after the prompt's last token comes a new one.
+        if at == len(known) < len(prompt):
+            logprobs, top = row.log_softmax(dim=-1), request.num_prompt_logprobs or 0
+            token_id = prompt[at]
+            known.append(PromptLogprob(token_id, float(logprobs[token_id]), likeliest_of(logprobs, top)))

@@ -12,6 +12,7 @@ from graphcore.planning.loading_peak import making_nbytes
 from graphcore.planning.planner import Costs
 from graphcore.planning.sizes import WeightSizes
 from graphcore.planning.tier import buffer_nbytes
+from graphcore.planning.workspace import scored_nbytes
 from graphcore.weights.plan import Tier
 
 
@@ -72,5 +73,5 @@ def pass_nbytes(config: ModelConfig, runtime: RuntimeConfig, attention: str) -> 
     heads = config.attention.num_attention_heads if attention == "eager" else 1
     scores = rows * runtime.context_length * heads * (2 * itemsize + 4)
     copied = 2 * cached_nbytes(config, runtime, runtime.context_length) // config.num_hidden_layers
-    logits = 2 * runtime.batch_size * config.vocab_size * 4
+    logits = max(2 * runtime.batch_size * config.vocab_size * 4, scored_nbytes(config.vocab_size))
     return activations + scores + copied + logits

@@ -24,6 +24,7 @@ from graphcore.kernels.backend import prebuilt_backend
 from graphcore.kvcache.forward_sequences import ForwardCache
 from graphcore.progress import Progress, ignore_progress
 from graphcore.sampling_params import SamplingParams
+from graphcore.planning.workspace import scored_tokens
 from graphcore.streaming.policy import Policy, Resident
 
 
@@ -37,13 +38,16 @@ class TransformersRunner(StaticRunner):
         longest: most tokens that the model was trained for.
     """
 
-    def __init__(self, weights: SkeletonWeights, policy: Policy, runtime: RuntimeConfig, longest: int) -> None:
+    def __init__(
+        self, weights: SkeletonWeights, policy: Policy, runtime: RuntimeConfig, longest: int, spare_nbytes: int
+    ) -> None:
         self.policy = Resident()
         self.device = runtime.device
         self.backend = prebuilt_backend(self.device)  # it only samples tokens, which is not worth a build
         self.skeleton = skeleton = weights.skeleton
         vocab = weights.weights[skeleton.head_weight].shape[0]
         self.sizes = RunnerSizes(runtime.batch_size, runtime.prefill_chunk, vocab, runtime.context_length, longest)
+        self.scored_tokens = scored_tokens(vocab, spare_nbytes)
         layers = skeleton.layer_modules()
         groups = [[layers[index] for index in group.layers] for group in weights.layer_groups]
         whole = [skeleton.model.get_submodule(skeleton.head)]
@@ -140,14 +144,18 @@ class TransformersRunner(StaticRunner):
         return torch.cat(parts, dim=1)
 
     @torch.inference_mode()
-    def logit_slices(self, token_ids: Sequence[int], first: int, most: int) -> Iterator[Tensor]:
+    def logit_slices(self, token_ids: Sequence[int], first: int) -> Iterator[Tensor]:
         """Yield teacher-forced logits of a sequence, from an empty cache, slice by slice: [t, V] float32."""
         done = 0
-        for chunk in self._from_empty([token_ids]):
-            logits = self.cached.run(*chunk, all_logits=True).logits[0]
-            for part in logits[max(0, first - done) :].split(most):
-                yield part.float()
-            done += len(logits)
+        self._begin([token_ids])
+        for ids, positions in self._chunks([token_ids], min(self.scored_tokens, self.sizes.prefill_chunk)):
+            done += ids.shape[1]
+            if done <= first:
+                self.cached.run(ids, positions)
+                continue
+            logits = self.cached.run(ids, positions, all_logits=True).logits[0]
+            yield logits[max(0, first - done + len(logits)) :].float()
+            del logits
 
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
@@ -206,14 +214,19 @@ class TransformersRunner(StaticRunner):
         self._begin(rows)
         yield from self._chunks(rows)
 
-    def _chunks(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield the next columns of the rows, padded at the left: token ids and, if any is padded, positions [B, T]."""
+    def _chunks(self, rows: Sequence[Sequence[int]], most: int = 0) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the next columns of the rows, padded at the left: token ids and, if any is padded, positions [B, T].
+
+        Args:
+            most: most columns at once; 0 for the chunk of prompts.
+        """
         longest = max(map(len, rows))
         padded = [[0] * (longest - len(ids)) + list(ids) for ids in rows]
         token_ids = torch.tensor(padded, dtype=torch.int64, device=self.device)
         positions = None
         if self.cached.mask is not None:
             positions = (self.cached.mask.cumsum(dim=1) - 1).clamp(min=0)
-        for begin in range(0, longest, self.sizes.prefill_chunk):
-            end = begin + self.sizes.prefill_chunk
+        most = most or self.sizes.prefill_chunk
+        for begin in range(0, longest, most):
+            end = begin + most
             yield token_ids[:, begin:end], None if positions is None else positions[:, begin:end]

@@ -125,7 +125,7 @@ class TransformersLoader(ModelLoader[TransformersModel, PreparedSkeleton]):
         weights.load_resident(runtime.device, on_progress, moving.names)
         stream = stream_weights(parts.loader, moving, tier, runtime.device, settings.streaming.pinned_memory)
         longest = parts.config.max_position_embeddings
-        return Running(TransformersRunner(weights, stream.policy, runtime, longest), stream)
+        return Running(TransformersRunner(weights, stream.policy, runtime, longest, plan.spare_nbytes), stream)
 
 
 def check_settings(settings: Settings) -> None:

@@ -142,7 +142,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         sizes = runtime.batch_size, runtime.prefill_chunk, prompt_tokens, runtime.draft_tokens
         drafting = None if draft is None else builder.with_decoder(draft)
         is_lead = self._ranks is not None and self._ranks.is_lead
-        runner = (LeadRunner if is_lead else ProgramRunner)(builder, stream.policy, *sizes, drafting)
+        runner = (LeadRunner if is_lead else ProgramRunner)(builder, stream.policy, *sizes, drafting, plan.spare_nbytes)
         return Running(runner, stream)
 
     def _draft(self, parts: PreparedDecoder, moving: MovingWeights, on_progress: Progress) -> Decoder | None:

@@ -125,7 +125,7 @@ class Follower:
             case "logits":
                 self._runner.logits(message["rows"])
             case "logit_slices":
-                for _ in self._runner.logit_slices(message["token_ids"], message["first"], message["most"]):
+                for _ in self._runner.logit_slices(message["token_ids"], message["first"]):
                     pass
             case other:
                 raise AssertionError(f"rank 0 says {other!r}, which this version does not know")

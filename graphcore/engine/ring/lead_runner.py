@@ -43,12 +43,12 @@ class LeadRunner(ProgramRunner):
         with self.ranks.leaving_on_error():
             return super().logits(rows)
 
-    def logit_slices(self, token_ids: Sequence[int], first: int, most: int) -> Iterator[Tensor]:
+    def logit_slices(self, token_ids: Sequence[int], first: int) -> Iterator[Tensor]:
         """As in `ProgramRunner`, with all ranks."""
         self.sizes.check_context(len(token_ids))
-        self.ranks.tell({"call": "logit_slices", "token_ids": list(token_ids), "first": first, "most": most})
+        self.ranks.tell({"call": "logit_slices", "token_ids": list(token_ids), "first": first})
         with self.ranks.leaving_on_error():
-            yield from super().logit_slices(token_ids, first, most)
+            yield from super().logit_slices(token_ids, first)
 
     def last_logits(self, rows: Sequence[Sequence[int]], starts: Sequence[int], count: int) -> list[Tensor]:
         """Refuse."""

@@ -1,15 +1,22 @@
 """Losses of a sequence are those of transformers' logits in float64, on both paths and however they are sliced."""
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, VOCAB, TinyModel
+from allocations import peak_nbytes
+from tiny_models import ARCHITECTURES, VOCAB, TinyModel, llama
 
 from graphcore import Engine
-from graphcore.engine import scoring
+from graphcore.engine.batching.prompt_outputs import PromptOutputs
+from graphcore.engine.forward_pass import RowChunk
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.scoring import PATHS, token_losses, warm_up
 from graphcore.errors import ConfigError
+from graphcore.planning.workspace import SLICE_LOGITS
 
 IDS = torch.randint(0, VOCAB, (50,), generator=torch.Generator().manual_seed(11)).tolist()
 TOLERANCE = 3e-5  # nats, at float32
@@ -76,14 +83,12 @@ def test_compiled_programs_give_the_same(
     assert len(engine.runner.builder.functions.compiled) == num_graphs  # nothing was left to compile
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 5])
-@pytest.mark.parametrize("by", ["size", "free memory"])
-def test_the_head_runs_on_slices_no_larger_than_allowed_and_than_half_of_what_is_free(
+@pytest.mark.parametrize("tokens", [2, 3, 5, 64])
+def test_the_head_runs_on_slices_of_equal_lengths_no_larger_than_allowed(
     tiny_model: Callable[[str], TinyModel],
     load_tiny: Callable[[str, str], Engine],
     monkeypatch: pytest.MonkeyPatch,
     tokens: int,
-    by: str,
 ) -> None:
     engine = load_tiny("llama3", "eager")
     sizes: list[int] = []
@@ -94,14 +99,47 @@ def test_the_head_runs_on_slices_no_larger_than_allowed_and_than_half_of_what_is
         return project(rows)
 
     monkeypatch.setattr(engine.runner, "project", seen)
-    if by == "size":
-        monkeypatch.setattr(scoring, "SLICE_LOGITS", tokens * VOCAB + 5)
-    else:  # each logit is there three times, in float32
-        monkeypatch.setattr(scoring, "free_device_nbytes", lambda device: 2 * 12 * (tokens * VOCAB + 5))
-    found = token_losses(engine.runner, IDS, 4, "prefill")
-    assert max(sizes) == max(tokens, 2)  # the compiled head of a chunk takes two at least
+    monkeypatch.setattr(engine.runner, "scored_tokens", tokens)
+    found = token_losses(engine.runner, IDS, 4, "prefill")  # chunks of 13, 16, 16 and 1
+    assert max(sizes) == min(tokens, 16)
+    assert min(sizes[:-1]) >= min(tokens, 13) // 2
     assert sum(sizes) == 46  # and only where a token is scored
     assert (found - expected_losses(tiny_model("llama3"), IDS)[3:]).abs().max() < TOLERANCE
+
+
+LARGE_VOCAB, CHUNK = 20_000, 256  # of which a chunk's logits take 20 MB, and the plan of all else 10
+
+
+@pytest.mark.parametrize("fallback", ["null", "transformers"])
+def test_what_a_prompt_is_asked_for_takes_no_more_than_the_plan_has_room_for(tmp_path: Path, fallback: str) -> None:
+    """Log probabilities of a prompt, perplexity and embeddings with the smallest budget, by torch's own count."""
+    model = llama(vocab_size=LARGE_VOCAB)
+    model.save_pretrained(tmp_path)
+    sizes = [f"context_length={2 * CHUNK}", f"prefill_chunk={CHUNK}", f"model.fallback={fallback}"]
+
+    def load(*overrides: str) -> Engine:
+        return Engine.load(tmp_path, dtype="fp32", device="cpu", graph="eager", overrides=[*sizes, *overrides])
+
+    with load() as engine:
+        assert engine.runner.scored_tokens == SLICE_LOGITS // LARGE_VOCAB, "there is memory enough"
+        least = engine.loaded.plan.peak_nbytes
+    with load("streaming=auto", f"streaming.memory_budget={least}") as engine:
+        plan = engine.loaded.plan
+        room = plan.other.workspace_nbytes + plan.spare_nbytes
+        ids = torch.randint(0, LARGE_VOCAB, (CHUNK + 1,), generator=torch.Generator().manual_seed(2)).tolist()
+        assert peak_nbytes(lambda: token_losses(engine.runner, ids, 1, "prefill"), tmp_path) <= room
+        if fallback == "transformers":
+            return
+        runner = cast("ProgramRunner", engine.runner)
+        asked = engine._requests.one("submit", ids, prompt_logprobs=2)
+        asked += engine._requests.embeddings(ids, "mean")
+        hidden = torch.randn(1, CHUNK, 64, generator=torch.Generator().manual_seed(3))
+        expected = runner.project([hidden])[0][0].double().log_softmax(dim=-1)
+        for request in asked:
+            read = partial(PromptOutputs(runner).read, request, RowChunk(0, ids[:CHUNK], 0, is_last=True), hidden)
+            assert peak_nbytes(read, tmp_path) <= room
+        found = [one.logprob for one in asked[0].prompt_logprobs]
+        assert found[1:] == pytest.approx([float(expected[at, token]) for at, token in enumerate(ids[1:])], abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("path", PATHS)

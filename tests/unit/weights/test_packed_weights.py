@@ -1,14 +1,15 @@
 """Which matrices are packed and how; packed bytes stand for the dense weights; loading makes no dense model."""
 
 import copy
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 import torch
+from allocations import peak_nbytes
 from fake_checkpoint import GPT2, LLAMA, FakeCheckpoint, config_of, meta_decoder, shapes_of, stored_gpt2, stored_tensors
 from packed_matrices import GOLDEN, native_backend, native_kernels, stored_matrix
 from torch import Tensor
@@ -263,17 +264,6 @@ def test_ternary_matrices_round_by_token_where_kernels_do_it(
     assert decoder.head.lm_head.packing is None
 
 
-def peak_nbytes(decoder: Decoder, loader: Loader, folder: Path) -> int:
-    """Load, and return the most bytes that torch's allocator had given out meanwhile."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        load(decoder, loader)
-    profile.export_chrome_trace(str(folder / "trace.json"))
-    events = json.loads((folder / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
-    held = [event["args"] for event in events if event["name"] == "[memory]"]
-    before = held[0]["Total Allocated"] - held[0]["Bytes"]  # what earlier profiles have left in the counter
-    return max(one["Total Allocated"] for one in held) - before
-
-
 @pytest.mark.parametrize("asked", ["q4_0", "stored"])
 @pytest.mark.parametrize("loader_of", [native_backend, TorchBackend])
 def test_loading_takes_the_packed_model_and_one_tensor(
@@ -298,5 +288,5 @@ def test_loading_takes_the_packed_model_and_one_tensor(
     decoder, loader = matched(config, checkpoint, policy)
     packed = sum(group.layout.nbytes for group in resident_groups(decoder, loader.is_tied))
     largest = max(tensor.nbytes for tensor in checkpoint.held.values())
-    assert 0 < peak_nbytes(decoder, loader, tmp_path) < (2.5 if asked == "stored" else 4.5) * largest
+    assert 0 < peak_nbytes(partial(load, decoder, loader), tmp_path) < (2.5 if asked == "stored" else 4.5) * largest
     assert pages == [packed]

@@ -52,7 +52,7 @@ def poisoned_runner(model: FallbackModel, *overrides: str) -> tuple[Transformers
     parts.weights.load_resident(torch.device("cpu"), lambda *_: None)
     groups: list[Group] = parts.weights.groups()
     policy = Poisoning({group.index: [weight.tensor.data for weight in group.weights] for group in groups})
-    return TransformersRunner(parts.weights, policy, parts.runtime, 128), policy
+    return TransformersRunner(parts.weights, policy, parts.runtime, 128, 0), policy
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
