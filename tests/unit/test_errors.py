@@ -15,6 +15,7 @@ from graphcore.errors import (
     ResidencyError,
     StreamingError,
     TemplateError,
+    ThreadLimitError,
     TokenizerError,
     UnreadTokenizerError,
     UnsupportedError,
@@ -35,6 +36,7 @@ BUILT_INS = {
     StreamingError: RuntimeError,
     BusyError: RuntimeError,
     ParallelError: RuntimeError,
+    ThreadLimitError: RuntimeError,
 }
 
 

@@ -110,9 +110,7 @@ class Follower:
                 with suppress(SharedConfigError):  # rank 0's caller gets it
                     self._caches.do(message, self._fingerprint)
             case call:
-                with suppress(
-                    SharedConfigError
-                ):  # rank 0's caller gets it; of another error, this rank leaves the ring
+                with suppress(SharedConfigError):  # rank 0's caller gets it; at another error this rank leaves
                     self._run_alone(call, message)
 
     def _run_alone(self, call: str, message: dict[str, Any]) -> None:

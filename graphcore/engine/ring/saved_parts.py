@@ -159,7 +159,7 @@ class CacheParts:
             done.take_back()
             raise
         if any(errors):
-            refuse_parts(errors, self._ranks.all_say(done.take_back()))
+            refuse_parts(errors, self._ranks.all_say(done.take_back()), SharedConfigError)
         return True
 
 
@@ -180,19 +180,20 @@ def _drop(future: Future[UnfinishedCache | PrefixSnapshot]) -> None:
         done.drop()
 
 
-def refuse_parts(errors: Sequence[str], left: Sequence[str] = ()) -> None:
+def refuse_parts(errors: Sequence[str], left: Sequence[str] = (), kind: type[ConfigError] = ConfigError) -> None:
     """Check that no rank has an error.
 
     Args:
         left: by rank, what could not be undone; empty where there is nothing.
+        kind: class of the error.
 
     Raises:
-        SharedConfigError: one has; the message names it if it is not rank 0, and says what is left.
+        ConfigError: one has; the message names it if it is not rank 0, and says what is left.
     """
     for rank, error in enumerate(errors):
         if error:
             files = "".join(f"; on rank {at}, {one}" for at, one in enumerate(left) if one)
-            raise SharedConfigError((error if rank == 0 else f"rank {rank}: {error}") + files)
+            raise kind((error if rank == 0 else f"rank {rank}: {error}") + files)
 
 
 class LeadJob:
