@@ -329,7 +329,8 @@ def llama(**changes: object) -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(**{**SIZES, **GQA, "num_hidden_layers": 3, **NO_TOKENS, **changes}))
 
 
-def _llama3(**changes: object) -> nn.Module:
+def llama3(**changes: object) -> nn.Module:
+    """Return a Llama model with Llama 3's rope scaling, untied; `changes` are of its sizes."""
     return llama(**{"head_dim": 24, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False, **changes})
 
 
@@ -337,12 +338,12 @@ def _llama_biased() -> nn.Module:
     return llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, num_key_value_heads=4)
 
 
-def _mistral() -> nn.Module:
+def mistral(**changes: object) -> nn.Module:
+    """Return a Mistral model in which every layer slides; `changes` are of its sizes."""
     from transformers import MistralConfig, MistralForCausalLM
 
-    return MistralForCausalLM(
-        MistralConfig(**SIZES, **GQA, num_hidden_layers=3, sliding_window=WINDOW, head_dim=32, **NO_TOKENS)
-    )
+    sizes = {**SIZES, **GQA, "num_hidden_layers": 3, "sliding_window": WINDOW, "head_dim": 32}
+    return MistralForCausalLM(MistralConfig(**{**sizes, **NO_TOKENS, **changes}))
 
 
 def ministral3(**changes: object) -> nn.Module:
@@ -421,27 +422,25 @@ def _smollm3_sliding() -> nn.Module:
     return smollm3(no_rope_layers=[0, 1, 1, 0, 1], tie_word_embeddings=False, **windows)
 
 
-def _qwen2() -> nn.Module:
+def qwen2(**changes: object) -> nn.Module:
+    """Return a Qwen 2 model, untied; `changes` are of its sizes."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES, **GQA, num_hidden_layers=3, tie_word_embeddings=False, **NO_TOKENS))
+    sizes = {**SIZES, **GQA, "num_hidden_layers": 3, "tie_word_embeddings": False}
+    return Qwen2ForCausalLM(Qwen2Config(**{**sizes, **NO_TOKENS, **changes}))
 
 
 def _qwen2_sliding() -> nn.Module:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
-    return Qwen2ForCausalLM(
-        Qwen2Config(**SIZES, **GQA, num_hidden_layers=3, tie_word_embeddings=True, **windows, **NO_TOKENS)
-    )
+    return qwen2(tie_word_embeddings=True, **windows)
 
 
-def _qwen3() -> nn.Module:
+def qwen3(**changes: object) -> nn.Module:
+    """Return a Qwen 3 model, tied; `changes` are of its sizes."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    return Qwen3ForCausalLM(
-        Qwen3Config(**SIZES, **GQA, num_hidden_layers=3, head_dim=32, tie_word_embeddings=True, **NO_TOKENS)
-    )
+    sizes = {**SIZES, **GQA, "num_hidden_layers": 3, "head_dim": 32, "tie_word_embeddings": True}
+    return Qwen3ForCausalLM(Qwen3Config(**{**sizes, **NO_TOKENS, **changes}))
 
 
 def phi3(**changes: object) -> nn.Module:
@@ -495,10 +494,11 @@ def _gemma2_uncapped() -> nn.Module:
     return gemma2(attn_logit_softcapping=None, final_logit_softcapping=None, **changes)
 
 
-def _gemma3() -> nn.Module:
+def gemma3(**changes: object) -> nn.Module:
+    """Return a Gemma 3 text model; `changes` are of GEMMA_TEXT."""
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-    return Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA_TEXT))
+    return Gemma3ForCausalLM(Gemma3TextConfig(**{**GEMMA_TEXT, **changes}))
 
 
 def _gemma3_nested() -> nn.Module:
@@ -546,10 +546,12 @@ def _gemma4_unified() -> nn.Module:
     return model
 
 
-def _gpt2() -> nn.Module:
+def gpt2(**changes: object) -> nn.Module:
+    """Return a GPT-2 model; `changes` are of its sizes."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=512, n_embd=64, n_layer=3, n_head=4, **NO_TOKENS))
+    sizes = {"vocab_size": VOCAB, "n_positions": 512, "n_embd": 64, "n_layer": 3, "n_head": 4}
+    return GPT2LMHeadModel(GPT2Config(**{**sizes, **NO_TOKENS, **changes}))
 
 
 def gpt_oss(**changes: object) -> nn.Module:
@@ -736,12 +738,12 @@ def _bitnet(**changes: object) -> nn.Module:
 
 
 BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
-    "llama3": _llama3,  # llama3 rope scaling, head_dim other than hidden / heads, GQA, untied
+    "llama3": llama3,  # llama3 rope scaling, head_dim other than hidden / heads, GQA, untied
     "llama_biased": _llama_biased,  # biases everywhere, tied, no GQA
-    "mistral": _mistral,  # every layer slides
-    "qwen2": _qwen2,  # qkv bias, untied
+    "mistral": mistral,  # every layer slides
+    "qwen2": qwen2,  # qkv bias, untied
     "qwen2_sliding": _qwen2_sliding,  # full layers first, then sliding ones
-    "qwen3": _qwen3,  # q and k norms, tied
+    "qwen3": qwen3,  # q and k norms, tied
     "phi3": phi3,  # fused projections, heads that rotate in part, longrope
     "phi3_sliding": _phi3_sliding,  # every layer slides, no GQA, untied
     "starcoder2": starcoder2,  # LayerNorm and rotation, biases everywhere, an MLP without a gate, a window
@@ -755,13 +757,13 @@ BUILDERS: Mapping[str, Callable[..., nn.Module]] = {
     "gemma": gemma,  # scaled embeddings, norms of 1 + w, one kv head, "gelu" that stands for its tanh form
     "gemma2": gemma2,  # capped scores and logits, every other layer slides, sandwich norms
     "gemma2_uncapped": _gemma2_uncapped,  # no caps, biases, untied, layer types that are listed
-    "gemma3": _gemma3,  # sliding and full layers, linear rope scaling on the full ones
+    "gemma3": gemma3,  # sliding and full layers, linear rope scaling on the full ones
     "gemma3_nested": _gemma3_nested,  # the same inside a multimodal model
     "gemma4": gemma4,  # features of layers, shared keys and values, two head widths, a wide MLP in sharing layers
     "gemma4_dense": _gemma4_dense,  # keys that are values, fewer kv heads in full layers
     "gemma4_moe": _gemma4_moe,  # experts beside the MLP
     "gemma4_unified": _gemma4_unified,  # the names of another class, layers that share keys that are values
-    "gpt2": _gpt2,
+    "gpt2": gpt2,
     "gpt_oss": gpt_oss,  # sinks, every other layer slides, YaRN, experts whose activation is clamped often
     "qwen3_moe": qwen3_moe,  # experts in every layer, q and k norms
     "qwen3_next": qwen3_next,  # delta rules, inputs fused by key head, gated attention, a shared expert
@@ -894,10 +896,14 @@ class TinyModel:
         return tuple(output.hidden_states)
 
 
-def build_reference(name: str, seed: int = 0) -> nn.Module:
-    """Return a family's model with random weights, float32, eager attention, ready to run."""
+def build_reference(name: str, seed: int = 0, **changes: object) -> nn.Module:
+    """Return a family's model with random weights, float32, eager attention, ready to run.
+
+    Args:
+        changes: settings of the family's config, for the builders that take them.
+    """
     torch.manual_seed(seed)
-    model = BUILDERS[name]()
+    model = BUILDERS[name](**changes)
     randomise(model, seed)
     model.set_attn_implementation("eager")
     return model.eval()

@@ -25,6 +25,7 @@ from graphcore.engine.loading.prepare_model import match_model, notes_on_unread
 from graphcore.errors import CheckpointError, PlanError, UnsupportedError, quoted
 from graphcore.export.gguf_file import GGUFFile, TensorEntry, replaced_when_whole
 from graphcore.export.gguf_tensors import Member, gguf_members, gguf_shape, unfolded
+from graphcore.export.llama_cpp import differences, obstacles
 from graphcore.export.metadata import Metadata, metadata_of, rope_divisors
 from graphcore.kernels.backend import Backend, TorchBackend
 from graphcore.nn.decoder import Decoder
@@ -104,6 +105,24 @@ class Packer:
                 f"{self.model.checkpoint.source}: {packed[0]} is {self._encoding_of(packed[0])}, and an adapter is "
                 "merged into dense weights only; name the dense base model, or set model.adapter when the "
                 "packed file runs"
+            )
+
+    def check_llama_cpp(self) -> None:
+        """Check that llama.cpp reads the file as the same model; a copy of a GGUF file is what it was.
+
+        Raises:
+            UnsupportedError: llama.cpp would refuse the file, or compute another model.
+        """
+        if self.is_gguf:
+            return
+        values = {key: field.value for key, field in self.metadata.fields.items()}
+        shapes = {entry.name: entry.shape for entry in self.entries}
+        unknown = sorted({one.encoding for one in self.entries if has_tensor_scale(one.encoding)})
+        found = [*obstacles(self.metadata.architecture, values, shapes), *(f"does not know {one}" for one in unknown)]
+        if found:
+            raise UnsupportedError(
+                f"{self.model.checkpoint.source}: llama.cpp {', '.join(found)}; keep the safetensors, or write a file "
+                "that graphcore alone reads with task.for_llama_cpp=false"
             )
 
     @cached_property
@@ -206,6 +225,9 @@ class Packer:
         after = sum(entry.nbytes for entry in self.entries)
         if after > GROWTH * before:
             yield f"the file's weights take {in_words(after)}, the source's {in_words(before)}"
+        if not self.is_gguf:
+            values = {key: field.value for key, field in self.metadata.fields.items()}
+            yield from differences(self.metadata.architecture, values)
 
     def _why_not(self, entry: TensorEntry, members: tuple[Member, ...]) -> str:
         """Return the reason why a matrix is not in the format asked for."""
@@ -228,8 +250,9 @@ class Packer:
             return "f32"  # llama.cpp adds and scales with these in float32 only
         return stored if stored in FORMATS and FORMATS[stored].is_dense else "f32"
 
+    @cached_property
     def metadata(self) -> Metadata:
-        """Return the file's metadata, checked to describe the same model."""
+        """The file's metadata, checked to describe the same model."""
         shapes = {entry.name: entry.shape for entry in self.entries}
         packed = (self._entry(*one) for one in self._members.items() if not self._stays_packed(one[1]))
         kind = self.asked if self.asked in {entry.encoding for entry in packed} else STORED
@@ -249,7 +272,7 @@ class Packer:
             OSError: the disk is full, or the folder cannot be written to.
         """
         self.check_adapters()
-        metadata = self.metadata()
+        metadata = self.metadata
         instead = "a checkpoint whose tensors are stored row by row (not random:, not folded) takes less"
         check_free("packing the largest tensor", self.peak_nbytes, free_device_nbytes(torch.device("cpu")), instead)
         with replaced_when_whole(path) as beside:

@@ -93,14 +93,14 @@ def test_shares_that_llama_cpp_would_not_compute_are_not_packed(change: dict[str
     build("lfm2_moe", **change).save_pretrained(tmp_path)
     model = open_model(compose_settings([f"model.checkpoint={tmp_path}"]).model, 0, tmp_path, lambda *_: None)
     with pytest.raises(UnsupportedError, match=r"llama\.cpp does not read it"):
-        Packer(model, "stored").metadata()
+        _ = Packer(model, "stored").metadata
 
 
 def test_biases_of_convolutions_are_not_packed(tmp_path: Path) -> None:
     build(conv_bias=True).save_pretrained(tmp_path)
     model = open_model(compose_settings([f"model.checkpoint={tmp_path}"]).model, 0, tmp_path, lambda *_: None)
     with pytest.raises(UnsupportedError, match="its blocks differ: GGUF has no key"):
-        Packer(model, "stored").metadata()
+        _ = Packer(model, "stored").metadata
 
 
 def test_a_convolution_that_is_too_wide_for_native_programs_runs_in_torch(tmp_path: Path) -> None:

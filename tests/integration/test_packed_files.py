@@ -173,7 +173,7 @@ def test_metadata_keeps_its_number_types(tmp_path: Path) -> None:
     model = open_path(TINY / "qwen3.gguf")
     packer = Packer(model, "stored")
     fields = {
-        **packer.metadata().fields,
+        **packer.metadata.fields,
         "x.wide": Field(7, kinds.UINT64),
         "x.precise": Field(0.1, kinds.FLOAT64),
         "x.small": Field((1, -2), kinds.ARRAY, kinds.INT8),

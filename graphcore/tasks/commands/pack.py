@@ -35,6 +35,7 @@ class PackSettings:
     output: str | None = MISSING
     overwrite: bool = MISSING
     requantize: bool = MISSING
+    for_llama_cpp: bool = MISSING
 
 
 def run(context: Context, task: PackSettings) -> Record:
@@ -51,6 +52,8 @@ def run(context: Context, task: PackSettings) -> Record:
     backend, on_kernels = find_backend(torch.device("cpu"), settings.cache_folder, console.progress)
     packer = Packer(model, settings.quant.format, backend, task.requantize)
     packer.check_adapters()
+    if task.for_llama_cpp:
+        packer.check_llama_cpp()
     on_weights = (*filter(None, (on_kernels,)), *packer.notes(), *group_note(context, model.config.model_type))
     notes = (*model.config.notes, *on_tokenizer, *on_weights)
     for note in notes:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from chat_folder import TINY, save_chat_folder
 from task_runs import RunTask, TaskRun
-from tiny_models import add_tokenizer
+from tiny_models import add_tokenizer, save_tiny
 
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.export.gguf_file import GGUFFile
@@ -54,6 +54,17 @@ def test_matrices_that_are_not_as_asked_are_noted_with_the_reason(run_task: RunT
     assert kept.record["output"]["bytes"] == small.stat().st_size
     (note,) = run_pack(run_task, path, *again, "task.requantize=true").record["notes"]
     assert note.startswith("the file's weights take ")
+
+
+def test_a_model_that_llama_cpp_does_not_load_is_written_for_graphcore_alone(run_task: RunTask, tmp_path: Path) -> None:
+    save_tiny("exaone4", tmp_path / "model")
+    asked = ("task=pack", f"model.checkpoint={tmp_path / 'model'}", f"task.output={tmp_path / 'packed.gguf'}")
+    run = run_task(*asked)
+    assert "llama.cpp takes heads of embedding_length / attention.head_count features" in str(run.error)
+    assert "write a file that graphcore alone reads with task.for_llama_cpp=false" in str(run.error)
+    assert not (tmp_path / "packed.gguf").exists()
+    assert run_task(*asked, "task.for_llama_cpp=false").status == 0
+    assert (tmp_path / "packed.gguf").exists()
 
 
 def test_what_is_odd_about_the_tokenizer_is_noted(
