@@ -520,7 +520,8 @@ class Engine:
     ) -> list[int]:
         """Return the token ids of a conversation in the model's chat template, ready for its answer.
 
-        A message that spells control tokens is encoded as plain text, unless special_tokens=parse.
+        A message that spells control tokens is encoded as plain text, unless special_tokens=parse. Turns that the
+        template refuses or leaves out, such as a system message behind the first, are put into turns that it takes.
 
         Args:
             messages: "role" and "content" of each turn, oldest first, and fields such as "tool_calls".
