@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from graphcore.engine.arguments import Stop
 from graphcore.engine.engine import Engine
 from graphcore.engine.output import Generation, TokenEvent
 from graphcore.engine.request_handle import RequestHandle
@@ -167,11 +168,10 @@ def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id:
     limits.check_prompt(len(ids))
     tail = engine.tokenizer.decode(ids[-TAIL:], skip_special_tokens=False)
     known, sampling = served.tool_format, with_defaults(served, call.sampling)
-    spelt = split_stops(known, call.stop)[1]
     handle = engine.submit(
         ids,
         limits.new_tokens(call.max_new_tokens),
-        stop=(lambda: AnswerStops(_parser(known, call, tail), spelt)) if _has_markup(known) and call.stop else call.stop,
+        stop=_stop_of(known, call, tail),
         logprobs=call.wants_logprobs,
         top_logprobs=call.num_top_logprobs,
         n=call.num_answers,
@@ -190,6 +190,14 @@ def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id:
 def _has_markup(known: ToolFormat) -> bool:
     """Return whether answers have more than text, so that special tokens are read and their text is parsed."""
     return known.knows_tools or known.knows_reasoning
+
+
+def _stop_of(known: ToolFormat, call: ChatCall, tail: str) -> Stop:
+    """Return what ends an answer: stop strings in its text, or, where the text has markup, in its content."""
+    if not call.stop or not _has_markup(known):
+        return call.stop
+    spelt = split_stops(known, call.stop)[1]
+    return lambda: AnswerStops(_parser(known, call, tail), spelt)
 
 
 def _parser(known: ToolFormat, call: ChatCall, tail: str, choice: int = 0) -> AnswerParser:
@@ -284,7 +292,7 @@ async def _parts(served: ServedModel, call: ChatCall, asked: _Submitted) -> Asyn
         for part in joined_parts([part for event in events for part in answers[event.row].parts(event)]):
             yield part
     generations = asked.handle.results(timeout=0)
-    for at, (answer, generation) in enumerate(zip(answers, generations, strict=True)):
+    for answer, generation in zip(answers, generations, strict=True):
         for part in answer.finish(generation):
             yield part
         yield answer.ended(generation)

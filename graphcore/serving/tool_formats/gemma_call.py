@@ -42,13 +42,13 @@ class GemmaCallReader(BodyCallReader):
     Args:
         schemas: JSON schema of each tool's parameters, by name.
         opened: the text that opened the call.
-        open, close: tags before and after a call.
+        tag, close: tags before and after a call.
     """
 
     def __init__(
-        self, writer: PartWriter, schemas: Mapping[str, Mapping[str, Any]], opened: str, open: str, close: str
+        self, writer: PartWriter, schemas: Mapping[str, Mapping[str, Any]], opened: str, tag: str, close: str
     ) -> None:
-        super().__init__(writer, opened, close, [open, close])
+        super().__init__(writer, opened, close, [tag, close])
         self._schemas = schemas
         self._name = ""
         self._num_closes = 0
@@ -110,7 +110,7 @@ def gemma_arguments(body: str, schema: Mapping[str, Any]) -> tuple[str, int]:
         _SyntaxError: they are not in Gemma's syntax.
     """
     arguments = _Arguments(body, schema)
-    return arguments.object(schema, 0), arguments.at
+    return arguments.whole(), arguments.at
 
 
 class _Arguments:
@@ -124,7 +124,10 @@ class _Arguments:
         self._starts = [_start_of_text(text, lone, names) for lone in self._lone]
         self._endless: set[tuple[str, re.Pattern[str]]] = set()  # quotes that nothing closes from here on
 
-    def object(self, schema: object, level: int) -> str:
+    def whole(self) -> str:
+        return self._object(self._root, 0)
+
+    def _object(self, schema: object, level: int) -> str:
         members: list[str] = []
         while not self._take("}"):
             if members and not self._take(","):
@@ -153,7 +156,7 @@ class _Arguments:
         if quoted is not None:
             return json_string(quoted) if not types or "string" in types else json_of(quoted, types)
         if self._take("{"):
-            return self.object(schema, level)
+            return self._object(schema, level)
         if self._take("["):
             return self._array(resolved(schema, self._root).get("items", _ANYTHING), level)
         match = _BARE.match(self._text, self.at)
@@ -235,7 +238,7 @@ class _Arguments:
 
 
 def _quotes(text: str) -> tuple[list[int], list[int]]:
-    """Return the positions of the quotes that open a text, and of lone ones, which close a text that none has opened."""
+    """Return the positions of the quotes that open a text, and of lone ones, which close one that none has opened."""
     openings: list[int] = []
     lone: list[int] = []
     is_open = False

@@ -39,7 +39,7 @@ class TagCallReader(BodyCallReader):
     Args:
         schemas: JSON schema of each tool's parameters, by name.
         opened: the text that opened the call.
-        open, close: tags before and after the call.
+        tag, close: tags before and after the call.
         tags: the tags within it.
     """
 
@@ -48,7 +48,7 @@ class TagCallReader(BodyCallReader):
         writer: PartWriter,
         schemas: Mapping[str, Mapping[str, Any]],
         opened: str,
-        open: str,
+        tag: str,
         close: str,
         tags: CallTags,
     ) -> None:
@@ -61,14 +61,14 @@ class TagCallReader(BodyCallReader):
         key_open, key_close = re.escape(tags.key_open), re.escape(tags.key_close)
         value_close, end = re.escape(tags.value_close), re.escape(tags.end)
         name = rf"{re.escape(tags.name_open)}([^\s<>]{{1,{_MOST_NAME}}})"
-        self._next_call = re.compile(rf"\s*{re.escape(open)}\s*{name}")
-        self._any_call = re.compile(name if tags.name_open else rf"{re.escape(open)}\s*{name}")
+        self._next_call = re.compile(rf"\s*{re.escape(tag)}\s*{name}")
+        self._any_call = re.compile(name if tags.name_open else rf"{re.escape(tag)}\s*{name}")
         self._closed_value = re.compile(rf"{value_close}\s{{0,{_MOST_SPACE}}}\Z")
         self._function_end = re.compile(rf"{end}\s{{0,{_MOST_SPACE}}}\Z")
         self._function_line = re.compile(rf"\n[ \t]*{end}[ \t]*(?=\n)")
         line = r"\n[ \t]*" if tags.line_break else ""
         known_key = rf"{line}(?={key_open}(?P<key>[^<>\n]{{1,{_MOST_NAME}}}){key_close})"
-        own_line = rf"|(?P<line>\n[ \t]*)?(?={end}\s*\Z)" if tags.end else "|(?P<line>\Z)(?!)"
+        own_line = rf"|(?P<line>\n[ \t]*)?(?={end}\s*\Z)" if tags.end else r"|(?P<line>\Z)(?!)"
         follows = "|".join([key_open, end] if tags.end else [key_open, r"\Z"])
         self._value_ends = {
             is_lenient: re.compile(

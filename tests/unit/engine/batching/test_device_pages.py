@@ -4,20 +4,26 @@ Three sequences share the pages of one and a half. The latest ones are swapped o
 """
 
 import random
+from functools import partial
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import plain_choice
 import pytest
 import torch
-from captured_engines import captured_engine, engine_of, fake_cuda
+from captured_engines import TINY, captured_engine, engine_of, fake_cuda
 from fake_cuda import FakeCuda
 from test_device_joins import GREEDY, NUCLEUS, PENALISED, PLAIN, SECONDS, VOCAB, Call, odd, what
+from tiny_models import add_tokenizer
 
 from graphcore import Engine
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.request import Request
 from graphcore.kvcache.page_allocator import SwappedSequence
 from graphcore.kvcache.swap_file import SwapFile
+from graphcore.serving.tool_formats.answer_parser import AnswerParser, AnswerStops
+from graphcore.serving.tool_formats.tool_format import ToolFormat
 
 SMALL = ("context_length=64", "batching.cache_tokens=96")
 
@@ -91,16 +97,33 @@ def assert_all_pages_return(engine: Engine) -> None:
     assert [table.num_free for table in admission.pages.tables] == [table.num_pages for table in admission.pages.tables]
 
 
+def after_thoughts(text: str) -> AnswerStops:
+    """Return what ends a text at any of its characters, but behind the first six, which are thoughts, and a tag."""
+    known = ToolFormat("thinking", reasoning_open="<|open|>", reasoning_close=text[6:9])
+    return AnswerStops(AnswerParser(known, (), "<|open|>", stops=[*text.replace(" ", "")]), [])
+
+
 @pytest.mark.parametrize("seed", range(2))
-def test_stops_and_cancels_while_others_are_swapped_out_end_nobody_else(seed: int, swapped_out: list[int]) -> None:
+def test_stops_and_cancels_while_others_are_swapped_out_end_nobody_else(
+    seed: int, swapped_out: list[int], tmp_path: Path
+) -> None:
+    """Stop strings of the whole text, and of what is behind thoughts, whose text has them, too."""
     generator, requests = random.Random(seed), crowd(seed)
-    with engine_of() as eager, captured_engine("qwen3", *SMALL) as engine:
+    folder = str(copytree(TINY / "qwen3", tmp_path / "with text"))
+    add_tokenizer(Path(folder))
+    with engine_of(folder) as eager, captured_engine(folder, *SMALL) as engine:
         alone = [request.submit(eager).result(SECONDS) for request in requests]
-        stops = [generator.choice((None, *(part for part in (one.text[8:12],) if part))) for one in alone]
-        pairs = list(zip(requests, stops, strict=True))
-        stopped = [one.submit(eager, stop=[stop] if stop else []).result(SECONDS) for one, stop in pairs]
+        stops = [generator.choice((None, *(part for part in (one.text[24:28],) if part))) for one in alone]
+        given: list[Any] = [[stop] if stop else [] for stop in stops]
+        given[::5] = [partial(after_thoughts, one.text) for one in alone[::5]]
+        pairs = list(zip(requests, given, strict=True))
+        stopped = [one.submit(eager, stop=stop).result(SECONDS) for one, stop in pairs]
+        for whole, found in zip(alone[::5], stopped[::5], strict=True):
+            behind = whole.text.partition(whole.text[6:9])[2].lstrip()
+            assert (found.finish_reason, found.stop_reason) == ("stop", behind[0])
+            assert found.text == whole.text[: len(whole.text) - len(behind) + 1]
         with engine.holding_back():
-            handles = [one.submit(engine, stop=[stop] if stop else []) for one, stop in pairs]
+            handles = [one.submit(engine, stop=stop) for one, stop in pairs]
         cancelled = generator.sample(range(len(handles)), 3)
         for at in cancelled:
             handles[at].event(generator.randrange(6))

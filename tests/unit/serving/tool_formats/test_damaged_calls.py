@@ -79,9 +79,7 @@ def read(
 def in_short(events: Events) -> tuple[list[tuple[str, Any]], str, str]:
     """Return calls with their arguments as values, the content and the thoughts."""
     texts = {kind: "".join(text for one, text in events if one == kind) for kind in ("Content", "Reasoning")}
-    calls = [
-        (name, json.loads(events[at + 1][1])) for at, (kind, name) in enumerate(events) if kind == "call"
-    ]
+    calls = [(name, json.loads(events[at + 1][1])) for at, (kind, name) in enumerate(events) if kind == "call"]
     return calls, texts["Content"], texts["Reasoning"]
 
 
@@ -121,8 +119,18 @@ DAMAGED: list[tuple[ToolFormat, str, list[Any], str | None]] = [
     (QWEN_XML, xml(CITY, end="</function>\n") + xml(COUNT), [X, {"count": 5}], ""),
     (QWEN_XML, xml(OPEN_CITY, end="") + xml(name="clock.now-utc"), [], None),  # where the first ends, nobody can say
     # what is no damage: tags of a value's own
-    (QWEN_XML, xml("<parameter=city>\na\n<parameter=town>\nb\n</parameter>\n"), [{"city": "a\n<parameter=town>\nb"}], ""),
-    (QWEN_XML, xml("<parameter=city>\na\n<parameter=city>\nb\n</parameter>\n"), [{"city": "a\n<parameter=city>\nb"}], ""),
+    (
+        QWEN_XML,
+        xml("<parameter=city>\na\n<parameter=town>\nb\n</parameter>\n"),
+        [{"city": "a\n<parameter=town>\nb"}],
+        "",
+    ),
+    (
+        QWEN_XML,
+        xml("<parameter=city>\na\n<parameter=city>\nb\n</parameter>\n"),
+        [{"city": "a\n<parameter=city>\nb"}],
+        "",
+    ),
     (QWEN_XML, xml("<parameter=city>\na <parameter=count>\n</parameter>\n"), [{"city": "a <parameter=count>"}], ""),
     (QWEN_XML, xml("<parameter=city>\na\n</function>\nb\n</parameter>\n"), [{"city": "a\n</function>\nb"}], ""),
     (QWEN_XML, xml("<parameter=city>\na\n</tool_call>\nb\n</parameter>\n"), [{"city": "a\n</tool_call>\nb"}], ""),
@@ -133,21 +141,41 @@ DAMAGED: list[tuple[ToolFormat, str, list[Any], str | None]] = [
     (QWEN_XML, "<function=nobody>\n" + CITY + "</function>", [], None),
     (QWEN_XML, "See <function=search_2>\n" + CITY + "</function>", [], None),
     # Python's literals, where the schema says array or object
-    (QWEN_XML, xml("<parameter=items>\n['a, b', \"it's\", True]\n</parameter>\n"), [{"items": ["a, b", "it's", True]}], ""),
-    (QWEN_XML, xml("<parameter=limits>\n{'k': None, \"l\": [1,]}\n</parameter>\n"), [{"limits": {"k": None, "l": [1]}}], ""),
+    (
+        QWEN_XML,
+        xml("<parameter=items>\n['a, b', \"it's\", True]\n</parameter>\n"),
+        [{"items": ["a, b", "it's", True]}],
+        "",
+    ),
+    (
+        QWEN_XML,
+        xml("<parameter=limits>\n{'k': None, \"l\": [1,]}\n</parameter>\n"),
+        [{"limits": {"k": None, "l": [1]}}],
+        "",
+    ),
     (QWEN_XML, xml("<parameter=city>\n['a']\n</parameter>\n"), [{"city": "['a']"}], ""),
     (QWEN_XML, xml("<parameter=items>\n['a', b]\n</parameter>\n"), [{"items": "['a', b]"}], ""),
-    (GLM45, GLM.replace("city", "items").replace(">x", ">['a']") + "</arg_value>\n</tool_call>", [{"items": ["a"]}], ""),
+    (
+        GLM45,
+        GLM.replace("city", "items").replace(">x", ">['a']") + "</arg_value>\n</tool_call>",
+        [{"items": ["a"]}],
+        "",
+    ),
     # numbers and words are what the schema says; other texts stay texts
     (QWEN_XML, xml("<parameter=exact>\nTrue\n</parameter>\n"), [{"exact": True}], ""),
-    (QWEN_XML, xml("<parameter=count>\n\"5\"\n</parameter>\n"), [{"count": '"5"'}], ""),
+    (QWEN_XML, xml('<parameter=count>\n"5"\n</parameter>\n'), [{"count": '"5"'}], ""),
     # GLM's tags
     (GLM45, GLM + "\n<arg_key>count</arg_key>\n<arg_value>5</arg_value>\n</tool_call>", [BOTH], ""),
     (GLM45, GLM + "</arg_value>", [X], ""),
     (GLM45, GLM + "\n</tool_call>", [X], ""),
     (GLM45, GLM + "</tool_call>", [X], ""),
     (GLM45, GLM + "\n</tool_call>\n" + GLM + "</arg_value>\n</tool_call>", [X, X], ""),
-    (GLM45, GLM + "\n<arg_key>town</arg_key>\n</arg_value>\n</tool_call>", [{"city": "x\n<arg_key>town</arg_key>\n"}], ""),
+    (
+        GLM45,
+        GLM + "\n<arg_key>town</arg_key>\n</arg_value>\n</tool_call>",
+        [{"city": "x\n<arg_key>town</arg_key>\n"}],
+        "",
+    ),
     (GLM45, GLM, [], None),
     (GLM47, GLM.replace("\n", "") + "<arg_key>count</arg_key><arg_value>5</arg_value></tool_call>", [BOTH], ""),
     # a call in JSON needs no closing tag, before another one, either
@@ -160,7 +188,12 @@ DAMAGED: list[tuple[ToolFormat, str, list[Any], str | None]] = [
     # ... and is JSON; numbers in quotes stay texts
     (HERMES, "<tool_call>{'name': 'search_2', 'arguments': {'city': 'x'}}</tool_call>", [], None),
     (HERMES, '<tool_call>{"name": "search_2", "arguments": {"count": "5"}}</tool_call>', [{"count": "5"}], ""),
-    (HERMES, '<tool_call>{"name": "search_2", "arguments": {"city": "\\u00fc</tool_call>}"}}', [{"city": "\u00fc</tool_call>}"}], ""),
+    (
+        HERMES,
+        '<tool_call>{"name": "search_2", "arguments": {"city": "\\u00fc</tool_call>}"}}',
+        [{"city": "\u00fc</tool_call>}"}],
+        "",
+    ),
     (LLAMA3, "{'name': 'search_2', 'parameters': {}}", [], None),
     (DEEPSEEK_V3, DEEPSEEK_V3.call_open + 'search_2\n```json\n{"city": "x"}\n```', [X], ""),
     # a list of Python's calls ends with its bracket
@@ -236,7 +269,9 @@ def test_a_quoted_call_is_text_unless_the_answer_ends_with_it() -> None:
     assert in_short(read(GEMMA4, f"```\n{marked}\n```\nSo.")[0])[0] == [("search_2", X)], "no model quotes a token"
 
 
-THINKING = {name: format_named(name) for name in ("qwen3", "qwen3_5", "gemma4", "mistral_named", "glm45", "glm47", "lfm2")}
+THINKING = {
+    name: format_named(name) for name in ("qwen3", "qwen3_5", "gemma4", "mistral_named", "glm45", "glm47", "lfm2")
+}
 
 
 def open_thoughts(name: str) -> str:
@@ -395,12 +430,16 @@ def test_any_arguments_are_read_from_damaged_calls(name: str, data: st.DataObjec
         if name == "qwen3_5":
             for key in ("items", "limits"):
                 if key in found and data.draw(drops):
-                    text = text.replace(f"={key}>\n{json.dumps(found[key], ensure_ascii=False)}", f"={key}>\n{found[key]!r}")
+                    text = text.replace(
+                        f"={key}>\n{json.dumps(found[key], ensure_ascii=False)}", f"={key}>\n{found[key]!r}"
+                    )
         pieces = text.split(close)
         last = len(pieces) - 2  # the last value's
         text = pieces[0]
         for at, piece in enumerate(pieces[1:]):
-            may_drop = piece.lstrip("\n").startswith(("<parameter=", "<arg_key>")) or (at == last and not has_call_behind)
+            may_drop = piece.lstrip("\n").startswith(("<parameter=", "<arg_key>")) or (
+                at == last and not has_call_behind
+            )
             text += piece if may_drop and data.draw(drops) else close + piece
         if end and not has_call_behind and data.draw(drops):
             text = text.replace(end, "")
