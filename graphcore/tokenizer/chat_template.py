@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from graphcore.errors import TemplateError, TokenizerError
-from graphcore.tokenizer.message_turns import Message, fitted_turns, is_plain, refused_turns
+from graphcore.tokenizer.message_turns import Message, fitted_turns, is_alternating, refused_turns
 from graphcore.tokenizer.template_process import Bounds, NoTextError, TemplateProcess
 
 Tool = Mapping[str, object]
@@ -98,7 +98,7 @@ class ChatTemplate:
 
     def fitted(self, messages: Sequence[Message], variables: Mapping[str, object], has_tools: bool) -> list[Message]:
         """Return a conversation in turns that the template takes; one that it takes already stays as it is."""
-        if is_plain(messages):
+        if is_alternating(messages):
             return list(messages)
         return fitted_turns(messages, self.refused(variables, has_tools))
 
