@@ -26,7 +26,7 @@ from graphcore.serving.chat_call import (
     ToolCallBegin,
     Used,
 )
-from graphcore.serving.message_parts import arguments_of
+from graphcore.serving.message_parts import call_arguments
 from graphcore.serving.request_errors import RequestError, anthropic_error
 
 SIGNATURE = "unsigned"  # of thoughts; clients send thoughts back only if they have one, and none is checked here
@@ -69,7 +69,7 @@ class MessageBlock:
         """Return the whole block. Arguments that were cut short are read as far as they go."""
         text = "".join(self._texts)
         if "input" in self.start:
-            return {**self.start, "input": arguments_of(text)}
+            return {**self.start, "input": call_arguments(text)}
         signature = {"signature": SIGNATURE} if "signature" in self.start else {}
         return {**self.start, self._field: text, **signature}
 

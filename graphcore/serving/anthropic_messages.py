@@ -10,7 +10,7 @@ from pydantic import Field
 
 from graphcore.serving.chat_call import ChatCall, function_tool
 from graphcore.serving.fields import ListOf, RequestFields, parse_request, refuse_unless, reported_names
-from graphcore.serving.message_parts import arguments_of, left_out, without_billing
+from graphcore.serving.message_parts import call_arguments, left_out, without_billing
 from graphcore.serving.openai_options import stops_of_field
 from graphcore.serving.request_errors import NO_THREADS, RequestError
 from graphcore.tokenizer.message_turns import joined_turns
@@ -269,7 +269,7 @@ def _string(block: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _past_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    function = {"name": _string(block, "name", where), "arguments": arguments_of(block.get("input"))}
+    function = {"name": _string(block, "name", where), "arguments": call_arguments(block.get("input"))}
     return {"id": _string(block, "id", where), "type": "function", "function": function}
 
 

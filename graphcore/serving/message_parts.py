@@ -39,7 +39,7 @@ def left_out(kind: str) -> str:
     return f"[{_NOUNS.get(kind, kind)[:LONGEST_NAME]} left out]"
 
 
-def arguments_of(value: object) -> dict[str, Any]:
+def call_arguments(value: object) -> dict[str, Any]:
     """Return the arguments of a call, given as JSON text or as a value, as an object that can be sent as JSON.
 
     Text that is no JSON, or was cut short, is read as far as it goes: complete pairs are kept. A list of one object is

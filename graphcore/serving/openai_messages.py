@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from graphcore.serving.message_parts import arguments_of, left_out, without_billing
+from graphcore.serving.message_parts import call_arguments, left_out, without_billing
 from graphcore.serving.request_errors import RequestError
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -123,5 +123,5 @@ def _call(call: object, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where} must have a function with a name", field=where)
-    named = {"name": function["name"], "arguments": arguments_of(function.get("arguments"))}
+    named = {"name": function["name"], "arguments": call_arguments(function.get("arguments"))}
     return {"id": str(call.get("id") or ""), "type": "function", "function": named}

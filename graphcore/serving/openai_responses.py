@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from graphcore.serving.chat_call import ChatCall, function_tool
 from graphcore.serving.fields import ListOf, RequestFields, at_most, parse_request, refuse_unless, reported_names
-from graphcore.serving.message_parts import arguments_of, without_billing
+from graphcore.serving.message_parts import call_arguments, without_billing
 from graphcore.serving.openai_chat import tool_choice_of
 from graphcore.serving.openai_messages import result_text, text_of
 from graphcore.serving.openai_options import (
@@ -260,7 +260,7 @@ def _thought(item: Mapping[str, Any], where: str) -> str:
 
 
 def _past_call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    function = {"name": _string(item, "name", where), "arguments": arguments_of(item.get("arguments"))}
+    function = {"name": _string(item, "name", where), "arguments": call_arguments(item.get("arguments"))}
     return {"id": _string(item, "call_id", where), "type": "function", "function": function}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from graphcore.errors import TemplateError, ThreadLimitError, TokenizerError
 from graphcore.tokenizer.bounded_process import BoundedProcess, Bounds, NoAnswerError
 from graphcore.tokenizer.bounded_worker import TEXT, UNREADABLE
-from graphcore.tokenizer.message_turns import Message, fitted_turns, is_plain, refused_turns
+from graphcore.tokenizer.message_turns import Message, fitted_turns, is_alternating, refused_turns
 
 Tool = Mapping[str, object]
 """A function that the model may call: {"type": "function", "function": {"name", "description", "parameters"}}."""
@@ -107,7 +107,7 @@ class ChatTemplate:
 
     def fitted(self, messages: Sequence[Message], variables: Mapping[str, object], has_tools: bool) -> list[Message]:
         """Return a conversation in turns that the template takes; one that it takes already stays as it is."""
-        if is_plain(messages):
+        if is_alternating(messages):
             return list(messages)
         return fitted_turns(messages, self.refused(variables, has_tools))
 

@@ -86,7 +86,7 @@ def _are_in_order(words: Iterable[str], text: str) -> bool:
     return True
 
 
-def is_plain(messages: Sequence[Message]) -> bool:
+def is_alternating(messages: Sequence[Message]) -> bool:
     """Return whether messages are a user's turns and answers without calls, in alternation: all templates take them."""
     roles = ("user", "assistant")
     return all(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from graphcore.serving.chat_call import function_tool
-from graphcore.serving.message_parts import arguments_of
+from graphcore.serving.message_parts import call_arguments
 from graphcore.serving.openai_chat import read_chat
 from graphcore.serving.openai_messages import text_of
 from graphcore.serving.request_errors import RequestError
@@ -88,7 +88,7 @@ def test_arguments_of_earlier_calls_are_read_as_far_as_they_go() -> None:
         (f'{{"deep": {deep}}}', {"deep": json.loads(deep)}),
         (r'{"city": "\ud800", "other": "\ud83d\ude00"}', {"city": "\ufffd", "other": "\U0001f600"}),
     ):
-        assert arguments_of(given) == found, given
+        assert call_arguments(given) == found, given
         call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": given}}
         turn = read_chat({"messages": [*ASKED, {"role": "assistant", "tool_calls": [call]}]})[1].messages[1]
         assert turn["tool_calls"][0]["function"] == {"name": "look", "arguments": found}
