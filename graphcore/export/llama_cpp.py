@@ -27,7 +27,7 @@ WITHOUT_QUERY_RANK = (26, 27)  # layers of the DeepSeek V2 models (Lite) whose q
 
 
 @dataclass(frozen=True)
-class Loader:
+class LlamaCppLoader:
     """What llama.cpp's loader of an architecture takes.
 
     Attributes:
@@ -96,36 +96,36 @@ def _of_exaone(values: Values, _shapes: Shapes) -> Iterator[str]:
         yield "takes attention.sliding_window only with a block_count of 64"
 
 
-LOADERS: Mapping[str, Loader] = MappingProxyType(
+LOADERS: Mapping[str, LlamaCppLoader] = MappingProxyType(
     {
-        "chatglm": Loader(biases=QKV, any_head_dim=False),
-        "deepseek2": Loader(obstacles=_of_deepseek),
-        "exaone4": Loader(takes_rope_freqs=True, any_head_dim=False, obstacles=_of_exaone),
-        "gemma": Loader(takes_head=False),
-        "gemma2": Loader(takes_head=False, obstacles=_of_gemma2),
-        "gemma3": Loader(),
-        "gemma4": Loader(takes_rope_freqs=True, obstacles=_of_gemma4),
-        "glm4": Loader(biases=QKV),
-        "glm4moe": Loader(biases=QKV),
-        "gpt-oss": Loader(biases=EVERYWHERE, needs_biases=True, needs_head=True),
-        "gpt2": Loader(biases=EVERYWHERE, needs_biases=True),
-        "granite": Loader(takes_rope_freqs=True, biases=EVERYWHERE),
-        "granitemoe": Loader(takes_rope_freqs=True, biases=EVERYWHERE),
-        "lfm2": Loader(any_head_dim=False),
-        "lfm2moe": Loader(any_head_dim=False),
-        "llama": Loader(takes_rope_freqs=True, biases=EVERYWHERE, ignores_window=True),
-        "mistral3": Loader(reads_betas=True, ignores_window=True),
-        "olmo2": Loader(needs_head=True, any_head_dim=False),
-        "phi3": Loader(ignores_window=True),
-        "qwen2": Loader(biases=QKV, any_head_dim=False),
-        "qwen3": Loader(),
-        "qwen35": Loader(obstacles=_of_delta_rules),
-        "qwen35moe": Loader(obstacles=_of_delta_rules),
-        "qwen3moe": Loader(),
-        "qwen3next": Loader(obstacles=_of_delta_rules),
-        "smollm3": Loader(),
-        "stablelm": Loader(biases=QKV, needs_head=True),
-        "starcoder2": Loader(biases=EVERYWHERE, needs_biases=True, any_head_dim=False, ignores_window=True),
+        "chatglm": LlamaCppLoader(biases=QKV, any_head_dim=False),
+        "deepseek2": LlamaCppLoader(obstacles=_of_deepseek),
+        "exaone4": LlamaCppLoader(takes_rope_freqs=True, any_head_dim=False, obstacles=_of_exaone),
+        "gemma": LlamaCppLoader(takes_head=False),
+        "gemma2": LlamaCppLoader(takes_head=False, obstacles=_of_gemma2),
+        "gemma3": LlamaCppLoader(),
+        "gemma4": LlamaCppLoader(takes_rope_freqs=True, obstacles=_of_gemma4),
+        "glm4": LlamaCppLoader(biases=QKV),
+        "glm4moe": LlamaCppLoader(biases=QKV),
+        "gpt-oss": LlamaCppLoader(biases=EVERYWHERE, needs_biases=True, needs_head=True),
+        "gpt2": LlamaCppLoader(biases=EVERYWHERE, needs_biases=True),
+        "granite": LlamaCppLoader(takes_rope_freqs=True, biases=EVERYWHERE),
+        "granitemoe": LlamaCppLoader(takes_rope_freqs=True, biases=EVERYWHERE),
+        "lfm2": LlamaCppLoader(any_head_dim=False),
+        "lfm2moe": LlamaCppLoader(any_head_dim=False),
+        "llama": LlamaCppLoader(takes_rope_freqs=True, biases=EVERYWHERE, ignores_window=True),
+        "mistral3": LlamaCppLoader(reads_betas=True, ignores_window=True),
+        "olmo2": LlamaCppLoader(needs_head=True, any_head_dim=False),
+        "phi3": LlamaCppLoader(ignores_window=True),
+        "qwen2": LlamaCppLoader(biases=QKV, any_head_dim=False),
+        "qwen3": LlamaCppLoader(),
+        "qwen35": LlamaCppLoader(obstacles=_of_delta_rules),
+        "qwen35moe": LlamaCppLoader(obstacles=_of_delta_rules),
+        "qwen3moe": LlamaCppLoader(),
+        "qwen3next": LlamaCppLoader(obstacles=_of_delta_rules),
+        "smollm3": LlamaCppLoader(),
+        "stablelm": LlamaCppLoader(biases=QKV, needs_head=True),
+        "starcoder2": LlamaCppLoader(biases=EVERYWHERE, needs_biases=True, any_head_dim=False, ignores_window=True),
     }
 )
 
@@ -166,7 +166,7 @@ def obstacles(architecture: str, metadata: Mapping[str, object], shapes: Shapes)
 
 def differences(architecture: str, metadata: Mapping[str, object]) -> Iterator[str]:
     """Yield notes on what llama.cpp computes otherwise in files that it loads, as it does with published ones."""
-    values, loader = _own_values(architecture, metadata), LOADERS.get(architecture, Loader())
+    values, loader = _own_values(architecture, metadata), LOADERS.get(architecture, LlamaCppLoader())
     window = _size(values, "attention.sliding_window")
     if loader.ignores_window and 0 < window < _size(values, "context_length"):
         yield f"llama.cpp ignores the window of {window} tokens: it attends to all, so that longer texts differ"
