@@ -47,7 +47,7 @@ def runners_of(engine: Engine, batch: int) -> Runners:
         kernels = DeviceBlocks.allocate(caches, own.device) if is_device else None
         sizes = (own.layer_groups, caches, own.context, own.device)
         builder = GraphBuilder(own.decoder, "eager", *sizes, decode_kernels=kernels)
-        return ProgramRunner(builder, engine.runner.policy, batch, engine.runner.sizes.prefill_chunk)
+        return ProgramRunner(builder, engine.runner.policy, batch, engine.runner.chunks)
 
     return Runners(runner(is_device=False), runner(is_device=True))
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from functools import partial
 
 import torch
@@ -10,13 +11,17 @@ from graphcore.checkpoint.file_bytes import explained
 from graphcore.checkpoint.sources.known_hash import known_sha256
 from graphcore.device import DTYPES, cpu_name
 from graphcore.engine.loading.load_model import LoadedModel
+from graphcore.engine.loading.runtime_config import RuntimeConfig
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.kernels.ops.kv_formats import FLOAT8
-from graphcore.kvcache.fingerprint import CONTEXT, LAYERS, LONGROPE, PAGE, SOURCE, WEIGHTS
+from graphcore.kvcache.fingerprint import CONTEXT, LAYERS, LONGROPE, PAGE, PRODUCTS, SOURCE, WEIGHTS
 from graphcore.nn.rope_spec import LongScaling
 from graphcore.nn.spec import ModelSpec
 from graphcore.progress import Progress
 from graphcore.weights.adapted_checkpoint import adapter_facts
+
+INSTRUCTION_LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+"""Environment variables by which torch and its libraries choose kernels."""
 
 
 def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Progress) -> dict[str, str]:
@@ -46,12 +51,21 @@ def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Prog
         "graph": "eager" if runtime.prefill == "eager" else "compiled",
         "device": torch.cuda.get_device_name(runtime.device) if is_gpu else f"{runtime.device.type} {cpu_name()}",
         "kernels": runtime.backend.kernels_name,
+        **({} if is_gpu else {PRODUCTS: products_of(runtime)}),
         "torch": torch.__version__,
         SOURCE: " with adapter ".join([settings.model.checkpoint, *settings.model.adapters]),
         CONTEXT: str(runtime.context_length),
         **({} if runtime.share is None else {LAYERS: runtime.share.text}),
         **_longrope_facts(runner.builder.decoder.spec, runtime.context_length),
     }
+
+
+def products_of(runtime: RuntimeConfig) -> str:
+    """Return what multiplies prompts on the CPU; torch's sums depend on its threads and on its instructions."""
+    if runtime.is_batch_invariant:
+        return "C++ kernels"
+    limits = [f"{name}={os.environ[name]}" for name in INSTRUCTION_LIMITS if name in os.environ]
+    return ", ".join([f"torch with {torch.get_num_threads()} threads", *limits])
 
 
 def _longrope_facts(spec: ModelSpec, context: int) -> dict[str, str]:

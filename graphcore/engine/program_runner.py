@@ -24,8 +24,6 @@ from graphcore.graph.gpu.capture import Captures, only_launches
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, Step
-from graphcore.kernels.backend import NativeBackend
-from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
 from graphcore.kvcache.chunks import Chunks
 from graphcore.kvcache.forward_sequences import ForwardCache, ForwardSequencePool, ForwardSequences
 from graphcore.kvcache.page_allocator import PageAllocator
@@ -41,6 +39,7 @@ class ProgramRunner(ModelRunner):
     """Runner of graphcore's own programs over static caches.
 
     Args:
+        chunks: the same as the attribute.
         prompt_tokens: the same as the attribute; 0 for one chunk.
         draft_tokens: the same as the attribute.
         draft: builder of the programs of a draft model over the same caches; None without one.
@@ -50,8 +49,7 @@ class ProgramRunner(ModelRunner):
         prompt_tokens: tokens of prompts in one pass; one chunk runs even if it is longer.
         draft_tokens: most draft tokens of one sequence in a decode step; 0 without speculation.
         draft_programs: decode programs of the draft model; None without one.
-        chunks: chunk boundaries of prompts. The C++ kernels multiply chunks of at least `DENSE_TOKENS` tokens row by
-            row in one way. Elsewhere a chunk's length may choose the kernel, so only whole chunks have equal bits.
+        chunks: chunk boundaries of prompts, and from which positions a prompt continues with equal bits.
         pages: allocator of the KV cache's pages.
     """
 
@@ -62,7 +60,7 @@ class ProgramRunner(ModelRunner):
         builder: GraphBuilder,
         policy: Policy,
         batch_size: int,
-        prefill_chunk: int,
+        chunks: Chunks,
         prompt_tokens: int = 0,
         draft_tokens: int = 0,
         draft: GraphBuilder | None = None,
@@ -72,11 +70,10 @@ class ProgramRunner(ModelRunner):
         self.policy = policy
         self.device, spec = builder.device, builder.decoder.spec
         vocab = spec.vocab if builder.decoder.has_ends else 0  # without the head there are no logits
-        self.sizes = RunnerSizes(batch_size, prefill_chunk, vocab, builder.context, spec.context)
+        self.sizes = RunnerSizes(batch_size, chunks.size, vocab, builder.context, spec.context)
         self.scored_tokens = scored_tokens(vocab, spare_nbytes)
-        self.prompt_tokens, self.draft_tokens = prompt_tokens or prefill_chunk, draft_tokens
-        self.backend = builder.backend
-        self.chunks = Chunks(prefill_chunk, DENSE_TOKENS if isinstance(self.backend, NativeBackend) else prefill_chunk)
+        self.prompt_tokens, self.draft_tokens = prompt_tokens or chunks.size, draft_tokens
+        self.backend, self.chunks = builder.backend, chunks
         self.programs = Programs(builder, batch_size, draft_tokens)
         self.draft_programs = None if draft is None else Programs(draft, batch_size)
         self.pages = PageAllocator(spec, builder.caches)

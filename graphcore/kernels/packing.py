@@ -125,6 +125,18 @@ class Packing(ABC):
         assert begin % GROUP_ROWS == 0, f"rows lie in groups of {GROUP_ROWS}, asked to begin at {begin}"
         return replace(self, rows=end - begin), self.offset(begin)
 
+    def is_batch_invariant(self, dtype: torch.dtype, rounding: str) -> bool:
+        """Return whether a token's product has the same bits in every batch of at least `DENSE_TOKENS` tokens.
+
+        False where a library of torch multiplies the unpacked matrix: its order of sums depends on the batch, and on
+        the number of threads.
+
+        Args:
+            dtype: dtype of x.
+            rounding: rounding of x, as in `linear`.
+        """
+        return False
+
     def check_place(self, raw_rows: Tensor, begin: int, out: Tensor) -> None:
         """Assert that `pack_rows` may write these rows there."""
         end = begin + len(raw_rows)

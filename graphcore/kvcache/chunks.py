@@ -12,7 +12,8 @@ class Chunks:
 
     Attributes:
         size: most tokens of a chunk; boundaries lie at its multiples.
-        min_invariant: fewest tokens of a chunk that is batch-invariant: rows have the same bits in any longer one.
+        min_invariant: fewest tokens of a chunk that is batch-invariant: rows have the same bits in any longer one. It
+            is `size` where the length of a chunk may choose how it is multiplied: only whole chunks are then alike.
     """
 
     size: int

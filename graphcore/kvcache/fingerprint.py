@@ -1,12 +1,14 @@
 """The fingerprint of a saved cache: all that the bits of keys and values depend on. It must be equal to load a cache.
 
-Settings that change no bit of a prompt are left out: streaming, decode graphs, threads, the number of sequences.
+Settings that change no bit of a prompt are left out: streaming, decode graphs, the number of sequences, and threads
+where the C++ kernels multiply everything.
 """
 
 from collections.abc import Mapping
 
 WEIGHTS, SOURCE, PAGE, CONTEXT = "weights", "model.checkpoint", "page", "context_length"
 LONGROPE = "longrope"  # which of LongRoPE's lists of divisors keys are rotated with, which follows from the context
+PRODUCTS = "products"  # of prompts: the C++ kernels', or torch's with its threads and instructions
 LAYERS = "layers"  # of a rank of a ring, whose file has the caches of no others
 ABOUT = frozenset({SOURCE, CONTEXT})  # of no effect on bits; messages name them
 SETTINGS = frozenset({"dtype", "kv_dtype", "quant", "quant.activations", "prefill_chunk", "graph"})
@@ -16,6 +18,7 @@ ADVICE = {
     LONGROPE: "set a context_length that has it, or save it again",
     "device": "save it again on this one",
     "kernels": "save it again with these",
+    PRODUCTS: "set threads and the environment's instruction sets as then, or save it again",
     "torch": "save it again with this one",
 }
 

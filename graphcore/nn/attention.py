@@ -45,6 +45,11 @@ class Attention(nn.Module):
         assert has_values or not spec.qk_norm_over_heads, "keys that are normalised over heads are no values"
         self.v_norm = UnitNorm(spec.v_norm_eps) if spec.v_norm_eps and not spec.shares_cache else None
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a token's heads do not depend on its batch, given the products: not where torch takes logarithms."""
+        return self.spec.position_scale is None
+
     def forward(
         self, x: Tensor, rope: Tensor | None, span: Span, k_cache: Tensor, v_cache: Tensor, table: Tensor
     ) -> Tensor:

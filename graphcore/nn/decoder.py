@@ -15,8 +15,9 @@ from graphcore.nn.attention import Attention
 from graphcore.nn.block import RESIDUAL_DTYPE, Block
 from graphcore.nn.delta_net import DeltaNet
 from graphcore.nn.latent_attention import LatentAttention
-from graphcore.nn.linear import Linear
-from graphcore.nn.mlp import MLP, capped
+from graphcore.nn.linear import Linear, StackedLinear
+from graphcore.nn.mlp import MLP, ActivationModule, capped
+from graphcore.nn.moe import MoE
 from graphcore.nn.norm import LayerNorm, RMSNorm, UnitNorm, build_norm
 from graphcore.nn.rope import rope_table
 from graphcore.nn.short_conv import ShortConv
@@ -254,17 +255,31 @@ class Decoder(nn.Module):
         return max(map(movable_nbytes, self.layers)), max(map(largest_movable_nbytes, self.layers))
 
     def use_backend(self, backend: Backend) -> None:
-        """Set the kernel backend of all modules in the blocks; the default is plain PyTorch.
+        """Set the kernel backend of all modules in the blocks and the embedding; the default is plain PyTorch.
 
         Float32 blocks with int8 activations stay with torch: they must equal the reference to the bit, and int8
         rounding would turn a difference in the last bit into a whole step of a code.
         """
-        for _, block in self.blocks():
-            is_reference = block.dtype is torch.float32 and block.spec.int8_activations is not None
-            for module in block.modules():
-                kinds = Block | Attention | LatentAttention | DeltaNet | ShortConv | Linear | MLP | RMSNorm | UnitNorm
-                if isinstance(module, kinds):
+        kinds = Block | Attention | LatentAttention | DeltaNet | ShortConv | Linear | MLP | RMSNorm | UnitNorm
+        for part in (self.embed_tokens, *(block for _, block in self.blocks())):
+            is_reference = (
+                isinstance(part, Block) and part.dtype is torch.float32 and part.spec.int8_activations is not None
+            )
+            for module in part.modules():
+                if isinstance(module, kinds | ActivationModule):
                     module.backend = TorchBackend() if is_reference else backend
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a token has the same bits in every eager chunk of at least `DENSE_TOKENS` tokens that its prompt has.
+
+        With the C++ kernels it does, if they multiply all matrices: their sums are in one order. Where a library of
+        torch multiplies (float32, fp16, bf16 without AVX512-BF16, dense experts), only whole chunks are alike.
+        """
+        parts = [*([self.embed_tokens] if self.has_ends else []), *(block for _, block in self.blocks())]
+        kinds = Linear | StackedLinear | MoE | Attention
+        found = [module for part in parts for module in part.modules() if isinstance(module, kinds)]
+        return all(module.is_batch_invariant for module in found)
 
     def rope_tables(self, positions: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return a [P, 2, E/2] float32 table for each of the spec's ropes."""

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from graphcore.activations import Activation
 from graphcore.kernels.backend import Backend, TorchBackend
+from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
 from graphcore.kernels.cpu.products import Operand, multiply, multiply_gated
 from graphcore.kernels.ops.int8_rows import Int8Rows, quantize_rows
 from graphcore.kernels.packing import Packing
@@ -121,6 +122,17 @@ class Linear(nn.Module):
         """True if the forward pass is only x @ weight.T (+ bias), without an output scale or rounding to int8."""
         return self.weight_scale is None and (self.int8_order is None or self.rounding == "token")
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a token's product has the same bits in every eager batch of at least `DENSE_TOKENS` tokens.
+
+        True where C++ kernels multiply, False where a library of torch does (`Packing.is_batch_invariant`).
+        """
+        if self.packing is not None:
+            multiplies_codes = self.int8_order is None or self.rounding == "token"
+            return multiplies_codes and self.packing.is_batch_invariant(self.dtype, self.rounding)
+        return bool(_operands([self], torch.empty(DENSE_TOKENS, self.inputs, dtype=self.dtype, device="cpu")))
+
     def prepare(self, x: Tensor) -> Tensor | Int8Rows:
         """Return `x` in the form that this projection reads; projections of the same input may share it."""
         return x if self.int8_order is None or self.rounding == "token" else quantize_rows(x)
@@ -191,12 +203,22 @@ class Linear(nn.Module):
 class Float32Linear(Linear):
     """A projection to few features whose product is float32, though weight and x are of a 16-bit dtype: a router."""
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """As in `Linear`, for x in float32."""
+        if self.packing is not None:
+            return self.packing.is_batch_invariant(torch.float32, self.rounding)
+        return self.backend.token_rows(torch.empty(1, device="cpu")) is not None
+
     def _product(self, x: Tensor | Int8Rows) -> Tensor:
         """Return x @ weight.T (+ bias): [..., O] float32."""
         assert not isinstance(x, Int8Rows), "routers do not round their input to int8"
         if self.packing is not None:
             return super()._product(x.float())
         x = x if self.input_order is None else x.index_select(-1, self.input_order)
+        kernels = self.backend.token_rows(x)
+        if kernels is not None:
+            return multiply(x.float(), [kernels.row_operand(self.weight, self.bias)])[0]
         bias = None if self.bias is None else self.bias.float()
         return _linear(x.float(), self.weight.float(), bias)
 
@@ -218,10 +240,16 @@ class StackedLinear(nn.Module):
 
     def __init__(self, count: int, inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
+        self.dtype = dtype
         self.packing = None
         self.rounding = "float"
         self.register_buffer("weight", torch.empty(count, outputs, inputs, dtype=dtype))
         self.register_buffer("bias", torch.empty(count, outputs, dtype=dtype) if bias else None)
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """As in `Linear`: dense matrices are multiplied by torch."""
+        return self.packing is not None and self.packing.is_batch_invariant(self.dtype, self.rounding)
 
     def pack(self, packing: Packing, rounding: str) -> None:
         """Replace the weights by empty packed ones, whose bytes are written later; `rounding` as in `Linear.pack`."""

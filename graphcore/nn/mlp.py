@@ -32,10 +32,12 @@ class ActivationModule(nn.Module):
         self.name = name
         self.kind = ACTIVATIONS[name]
         self.function = FUNCTIONS[self.kind]
+        self.backend: Backend = TorchBackend()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activation of `x`, any shape."""
-        return self.function(x)
+        kernels = self.backend.token_rows(x)
+        return self.function(x) if kernels is None else kernels.activated(x, self.kind)
 
 
 class MLP(nn.Module):

@@ -12,6 +12,7 @@ the experts.
 import torch
 from torch import Tensor, nn
 
+from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu.matrix import DENSE
 from graphcore.kernels.ops.expert_slots import ExpertSlots, cached_experts
 from graphcore.kernels.ops.experts import Places, experts
@@ -34,6 +35,14 @@ class ExpertLinear(StackedLinear):
     def __init__(self, experts: int, inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
         super().__init__(experts, inputs, outputs, bias, dtype)
         self.experts = experts
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether an expert's product of a token does not depend on how many others chose it: one job of C++ runs all.
+
+        Unrounded x is multiplied expert by expert, by a library where enough tokens chose one.
+        """
+        return isinstance(self.packing, KernelPacking) and self.rounding != "float"
 
 
 class Experts(nn.Module):
@@ -109,6 +118,16 @@ class MoE(nn.Module):
             MLP(MLPSpec(spec.shared_hidden, spec.gating.activation), dim, dtype) if has_shared else None
         )
         self.shared_expert_gate = Linear(dim, 1, bias=False, dtype=dtype) if has_shared and spec.shared_gate else None
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a token's experts and their shares do not depend on its batch, given their products.
+
+        torch's sigmoid computes the last numbers of a tensor, and of each thread's part, with other instructions. Its
+        softmax goes row by row.
+        """
+        has_sigmoid = isinstance(self.shares, ScoredRouting) and self.shares.function == "sigmoid"
+        return not has_sigmoid and self.shared_expert_gate is None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `x` [B, T, D] to [B, T, D]."""

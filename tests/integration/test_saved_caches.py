@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from packed_matrices import native_kernels
 from tiny_models import VOCAB, TinyModel
 
 from graphcore import Engine
@@ -167,6 +168,32 @@ def test_a_file_of_other_weights_is_refused(saved: Path, tiny_model: Tiny, tmp_p
             weights.write_bytes(weights.read_bytes()[:-4] + b"\1" + weights.read_bytes()[-3:])
         with load(copy) as engine, pytest.raises(ConfigError, match=r"belongs to other weights, of .*save the prompt"):
             engine.load_cache(saved)
+
+
+def test_threads_count_where_torch_multiplies_prompts(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of its sums depends on them, and on the instructions that a variable leaves it."""
+    native_kernels()
+    before, file = torch.get_num_threads(), tmp_path / "prompt.cache"
+    packed = ("quant=q8_0", "quant.activations=int8", "dtype=bf16")
+    try:
+        for overrides, name in (((), "torch with 2 threads"), (packed, "C++ kernels")):
+            with load(tiny_model("llama3"), *overrides, "threads=2") as engine:
+                saved = engine.save_cache(PROMPT, file)
+            assert parts_of(file)[0]["__metadata__"]["products"] == name
+            with load(tiny_model("llama3"), *overrides, "threads=1") as engine:
+                if overrides:
+                    assert engine.load_cache(file) == saved
+                    continue
+                with pytest.raises(ConfigError, match="has products=torch with 1 threads; set threads and the env"):
+                    engine.load_cache(file)
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+        with load(tiny_model("llama3"), "threads=2") as engine:
+            engine.save_cache(PROMPT, file)
+        assert parts_of(file)[0]["__metadata__"]["products"] == "torch with 2 threads, ONEDNN_MAX_CPU_ISA=AVX2"
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("key", "value"), [("torch", "1.0"), ("kernels", "kernels-none"), ("device", "cpu Z80")])

@@ -485,7 +485,7 @@ def answers_of(running: Running, stops: list[str], **fields: Any) -> list[tuple[
     with client.messages.stream(**asked) as stream:
         streamed = stream.get_final_message()
     for message in (client.messages.create(**asked), streamed):
-        texts = {kind: "" for kind in ("thinking", "text")}
+        texts = dict.fromkeys(("thinking", "text"), "")
         for block in message.content:
             if block.type in texts:
                 texts[block.type] += getattr(block, block.type)

@@ -16,7 +16,7 @@ from graphcore.engine.loading.plan_run import plan_run, plan_shorter
 from graphcore.engine.loading.plan_speculation import plan_with_speculation, without_model
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
-from graphcore.engine.loading.runtime_config import RuntimeConfig
+from graphcore.engine.loading.runtime_config import RuntimeConfig, note_on_chunks
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.ring.lead_runner import LeadRunner
 from graphcore.engine.ring.shared_headers import headers_elsewhere
@@ -100,14 +100,16 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
     def agree(
         self, settings: Settings, parts: PreparedDecoder, plan: Plan, tier: Tier
     ) -> tuple[PreparedDecoder, Plan, Tier]:
-        """Return the parts with what all ranks must do alike: chunks of prompts in a pass, and the kind of speculation.
+        """Return the parts with what all ranks must do alike: the chunks of prompts, and the kind of speculation.
 
         There is no draft model if no rank has copies of weights for it.
         """
-        own = [plan.is_streaming, plan.draft_nbytes > 0, plan.experts is not None]
+        own = [plan.is_streaming, plan.draft_nbytes > 0, plan.experts is not None, parts.runtime.is_batch_invariant]
         said = [own] if self._ranks is None else self._ranks.all_say(own)
-        streams, has_copies, has_experts = zip(*said, strict=True)
-        parts = replace(parts, runtime=replace(parts.runtime, prompts_together=all(streams)))
+        streams, has_copies, has_experts, are_invariant = zip(*said, strict=True)
+        runtime = replace(parts.runtime, prompts_together=all(streams), is_batch_invariant=all(are_invariant))
+        parts = replace(parts, runtime=runtime)
+        parts.notes.extend(note_on_chunks(runtime, parts.decoder.spec))
         if self._ranks is None or parts.runtime.speculation == "off":
             return parts, plan, tier
         if parts.draft is not None and not any(has_copies):
@@ -139,7 +141,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
             builder = _builder(parts, stream, compiled_dir, on_progress, self._ranks)
             undo.pop_all()
         prompt_tokens = settings.batching.prompt_tokens(runtime.prefill_chunk, runtime.prompts_together)
-        sizes = runtime.batch_size, runtime.prefill_chunk, prompt_tokens, runtime.draft_tokens
+        sizes = runtime.batch_size, runtime.chunks, prompt_tokens, runtime.draft_tokens
         drafting = None if draft is None else builder.with_decoder(draft)
         is_lead = self._ranks is not None and self._ranks.is_lead
         runner = (LeadRunner if is_lead else ProgramRunner)(builder, stream.policy, *sizes, drafting, plan.spare_nbytes)

@@ -93,6 +93,7 @@ def prepare_model(
         prefill_chunk=min(settings.prefill_chunk, context_length),
         packing=packing,
         uses_pdl=uses_pdl,
+        is_batch_invariant=prefill == "eager" and target.device.type == "cpu" and decoder.is_batch_invariant,
     )
     notes += notes_on_kernels(settings, runtime, decoder, loader)
     return PreparedDecoder(runtime, notes, loader, decoder, draft_of(runtime, decoder, loader))

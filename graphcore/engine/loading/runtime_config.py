@@ -10,10 +10,12 @@ from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_
 from graphcore.engine.loading.open_model import OpenedModel
 from graphcore.errors import ConfigError
 from graphcore.kernels.backend import Backend, NativeBackend, find_backend
+from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
 from graphcore.kernels.cpu.library import can_have_kernels
 from graphcore.kernels.gpu.pdl import FIRST_CAPABILITY, supports_pdl
 from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.ops.kv_formats import KVTypes
+from graphcore.kvcache.chunks import Chunks
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import ModelSpec, RecurrentSpec
 from graphcore.parallel.share import Share
@@ -21,6 +23,7 @@ from graphcore.planning.machine import free_device_nbytes
 from graphcore.progress import Progress, ignore_progress
 from graphcore.weights.packed_weights import PackingPolicy
 
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FREE_SHARE = 0.8  # share of free memory that weights may take when they are unpacked at load
 NO_HOME = "no home folder is known: cache_dir is a temporary folder, which the next start does not find; set cache_dir"
 DEFAULT_CONTEXT = 4096  # tokens; the whole context of a modern model would take gigabytes of KV cache
@@ -44,6 +47,8 @@ class RuntimeConfig:
         uses_pdl: True if a captured step's kernels use programmatic dependent launch (kernels/gpu/pdl.py).
         share: this process's share of the layers; None if it has all.
         prompts_together: True if a pass has a chunk for every sequence: weights stream, on a ring on all ranks.
+        is_batch_invariant: True if a prompt's tokens have the same bits in chunks of different lengths
+            (`Decoder.is_batch_invariant`), on a ring on all ranks.
     """
 
     device: torch.device
@@ -63,11 +68,17 @@ class RuntimeConfig:
     uses_pdl: bool = False
     share: Share | None = None
     prompts_together: bool = False
+    is_batch_invariant: bool = False
 
     @property
     def backend(self) -> Backend:
         """The kernels that compute the model; its weights are packed for them."""
         return self.packing.backend
+
+    @property
+    def chunks(self) -> Chunks:
+        """The chunk boundaries of prompts."""
+        return Chunks(self.prefill_chunk, DENSE_TOKENS if self.is_batch_invariant else self.prefill_chunk)
 
     @property
     def runs_parts(self) -> bool:
@@ -278,8 +289,22 @@ def choose_pdl(setting: str, graph: str, device: torch.device) -> tuple[bool, st
     )
 
 
+def note_on_chunks(runtime: RuntimeConfig, spec: ModelSpec) -> Sequence[str]:
+    """Return a note if prompts reuse only whole chunks of cached ones although the CPU's kernels could do better."""
+    has_states = any(
+        isinstance(block.attention, RecurrentSpec) for block in spec.blocks
+    )  # they need whole chunks anyway
+    if runtime.is_batch_invariant or has_states or not isinstance(runtime.backend, NativeBackend):
+        return ()
+    reason = f"torch computes a part of {DTYPE_NAMES[runtime.dtype]} prompts, with sums that depend on a chunk's length"
+    if runtime.prefill == "compiled":
+        reason = "the numbers of compiled prompts depend on a chunk's length"
+    whole = f"prompts reuse cached prefixes in whole chunks of prefill_chunk={runtime.prefill_chunk} tokens"
+    return (f"{whole}: {reason}",)
+
+
 def describe_runtime(runtime: RuntimeConfig, settings: Settings) -> Sequence[str]:
     """Return the runtime configuration in short words, for one line of output."""
-    dtype = {value: name for name, value in DTYPES.items()}[runtime.dtype]
+    dtype = DTYPE_NAMES[runtime.dtype]
     graphs = (f"graph={runtime.graph}", *([f"prefill={runtime.prefill}"] if runtime.prefill != runtime.graph else []))
     return (str(runtime.device), dtype, *graphs, f"streaming={settings.streaming.policy}")

@@ -124,13 +124,17 @@ class KernelPacking(Packing):
             open_library(self.library).graphcore_unpacks(ROUNDINGS[rounding])
         )
 
+    def is_batch_invariant(self, dtype: torch.dtype, rounding: str) -> bool:
+        """Return whether C++ kernels, which add in one order, multiply `DENSE_TOKENS` tokens or more."""
+        return not self.unpacks(rounding) or (dtype is torch.bfloat16 and products.has_panels(self.library))
+
     def operand(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Operand | None:
         """Return the operand of the C++ kernels for `x` [..., I]; None if torch multiplies the unpacked weight."""
         tokens, method = x.numel() // x.shape[-1] if x.numel() else 0, rounding
-        if tokens >= DENSE_TOKENS and self.unpacks(rounding):
-            if x.dtype is not torch.bfloat16 or not products.has_panels(self.library):
+        if tokens >= DENSE_TOKENS:
+            if not self.is_batch_invariant(x.dtype, rounding):
                 return None
-            method = products.PANELS
+            method = products.PANELS if self.unpacks(rounding) else rounding
         return Operand(self.matrix(packed), packed, bias, method, self.library)
 
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:

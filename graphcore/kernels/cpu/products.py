@@ -1,8 +1,8 @@
 """Matrix products that share an input, computed by one call of the C++ kernels (native/product_output.h).
 
     method      products
-    panels      bf16, of weights that are unpacked or dense (native/bf16_pairs.h); many tokens, with AVX512-BF16 and
-                without AMX
+    panels      bf16, of weights that are unpacked or dense (native/bf16_pairs.h); many tokens, with AVX512-BF16, or
+                with AMX where the processor has it
     a rounding  of the codes of packed matrices with x rounded so (kernel_packing.py)
 
 Legend: T tokens, I columns (input features), O rows (output features) of a matrix.
@@ -53,8 +53,13 @@ class Operand:
 
 
 def has_panels(library: str) -> bool:
-    """Return whether bf16 products of many tokens are fastest in panels on this processor."""
+    """Return whether this processor multiplies bf16 in panels: it has AVX512-BF16."""
     return bool(open_library(library).graphcore_has_panels())
+
+
+def has_amx(library: str) -> bool:
+    """Return whether panels are multiplied with AMX, whose sums have other bits than those with AVX512-BF16."""
+    return bool(open_library(library).graphcore_has_amx())
 
 
 def multiply(x: Tensor, operands: Sequence[Operand]) -> list[Tensor]:
@@ -101,12 +106,12 @@ def multiply_gated(x: Tensor, gate: Operand, up: Operand, activation: Activation
 def _run(x: Tensor, outputs: Sequence[ProductOutput], how: Operand) -> None:
     kernels, columns = open_library(how.library), x.shape[-1]
     assert all(one.matrix.columns == columns for one in outputs), f"x has {columns} columns, and a matrix others"
-    inputs = torch.get_num_threads(), x.data_ptr(), x.numel() // columns, columns
+    threads, inputs = torch.get_num_threads(), (x.data_ptr(), x.numel() // columns, columns)
     array = (ProductOutput * len(outputs))(*outputs)
     if how.method == PANELS:
-        kernels.graphcore_panels(*inputs, array, len(outputs))
+        kernels.graphcore_panels(threads, has_amx(how.library), *inputs, array, len(outputs))
     else:
-        kernels.graphcore_products(*inputs, DTYPE_NUMBERS[x.dtype], ROUNDINGS[how.method], array, len(outputs))
+        kernels.graphcore_products(threads, *inputs, DTYPE_NUMBERS[x.dtype], ROUNDINGS[how.method], array, len(outputs))
 
 
 def _wide(bias: Tensor | None) -> Tensor | None:

@@ -7,11 +7,12 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from packed_matrices import native_backend
 from support.cases import in_case
 
 from graphcore.kernels.ops.int8_rows import Int8Rows
 from graphcore.kernels.stored_packing import StoredPacking
-from graphcore.nn.linear import Linear, is_one_row
+from graphcore.nn.linear import Float32Linear, Linear, is_one_row
 from graphcore.nn.spec import Int8Order
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -43,6 +44,23 @@ def test_linear_is_x_times_weight_transposed_plus_bias() -> None:
             assert out.shape == (*rows, 20)
             assert out.dtype == dtype
             assert error(linear, x, out) < 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_router_scores_a_token_with_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
+    """Qwen 3 30B-A3B's router. Its product is float32: that of the rounded numbers, and not rounded again."""
+    generator = torch.Generator().manual_seed(3)
+    router = Float32Linear(2048, 128, bias=True, dtype=dtype)
+    for buffer in router.buffers():
+        buffer.normal_(0.0, 0.1, generator=generator)
+    router.backend = native_backend()
+    x = torch.randn(1, 256, 2048, generator=generator).to(dtype)
+    whole = router(x)
+    assert whole.dtype is torch.float32
+    assert error(router, x, whole) < 1e-6
+    assert router.is_batch_invariant
+    for begin, end in ((0, 1), (3, 5), (0, 16), (17, 60), (100, 256)):
+        assert torch.equal(router(x[:, begin:end]), whole[:, begin:end]), (begin, end)
 
 
 @pytest.mark.parametrize(

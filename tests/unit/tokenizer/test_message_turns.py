@@ -7,6 +7,7 @@ import jinja2
 import pytest
 from family_templates import GUARDED_TEMPLATES
 from golden_vocab import golden_vocab
+from graphcore.tokenizer.template_process import Bounds
 from test_chat_template import BITNET
 from test_template_bounds import LOOPS
 from tool_texts import SILENT, SOURCES, TOOLS
@@ -17,7 +18,6 @@ from graphcore.serving.tool_formats.families import tool_format_of
 from graphcore.serving.tool_formats.template_messages import template_messages
 from graphcore.tokenizer.chat_template import ChatTemplate
 from graphcore.tokenizer.message_turns import TRIALS, fitted_turns, joined_turns
-from graphcore.tokenizer.template_process import Bounds
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 TEMPLATES = {**SOURCES, **GUARDED_TEMPLATES, "bitnet": BITNET}

@@ -4,9 +4,17 @@
 
 #if defined(__AVX512F__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
-// A library for any processor with AVX-512 has these functions; has_bf16_pairs() tells whether they can be called.
+// A library for any processor with AVX-512 has these functions; has_bf16_pairs() and has_amx() tell whether they can be called.
 #define BF16_TARGET __attribute__((target("avx512bf16")))
+#if defined(__linux__) && defined(SYS_arch_prctl) && (defined(__clang__) || __GNUC__ >= 11)
+#define GRAPHCORE_AMX 1
+#define AMX_TARGET __attribute__((target("amx-tile,amx-bf16")))
+#endif
 
 namespace graphcore {
 namespace {
@@ -93,18 +101,34 @@ bool has_avx512_bf16() {
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 5);
 }
 
-bool has_amx_bf16() {
+// Asks Linux for AMX's registers, which it gives a process on request only. A virtual machine may list AMX without having it.
+bool may_use_amx() {
+#if GRAPHCORE_AMX
+    constexpr unsigned BF16 = 1 << 22, TILE = 1 << 24;
+    constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     unsigned a, b, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1 << 22);
+    const bool has = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & BF16) && (d & TILE);
+    return has && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return false;
+#endif
 }
 
 // Asked when the library is loaded: it takes microseconds on a virtual machine.
-const bool HAS_BF16_PAIRS = has_avx512_bf16(), HAS_PANELS = HAS_BF16_PAIRS && !has_amx_bf16();
+const bool HAS_BF16_PAIRS = has_avx512_bf16(), HAS_AMX = HAS_BF16_PAIRS && may_use_amx();
+
+// The operand of ldtilecfg: all eight registers with sixteen rows of 64 bytes.
+struct alignas(64) Shapes {
+    uint8_t palette = 1, start_row = 0, unused[14] = {};
+    uint16_t row_nbytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr Shapes SHAPES;
 
 }  // namespace
 
 bool has_bf16_pairs() { return HAS_BF16_PAIRS; }
-bool has_panels() { return HAS_PANELS; }
+bool has_amx() { return HAS_AMX; }
 
 void arrange_tile(const uint8_t* x, int tokens, int columns, uint32_t* tile) {
     const __m512i lows = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), highs = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
@@ -122,6 +146,48 @@ void arrange_tile(const uint8_t* x, int tokens, int columns, uint32_t* tile) {
     }
 }
 
+void arrange_amx_tile(const uint8_t* x, int tokens, int columns, uint32_t* tile) {
+    for (int column = 0; column < columns; column += BLOCK_COLUMNS)
+        for (int t = 0; t < AMX_TOKENS; t++, tile += LANES)
+            store(tile, t < tokens ? load<__m512i>(x + (size_t(t) * columns + column) * 2) : __m512i{});
+}
+
+#if GRAPHCORE_AMX
+AMX_TARGET AmxShapes::AmxShapes() {
+    _tile_storeconfig(found_);
+    _tile_loadconfig(&SHAPES);
+}
+
+AMX_TARGET AmxShapes::~AmxShapes() { _tile_loadconfig(found_); }
+
+AMX_TARGET void multiply_amx_panel(const uint8_t* panel, const uint32_t* tile, int pairs, float* sums) {
+    constexpr int SUMS_NBYTES = PANEL_ROWS * 4;
+    float* others = sums + LANES * PANEL_ROWS;  // of the tile's last sixteen tokens
+    _tile_loadd(0, sums, SUMS_NBYTES);
+    _tile_loadd(1, sums + LANES, SUMS_NBYTES);
+    _tile_loadd(2, others, SUMS_NBYTES);
+    _tile_loadd(3, others + LANES, SUMS_NBYTES);
+    for (int pair = 0; pair < pairs; pair += LANES, panel += LANES * PAIR_NBYTES, tile += AMX_TOKENS * LANES) {
+        _tile_loadd(4, tile, VECTOR_NBYTES);
+        _tile_loadd(6, panel, PAIR_NBYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, panel + VECTOR_NBYTES, PAIR_NBYTES);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, tile + LANES * LANES, VECTOR_NBYTES);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, SUMS_NBYTES);
+    _tile_stored(1, sums + LANES, SUMS_NBYTES);
+    _tile_stored(2, others, SUMS_NBYTES);
+    _tile_stored(3, others + LANES, SUMS_NBYTES);
+}
+#else
+AmxShapes::AmxShapes() {}
+AmxShapes::~AmxShapes() {}
+void multiply_amx_panel(const uint8_t*, const uint32_t*, int, float*) {}
+#endif
+
 void fill_panel(const Matrix& matrix, int group, Range columns, int place, uint8_t* panel) {
     uint8_t* to = panel + place * VECTOR_NBYTES;
     const int row = group * GROUP_ROWS;
@@ -130,10 +196,10 @@ void fill_panel(const Matrix& matrix, int group, Range columns, int place, uint8
     FILL[matrix.format - DENSE_FORMATS](bytes, matrix.columns, {columns.begin / BLOCK_COLUMNS, columns.end / BLOCK_COLUMNS}, matrix.scale, to);
 }
 
-BF16_TARGET void multiply_panel(const uint8_t* panel, const uint32_t* tile, int pairs, PanelSums& sums) {
+BF16_TARGET void multiply_panel(const uint8_t* panel, const uint32_t* tile, int pairs, float* sums) {
     __m512 all[PANEL_TOKENS][PANEL_GROUPS];
     for (int t = 0; t < PANEL_TOKENS; t++)
-        for (int i = 0; i < PANEL_GROUPS; i++) all[t][i] = _mm512_loadu_ps(sums[t] + i * LANES);
+        for (int i = 0; i < PANEL_GROUPS; i++) all[t][i] = _mm512_loadu_ps(sums + t * PANEL_ROWS + i * LANES);
     for (int pair = 0; pair < pairs; pair++) {
         __m512bh weights[PANEL_GROUPS];
         for (int i = 0; i < PANEL_GROUPS; i++) weights[i] = (__m512bh)load<__m512i>(panel + size_t(pair) * PAIR_NBYTES + i * VECTOR_NBYTES);
@@ -144,7 +210,7 @@ BF16_TARGET void multiply_panel(const uint8_t* panel, const uint32_t* tile, int 
         }
     }
     for (int t = 0; t < PANEL_TOKENS; t++)
-        for (int i = 0; i < PANEL_GROUPS; i++) _mm512_storeu_ps(sums[t] + i * LANES, all[t][i]);
+        for (int i = 0; i < PANEL_GROUPS; i++) _mm512_storeu_ps(sums + t * PANEL_ROWS + i * LANES, all[t][i]);
 }
 
 void arrange_keys(const uint8_t* const keys[LANES], int head_dim, uint32_t* to) {
@@ -214,10 +280,14 @@ void add_weighted_pairs(const uint8_t* weights, size_t stride, const uint32_t* v
 namespace graphcore {
 
 bool has_bf16_pairs() { return false; }
-bool has_panels() { return false; }
+bool has_amx() { return false; }
 void arrange_tile(const uint8_t*, int, int, uint32_t*) {}
+void arrange_amx_tile(const uint8_t*, int, int, uint32_t*) {}
 void fill_panel(const Matrix&, int, Range, int, uint8_t*) {}
-void multiply_panel(const uint8_t*, const uint32_t*, int, PanelSums&) {}
+void multiply_panel(const uint8_t*, const uint32_t*, int, float*) {}
+void multiply_amx_panel(const uint8_t*, const uint32_t*, int, float*) {}
+AmxShapes::AmxShapes() {}
+AmxShapes::~AmxShapes() {}
 void arrange_keys(const uint8_t* const*, int, uint32_t*) {}
 void arrange_values(const uint8_t* const*, int, uint32_t*) {}
 void score_pairs(const uint8_t*, int, const uint32_t*, float, size_t, float*) {}

@@ -218,16 +218,17 @@ void graphcore_products(int threads, const uint8_t* x, int tokens, int columns, 
     carry_out(threads, job);
 }
 
-// Returns whether graphcore_panels can be called here, and is faster than the product of a library.
-bool graphcore_has_panels() { return has_panels(); }
+// Returns whether graphcore_panels can be called here, and whether it can use AMX.
+bool graphcore_has_panels() { return has_bf16_pairs(); }
+bool graphcore_has_amx() { return has_amx(); }
 
 // Computes products with the same x in panels, for packed matrices or dense bf16. x: [tokens, columns] of bf16; columns: a
 // multiple of 32.
-void graphcore_panels(int threads, const uint8_t* x, int tokens, int columns, const ProductOutput* outputs, int count) {
+void graphcore_panels(int threads, bool uses_amx, const uint8_t* x, int tokens, int columns, const ProductOutput* outputs, int count) {
     if (!tokens || !count) return;
-    const auto tiles = scratch(PanelProduct::tile_nbytes(tokens, columns));
-    const auto work = scratch(threads * PanelProduct::work_nbytes(tokens));
-    PanelProduct job(threads, x, tokens, columns, outputs, count, (uint8_t*)tiles.get(), (uint8_t*)work.get());
+    const auto tiles = scratch(PanelProduct::tile_nbytes(uses_amx, tokens, columns));
+    const auto work = scratch(threads * PanelProduct::work_nbytes(uses_amx, tokens));
+    PanelProduct job(threads, uses_amx, x, tokens, columns, outputs, count, (uint8_t*)tiles.get(), (uint8_t*)work.get());
     carry_out(threads, job);
 }
 

@@ -27,7 +27,7 @@ struct RotateRows {
 
 // y = f(gate) * up. f(gate) is rounded to format first.
 struct GateRows {
-    const uint8_t *gate, *up;  // [size] of format
+    const uint8_t *gate, *up;  // [size] of format; up may be null, for f(gate) alone
     uint8_t* y;                // [size] of format
     int64_t size;
     int32_t format;
@@ -78,11 +78,11 @@ inline void gate_block(const GateRows& a, int block, float* work) {
     const size_t at = size_t(first) * format_nbytes(a.format);
     float* up = work + BLOCK;
     widen_row(a.gate + at, count, a.format, work);
-    widen_row(a.up + at, count, a.format, up);
+    if (a.up) widen_row(a.up + at, count, a.format, up);
     for (int i = count; i % PART_LANES; i++) work[i] = 0;
     for (int i = 0; i < count; i += PART_LANES) store(work + i, activate_part(a.activation, load<FloatPart>(work + i)));
     round_row(work, count, a.format);
-    for (int i = 0; i < count; i++) work[i] *= up[i];
+    for (int i = 0; a.up && i < count; i++) work[i] *= up[i];
     narrow_row(work, count, a.format, a.y + at);
 }
 

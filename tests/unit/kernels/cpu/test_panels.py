@@ -1,6 +1,6 @@
 """Products of many tokens in bf16: bits of unpacked weights, sums against float64, any number of tokens and threads.
 
-Engines leave panels unused on a processor with AMX; here they multiply on every processor with AVX512-BF16.
+Both ways of panels run: with AVX512-BF16, which engines leave unused on a processor with AMX, and with AMX.
 
 Legend: O rows (output features), I columns (input features), T tokens.
 """
@@ -17,7 +17,7 @@ from graphcore.activations import Activation
 from graphcore.device import cpu_flags
 from graphcore.kernels.backend import NativeBackend
 from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
-from graphcore.kernels.cpu.products import Operand, multiply, multiply_gated
+from graphcore.kernels.cpu.products import Operand, has_amx, has_panels, multiply, multiply_gated
 from graphcore.kernels.cpu.token_rows import TokenRows
 from graphcore.nn.linear import Linear, gated_projection, joint_projections
 from graphcore.nn.mlp import MLP
@@ -27,13 +27,14 @@ from graphcore.quant import FORMATS
 BF16_ERROR = 4e-3  # relative RMS error of a result that is rounded to bf16
 
 
-@pytest.fixture(scope="module")
-def kernels() -> Iterator[TokenRows]:
-    if "avx512_bf16" not in cpu_flags():
-        pytest.skip("this processor has no AVX512-BF16")
-    library = native_kernels()
+@pytest.fixture(scope="module", params=["avx512_bf16", "amx"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[TokenRows]:
+    library, uses_amx = native_kernels(), request.param == "amx"
+    assert has_panels(library) == ("avx512_bf16" in cpu_flags())
+    if not (has_amx(library) if uses_amx else has_panels(library)):
+        pytest.skip(f"this processor has no {request.param}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graphcore.kernels.cpu.products.has_panels", lambda _: True)
+        patch.setattr("graphcore.kernels.cpu.products.has_amx", lambda _: uses_amx)
         yield TokenRows(library)
 
 
@@ -76,17 +77,28 @@ def test_products_of_long_rows_are_float64s(kernels: TokenRows) -> None:
 
 
 def test_a_token_has_the_same_bits_beside_any_others_on_any_number_of_threads(kernels: TokenRows) -> None:
-    weight, x = numbers(85, 96), numbers(131, 96, seed=2)
-    (whole,) = multiply(x, [operand(kernels, weight)])
+    """The second matrix is SmolLM2's down projection, which a library of torch multiplies in another order for each."""
     before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            for tokens in (16, 17, 40, 131):
-                (y,) = multiply(x[-tokens:], [operand(kernels, weight)])
-                assert torch.equal(y, whole[-tokens:]), (threads, tokens)
-    finally:
-        torch.set_num_threads(before)
+    for rows, columns in ((85, 96), (576, 1536)):
+        weight, x = numbers(rows, columns), numbers(131, columns, seed=2)
+        (whole,) = multiply(x, [operand(kernels, weight)])
+        try:
+            for threads in (1, 2, 5):
+                torch.set_num_threads(threads)
+                for tokens in (16, 17, 40, 131):
+                    (y,) = multiply(x[-tokens:], [operand(kernels, weight)])
+                    assert torch.equal(y, whole[-tokens:]), (rows, threads, tokens)
+        finally:
+            torch.set_num_threads(before)
+
+
+def test_products_of_torchs_library_and_of_amx_take_turns(kernels: TokenRows) -> None:
+    """Each finds the shapes of AMX's registers as it left them."""
+    weight, x = numbers(192, 256), numbers(64, 256, seed=2)
+    (own,), theirs = multiply(x, [operand(kernels, weight)]), torch.nn.functional.linear(x, weight)
+    for _ in range(3):
+        assert torch.equal(torch.nn.functional.linear(x, weight), theirs)
+        assert torch.equal(multiply(x, [operand(kernels, weight)])[0], own)
 
 
 def test_several_matrices_of_one_call_have_the_bits_of_each_alone(kernels: TokenRows) -> None:
