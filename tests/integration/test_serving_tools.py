@@ -451,7 +451,7 @@ def test_beside_a_schema_the_model_calls_or_answers(running: Running, thinking: 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, running: Running, text: str) -> int:
     """Make the server's model write a text and its end token, and return the number of these tokens."""
-    ids = running.served.engine.tokenizer.encode(text, add_special_tokens=False) + [TOKEN_IDS["<|im_end|>"]]
+    ids = [*running.served.engine.tokenizer.encode(text, add_special_tokens=False), TOKEN_IDS["<|im_end|>"]]
 
     def mask(new_ids: Sequence[int]) -> torch.Tensor:
         allowed = torch.zeros(VOCAB, dtype=torch.bool)
@@ -463,7 +463,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, running: Running, text: str) -> in
 
 
 def answers_of(running: Running, stops: list[str], **fields: Any) -> list[tuple[str, str, list[str], str, int]]:
-    """Return thoughts, content, names of calls, why it ended and its tokens: of chats and messages, whole and streamed."""
+    """Return thoughts, content, names of calls, reason and tokens: of chats and messages, whole and streamed."""
     found: list[tuple[str, str, list[str], str, int]] = []
     for choice in (whole := chat(running, stop=stops, **fields)).choices:
         calls = [call.function.name for call in choice.message.tool_calls or ()]

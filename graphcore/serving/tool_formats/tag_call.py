@@ -17,8 +17,9 @@ value is left out where the chat template adds them.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphcore.serving.tool_formats.call_reader import BodyCallReader
 from graphcore.serving.tool_formats.part_writer import PartWriter
@@ -58,24 +59,7 @@ class TagCallReader(BodyCallReader):
         self._name = ""
         self._closes: list[int] = []  # positions of closing tags in the body that have not ended the call
         self._num_checked = 0  # those behind which no other call begins
-        key_open, key_close = re.escape(tags.key_open), re.escape(tags.key_close)
-        value_close, end = re.escape(tags.value_close), re.escape(tags.end)
-        name = rf"{re.escape(tags.name_open)}([^\s<>]{{1,{_MOST_NAME}}})"
-        self._next_call = re.compile(rf"\s*{re.escape(tag)}\s*{name}")
-        self._any_call = re.compile(name if tags.name_open else rf"{re.escape(tag)}\s*{name}")
-        self._closed_value = re.compile(rf"{value_close}\s{{0,{_MOST_SPACE}}}\Z")
-        self._function_end = re.compile(rf"{end}\s{{0,{_MOST_SPACE}}}\Z")
-        self._function_line = re.compile(rf"\n[ \t]*{end}[ \t]*(?=\n)")
-        line = r"\n[ \t]*" if tags.line_break else ""
-        known_key = rf"{line}(?={key_open}(?P<key>[^<>\n]{{1,{_MOST_NAME}}}){key_close})"
-        own_line = rf"|(?P<line>\n[ \t]*)?(?={end}\s*\Z)" if tags.end else r"|(?P<line>\Z)(?!)"
-        follows = "|".join([key_open, end] if tags.end else [key_open, r"\Z"])
-        self._value_ends = {
-            is_lenient: re.compile(
-                rf"(?P<close>{value_close})\s{{0,{_MOST_SPACE}}}(?={follows}{more})|{known_key}{own_line}"
-            )
-            for is_lenient, more in ((False, ""), (True, r"|\Z"))
-        }
+        self._patterns = _patterns(tag, tags)
 
     def _begin(self, text: str, at: int) -> int:
         if self._tags.name_open:
@@ -132,7 +116,7 @@ class TagCallReader(BodyCallReader):
             return True
         last, is_function_end = self._body_end(_LAST), literal == self._tags.end
         if is_function_end or not self._tags.end:
-            if self._closed_value.search(last):
+            if self._patterns.closed_value.search(last):
                 body = self._body_text() + (literal if is_function_end else "")
                 members = self._members(body)
                 if members is None:
@@ -142,7 +126,7 @@ class TagCallReader(BodyCallReader):
                     if is_function_end:
                         self._await_close()
                 return True
-        elif self._function_end.search(last) and (members := self._members(self._body_text())) is not None:
+        elif self._patterns.function_end.search(last) and (members := self._members(self._body_text())) is not None:
             self._write_call(self._name, members)
             return True
         if not is_function_end and len(self._closes) < _MOST_ENDS:
@@ -154,7 +138,7 @@ class TagCallReader(BodyCallReader):
         close, body = self._closes[-1], self._body_text()
         self._num_checked = len(self._closes)
         behind = close + len(self._close)
-        found = self._next_call.match(body, behind)
+        found = self._patterns.next_call.match(body, behind)
         if found is None or found[1] not in self._schemas:
             return False
         members = self._members(body[:close], is_lenient=True, is_closed=True)
@@ -170,7 +154,7 @@ class TagCallReader(BodyCallReader):
         body = self._body_text()
         ends = [(close, close + len(self._close), True) for close in self._closes]
         if self._tags.end:
-            lines = islice(self._function_line.finditer(body), _MOST_ENDS)
+            lines = islice(self._patterns.function_line.finditer(body), _MOST_ENDS)
             ends += [(line.end(), line.end(), False) for line in lines]
         for end, behind, is_closed in [*ends, (len(body), len(body), False)]:
             members = self._members(body[:end], is_lenient=True, is_closed=is_closed)
@@ -228,7 +212,7 @@ class TagCallReader(BodyCallReader):
         tags, root = self._tags, self._schemas[self._name]
         known = resolved(root, root).get("properties")
         close = body.find(tags.value_close, start)
-        for found in self._value_ends[is_lenient].finditer(body, start):
+        for found in self._patterns.value_ends[is_lenient].finditer(body, start):
             end, key = found.start(), found["key"]
             if found["close"]:
                 return end, found.end(), True
@@ -247,10 +231,54 @@ class TagCallReader(BodyCallReader):
 
     def _has_call(self, value: str) -> bool:
         """Return whether a call of a known function begins in a text; it is no value whose closing tag is missing."""
-        return any(name in self._schemas for name in self._any_call.findall(value))
+        return any(name in self._schemas for name in self._patterns.any_call.findall(value))
 
 
 def _behind_space(text: str, at: int) -> int:
     match = _SPACE.match(text, at)
     assert match is not None, "a run of no characters matches, too"
     return match.end()
+
+
+class _Patterns(NamedTuple):
+    """Patterns of a family's tags.
+
+    Attributes:
+        next_call: another call, at the text's beginning, and its name.
+        any_call: the beginning of a call anywhere, and its name.
+        closed_value: a value's closing tag at the text's end.
+        function_end: </function> at the text's end.
+        function_line: </function> on a line of its own.
+        value_ends: what may end a value, by whether the tags behind it may be missing.
+    """
+
+    next_call: re.Pattern[str]
+    any_call: re.Pattern[str]
+    closed_value: re.Pattern[str]
+    function_end: re.Pattern[str]
+    function_line: re.Pattern[str]
+    value_ends: Mapping[bool, re.Pattern[str]]
+
+
+@cache
+def _patterns(tag: str, tags: CallTags) -> _Patterns:
+    """Return the patterns of a family, whose calls begin with a tag."""
+    opened, space = re.escape(tag), rf"\s{{0,{_MOST_SPACE}}}"
+    name = rf"{re.escape(tags.name_open)}([^\s<>]{{1,{_MOST_NAME}}})"
+    key_open, key_close = re.escape(tags.key_open), re.escape(tags.key_close)
+    value_close, end = re.escape(tags.value_close), re.escape(tags.end)
+    line = r"\n[ \t]*" if tags.line_break else ""
+    known_key = rf"{line}(?={key_open}(?P<key>[^<>\n]{{1,{_MOST_NAME}}}){key_close})"
+    own_line = rf"(?P<line>\n[ \t]*)?(?={end}\s*\Z)" if tags.end else r"(?P<line>\Z)(?!)"
+    follows = "|".join([key_open, end] if tags.end else [key_open, r"\Z"])
+    return _Patterns(
+        next_call=re.compile(rf"\s*{opened}\s*{name}"),
+        any_call=re.compile(name if tags.name_open else rf"{opened}\s*{name}"),
+        closed_value=re.compile(rf"{value_close}{space}\Z"),
+        function_end=re.compile(rf"{end}{space}\Z"),
+        function_line=re.compile(rf"\n[ \t]*{end}[ \t]*(?=\n)"),
+        value_ends={
+            is_lenient: re.compile(rf"(?P<close>{value_close}){space}(?={follows}{more})|{known_key}|{own_line}")
+            for is_lenient, more in ((False, ""), (True, r"|\Z"))
+        },
+    )
