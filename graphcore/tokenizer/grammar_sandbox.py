@@ -62,7 +62,8 @@ def begin(description: bytes, room: int) -> Callable[[bytes], tuple[bytes, str]]
     given = json.loads(description)
     specials = {int(token_id): text.encode("latin-1") for token_id, text in given["specials"].items()}
     tokens = ByteTokens(given["vocab"], given["ends"], specials)
-    known = LLTokenizer(tokens, n_vocab=len(tokens.tokens), eos_token=given["ends"])
+    # Typed as a TokenizerWrapper, but read through the attributes that ByteTokens has, too.
+    known = LLTokenizer(tokens, n_vocab=len(tokens.tokens), eos_token=given["ends"])  # type: ignore[arg-type]
     room_nbytes, most = resource.getrlimit(resource.RLIMIT_AS)
 
     def answer(request: bytes) -> tuple[bytes, str]:
