@@ -22,8 +22,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from graphcore.serving.tool_formats.call_reader import BodyCallReader
+from graphcore.serving.tool_formats.json_scanner import json_string
 from graphcore.serving.tool_formats.part_writer import PartWriter
-from graphcore.serving.tool_formats.schema_types import json_of, json_string, property_schema, resolved, types_of
+from graphcore.serving.tool_formats.schema_types import json_of, property_schema, resolved, types_of
 from graphcore.serving.tool_formats.tool_format import CallTags
 
 _BARE_NAME_END = re.compile(r"[<\n]")
