@@ -7,10 +7,10 @@ A prompt continues from the longest path that matches its tokens. Whole pages ar
 a part of it matches. The tree holds a reference to each page, so pages outlive their sequences until memory is needed.
 
 Only idle pages are evicted, those that no row has, in the order in which rows have freed them: the least recently used
-first. A row frees a prefix's last pages first, so leaves go before their parents. A node that has lost its page stays as
-long as it has children; prompts continue only up to it, until a sequence brings the page again. Counting and evicting
-pages costs O(1) for each page evicted, whatever the tree holds; finding and keeping a prefix costs O(1) for each of its
-pages.
+first. A row frees a prefix's last pages first, so leaves go before their parents. A node that has lost its page stays
+as long as it has children; prompts continue only up to it, until a sequence brings the page again. Counting and
+evicting pages costs O(1) for each page evicted, whatever the tree holds; finding and keeping a prefix costs O(1) for
+each of its pages.
 
 A prompt's keys and values do not depend on the request that computed them, as long as its chunks run the same kernels.
 So a prompt continues only from positions where this holds (`Chunks`), with the same bits as without the cache. Keys and
@@ -113,7 +113,7 @@ class PrefixCache:
         self._free_snapshots = list(snapshots)
         self.has_snapshots = bool(snapshots)
         self._with_snapshot = OrderedDict[PrefixNode, None]()  # the least recently used snapshot first
-        # The nodes of each page, by table. A page has several if prompts ended in it: each is the beginning of the next.
+        # The nodes of each page, by table. A page has several if prompts ended in it, each the beginning of the next.
         self._nodes: list[dict[int, list[PrefixNode]]] = [{} for _ in pages.tables]
         self._without_window = [index for index, table in enumerate(pages.tables) if not table.is_ring]
         self.no_hit = PrefixHit(0, (), is_bit_exact=True)
