@@ -113,7 +113,7 @@ class PrefixCache:
         self._free_snapshots = list(snapshots)
         self.has_snapshots = bool(snapshots)
         self._with_snapshot = OrderedDict[PrefixNode, None]()  # the least recently used snapshot first
-        # The nodes of each page, by table. A page has several if prompts ended in it: each begins the next.
+        # The nodes of each page, by table. A page has several if prompts ended in it, each the beginning of the next.
         self._nodes: list[dict[int, list[PrefixNode]]] = [{} for _ in pages.tables]
         self._without_window = [index for index, table in enumerate(pages.tables) if not table.is_ring]
         self.no_hit = PrefixHit(0, (), is_bit_exact=True)

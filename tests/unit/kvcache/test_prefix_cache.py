@@ -95,7 +95,11 @@ class Caches:
                 assert page is not None
                 users[page] = users.get(page, 0) + 1
             assert users == table._refs
+            assert set(table.idle) == {page for page in in_tree if page is not None and users[page] == 1}
             assert sorted([*users, *table._free]) == list(range(1, 1 + table.num_pages))
+        assert all(node.children or node.snapshot is not None or any(node.pages) for node in self.tree._root.below()), (
+            "a leaf that has nothing"
+        )
         holders = [node.snapshot for node in self.tree._root.below() if node.snapshot is not None]
         free = self.tree._free_snapshots
         assert sorted([*holders, *free]) == sorted(set(holders) | set(free))
@@ -270,6 +274,8 @@ def test_whoever_borrows_the_cache_takes_nothing_from_the_tree() -> None:
     with caches.pages.lending([]):
         assert caches.write(0, 0, CONTEXT, 900.0)
         assert not caches.pages.reserve(1, 0, 4)
+        caches.pages.tables[0].share(1, dict(caches.pages.tables[0].rows[0]))
+        caches.pages.free(1)
     caches.check_counts()
     found = caches.tree.find(words(17), reuse_cache=False)
     assert found.length == 16
@@ -349,12 +355,31 @@ def test_an_idle_page_above_one_in_use_is_evicted_alone_and_comes_back(name: str
         caches.tree.evict(table, count)
         caches.check_counts()
         prompts = (words(9), [*ids, 99], words(9, 50))
-        found = tuple(caches.tree.find(prompt, reuse_cache=False).length for prompt in prompts)
-        assert found == (lengths if name != "states" else tuple(length if length == 8 else 0 for length in lengths))
+        expected = lengths if name != "states" else tuple(length if length == 8 else 0 for length in lengths)
+        for reuse_cache in (False, True):
+            assert tuple(caches.tree.find(prompt, reuse_cache).length for prompt in prompts) == expected
     assert (table.num_free, caches.tree.num_evictable(table)) == (free + 4, 0)
     caches.tree.keep(1, ids, is_bit_exact=True, save_states=True)
     caches.pages.free(1)
     assert caches.goes_on([*ids, 99]) == (8, True)
+    assert caches.is_all_free()
+
+
+def test_a_place_whose_page_was_evicted_takes_that_of_an_answer() -> None:
+    caches = Caches()
+    caches.keep(words(8), 100.0)
+    (table,) = caches.pages.tables
+    caches.tree.evict(table, 1)
+    caches.keep(words(8), 500.0, is_bit_exact=False)
+    assert caches.goes_on(words(9)) == (4, True)
+    assert caches.goes_on(words(9), reuse_cache=True) == (8, False)
+    caches.tree.evict(table, 2)
+    beside_a_sequence_that_begins_alike(caches)
+    caches.tree.evict(table, 2)  # the node stays above the one in use
+    caches.keep(words(4), 500.0, is_bit_exact=False)
+    assert caches.goes_on(words(9)) == (0, True)
+    assert caches.goes_on(words(9), reuse_cache=True) == (4, False)
+    caches.pages.free(1)
     assert caches.is_all_free()
 
 

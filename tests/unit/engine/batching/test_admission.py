@@ -316,7 +316,7 @@ def test_an_aborted_pass_leaves_no_states_that_a_chat_could_go_on_from(serve: An
 def test_a_prompt_whose_first_page_was_evicted_while_it_ran_is_cached_when_it_ends(serve: Any) -> None:
     """Eight pages. The tree has the first page from another prompt, which begins alike for less than a chunk."""
     served = serve("states", has_kinds=False)
-    first, second = served.submit([*[5] * 4, *[6] * 8], 1), served.submit([*[5] * 4, *[8] * 8], 20)
+    first, second = served.submit([*[5] * 4, *[6] * 8], 4), served.submit([*[5] * 4, *[8] * 8], 20)
     served.finish()
     assert (second.finish_reason, served.swapped) == ("length", [])
     again = served.submit([*second.prompt_ids, 9], 2)
@@ -337,3 +337,22 @@ def test_the_chunks_of_a_long_prompt_cost_the_prefix_cache_as_much_as_those_of_a
     again = served.submit([*request.prompt_ids, 3], 1)
     served.finish()
     assert again.cached == 508  # three tokens are the fewest of a chunk
+
+
+def test_a_prompt_that_runs_again_is_cached_from_its_start_again(serve: Any) -> None:
+    """A copy that could not be written: the row has the states after eight tokens, and the tree had 24 before."""
+    served = serve("states", tokens=96)
+    admission = served.admission
+    request = Request(tuple(prompt(1, 24)), 1, frozenset(), None, StopStrings([]))
+    assert admission.admit(request)
+    for computed in (8, 16, 24):
+        assert admission.reserve(request, 8, None)
+        request.num_computed = computed
+        admission.cache_prompt(request)
+    path = admission._prefixes.path(request.prompt_ids)
+    assert [node.end for node in path if node.snapshot is not None] == [16, 24]
+    for node in path:
+        admission._prefixes._drop_snapshot(node)
+    request.num_computed = 8
+    admission.cache_prompt(request)
+    assert [node.end for node in path if node.snapshot is not None] == [8]
