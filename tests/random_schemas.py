@@ -25,14 +25,36 @@ from graphcore.tokenizer.grammar import GrammarMask, GrammarTokens
 NUMBERS: Sequence[float] = (
     *(0, 1, -1, 2, 10, 100, 255, 256, -128, 127, 32767, 2**31 - 1, -(2**31), 2**31, 2**32, 2**32 - 1),
     *(2**53, 2**53 - 1, 2**53 + 1, -(2**53), -(2**53) - 1, 10**17, 10**18 - 1, 10**18, -(10**18), 2**62),
-    *(2**63 - 1024, 2**63 - 1, 2**63, 2**63 + 2048, -(2**63), -(2**63) - 1, -(2**63) + 1024, 2**64 - 1, 2**64, -(2**64)),
+    *(
+        2**63 - 1024,
+        2**63 - 1,
+        2**63,
+        2**63 + 2048,
+        -(2**63),
+        -(2**63) - 1,
+        -(2**63) + 1024,
+        2**64 - 1,
+        2**64,
+        -(2**64),
+    ),
     *(1e19, -1e19, 1e22, 1e300, -1e300, 1.7976931348623157e308, 3.4028234663852886e38, 0.5, -0.5, 0.1, 1e-9, 1e-7),
     *(-1e-300, 5e-324, 0.30000000000000004, 1.5, 99.99, -99.99, 123456789.125, -0.0),
 )
 STEPS = (1, 2, 3, 5, 7, 10, 60, 100, 256, 1000, 0, 0.5, 0.1, 0.01, 0.25, 1e-3, 1.5, 0.3, 2.5, -3, 1e-9, 2**31)
 COUNTS = (0, 1, 2, 3, 5, 10, 100, 2000, 10**5, 2**32 - 1, 2**32, 2**53, 2**64 - 1, 2**64, -1, 1.0, "3")
 PATTERNS = (
-    *("^a+$", "^[a-z]{2,5}$", "abc", "^$", "^(foo|bar)$", r"\d{3}-\d{4}", r"^\w+@\w+\.com$", "^.{0,3}$", "(a|b)*c", "["),
+    *(
+        "^a+$",
+        "^[a-z]{2,5}$",
+        "abc",
+        "^$",
+        "^(foo|bar)$",
+        r"\d{3}-\d{4}",
+        r"^\w+@\w+\.com$",
+        "^.{0,3}$",
+        "(a|b)*c",
+        "[",
+    ),
     *("^(?!x)", r"\p{L}+", "^(a{1,50}){1,50}$", r"^\s*$", r"\bword\b", "^[^a]*$", "(?i)abc", "^x{1000}$", "a|"),
     *("^((((((a))))))$", "\u00e9", r"^\/", "(((a{1,99}){1,99}){1,99}){1,99}"),
 )
@@ -69,7 +91,9 @@ class RandomSchema:
             return choice.choice((True, False, {}))
         schema: dict[str, Any] = {}
         if depth > 0 and self._often(0.09):
-            schema[choice.choice(("anyOf", "oneOf", "allOf"))] = [self._of(depth - 1) for _ in range(choice.randint(1, 3))]
+            schema[choice.choice(("anyOf", "oneOf", "allOf"))] = [
+                self._of(depth - 1) for _ in range(choice.randint(1, 3))
+            ]
         if self._definitions and self._often(0.1):
             known = [f"#/$defs/{name}" for name in self._definitions]
             schema["$ref"] = choice.choice([*known * 6, "#", "#/nope", "http://x.y/z", "#/properties/a"])
@@ -154,7 +178,7 @@ def answer_under(tokens: GrammarTokens, mask: GrammarMask, choice: random.Random
     matcher, answer = mask.copy().matcher, bytearray()
     pieces = [tokens.known.decode_bytes([token_id]) for token_id in range(256)]
     while len(answer) < STEPS_OF_ANSWER and not matcher.is_error():
-        if matcher.is_stopped() or matcher.is_accepting() and choice.random() < 0.3:
+        if matcher.is_stopped() or (matcher.is_accepting() and choice.random() < 0.3):
             return answer.decode("utf-8", "replace")
         bits = matcher.compute_bitmask()
         if matcher.is_error():
@@ -206,7 +230,9 @@ def main(first: int, last: int) -> None:
         try:
             mask.prepare()
         except ConfigError as error:
-            named = next((name for name in ("SIG", "takes more than", "cannot be kept") if name in str(error)), "refused")
+            named = next(
+                (name for name in ("SIG", "takes more than", "cannot be kept") if name in str(error)), "refused"
+            )
             found[named] += 1
             if named in ("SIG", "takes more than"):
                 print(number, str(error), json.dumps(schema)[:500], flush=True)

@@ -98,9 +98,9 @@ class MaskThreads:
     They are daemon threads, so that a mask that never returns keeps no process alive. Masks of answers that are under
     way go before the first masks of answers that are still to begin.
 
-    A mask that takes longer than LONGEST_MASK ends its request (`RequestQueue.end_overdue`), and is given up: its thread
-    is lost, and another one takes its place. With MOST_LOST lost ones no further mask is taken until one returns, so
-    there are never more than MOST_THREADS + MOST_LOST threads.
+    A mask that takes longer than LONGEST_MASK ends its request (`RequestQueue.end_overdue`), and is given up: its
+    thread is lost, and another one takes its place. With MOST_LOST lost ones no further mask is taken until one
+    returns, so there are never more than MOST_THREADS + MOST_LOST threads.
     """
 
     def __init__(self) -> None:

@@ -122,7 +122,9 @@ class BoundedProcess:
             return f"takes more than {self._bounds.seconds:g} s"
         if self._process.returncode is None:
             return "gave an invalid answer"
-        return f"ended its process ({_status(self._process.returncode)}); it takes too much memory, or is nested too deep"
+        return (
+            f"ended its process ({_status(self._process.returncode)}); it takes too much memory, or is nested too deep"
+        )
 
 
 def _status(code: int) -> str:

@@ -126,7 +126,9 @@ class ChatTemplate:
     def _usable_process(self) -> BoundedProcess:
         process = self._process
         if process is None or not process.is_usable:
-            process = self._process = BoundedProcess("template", self._text.encode("utf-8", "surrogatepass"), self._bounds)
+            process = self._process = BoundedProcess(
+                "template", self._text.encode("utf-8", "surrogatepass"), self._bounds
+            )
         return process
 
 

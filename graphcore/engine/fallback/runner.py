@@ -22,9 +22,9 @@ from graphcore.graph.state import StepState
 from graphcore.graph.step import GreedyStep, Step
 from graphcore.kernels.backend import prebuilt_backend
 from graphcore.kvcache.forward_sequences import ForwardCache
+from graphcore.planning.workspace import scored_tokens
 from graphcore.progress import Progress, ignore_progress
 from graphcore.sampling_params import SamplingParams
-from graphcore.planning.workspace import scored_tokens
 from graphcore.streaming.policy import Policy, Resident
 
 

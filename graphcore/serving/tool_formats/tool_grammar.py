@@ -103,9 +103,7 @@ def _schema(
     schema = {**_ANY_OBJECT, **(function.get("parameters") or {})}
     problem = schema_problem(schema)
     if problem and is_strict:
-        raise ConfigError(
-            f"tools[{index}].function.parameters: {problem}; or leave out 'strict'"
-        )
+        raise ConfigError(f"tools[{index}].function.parameters: {problem}; or leave out 'strict'")
     return None if problem else schema
 
 

@@ -139,7 +139,9 @@ def test_what_a_prompt_is_asked_for_takes_no_more_than_the_plan_has_room_for(tmp
             read = partial(PromptOutputs(runner).read, request, RowChunk(0, ids[:CHUNK], 0, is_last=True), hidden)
             assert peak_nbytes(read, tmp_path) <= room
         found = [one.logprob for one in asked[0].prompt_logprobs]
-        assert found[1:] == pytest.approx([float(expected[at, token]) for at, token in enumerate(ids[1:])], abs=TOLERANCE)
+        assert found[1:] == pytest.approx(
+            [float(expected[at, token]) for at, token in enumerate(ids[1:])], abs=TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -1,4 +1,4 @@
-"""Grammars are tried in a process of their own: what llguidance cannot take is one line, and what it rounds is named."""
+"""Grammars are tried in a process of their own: what ends llguidance is one line, and what it rounds is named."""
 
 import json
 import subprocess
@@ -160,7 +160,10 @@ def test_ends_of_types_are_dropped_and_other_bounds_beside_them_kept(tokens: Gra
         ({"type": "integer", "minimum": 2**63}, r"minimum=9223372036854775808 cannot be kept; numbers above -2\*\*63"),
         ({"type": "integer", "minimum": LOW, "maximum": LOW}, "maximum=-9223372036854775808 cannot be kept"),
         ({"type": "integer", "minimum": -(2**64), "maximum": LOW - 1}, "minimum=-18446744073709551616 cannot be kept"),
-        ({"properties": {"a": {"items": [{"exclusiveMinimum": 2**53}]}}}, r"properties\.a\.items\[0\]\.exclusiveMinimum="),
+        (
+            {"properties": {"a": {"items": [{"exclusiveMinimum": 2**53}]}}},
+            r"properties\.a\.items\[0\]\.exclusiveMinimum=",
+        ),
         ({"type": "integer", "minimum": 2**53, "exclusiveMinimum": True}, "minimum=9007199254740992 cannot be kept"),
         ({"maximum": 2**53 + 1}, "maximum=9007199254740993 cannot be kept; 9007199254740992 is the nearest"),
         ({"minimum": 1e-70}, "minimum=1e-70 cannot be kept"),

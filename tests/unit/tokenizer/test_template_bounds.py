@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from graphcore.errors import TemplateError, TokenizerError
-from graphcore.tokenizer.chat_template import ChatTemplate
 from graphcore.tokenizer.bounded_process import Bounds
+from graphcore.tokenizer.chat_template import ChatTemplate
 
 CHAT = [{"role": "user", "content": "Hi"}]
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"
