@@ -32,7 +32,7 @@ ID_NBYTES = 8
 FLOAT32_NBYTES = 4
 LOGIT_NBYTES = 3 * FLOAT32_NBYTES  # of each logit of a slice: as projected, as float32 if that differs, and normalised
 SLICE_LOGITS = 1 << 25  # most logits that are held at once: 128 MiB of float32
-LEAST_SCORED = 32  # tokens of a slice that always fit; halves of one are multiplied as chunks are (`DENSE_TOKENS`)
+LEAST_SCORED = 32  # tokens of a slice that always fit; half of one is multiplied as a chunk is (DENSE_TOKENS)
 PROCESSORS = 160  # multiprocessors of the largest devices
 
 

@@ -13,11 +13,15 @@ import random
 import resource
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 from llguidance import LLMatcher, LLTokenizer
 
 from graphcore.tokenizer.bounded_worker import REFUSED, TEXT, UNREADABLE
 from graphcore.tokenizer.deep_stack import run_in_deep_stack, stack_nbytes
+
+if TYPE_CHECKING:
+    from llguidance import TokenizerWrapper
 
 STEPS = 64  # tokens of the walk
 WALK_SECONDS = 0.25  # processor time after which the walk ends; a single mask may take all that the process has
@@ -51,19 +55,18 @@ class ByteTokens:
         return [self.first + byte for byte in (text if isinstance(text, bytes) else text.encode())]
 
 
-def begin(description: bytes, room: int) -> Callable[[bytes], tuple[bytes, str]]:
+def begin(beginning: bytes, room: int) -> Callable[[bytes], tuple[bytes, str]]:
     """Return the function from a grammar, in llguidance's format, to an answer: TEXT if it can be compiled.
 
     Args:
-        description: JSON of `ByteTokens`' arguments, bytes as Latin-1.
+        beginning: JSON of `ByteTokens`' arguments, bytes as Latin-1.
         room: ignored; an answer is a short reason.
     """
     del room
-    given = json.loads(description)
+    given = json.loads(beginning)
     specials = {int(token_id): text.encode("latin-1") for token_id, text in given["specials"].items()}
     tokens = ByteTokens(given["vocab"], given["ends"], specials)
-    # Typed as a TokenizerWrapper, but read through the attributes that ByteTokens has, too.
-    known = LLTokenizer(tokens, n_vocab=len(tokens.tokens), eos_token=given["ends"])  # type: ignore[arg-type]
+    known = LLTokenizer(cast("TokenizerWrapper", tokens), n_vocab=len(tokens.tokens), eos_token=given["ends"])
     room_nbytes, most = resource.getrlimit(resource.RLIMIT_AS)
 
     def answer(request: bytes) -> tuple[bytes, str]:

@@ -70,7 +70,7 @@ class _Walk:
             return schema
         schema = _with_open_ends(schema)
         self._merges |= "allOf" in schema or sum(key in schema for key in MERGED) > 1
-        kept: dict[str, Any] = {}
+        kept: dict[Any, Any] = {}
         for key, value in schema.items():
             at = f"{where}.{key}" if where else str(key)
             if key in SCHEMAS_BY_NAME and isinstance(value, dict):

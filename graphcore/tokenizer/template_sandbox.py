@@ -22,14 +22,14 @@ from graphcore.tokenizer.bounded_worker import REFUSED, TEXT, UNREADABLE
 LONGEST_REASON = 300  # characters
 
 
-def begin(source: bytes, room: int) -> Callable[[bytes], tuple[bytes, str]]:
+def begin(beginning: bytes, room: int) -> Callable[[bytes], tuple[bytes, str]]:
     """Return the function from a conversation, the template's inputs as JSON, to an answer: its kind and text.
 
     Args:
-        source: the template.
+        beginning: the template.
         room: number of characters that it may add to those of the messages.
     """
-    template, reason = compile_template(source.decode("utf-8", "surrogatepass"))
+    template, reason = compile_template(beginning.decode("utf-8", "surrogatepass"))
 
     def answer(request: bytes) -> tuple[bytes, str]:
         if template is None:

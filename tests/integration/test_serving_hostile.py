@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import resource
 import shutil
 import socket
@@ -19,6 +20,8 @@ from graphcore.errors import ConfigError
 from graphcore.serving.event_streams import event_of
 from graphcore.serving.http_exchange import JsonLines
 from graphcore.serving.http_server import SPARE_CONNECTIONS, allow_files
+from graphcore.tokenizer import grammar
+from graphcore.tokenizer.grammar import GrammarTrials
 
 SHORT = {"prompt": "abc", "max_tokens": 2}
 TEMPLATE = (
@@ -249,6 +252,50 @@ def test_a_wrong_grammar_is_400_in_a_stream_too(running: Running, path: str) -> 
         for grammar in ({"regex": "("}, {"grammar": "start: missing"}, {"guided_json": {"type": "strange"}}):
             response = http.post(path, json={**prompts, "max_tokens": 2, "stream": True, **grammar})
             assert response.status_code == 400, response.text
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 2**63}}}
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}),
+    ("/v1/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}),
+    ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}}),
+    ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
+    ("/v1/completions", {"guided_json": SCHEMA}),
+    ("/v1/completions", {"structured_outputs": {"json": SCHEMA}}),
+    ("/v1/completions", {"grammar": f"start: %json {json.dumps(SCHEMA)}"}),
+    ("/v1/completions", {"guided_grammar": f"start: %json {json.dumps(SCHEMA)}"}),
+]
+"""Requests with a schema in each field that may hold one; tools are in test_serving_tools.py."""
+
+
+@pytest.mark.parametrize("place", ["bounds", "trial"])
+def test_a_grammar_that_cannot_be_kept_or_compiled_is_400_in_every_interface(
+    running: Running, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The trial is that of a process that dies, as it would of a fault in llguidance that nobody knows yet."""
+    said = r"cannot be kept; numbers above -2\*\*63" if place == "bounds" else "ended its process"
+    if place == "trial":
+        monkeypatch.setattr(grammar, "with_kept_bounds", lambda schema: schema)
+        monkeypatch.setattr(GrammarTrials, "problem", lambda *_: "the grammar ended its process (SIGSEGV)")
+    texts = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "input": "a"}
+    keys = {"/v1/completions": "prompt", "/v1/responses": "input"}
+    asked = [*ASKED, *(("/v1/completions", {name: "a"}) for name in ("regex", "guided_regex") if place == "trial")]
+    with running.client() as http:
+        for path, given in asked:
+            key = keys.get(path, "messages")
+            limit = "max_output_tokens" if key == "input" else "max_tokens"
+            response = http.post(path, json={key: texts[key], limit: 16, **given})
+            assert response.status_code == 400, (path, given, response.text)
+            assert re.search(said, response.json()["error"]["message"]), response.text
+        assert http.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_the_usual_ends_of_int64_are_taken(running: Running) -> None:
+    schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+    with running.client() as http:
+        response = http.post("/v1/completions", json={**SHORT, "guided_json": schema})
+    assert response.status_code == 200, response.text
+    assert re.match(r"-?[0-9]*$", response.json()["choices"][0]["text"])
 
 
 @pytest.mark.parametrize("grammar", ["\n".join(f"r{at}: r{at + 1}" for at in range(5000)), "a ::= b\n" * 3000])

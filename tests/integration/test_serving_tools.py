@@ -210,6 +210,21 @@ def test_a_strict_tool_that_the_model_chooses_to_call_has_valid_arguments(runnin
     assert all(check_calls(choice.message.tool_calls) for choice in called)
 
 
+def test_a_strict_tool_whose_schema_cannot_be_kept_is_refused_by_name(running: Running) -> None:
+    for schema, said in (
+        ({"properties": {"a": {"type": "integer", "minimum": 2**63}}}, r"properties\.a\.minimum=9223372036854775808"),
+        (
+            {"properties": {"a": {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}}},
+            r"properties\.a\.maximum=-92233720368",
+        ),
+    ):
+        function = {"name": "f", "parameters": {"type": "object", **schema}, "strict": True}
+        for choice in ("auto", "required"):
+            with pytest.raises(openai.BadRequestError, match=rf"tools\[1\]\.function\.parameters: {said}"):
+                chat(running, tools=[TOOLS[0], {"type": "function", "function": function}], tool_choice=choice)
+    assert chat(running, tools=TOOLS, tool_choice="required").choices[0].message.tool_calls
+
+
 def test_parsed_tools_have_the_class_that_was_asked_for(running: Running) -> None:
     tool = openai.pydantic_function_tool(Person, name="save_person")
     found = openai_client(running).chat.completions.parse(

@@ -25,7 +25,15 @@ def planned(spec: ModelSpec) -> int:
 def test_logits_and_their_copy_have_room_whatever_the_chunk(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     larger = replace(spec, vocab=spec.vocab + 1000)
-    assert planned(larger) - planned(spec) == 2 * BATCH * 1000 * FLOAT32
+    of_slice = 32 * 3 * FLOAT32  # of 32 tokens of a prompt, in three forms, while its log probabilities are computed
+    assert planned(larger) - planned(spec) == 1000 * (2 * BATCH * FLOAT32 + of_slice)
+
+
+def test_a_slice_of_logits_takes_the_place_of_the_blocks_activations(tmp_path: Path) -> None:
+    """With a chunk long enough they are larger, and a larger vocabulary adds the step's logits alone."""
+    spec = spec_of(tmp_path)
+    sizes = [workspace_nbytes(replace(spec, vocab=vocab), BATCH, 4096, torch.bfloat16) for vocab in (1000, 2000)]
+    assert sizes[1] - sizes[0] == 1000 * 2 * BATCH * FLOAT32
 
 
 def test_three_residual_streams_have_room_for_each_token(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Grammars are tried in a separate process: what llguidance cannot take is one line, and what it rounds is named."""
+"""Grammars are tried in a process of their own: what ends llguidance is one line, and what it rounds is named."""
 
 import json
 import subprocess
