@@ -35,16 +35,16 @@ def serve(job: str, seconds: float, nbytes: int, room: int) -> None:
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     begin: Callable[[bytes, int], Callable[[bytes], tuple[bytes, str]]]
     if job == "template":
-        from graphcore.tokenizer.template_sandbox import begin
+        from graphcore.tokenizer.template_sandbox import template_answers as answers_to
 
         most = nbytes  # code in Python could raise its own limit
     else:
-        from graphcore.tokenizer.grammar_sandbox import begin
+        from graphcore.tokenizer.grammar_sandbox import grammar_answers as answers_to
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (nbytes, most))
     beginning = receive(_read)
     with _processor_time(seconds):
-        answer = begin(beginning, room)
+        answer = answers_to(beginning, room)
     while True:
         request = receive(_read)
         with _processor_time(seconds):

@@ -41,7 +41,7 @@ class GrammarTrials:
     """Tries grammars in processes of their own, and remembers by hash which ones can be compiled.
 
     Args:
-        description: the tokens, as `grammar_sandbox.begin` takes them.
+        description: the tokens, as `grammar_sandbox.grammar_answers` takes them.
     """
 
     def __init__(self, description: bytes, bounds: Bounds | None = None) -> None:
@@ -294,9 +294,9 @@ class GrammarMask:
         return GrammarMask(self.tokens, self.form, self.grammar, self.frame, state, self._compiled)
 
     def _check(self, matcher: "LLMatcher") -> None:
-        from graphcore.tokenizer.grammar_sandbox import refusal  # imports llguidance
+        from graphcore.tokenizer.grammar_sandbox import matcher_refusal  # imports llguidance
 
-        if reason := refusal(matcher):
+        if reason := matcher_refusal(matcher):
             raise ConfigError(f"{self.form}: {reason}")
 
 

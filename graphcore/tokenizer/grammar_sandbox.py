@@ -55,7 +55,7 @@ class ByteTokens:
         return [self.first + byte for byte in (text if isinstance(text, bytes) else text.encode())]
 
 
-def begin(beginning: bytes, room: int) -> Callable[[bytes], tuple[bytes, str]]:
+def grammar_answers(beginning: bytes, room: int) -> Callable[[bytes], tuple[bytes, str]]:
     """Return the function from a grammar, in llguidance's format, to an answer: TEXT if it can be compiled.
 
     Args:
@@ -74,7 +74,7 @@ def begin(beginning: bytes, room: int) -> Callable[[bytes], tuple[bytes, str]]:
         resource.setrlimit(resource.RLIMIT_AS, (room_nbytes + stack_nbytes(len(source)), most))
         try:
             matcher = run_in_deep_stack(lambda: LLMatcher(known, source), len(source))
-            reason = refusal(matcher) or _walk(matcher.deep_copy(), tokens.first, random.Random(source))
+            reason = matcher_refusal(matcher) or _walk(matcher.deep_copy(), tokens.first, random.Random(source))
         except Exception as error:  # noqa: BLE001 - whatever native code raises is the reason
             return UNREADABLE, f"{type(error).__name__}: {error}"
         return (REFUSED, reason) if reason else (TEXT, "")
@@ -92,7 +92,7 @@ def _walk(matcher: LLMatcher, first: int, choice: random.Random) -> str:
         forced = matcher.compute_ff_tokens()
         allowed = b"" if forced else matcher.compute_bitmask()[first // 8 : first // 8 + 32]
         if matcher.is_error():
-            return "" if step else refusal(matcher)
+            return "" if step else matcher_refusal(matcher)
         can_come = [byte for byte in range(256) if allowed and allowed[byte >> 3] >> (byte & 7) & 1]
         leading = [byte for byte in can_come if byte in STRUCTURE]
         if not forced and not can_come:  # only an end or a special token can come
@@ -105,7 +105,7 @@ def _walk(matcher: LLMatcher, first: int, choice: random.Random) -> str:
     return ""
 
 
-def refusal(matcher: LLMatcher) -> str:
+def matcher_refusal(matcher: LLMatcher) -> str:
     """Return why llguidance refuses a grammar or its tokens, on one line; empty if it does not."""
     if not matcher.is_error():
         return ""

@@ -22,7 +22,7 @@ from graphcore.tokenizer.bounded_worker import REFUSED, TEXT, UNREADABLE
 LONGEST_REASON = 300  # characters
 
 
-def begin(beginning: bytes, room: int) -> Callable[[bytes], tuple[bytes, str]]:
+def template_answers(beginning: bytes, room: int) -> Callable[[bytes], tuple[bytes, str]]:
     """Return the function from a conversation, the template's inputs as JSON, to an answer: its kind and text.
 
     Args:
