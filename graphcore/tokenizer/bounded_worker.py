@@ -33,7 +33,6 @@ def serve(job: str, seconds: float, nbytes: int, room: int) -> None:
         room: number of characters that an answer may have beyond its request's.
     """
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    begin: Callable[[bytes, int], Callable[[bytes], tuple[bytes, str]]]
     if job == "template":
         from graphcore.tokenizer.template_sandbox import template_answers as answers_to
 
