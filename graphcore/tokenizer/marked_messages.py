@@ -25,6 +25,7 @@ from graphcore.tokenizer.message_turns import Message
 
 _OTHERS, _ANSWERS = (0xF0000, 0xFFFFE), (0x100000, 0x10FFFE)  # private-use planes 15 and 16, each [first, end)
 _STRUCTURE = ("role", "type")  # fields whose values templates branch on
+_LINKS = ("id", "tool_call_id", "name")  # with which templates find the call that a result answers: one twin in both
 _ESCAPED = frozenset('"\\')
 _STRING = re.compile(r"'([^'\\\n]{2,})'|\"([^\"\\\n]{2,})\"")
 
@@ -104,7 +105,9 @@ class Marking:
     def _marked_fields(self, fields: Mapping[str, object], is_answer: bool) -> dict[str, object]:
         self.unmarked.update(fields)
         return {
-            name: self._structure(value) if name in _STRUCTURE else self._marked(value, is_answer)
+            name: self._structure(value)
+            if name in _STRUCTURE
+            else self._marked(value, is_answer and name not in _LINKS)
             for name, value in fields.items()
         }
 

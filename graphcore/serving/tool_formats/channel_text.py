@@ -93,7 +93,7 @@ class ChannelText:
         elif self._step == self._take_message:
             self._put(waiting)
         elif self._step == self._take_header and _RECIPIENT.search(self._header):
-            self._put(self._header + waiting)
+            self._leave_header(waiting)
         self._end_message()
 
     def _put(self, text: str) -> None:

@@ -198,3 +198,14 @@ def test_reasoning_is_under_every_name_that_templates_read() -> None:
         {"role": "assistant", "content": "x", name: "hm"} for name in ("reasoning_content", "thinking", "reasoning")
     ]
     assert ours.render_chat(chat) == theirs.apply_chat_template(chat, tokenize=False)
+
+
+@pytest.mark.parametrize("call_id", ["call_1f", "toolu-1", "a|b", "<turn|>"])
+def test_a_template_finds_the_call_of_a_result_by_an_id_with_a_sign_of_control_tokens(call_id: str) -> None:
+    def asked(own_id: str) -> list[dict[str, object]]:
+        answer = {"role": "assistant", "content": "", "tool_calls": [call("clock", {}, own_id)]}
+        return [ASKED, answer, {"role": "tool", "tool_call_id": own_id, "content": "12:00", "name": "clock"}]
+
+    for name in TEMPLATES:
+        tokenizer = ours_of(name)
+        assert tokenizer.encode_chat(asked(call_id), tools=[CLOCK]) == tokenizer.encode_chat(asked("c1"), tools=[CLOCK])

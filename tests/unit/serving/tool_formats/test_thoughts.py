@@ -98,3 +98,13 @@ def test_control_tokens_are_no_content(name: str) -> None:
     for control in known.controls:
         for size in SIZES:
             assert parsed(known, pieces(f"{start}Hi{control}", size)).content == "Hi"
+
+
+@pytest.mark.parametrize("size", [1, 3, 10_000])
+@pytest.mark.parametrize("channel", ["analysis", "commentary"])
+def test_a_calls_header_that_is_cut_is_content_and_not_the_end_of_the_thoughts(channel: str, size: int) -> None:
+    header = "assistant to=functions.search_2<|channel|>commentary js"
+    text = f"<|channel|>{channel}<|message|>Hm.<|end|><|start|>{header}"
+    found = parsed(format_named("gpt_oss"), pieces(text, size), "<|start|>assistant")
+    thoughts, content = ("Hm.", header) if channel == "analysis" else ("", f"Hm.\n{header}")
+    assert (found.reasoning, found.content, found.calls) == (thoughts, content, [])
