@@ -7,7 +7,6 @@ import jinja2
 import pytest
 from family_templates import GUARDED_TEMPLATES
 from golden_vocab import golden_vocab
-from graphcore.tokenizer.template_process import Bounds
 from test_chat_template import BITNET
 from test_template_bounds import LOOPS
 from tool_texts import SILENT, SOURCES, TOOLS
@@ -16,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from graphcore.errors import TemplateError
 from graphcore.serving.tool_formats.families import tool_format_of
 from graphcore.serving.tool_formats.template_messages import template_messages
+from graphcore.tokenizer.bounded_process import Bounds
 from graphcore.tokenizer.chat_template import ChatTemplate
 from graphcore.tokenizer.message_turns import TRIALS, fitted_turns, joined_turns
 from graphcore.tokenizer.tokenizer import Tokenizer
