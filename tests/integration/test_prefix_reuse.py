@@ -173,7 +173,8 @@ def answers(engine: Engine, prompts: Sequence[Sequence[int]], together: bool) ->
     else:
         admission: Any = engine._queue.batching._admission  # type: ignore[attr-defined]
         for prompt in prompts:
-            admission.clear_prefix_cache()
+            with engine.while_idle():  # the last request has left
+                admission.clear_prefix_cache()
             handle = engine.submit(prompt, **settings)
             found.append((handle, handle.result(SECONDS)))
     return [(answer.token_ids, answer.logprobs, handle.cached) for handle, answer in found]

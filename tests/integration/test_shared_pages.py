@@ -73,7 +73,8 @@ def alone(tiny: TinyModel, kind: str, requests: Sequence[tuple[list[int], dict[s
     with load(tiny, kind) as engine:
         found = []
         for prompt, settings in requests:
-            engine._queue.batching._admission.clear_prefix_cache()  # type: ignore[attr-defined]
+            with engine.while_idle():  # the last request has left
+                engine._queue.batching._admission.clear_prefix_cache()  # type: ignore[attr-defined]
             found.append(what(engine.submit(prompt, **settings).result(SECONDS)))
         return found
 
@@ -99,7 +100,7 @@ def check_all_pages_free(engine: Engine) -> None:
     admission = passes._admission
     assert not any(table.rows[row] for table in admission.pages.tables for row in range(SEQUENCES))
     assert not admission._swapped
-    with torch.inference_mode():
+    with torch.inference_mode(), engine.while_idle():  # the last request has left
         admission.clear_prefix_cache()
     assert [table.num_free for table in admission.pages.tables] == [table.num_pages for table in admission.pages.tables]
 
