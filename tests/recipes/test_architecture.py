@@ -164,7 +164,9 @@ def test_an_architecture_is_one_module_and_one_yaml(checkout: Checkout, llama: t
     add_mira(checkout)
     expected = llama(torch.tensor(IDS)).logits
     packed = tmp_path / "packed.gguf"
-    written = checkout.run("pack", f"model.checkpoint={folder}", f"task.output={packed}", *WHERE)
+    written = checkout.run(
+        "pack", f"model.checkpoint={folder}", f"task.output={packed}", "task.for_llama_cpp=false", *WHERE
+    )
     assert written.status == 0, written.error
     for path in (folder, file, packed):
         found = torch.tensor(json.loads(checkout.python(LOGITS.format(path=str(path), ids=IDS))))
