@@ -6,6 +6,7 @@ import random
 import resource
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -175,21 +176,24 @@ def test_threads_count_where_torch_multiplies_prompts(
 ) -> None:
     """The order of its sums depends on them, and on the instructions that a variable leaves it."""
     native_kernels()
-    before, file = torch.get_num_threads(), tmp_path / "prompt.cache"
+    before, file, folder = torch.get_num_threads(), tmp_path / "prompt.cache", tmp_path / "whole_blocks"
+    config = deepcopy(tiny_model("llama3").reference.config)
+    config.intermediate_size = 128  # whole blocks of 32, so that every matrix is packed
+    type(tiny_model("llama3").reference)(config).save_pretrained(folder)
     packed = ("quant=q8_0", "quant.activations=int8", "dtype=bf16")
     try:
         for overrides, name in (((), "torch with 2 threads"), (packed, "C++ kernels")):
-            with load(tiny_model("llama3"), *overrides, "threads=2") as engine:
+            with load(folder, *overrides, "threads=2") as engine:
                 saved = engine.save_cache(PROMPT, file)
             assert parts_of(file)[0]["__metadata__"]["products"] == name
-            with load(tiny_model("llama3"), *overrides, "threads=1") as engine:
+            with load(folder, *overrides, "threads=1") as engine:
                 if overrides:
                     assert engine.load_cache(file) == saved
                     continue
                 with pytest.raises(ConfigError, match="has products=torch with 1 threads; set threads and the env"):
                     engine.load_cache(file)
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-        with load(tiny_model("llama3"), "threads=2") as engine:
+        with load(folder, "threads=2") as engine:
             engine.save_cache(PROMPT, file)
         assert parts_of(file)[0]["__metadata__"]["products"] == "torch with 2 threads, ONEDNN_MAX_CPU_ISA=AVX2"
     finally:

@@ -1,10 +1,19 @@
-"""Where decode steps run on a GPU's own kernels, and what is said where they do not."""
+"""Where decode steps run on a GPU's own kernels, where prompts continue within a chunk, and what is said of it."""
+
+from typing import cast
 
 import torch
+from packed_matrices import native_kernels
 
-from graphcore.engine.loading.prepare_model import notes_on_decode
+from graphcore.config.compose import compose_settings
+from graphcore.engine.loading.decoder_loader import DecoderLoader
+from graphcore.engine.loading.open_model import open_model
+from graphcore.engine.loading.prepare_model import notes_on_decode, prepare_model
+from graphcore.kvcache.chunks import Chunks
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec
+from graphcore.parallel.process_group import ProcessGroup
+from graphcore.progress import ignore_progress
 
 NORM = NormSpec("rms", 1e-5)
 
@@ -27,3 +36,33 @@ def test_the_first_obstacle_is_said() -> None:
 def test_wide_batches_are_said_to_run_compiled() -> None:
     (note,) = notes_on_decode(decoder_of(16), batch_size=9)
     assert "batches of more than 8" in note
+
+
+class OneOfTwoRanks:
+    """A process group in which the other rank says the same, but for what its prompts are multiplied by.
+
+    Attributes:
+        is_other_invariant: True if the other rank multiplies by the C++ kernels.
+    """
+
+    def __init__(self, is_other_invariant: bool) -> None:
+        self.is_other_invariant = is_other_invariant
+
+    def all_say(self, own: list[bool]) -> list[list[bool]]:
+        return [own, [*own[:-1], self.is_other_invariant]]
+
+
+def test_prompts_continue_within_a_chunk_only_if_all_ranks_can() -> None:
+    """The C++ kernels multiply codes on every processor, and torch float32."""
+    native_kernels()
+    sizes = ["model=llama3", "model.checkpoint=random:", "device=cpu", "context_length=512", "prefill_chunk=256"]
+    codes = ["dtype=bf16", "quant=q8_0", "quant.activations=int8"]
+    for overrides, other, least in ((codes, True, 16), (codes, False, 256), (["dtype=fp32"], True, 256)):
+        settings = compose_settings([*sizes, *overrides])
+        parts = prepare_model(settings, open_model(settings.model, 0, settings.cache_folder, ignore_progress))
+        ranks = cast(ProcessGroup, OneOfTwoRanks(other))
+        planned = DecoderLoader().plan(settings, parts, ignore_progress)
+        agreed, _, _ = DecoderLoader(ranks).agree(settings, *planned)
+        assert agreed.runtime.chunks == Chunks(256, least), overrides
+        said = [note for note in agreed.notes if "whole chunks of prefill_chunk=256 tokens" in note]
+        assert len(said) == (least == 256), overrides
