@@ -53,7 +53,7 @@ class OneOfTwoRanks:
 
 
 def test_prompts_continue_within_a_chunk_only_if_all_ranks_can() -> None:
-    """C++ kernels multiply codes on every processor; bf16 depends on it, and unrounded float32 is torch's."""
+    """The C++ kernels multiply codes on every processor, and torch float32."""
     native_kernels()
     sizes = ["model=llama3", "model.checkpoint=random:", "device=cpu", "context_length=512", "prefill_chunk=256"]
     codes = ["dtype=bf16", "quant=q8_0", "quant.activations=int8"]
