@@ -67,7 +67,7 @@ def _open_safetensors(path: Path, elsewhere: Elsewhere) -> SafetensorsCheckpoint
 
 
 def _is_in_mlx_form(info: TensorInfo, checkpoint: SafetensorsCheckpoint) -> bool:
-    """Return whether a tensor is as MLX alone stores it: quantised, of stacked experts, or of a convolution.
+    """Return whether a tensor has a layout that only MLX writes: quantised, stacked experts or a convolution.
 
     MLX's other tensors are those of the model that it converted, under the same names. Source: mlx 0.32,
     nn.quantize and nn.Conv1d, and mlx-lm's `SwitchLinear`.

@@ -377,7 +377,7 @@ class ProgramRunner(ModelRunner):
             yield ready
 
     def _agree(self, chunks: Sequence[RowChunk], error: ConfigError | None = None) -> None:
-        """Check that all ranks of a ring run the pass: one that cannot would let the others wait for its layers."""
+        """Check that every rank can run the pass; otherwise the others would wait for its layers."""
         if self.builder.hand_over is not None:
             self.builder.hand_over.ranks.refuse_together(error, [chunk.row for chunk in chunks])
 

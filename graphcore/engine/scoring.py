@@ -54,7 +54,10 @@ def token_losses(runner: ModelRunner, token_ids: Sequence[int], first: int, path
     # Made once: losses that are kept between large results would keep the heap from giving these back.
     targets = torch.tensor(token_ids[first:], dtype=torch.int64, device=runner.device)
     losses = torch.empty(len(targets), dtype=torch.float32, device=runner.device)
-    slices = runner.logit_slices(token_ids[:-1], first - 1) if path == "prefill" else _decoded(runner, token_ids, first)
+    if path == "prefill":
+        slices = runner.logit_slices(token_ids[:-1], first - 1)
+    else:  # each step runs the true token (teacher forcing)
+        slices = islice(logits_by_token(runner, [token_ids[:-1]]), first - 1, None)
     done = 0
     for logits in slices:
         upto = done + len(logits)
@@ -62,11 +65,6 @@ def token_losses(runner: ModelRunner, token_ids: Sequence[int], first: int, path
         done = upto
         del logits  # before the next slice's are made
     return losses.double().cpu()
-
-
-def _decoded(runner: ModelRunner, token_ids: Sequence[int], first: int) -> Iterator[Tensor]:
-    """Yield the logits that predict tokens from `first` on, [1, V]; each step runs the true token (teacher forcing)."""
-    yield from islice(logits_by_token(runner, [token_ids[:-1]]), first - 1, None)
 
 
 def logits_by_token(runner: ModelRunner, rows: Sequence[Sequence[int]]) -> Iterator[Tensor]:

@@ -332,7 +332,7 @@ class PrefixCache:
                 self._put_page(node, index, page)
 
     def _put_page(self, node: PrefixNode, index: int, page: int | None) -> None:
-        """Set a node's page of a table. The tree holds each page once, however many of its nodes have it."""
+        """Set a node's page in one table. Nodes that share a page hold a single reference to it."""
         nodes, table, old = self._nodes[index], self._pages.tables[index], node.pages[index]
         node.pages[index] = page
         if page is not None:
@@ -352,7 +352,7 @@ class PrefixCache:
             node.prune()
 
     def num_evictable(self, table: PageTable) -> int:
-        """Return the number of pages of a table that only the tree holds. O(1)."""
+        """Return how many pages of a table no row uses, so that they can be evicted. O(1)."""
         return len(table.idle)
 
     def evict(self, table: PageTable, count: int) -> None:

@@ -294,7 +294,7 @@ class ProcessGroup:
             raise self.failure
 
     def refuse_together(self, error: ConfigError | None, rows: Sequence[int] = ()) -> None:
-        """Check that no rank refuses the next pass, and that all run the same rows; all ask before they run a layer.
+        """Check that every rank accepts the next pass with the same rows. Called on all ranks before the first layer.
 
         Args:
             error: this rank's error; None if it can run the pass.

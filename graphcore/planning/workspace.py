@@ -60,7 +60,7 @@ def workspace_nbytes(spec: ModelSpec, batch: int, tokens: int, dtype: torch.dtyp
 
 
 def scored_tokens(vocab: int, spare_nbytes: int) -> int:
-    """Return the tokens of a slice of a prompt whose logits are made at once, for log probabilities.
+    """Return how many prompt tokens are projected to logits at once, for log probabilities.
 
     Args:
         spare_nbytes: bytes of the budget that the plan leaves.

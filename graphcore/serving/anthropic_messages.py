@@ -238,7 +238,7 @@ def _nested(content: object, where: str, names: list[str]) -> str:
 
 
 def _document(role: str, block: Mapping[str, Any], where: str, names: list[str]) -> str:
-    """Return a document of text with its title; of another document that a tool has returned, a note.
+    """Return a text document with its title, or a placeholder for another document in a tool result.
 
     Raises:
         RequestError: the document of a user is no text.

@@ -26,7 +26,7 @@ _NOUNS = {"image_url": "image", "input_image": "image", "input_file": "file", "i
 
 
 def without_billing(text: str) -> str:
-    """Return a system's text without the line with which Claude Code begins it, and which is for Anthropic's bills.
+    """Return a system prompt without the billing line that Claude Code puts first.
 
     It differs in each request, so that with it no request would find its prompt in the cache.
     """

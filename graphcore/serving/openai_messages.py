@@ -11,7 +11,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return messages with texts as content and mappings as arguments of calls, and the names of what is left out.
+    """Return messages with text content and parsed call arguments, and the names of the parts left out.
 
     Raises:
         RequestError: a message has an unknown role, a part that is no text, or a call that is none; the error names it.

@@ -62,7 +62,7 @@ def refused_turns(render: Callable[[Sequence[Message]], str | None]) -> frozense
 
 
 def _turn(letter: str, at: int) -> Message:
-    """Return a turn of a trial: a system's, developer's, user's, an answer, an empty one, a call or its result."""
+    """Return the message for one letter of a trial conversation, with a content that can be found in the prompt."""
     word = f"qz{letter}{at}zq"
     match letter:
         case "C":

@@ -113,7 +113,7 @@ class AnswerStops:
         self._parser, self._spelt = parser, StopStrings(spelt)
 
     def push(self, text: str) -> StopResult:
-        """Take a piece of the text, and return what is passed on of it."""
+        """Process a piece of text and return the part to emit."""
         self._spelt.is_armed = self.is_armed
         passed, _ = self._spelt.push(text)
         self._parser.push(passed, self.is_armed)
