@@ -153,12 +153,16 @@ void arrange_amx_tile(const uint8_t* x, int tokens, int columns, uint32_t* tile)
 }
 
 #if GRAPHCORE_AMX
-AMX_TARGET AmxShapes::AmxShapes() {
-    _tile_storeconfig(found_);
-    _tile_loadconfig(&SHAPES);
+// GCC 12 drops the target of a constructor, so these two are functions.
+AMX_TARGET static void store_shapes(void* to) { _tile_storeconfig(to); }
+AMX_TARGET static void load_shapes(const void* from) { _tile_loadconfig(from); }
+
+AmxShapes::AmxShapes() {
+    store_shapes(found_);
+    load_shapes(&SHAPES);
 }
 
-AMX_TARGET AmxShapes::~AmxShapes() { _tile_loadconfig(found_); }
+AmxShapes::~AmxShapes() { load_shapes(found_); }
 
 AMX_TARGET void multiply_amx_panel(const uint8_t* panel, const uint32_t* tile, int pairs, float* sums) {
     constexpr int SUMS_NBYTES = PANEL_ROWS * 4;
