@@ -8,6 +8,7 @@ just been computed.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import torch
 
@@ -104,7 +105,10 @@ class PrefixSnapshots:
             return None
         parts: list[Copies] = []
         for index, (table, first) in enumerate(zip(self._pages.tables, firsts, strict=True)):
-            parts += table.copies([page for node in path[first:] if (page := node.pages[index]) is not None])
+            copies = table.copies([page for node in path[first:] if (page := node.pages[index]) is not None])
+            for tensor in chain.from_iterable(copies):  # what another prompt left behind the end is nobody's to keep
+                tensor[-1, :, length - path[-1].begin :] = 0
+            parts += copies
         parts += [part for copies in states.values() for part in copies]
         on_host = [(keys.cpu(), values.cpu()) for keys, values in parts]
         return PrefixSnapshot(SnapshotShape(length, tuple(firsts), tuple(states)), tuple(prompt[:length]), on_host)

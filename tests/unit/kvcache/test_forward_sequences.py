@@ -99,9 +99,9 @@ def test_states_and_requests_in_any_order_go_on_from_their_own_tokens(name: str,
             del rows[row]
         served.pool._give_back_dropped()
         served.check_counts([state for state, _ in states])
-    if tokens < 160:
+    if tokens < 160 and runner.pages.tables:
         assert served.num_copied > 0
-    elif name in ("full", "states"):  # a ring's pool is smaller
+    elif name in ("full", "states", "recurrent"):  # a ring's pool is smaller
         assert served.num_copied == 0
     for state, _ in states:
         state.drop()

@@ -58,6 +58,21 @@ def test_a_copy_that_finds_no_room_leaves_nothing() -> None:
     assert not full.tree.path(words(24))
 
 
+def test_a_copy_has_nothing_of_the_prompt_that_had_its_last_page_before() -> None:
+    saved = Caches()
+    for table in saved.pages.tables:
+        for cache in table.caches:
+            cache.k.fill_(7)
+            cache.v.fill_(7)
+    saved.keep(words(CHUNK + 1), 100.0)
+    copy = copies_of(saved).copy_out(words(CHUNK + 1))
+    assert copy is not None
+    for tensor in (each for part in copy.parts for each in part):
+        assert (tensor[:-1] != 0).all()
+        assert (tensor[-1, :, 0] == 100.0 + CHUNK).all()
+        assert (tensor[-1, :, 1:] == 0).all()
+
+
 @pytest.mark.parametrize("name", ["full", "states"])
 def test_what_an_answer_has_made_is_not_copied(name: str) -> None:
     caches = Caches(name)
