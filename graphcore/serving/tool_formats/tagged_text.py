@@ -154,6 +154,9 @@ class TaggedText:
         """
         if (self._reader is not None or self._draft is not None) and self._waiting in self._format.controls:
             self._waiting = ""
+        opened = self._format.reasoning_open
+        if self._format.has_reasoning_tokens and self._waiting.startswith(opened[: opened.find(">") + 1]):
+            self._waiting = ""  # a part of the tag behind its token, such as <|channel> of <|channel>thought
         self._is_ending = True
         self.push("")
         self._finish_calls(is_cut)

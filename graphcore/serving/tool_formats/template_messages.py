@@ -67,13 +67,14 @@ def template_messages(
         calls = [_with_mapping(call) for call in message.pop("tool_calls", None) or ()]
         names |= {call["id"]: call["function"]["name"] for call in calls if "id" in call}
         if message.get("role") == "tool":
-            found.append(_with_name(message, names))
+            found += [result for _, result in _answered([], [message], names)]
         elif not calls:
             found.append(message)
         else:
-            results = [_with_name(result, names) for result in _results(left)]
+            results = _results(left)
             del left[: len(results)]
-            found += _turns(_spoken({**message, "tool_calls": calls}, format), results, format)
+            calls, answered = _with_own_ids(calls, _answered(calls, results, names))
+            found += _turns(_spoken({**message, "tool_calls": calls}, format), answered, format)
     shaped = list(chain.from_iterable(_shaped(message, format, mark) for message in found))
     return _with_system_tools(shaped, tools) if format.messages.tools_in_system and tools else shaped
 
@@ -131,19 +132,49 @@ def _with_system_tools(messages: list[dict[str, Any]], tools: Sequence[Mapping[s
     return [{"role": "system", "content": _SYSTEM, "tools": listed}, *messages]
 
 
-def _turns(message: dict[str, Any], results: Sequence[dict[str, Any]], format: ToolFormat) -> list[dict[str, Any]]:
-    """Return a turn with calls and the results that follow it."""
+def _answered(
+    calls: Sequence[Mapping[str, Any]], results: Sequence[dict[str, Any]], names: Mapping[str, str]
+) -> list[tuple[int, dict[str, Any]]]:
+    """Return the number of the call that each result answers, and the result with its name; the last number for none.
+
+    Calls without an id, or with the same one, have a result each in their order, and the last of them the others.
+    """
+    found: list[tuple[int, dict[str, Any]]] = []
+    for result in results:
+        same = [at for at, call in enumerate(calls) if call.get("id") == result.get("tool_call_id")]
+        free = [at for at in same if all(at != number for number, _ in found)]
+        number = (free[:1] or same[-1:] or [len(calls)])[0]
+        name = calls[number]["function"]["name"] if same else names.get(str(result.get("tool_call_id")))
+        found.append((number, result if name is None or result.get("name") else {**result, "name": name}))
+    return found
+
+
+def _with_own_ids(
+    calls: list[dict[str, Any]], answered: list[tuple[int, dict[str, Any]]]
+) -> tuple[list[dict[str, Any]], list[tuple[int, dict[str, Any]]]]:
+    """Return calls and results with new ids if a call has none, or another's: templates look results up by id."""
+    if len({call.get("id") or None for call in calls} - {None}) == len(calls):
+        return calls, answered
+    calls = [{**call, "id": f"{call.get('id') or 'call'}_{at}"} for at, call in enumerate(calls)]
+    own = [{**result, "tool_call_id": calls[at]["id"]} if at < len(calls) else result for at, result in answered]
+    return calls, [*zip((at for at, _ in answered), own, strict=True)]
+
+
+def _turns(
+    message: dict[str, Any], answered: Sequence[tuple[int, dict[str, Any]]], format: ToolFormat
+) -> list[dict[str, Any]]:
+    """Return a turn with calls and the results that follow it, as `_answered` returns them."""
+    results, calls = [result for _, result in answered], message["tool_calls"]
     if format.messages.embeds_results and results:
         responses = [{"name": result.get("name", ""), "response": result.get("content")} for result in results]
         return [{**message, "tool_responses": responses}]
-    if format.is_parallel or len(message["tool_calls"]) == 1:
+    if format.is_parallel or len(calls) == 1:
         return [message, *results]
     found: list[dict[str, Any]] = []
-    for call in message["tool_calls"]:
+    for at, call in enumerate(calls):
         turn = message if not found else {"role": "assistant", "content": ""}
-        found += [{**turn, "tool_calls": [call]}]
-        found += [result for result in results if result.get("tool_call_id") == call.get("id")]
-    return found + [result for result in results if result not in found]
+        found += [{**turn, "tool_calls": [call]}, *(result for number, result in answered if number == at)]
+    return [*found, *(result for number, result in answered if number == len(calls))]
 
 
 def _results(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -163,11 +194,6 @@ def _with_mapping(call: Mapping[str, Any]) -> dict[str, Any]:
             parsed = None
         arguments = parsed if isinstance(parsed, dict) else arguments
     return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _with_name(result: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    name = names.get(str(result.get("tool_call_id")))
-    return result if name is None or result.get("name") else {**result, "name": name}
 
 
 def _spoken(message: dict[str, Any], format: ToolFormat) -> dict[str, Any]:

@@ -196,6 +196,7 @@ def test_without_a_home_folder_the_default_cache_is_a_temporary_one(
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr("graphcore.engine.loading.runtime_config.find_backend", lambda *_: (TorchBackend(), ""))
     assert compose_settings([]).cache_folder == temporary_folder()
     assert compose_settings([f"cache_dir={tmp_path}"]).cache_folder == tmp_path
     notes = prepare_model(compose_settings(["graph=eager"]), model()).notes

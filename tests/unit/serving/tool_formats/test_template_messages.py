@@ -63,6 +63,22 @@ def test_a_result_keeps_its_own_name_and_one_of_no_call_has_none() -> None:
         assert [message for message in found if message["role"] == "tool"] == [named, lost]
 
 
+def test_calls_without_ids_of_their_own_have_a_result_each() -> None:
+    """Clients leave ids out, or give all calls of a turn the same one."""
+    for name in SOURCES:
+        for given in (None, "", "same"):
+            ids = {} if given is None else {"tool_call_id": given}
+            calls = [{**call("search_2", {"city": "x"}, "c"), "id": given}, {**call("f", {}, "c"), "id": given}]
+            calls = [{key: value for key, value in one.items() if value is not None} for one in calls]
+            said = {"role": "assistant", "content": "", "tool_calls": calls}
+            results = [{"role": "tool", **ids, "content": content} for content in ("found", "noon")]
+            messages = template_messages(format_named(name), [ASKED, said, *results])
+            text = chat_template(name).render(messages, template_options(name), True, TOOLS)
+            assert (text.count("found"), text.count("noon")) == (1, 1), (name, given)
+            named = [(each["name"], each["content"]) for each in messages if each["role"] in RESULT_ROLES]
+            assert named == [("search_2", "found"), ("f", "noon")], (name, given)
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_list_of_no_calls_is_left_out(name: str) -> None:
     messages = template_messages(format_named(name), [ASKED, EMPTY])

@@ -40,6 +40,9 @@ CASES = [
     (format_named("gemma4"), "<|turn>model\n<|channel>thought\n", "Hm.\n<channel|>Hi", "Hm.", "Hi"),
     (format_named("gemma4"), "<|turn>model\n<|channel>thought\n<channel|>", "Hi", "", "Hi"),
     (format_named("gemma4"), "", "Hi<|channel>thought\nHm.<channel|> there", "Hm.", "Hi there"),
+    (format_named("gemma4"), "<|turn>model\n", "<|channel>", "", ""),
+    (format_named("gemma4"), "<|turn>model\n", "Hi<|channel>thou", "", "Hi"),
+    (format_named("gemma4"), "<|turn>model\n", "a <|chan", "", "a <|chan"),
     (
         GPT_OSS,
         "<|start|>assistant",
