@@ -129,7 +129,7 @@ class Visit:
         is_number = f"document.querySelectorAll('.assistant').length === {number}"
         self.wait_for(f"{is_number} && !document.querySelector('[aria-busy=true]')")
 
-    def wait_for(self, expression: str, seconds: float = 10.0) -> None:
+    def wait_for(self, expression: str, seconds: float = 30.0) -> None:
         """Wait until an expression is true; playwright's own way needs a policy that lets texts become code."""
         end = time.monotonic() + seconds
         while not self.page.evaluate(expression):

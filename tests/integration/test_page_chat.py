@@ -516,6 +516,28 @@ def test_a_streamed_text_is_drawn_as_a_whole_one(anew: Visit, name: str) -> None
     assert len(drawn) > len(text) / 2
 
 
+INTERRUPTED = """async ([text, number]) => {
+  const { StreamedMarkdown } = await import("/page/streamed_markdown.js");
+  const now = performance.now.bind(performance);
+  let calls = 0;
+  performance.now = () => now() + (++calls >= number ? 100 : 0);
+  const root = document.createElement("div");
+  const markdown = new StreamedMarkdown(root);
+  markdown.set(text, true);
+  while (!markdown.draw(1000));
+  delete performance.now;
+  return [calls, root.querySelectorAll("li").length, root.querySelectorAll(".as-written").length];
+}"""
+
+
+def test_a_long_list_stays_markdown_on_a_machine_that_stops_for_a_moment(anew: Visit) -> None:
+    text = "- an *item*\n" * 800
+    num_calls = anew.page.evaluate(INTERRUPTED, [text, 0])[0]
+    assert num_calls > 6
+    for number in range(1, num_calls + 1):
+        assert anew.page.evaluate(INTERRUPTED, [text, number])[1:] == [800, 0], number
+
+
 @pytest.mark.parametrize("marker", ["1. ", "- ", "- [x] ", "> - ", "-\t", "1. one\n   - "])
 def test_a_list_that_is_drawn_after_its_marker_stays_markdown(scripted: Visit, marker: str) -> None:
     ask_scripted(scripted)

@@ -96,15 +96,16 @@ export class StreamedMarkdown {
 
   #lex(rest) {
     const { source, isBeforeDeep } = this.#source(rest);
-    const began = performance.now();
-    const tokens = source === "" ? null : lexed(source);
+    const [tokens, milliseconds] = source === "" ? [null, 0] : timed(source);
     if (tokens === null) return this.#beginWritten();
     const isWhole = source.length === rest.length;
     let count = countFinished(tokens, isWhole);
     if (count === 0 && isBeforeDeep) count = tokens.length;
     if (count > 0) return this.#settleTokens(tokens.slice(0, count));
     if (isWhole) return this.#drawOpen(rest, tokens);
-    if (performance.now() - began > SLOW_MILLISECONDS || this.#window >= LAST_WINDOW) {
+    // Twice, because a busy machine may have stopped the first time for long.
+    const isSlow = milliseconds > SLOW_MILLISECONDS && timed(source)[1] > SLOW_MILLISECONDS;
+    if (isSlow || this.#window >= LAST_WINDOW) {
       return this.#beginWritten(source.length);
     }
     this.#window *= 2;
@@ -189,6 +190,12 @@ function countFinished(tokens, isWhole) {
   if (blocks.length === 0) return 0;
   const isFirstLine = isWhole && !tokens[blocks.at(-1)].raw.includes("\n"); // it may yet belong to the block before
   return blocks.at(isFirstLine ? -2 : -1) ?? 0;
+}
+
+/** Returns what `lexed` returns, and how many milliseconds it took. */
+function timed(source) {
+  const began = performance.now();
+  return [lexed(source), performance.now() - began];
 }
 
 /** Returns tokens; null if the lexer cannot read a text. Blanks at its end are left out: the lexer changes "- ". */
