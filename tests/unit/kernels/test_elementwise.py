@@ -2,9 +2,7 @@
 
 from itertools import product as every_pair
 
-import pytest
 import torch
-from packed_matrices import kernels_for, native_kernels
 from support.cases import in_case
 from torch import Tensor
 
@@ -14,13 +12,6 @@ from graphcore.kernels.cpu.program import NativeProgram
 from graphcore.kernels.ops.gating import FUNCTIONS
 
 SIZES = (1, 15, 33, 1024, 5000)  # a part of a vector, several units
-
-
-@pytest.fixture(scope="module", params=["native", "x86-64", "x86-64-v3"])
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    if request.param == "native":
-        return native_kernels()
-    return kernels_for(request.param, tmp_path_factory.getbasetemp() / "kernels")
 
 
 def run(library: str, elements: str, a: Tensor, b: Tensor | None, kind: Activation, factor: float, out: Tensor) -> None:

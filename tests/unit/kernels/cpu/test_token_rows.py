@@ -5,7 +5,7 @@ from itertools import product as every_pair
 
 import pytest
 import torch
-from packed_matrices import kernels_for, native_kernels
+from packed_matrices import native_kernels
 from support.cases import in_case
 from torch import Tensor
 
@@ -28,11 +28,9 @@ SIZES = (
 )  # rows, columns; the last on all threads
 
 
-@pytest.fixture(scope="module", params=["native", "x86-64", "x86-64-v3"])
-def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TokenRows:
-    if request.param == "native":
-        return TokenRows(native_kernels())
-    return TokenRows(kernels_for(request.param, tmp_path_factory.getbasetemp() / "kernels"))
+@pytest.fixture
+def kernels(library: str) -> TokenRows:
+    return TokenRows(library)
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
