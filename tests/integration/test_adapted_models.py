@@ -30,6 +30,8 @@ from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigErr
 from graphcore.export.pack import Packer
 from graphcore.quant import FORMATS
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 CLOSE = 5e-5  # float32, logits of order one
 IDS = torch.randint(0, 96, (2, 24), generator=torch.Generator().manual_seed(3))

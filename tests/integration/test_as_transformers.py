@@ -16,6 +16,8 @@ from graphcore import Engine
 from graphcore.device import find_cpp_compiler
 from graphcore.errors import ConfigError
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 GOLDEN = Path(__file__).parents[1] / "golden" / "tiny"
 PADDING = 7  # columns before the first row's prompt

@@ -19,6 +19,8 @@ from ternary_models import FORMS, TernaryModel, save_ternary
 from graphcore import Engine
 from graphcore.kernels.ops.int8_rows import Int8Rows
 
+pytestmark = pytest.mark.thorough
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "tiny"
 MEAN_ERROR = 2e-3
 COMPILED = [  # in CI one form; test_model_parity.py compiles the block with plain weights

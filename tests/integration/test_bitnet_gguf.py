@@ -14,6 +14,8 @@ from torch import Tensor
 
 from graphcore import Engine
 
+pytestmark = pytest.mark.thorough
+
 TQ1_0, TQ2_0 = int(gguf.GGMLQuantizationType.TQ1_0), int(gguf.GGMLQuantizationType.TQ2_0)
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 

@@ -22,6 +22,8 @@ from graphcore.errors import ConfigError
 from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.buffers import KVCache
 
+pytestmark = pytest.mark.thorough
+
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}  # of 32 features, in models 64 wide
 FORMATS = ("q8_0", "q5_0", "q4_0", "q8_0,q4_0")
 # Root mean square of the logits' error over that of the logits. Random weights attend sharply and magnify errors; a

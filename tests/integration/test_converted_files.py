@@ -21,6 +21,8 @@ from graphcore.errors import UnsupportedError
 from graphcore.export.pack import Packer
 from graphcore.tasks.reference.transformers_model import load_reference
 
+pytestmark = pytest.mark.thorough
+
 TOLERANCE = 2e-5
 IDS = torch.randint(0, 96, (2, 40), generator=torch.Generator().manual_seed(2))
 UNDESCRIBED = {  # settings that GGUF has no key for

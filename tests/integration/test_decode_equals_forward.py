@@ -12,6 +12,8 @@ from tiny_models import ARCHITECTURES, AT_BOTH_WIDTHS, BUILDERS, VOCAB, TinyMode
 
 from graphcore import Engine
 
+pytestmark = pytest.mark.thorough
+
 LENGTHS = (50, 22, 3)  # tokens of the rows of the batch: more than a window's ring of 48 has room for, less, few
 PROMPTS = (40, 5, 2)  # three chunks, less than a chunk, less than a window
 Tiny = Callable[[str], TinyModel]

@@ -31,6 +31,8 @@ from graphcore import Engine
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.errors import CheckpointError, ConfigError, UnsupportedError
 
+pytestmark = pytest.mark.thorough
+
 TOLERANCE = 2e-5
 LENGTH, PROMPT = 45, 21
 CHANGES: Mapping[str, tuple[Callable[..., nn.Module], dict[str, object]]] = {

@@ -18,6 +18,8 @@ from graphcore import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.step import BlocksStep, HeadStep
 
+pytestmark = pytest.mark.thorough
+
 CLOSE = 3e-5  # float32, logits of order one; sums are added in another order
 PROMPT = 21  # longer than the window of 8, and no multiple of it
 WITHOUT_KERNELS = ("gemma4", "gemma4_moe")  # blocks that run compiled instead (graph/gpu/kernel_obstacles.py)

@@ -21,6 +21,8 @@ from graphcore.kernels.gpu.packed.to_dense import launch_rows
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.nn.linear import Linear
 
+pytestmark = pytest.mark.thorough
+
 IDS = [3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37]
 CONTEXT = "context_length=64"
 CLOSE = 2e-5  # float32, logits of order one; sums are added in another order

@@ -17,6 +17,8 @@ from graphcore.weights.matching import EMBEDDING, HEAD
 from graphcore.weights.packed_weights import packing_of
 from graphcore.weights.resident_weights import load_resident, named_weights
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 MATRICES = frozenset({"layers.0.mlp.up_proj.weight", "layers.1.self_attn.q_proj.weight", HEAD})
 

@@ -31,6 +31,8 @@ from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.experts.device_cache import DeviceCache
 from graphcore.streaming.pinned_memory import Pins
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 SLOTS = 4  # of a layer with six experts, of which a token chooses three
 PROMPT = [3, 14, 15, 9, 26]

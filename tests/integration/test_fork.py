@@ -13,6 +13,8 @@ from paced import Paced
 from graphcore import Engine
 from graphcore.errors import GraphError
 
+pytestmark = pytest.mark.thorough
+
 TINY = Path(__file__).parents[1] / "golden" / "tiny" / "qwen3"
 PROMPT = [[1, 2, 3]]
 SECONDS = 20

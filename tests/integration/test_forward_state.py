@@ -18,6 +18,8 @@ from graphcore.kvcache.buffers import KVCache
 from graphcore.kvcache.forward_sequences import ForwardSequencePool
 from graphcore.kvcache.page_allocator import PageAllocator
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 LENGTHS = (5, 1, 20, 9)  # in chunks of 16: shorter, one token, longer
 

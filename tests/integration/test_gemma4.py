@@ -20,6 +20,8 @@ from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.kvcache.sizes import touched_pages
 from graphcore.weights.matching import FEATURES
 
+pytestmark = pytest.mark.thorough
+
 TOLERANCE = 1e-4  # of logits up to 4; transformers' own float32 is as far from float64
 LENGTH, PROMPT = 45, 37
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -17,6 +17,8 @@ from torch import nn
 from graphcore import Engine
 from graphcore.errors import CheckpointError, UnsupportedError
 
+pytestmark = pytest.mark.thorough
+
 TOLERANCE = 2e-5
 LENGTH, PROMPT = 45, 21
 CHANGES: Mapping[str, dict[str, object]] = {

@@ -19,6 +19,8 @@ from tiny_models import TinyModel
 
 from graphcore import Engine
 
+pytestmark = pytest.mark.thorough
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "tiny"
 LLAMACPP_TOLERANCES = {"llama3": 1e-5, "qwen3": 1e-5, "gpt2": 4e-4, "gemma3": 1.5e-3, "gptoss": 2e-2}
 FORMS = [(name, form) for name in LLAMACPP_TOLERANCES for form in ("safetensors", "gguf")]

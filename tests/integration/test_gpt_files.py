@@ -15,6 +15,8 @@ from gpt_files import CONSUMERS, VOCAB, GPTFile, small_file
 from graphcore import Engine
 from graphcore.engine.scoring import token_losses
 
+pytestmark = pytest.mark.thorough
+
 IDS = torch.randint(0, VOCAB, (1, 25), generator=torch.Generator().manual_seed(2))
 TOLERANCE = 2e-5  # float32 against float64, logits of order one
 PACKED = (Type.Q4_K, Type.MXFP4)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from graphcore import Engine
 from graphcore.errors import CheckpointError
 
+pytestmark = pytest.mark.thorough
+
 TOLERANCE = 2e-5
 SEEDS = (0, 1, 2)
 LENGTH = 61  # the window is 8: rings wrap seven times

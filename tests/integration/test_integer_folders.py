@@ -17,6 +17,8 @@ from graphcore.errors import GraphcoreError
 from graphcore.export.pack import Packer
 from graphcore.progress import ignore_progress
 
+pytestmark = pytest.mark.thorough
+
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 46]]
 FLOAT = ["quant.activations=float"]
 CASES = [(layout, bits, group) for layout in LAYOUTS for bits in (4, 8) for group in (32, 64, 0)]

@@ -19,6 +19,8 @@ from graphcore.engine.loading.open_model import open_model
 from graphcore.errors import CheckpointError, UnsupportedError
 from graphcore.export.pack import Packer
 
+pytestmark = pytest.mark.thorough
+
 LENGTH, PROMPT = 45, 21
 FULL = "full_attention"
 CHANGES: Mapping[str, dict[str, object]] = {

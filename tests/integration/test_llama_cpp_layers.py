@@ -12,6 +12,8 @@ from graphcore import Engine
 from graphcore.tasks.reference.comparison import Errors, Outputs
 from graphcore.tasks.reference.llama_cpp_model import run_llama_cpp
 
+pytestmark = pytest.mark.thorough
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "llamacpp" / "layers.npz"
 # Largest error over the largest value. llama.cpp looks GELU up in a table of half precision, and its gate of gpt-oss
 # multiplies in another order; elsewhere only the order of sums differs, which counts more in iq1's residual stream of

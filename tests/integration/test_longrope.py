@@ -12,6 +12,8 @@ from graphcore import Engine
 from graphcore.checkpoint.open_checkpoint import open_checkpoint
 from graphcore.errors import CheckpointError, ConfigError
 
+pytestmark = pytest.mark.thorough
+
 ORIGINAL, LONGEST = 256, 512
 TOLERANCE = 2e-5
 SHORT_IDS, LONG_IDS = (

@@ -22,6 +22,8 @@ from graphcore.streaming import weight_stream
 from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.pinned_memory import Pins
 
+pytestmark = pytest.mark.thorough
+
 GRAPHS = tuple(enumerate(("eager", "auto")))
 FEW_EXPERTS = ("streaming.source=disk", "streaming.expert_cache=400KB")  # of 1 to 2 MB
 

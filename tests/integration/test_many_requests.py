@@ -25,6 +25,8 @@ from graphcore.engine.output import Generation
 from graphcore.engine.request_handle import RequestHandle
 from graphcore.errors import BusyError, ConfigError
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 SECONDS = 120.0
 KINDS = {

@@ -14,6 +14,8 @@ from tiny_models import ARCHITECTURES, AT_BOTH_WIDTHS, BUILDERS, TOLERANCE, WIND
 
 from graphcore import Engine
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]
 COMPILED = {

@@ -26,6 +26,8 @@ from graphcore.export.pack import PackedTensor, Packer
 from graphcore.quant.format_choice import packable_names
 from graphcore.tokenizer.gguf_fields import PROBES
 
+pytestmark = pytest.mark.thorough
+
 GOLDEN = ("llama3", "qwen3", "gemma3", "gpt2")
 LOGITS = np.load(TINY / "logits.npz")
 NOT_OURS = ("general.name", "general.size_label")  # the converter's descriptions for people

@@ -19,6 +19,8 @@ from graphcore import Engine
 from graphcore.device import find_cpp_compiler
 from graphcore.weights.packed_weights import formats_of
 
+pytestmark = pytest.mark.thorough
+
 TOLERANCE = 2e-5
 TOKENS = np.load(TINY / "logits.npz")["tokens"].tolist()
 TYPES = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_0": gguf.GGMLQuantizationType.Q4_0}

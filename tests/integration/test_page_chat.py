@@ -18,6 +18,8 @@ from served_engine import Running, running_server
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 KEY = "a-key-of-the-server"
 LONGEST_FREEZE = 1000.0  # milliseconds for which the page may not listen; below 200 where nothing else runs

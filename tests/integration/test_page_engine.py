@@ -27,6 +27,8 @@ from graphcore.streaming.timeline import Event
 from graphcore.tasks.report.timeline_page import timeline_page
 from graphcore.tasks.report.timeline_plot import pass_starts
 
+pytestmark = pytest.mark.thorough
+
 FILES = page_files()
 HOST = "http://localhost:1"  # every address of it is answered by the test
 INDEX = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Engine</title>

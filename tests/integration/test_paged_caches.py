@@ -22,6 +22,8 @@ from graphcore.kvcache.buffers import KVCache, LayerCache, allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import ModelSpec
 
+pytestmark = pytest.mark.thorough
+
 CONTEXT, CHUNK, BATCH = 64, 16, 3
 PAGE = 4
 SETTINGS = {  # graph=auto: native decode steps, and prompts eager

@@ -13,6 +13,8 @@ from tiny_models import BUILDERS, EXAONE4_FULL, LLAMA3_ROPE, VOCAB, randomise
 
 from graphcore import Engine
 
+pytestmark = pytest.mark.thorough
+
 TOLERANCE = 2e-5
 LENGTH, PROMPT = 45, 21
 SLIDING, FULL = "sliding_attention", "full_attention"

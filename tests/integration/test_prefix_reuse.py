@@ -14,6 +14,8 @@ from graphcore import Engine
 from graphcore.device import find_cpp_compiler
 from graphcore.kernels.cpu.products import has_panels
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]
 NEW_TOKENS = 12

@@ -19,6 +19,8 @@ from torch import Tensor
 from graphcore import Engine
 from graphcore.errors import CheckpointError, UnsupportedError
 
+pytestmark = pytest.mark.thorough
+
 LENGTH, PROMPT = 45, 21
 CHANGES: Mapping[str, tuple[str, dict[str, object]]] = {
     "dense": ("qwen3_5", {}),

@@ -17,6 +17,8 @@ from graphcore.engine.sequence_state import SequenceState
 from graphcore.errors import BusyError, CheckpointError, ConfigError
 from graphcore.progress import ignore_progress
 
+pytestmark = pytest.mark.thorough
+
 SECONDS = 30.0
 PROMPT = [5, 17, 3, 80, 41]
 

@@ -15,6 +15,8 @@ from graphcore import Engine
 from graphcore.nn.block import Block
 from graphcore.nn.spec import MoESpec
 
+pytestmark = pytest.mark.thorough
+
 NEW_TOKENS = 30  # the longest prompt's fill gemma's rings of 48 positions and wrap
 FEW_TOKENS = 4
 TINY = Path(__file__).parents[1] / "golden" / "tiny"

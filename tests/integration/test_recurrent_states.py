@@ -17,6 +17,8 @@ from graphcore.engine.request import Request
 from graphcore.progress import ignore_progress
 from graphcore.tokenizer.text_stream import StopStrings
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 PROMPT = 21
 NAMES = ("qwen3_5", "qwen3_5_moe", "lfm2")

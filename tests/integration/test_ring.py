@@ -37,6 +37,8 @@ from graphcore.config.compose import compose_settings
 from graphcore.errors import ConfigError
 from graphcore.parallel.process_group import INTERFACE
 
+pytestmark = pytest.mark.thorough
+
 RUN = Path(__file__).parents[2] / "run.py"
 SELF = ("speculation=self", "speculation.draft_format=q4_0")
 LOOKUP = "speculation=lookup"

@@ -23,6 +23,8 @@ from tiny_models import BUILDERS, add_tokenizer
 from graphcore import Engine
 from graphcore.memory_limit import physical_ram_nbytes
 
+pytestmark = pytest.mark.thorough
+
 RUN = Path(__file__).parents[2] / "run.py"
 SECONDS = 60.0
 MESSAGES = [{"role": "user", "content": "hello"}]

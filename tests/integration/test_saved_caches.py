@@ -18,6 +18,8 @@ from tiny_models import VOCAB, TinyModel
 from graphcore import Engine
 from graphcore.errors import BusyError, ConfigError, GraphcoreError
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 SECONDS = 120.0
 CHUNK, CONTEXT = 16, 96

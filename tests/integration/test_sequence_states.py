@@ -10,6 +10,8 @@ from graphcore import Engine
 from graphcore.engine.sequence_state import SequenceState
 from graphcore.errors import ConfigError
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 
 

@@ -15,6 +15,8 @@ from command_process import ROOT, Piped, environment, graphcore
 from graphcore.serving.serve_settings import KEY_VARIABLE, ServeSettings, check_serving
 from graphcore.tasks.report.secret_keys import HIDDEN, hide_secrets, secrets_in, without_secrets
 
+pytestmark = pytest.mark.thorough
+
 LLAMA = ("graph=eager", "device=cpu", f"model.checkpoint={TINY / 'llama3'}", "task=serve", "task.port=0")
 SECONDS = 60
 

@@ -22,6 +22,8 @@ from served_engine import SECONDS, Running, running_server
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.thorough
+
 SPECS = {"openai-chat": "openai_chat.json", "open-responses": "openresponses.json", "anthropic": "anthropic.json"}
 THINKING_NAMES = {"openai-chat": "gpt-5", "open-responses": "gpt-5", "anthropic": "claude-opus"}
 CASES = [

@@ -18,6 +18,8 @@ from graphcore.engine.request_handle import RequestHandle
 from graphcore.errors import ConfigError
 from graphcore.kvcache.swap_file import SwapFile
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 SECONDS = 120.0
 CONTEXT, SEQUENCES = 96, 6

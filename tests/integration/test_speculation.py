@@ -29,6 +29,8 @@ from graphcore.engine.speculation.draft_model import DraftModel
 from graphcore.errors import ConfigError, PlanError
 from graphcore.export.pack import Packer
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 Answer = tuple[Any, ...]
 SECONDS, NEW, DEPTH = 120.0, 20, 5

@@ -18,6 +18,8 @@ from tiny_models import VOCAB
 from graphcore import Engine
 from graphcore.errors import CheckpointError, ConfigError
 
+pytestmark = pytest.mark.thorough
+
 TOKENS = 200
 IDS = torch.randint(0, VOCAB, (1, TOKENS), generator=torch.Generator().manual_seed(3))
 TOLERANCE = 5e-5  # float32 against float32, logits of order one

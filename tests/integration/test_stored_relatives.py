@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from graphcore import Engine
 from graphcore.errors import CheckpointError
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 MATRICES = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}
 OF_FILES = {"router.weight": "router.layer.weight", "gate_up_proj": "input_linear.weight"}

@@ -19,6 +19,8 @@ from streamed_results import IDS, PROMPTS, differing, results
 from ternary_models import save_ternary
 from tiny_models import ARCHITECTURES, BUILDERS, MIXTURES, TinyModel
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 WHOLE_BLOCKS = {"hidden_size": 128, "intermediate_size": 256}  # rows that ternary formats can pack
 TINY = Path(__file__).parents[1] / "golden" / "tiny"

@@ -8,6 +8,8 @@ import pytest
 from command_process import ROOT, run_program
 from tiny_models import add_tokenizer, save_tiny
 
+pytestmark = pytest.mark.thorough
+
 # Runs run.py as a process of its own; before the given read of weights, something happens.
 SCRIPT = """
 import os, runpy, signal, sys, threading, atexit

@@ -25,6 +25,8 @@ from graphcore.streaming.report import Measured, report_streaming
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.thread_filler import THREADS, ThreadFiller
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 MATRICES += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")

@@ -13,6 +13,8 @@ import pytest
 from chat_folder import TINY, save_chat_folder
 from command_process import ROOT, Piped, environment, run_program
 
+pytestmark = pytest.mark.thorough
+
 LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
 ENDLESS = ("max_new_tokens=100000", "context_length=131072", "hydra.run.dir=run")
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

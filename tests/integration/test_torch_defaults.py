@@ -14,6 +14,8 @@ from tiny_models import TinyModel
 from graphcore import Engine, ForwardState
 from graphcore.engine.scoring import token_losses
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14], [3] * 20]
 DRAWN = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "seed": 3}

@@ -14,6 +14,8 @@ from torch import Tensor
 from graphcore import Engine
 from graphcore.errors import CheckpointError
 
+pytestmark = pytest.mark.thorough
+
 Tensors = dict[str, Tensor]
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 

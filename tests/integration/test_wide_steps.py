@@ -15,6 +15,8 @@ from graphcore.graph.cpu.native_decode import NativeStep
 from graphcore.graph.program import Program
 from graphcore.kernels.cpu.program import rows_by_program, widths_of
 
+pytestmark = pytest.mark.thorough
+
 Tiny = Callable[[str], TinyModel]
 SECONDS = 120.0
 NEW = 3

@@ -18,6 +18,8 @@ from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.errors import CheckpointError
 from graphcore.quant import FORMATS
 
+pytestmark = pytest.mark.thorough
+
 GOLDEN = Path(__file__).parents[2] / "golden" / "quantised_folders"
 STEM = "model.layers.0.mlp.down_proj"
 REFUSED = {

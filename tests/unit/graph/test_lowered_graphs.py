@@ -14,6 +14,8 @@ from lowered_graphs import DEVICES, MODELS, golden_folder
 
 from graphcore.device import find_cpp_compiler
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).parents[2] / "lowered_graphs.py"
 ACCEPT = "python tests/lowered_graphs.py"
 # Plain blocks, packed ones, and two kinds of layers with a mixture are lowered in CI; the others are slow.

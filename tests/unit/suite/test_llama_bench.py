@@ -12,6 +12,8 @@ from instruction_sets import __file__ as LIMITS
 from peers import llama_bench
 from peers.llama_bench import IK_LLAMA_BENCH, IK_LLAMA_CPP, LLAMA_BENCH, LLAMA_CPP
 
+pytestmark = pytest.mark.thorough
+
 BENCHMARKS = Path(LIMITS).parent
 SCRIPT = """#!/bin/sh
 echo "$@" > {log}

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from support import budget, sharing
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = ["pytester"]
 TESTS = Path(__file__).parents[2]
 CONFTEST = f"""

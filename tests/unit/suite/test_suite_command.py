@@ -15,6 +15,8 @@ from suite.log import Log, Measurement, read_lines
 from suite.registry import ALL, CALLS
 from suite.wheels import fetch_commands
 
+pytestmark = pytest.mark.thorough
+
 SUITE = Path(COMMAND)
 
 

@@ -17,6 +17,8 @@ from graphcore.kvcache.sizes import PAGE, CacheSizes, cache_nbytes, page_size
 from graphcore.planning.sizes import sizes_of
 from graphcore.weights.packed_weights import PackingPolicy
 
+pytestmark = pytest.mark.thorough
+
 H100 = Room(79 * GIB, 120 * GIB)
 MODELS = [
     ("llama3_8b", "bf16"),

@@ -10,6 +10,8 @@ from graphcore.graph.gpu.sampling import RowSettings, SamplingBuffers
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("steps", [64, 4])
 def test_an_earlier_runs_end_token_and_limit_are_gone(steps: int) -> None:

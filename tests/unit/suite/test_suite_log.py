@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
 from suite.log import FILE_NAME, Log, Measurement, read_lines
 from suite.registry import ALL
 from suite.report import DRY, summarise, write_report
+
+pytestmark = pytest.mark.thorough
 
 
 def test_a_measurement_is_on_the_disk_at_once_with_its_spread(tmp_path: Path) -> None:

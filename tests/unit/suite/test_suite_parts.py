@@ -16,6 +16,8 @@ from suite.shapes import TINY, TRUE, model_overrides
 
 from graphcore.config.compose import compose_settings
 
+pytestmark = pytest.mark.thorough
+
 EIGHT_MINUTES = 480
 FIVE_MINUTES = 300
 

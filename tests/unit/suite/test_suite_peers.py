@@ -11,6 +11,8 @@ from suite.shapes import LLAMA, model_overrides
 
 from graphcore.config.compose import compose_settings
 
+pytestmark = pytest.mark.thorough
+
 CPU = torch.device("cpu")
 # Dynamo and its graphs are what a GPU would capture; Inductor's C++ for them takes a minute.
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]

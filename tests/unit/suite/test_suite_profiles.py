@@ -12,6 +12,8 @@ from tiny_models import TinyModel
 from graphcore import Engine
 from graphcore.tasks.measuring.weight_reads import step_nbytes
 
+pytestmark = pytest.mark.thorough
+
 STEP = [("_norm", 0), ("_dense", 4000), ("_dense", 12000)]
 
 

@@ -11,6 +11,8 @@ from suite.correctness import own_environment
 from suite.log import Log, read_lines
 from suite.tools import METRICS, check_row, find_tool, kernel_row, kernels_of, last_words, step_command
 
+pytestmark = pytest.mark.thorough
+
 # As Nsight Compute prints it: --csv --page raw.
 NCU = """==PROF== Connected to process 12
 ==PROF== Profiling "_dense_product" - 0: 0%....50%....100% - 1 pass

@@ -10,6 +10,8 @@ from suite.bench import Bench
 from suite.correctness import RESULTS, run_tests
 from suite.log import Log, read_lines
 
+pytestmark = pytest.mark.thorough
+
 HEAD = "import os, sys, types, pytest\npytestmark = pytest.mark.cuda\n"
 # As much of torch as the plugin asks: a device that answers until something breaks it.
 DEVICE = """

@@ -8,6 +8,8 @@ from convolution_cases import SHAPES, assert_true, convolution_case
 
 from graphcore.kernels.gpu.gated_convolution import launch_gated_convolution
 
+pytestmark = pytest.mark.thorough
+
 PASSES = [([0, 5, 3], [1, 1, 0]), ([9, 0], [2, 16]), ([7, 0, 3], [20, 37, 0])]
 
 

@@ -8,6 +8,8 @@ from graphcore.activations import Activation
 from graphcore.kernels.gpu.elementwise import add_elements, cap_elements, gate_elements
 from graphcore.kernels.ops.gating import FUNCTIONS
 
+pytestmark = pytest.mark.thorough
+
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 

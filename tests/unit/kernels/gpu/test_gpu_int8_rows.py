@@ -8,6 +8,8 @@ from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.nn.norm import build_norm
 from graphcore.nn.spec import NormSpec
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("columns", [1, 7, 640, 2560])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

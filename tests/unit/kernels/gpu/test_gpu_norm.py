@@ -8,6 +8,8 @@ from graphcore.kernels.gpu.norm import add_rms_normed, residual_norm
 from graphcore.nn.norm import RMSNorm
 from graphcore.nn.spec import NormSpec
 
+pytestmark = pytest.mark.thorough
+
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, is_rms: bool) -> Tensor:
     wide = x.double()

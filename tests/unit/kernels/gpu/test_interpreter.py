@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
+pytestmark = pytest.mark.thorough
+
 LARGEST = 2**31 - 1
 
 

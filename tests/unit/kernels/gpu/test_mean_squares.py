@@ -16,6 +16,8 @@ from graphcore.kernels.gpu.norm import add_rms_normed, prepare_norm
 from graphcore.kernels.gpu.products import dense
 from graphcore.kernels.gpu.products.decode_products import add_product, gated_product, product
 
+pytestmark = pytest.mark.thorough
+
 EPS = 1e-6
 CLOSE = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2}  # of numbers of order one
 

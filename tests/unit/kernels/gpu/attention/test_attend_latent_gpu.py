@@ -13,6 +13,8 @@ from graphcore.kernels.gpu.attention.write_and_attend import launch_attend
 from graphcore.nn.latent_attention import joined_heads
 from graphcore.nn.rope import rotate
 
+pytestmark = pytest.mark.thorough
+
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 
 

@@ -16,6 +16,8 @@ from graphcore.nn.rope import rope_table, rotate
 from graphcore.nn.rope_spec import RopeSpec
 from graphcore.nn.spec import NormSpec
 
+pytestmark = pytest.mark.thorough
+
 HEADS, KV_HEADS, PAGE = 4, 2, 3
 STARTS, COUNTS = (3, 12, 4), (1, 1, 0)  # the second wraps to its first page, the third has no token
 TABLE = torch.tensor([[3, 1], [0, 5], [4, 2]], dtype=torch.int32)

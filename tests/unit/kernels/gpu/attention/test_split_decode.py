@@ -16,6 +16,8 @@ from graphcore.kernels.gpu.attention.decode import attend_token, launch_attend_t
 from graphcore.kernels.gpu.attention.splits import ALONE_TILES, MOST_SHARE, keys_of_tile, most_splits, split_count
 from graphcore.kernels.ops.attention_parameters import AttentionParameters
 
+pytestmark = pytest.mark.thorough
+
 TILE = 16
 ONE_PAGE = torch.zeros(1, 1, dtype=torch.int32)
 # float32: scores up to 10; bfloat16 and float16: weights are rounded before they multiply values

@@ -8,6 +8,8 @@ from delta_cases import SHAPES, SMALL, DeltaShape, assert_true, delta_case
 
 from graphcore.kernels.gpu.delta.launch import launch_delta_heads
 
+pytestmark = pytest.mark.thorough
+
 ONE_TOKEN = ([0, 5, 3], [1, 1, 0])
 MANY, LONG = ([9, 0], [2, 16]), ([7, 0, 3], [20, 65, 0])
 

@@ -10,6 +10,8 @@ from graphcore.kernels.gpu.experts.fetch import take_slots
 from graphcore.kernels.gpu.experts.launch import launch_add_experts, launch_cached_experts, launch_packed_experts
 from graphcore.kernels.ops.expert_slots import ExpertSlots
 
+pytestmark = pytest.mark.thorough
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -17,6 +17,8 @@ from graphcore.kernels.gpu.experts.operands import MixtureOperands
 from graphcore.kernels.ops.experts import looped_experts
 from graphcore.nn.moe import weighted_sum
 
+pytestmark = pytest.mark.thorough
+
 Launch = Callable[[Tensor, Tensor, MixtureOperands], Tensor]
 LAUNCHES = {"few": launch_few, "many": launch_many}
 # Of sums of 24 products of numbers below 4: float32's own error; narrow ones round the hidden features and the answer.

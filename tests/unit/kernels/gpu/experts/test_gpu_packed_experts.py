@@ -17,6 +17,8 @@ from graphcore.kernels.ops.packed_experts import packed_experts
 from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.quant.registry import FORMATS
 
+pytestmark = pytest.mark.thorough
+
 Launch = Callable[[Tensor, Tensor, MixtureOperands], Tensor]
 LAUNCHES = {"few": launch_few, "many": launch_many}
 # (format, D, F): one group of rows and more than one; a row must be whole blocks

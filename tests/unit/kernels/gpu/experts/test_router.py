@@ -10,6 +10,8 @@ from graphcore.kernels.gpu.products import dense
 from graphcore.nn.moe import choose_experts
 from graphcore.routing import ScoredRouting
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(1, 32, 4), (3, 128, 4), (2, 7, 3), (8, 5, 5), (1, 1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -15,6 +15,8 @@ from graphcore.kernels.stored_packing import StoredPacking
 from graphcore.quant import FORMATS
 from graphcore.quant.level_formats import LevelFormat, grid_tensor
 
+pytestmark = pytest.mark.thorough
+
 CPU = torch.device("cpu")
 GUARD = 64  # bytes before and after the planes
 UNTOUCHED = 0xA5

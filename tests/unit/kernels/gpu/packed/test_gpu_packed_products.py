@@ -23,6 +23,8 @@ from graphcore.kernels.ops.gating import FUNCTIONS
 from graphcore.kernels.ops.int8_rows import quantize_rows
 from graphcore.quant import FORMATS
 
+pytestmark = pytest.mark.thorough
+
 # Relative RMS error: of float32 sums, and of rounding a result to its dtype.
 BOUNDS = {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 DTYPES = tuple(BOUNDS)

@@ -13,6 +13,8 @@ from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
 from graphcore.kernels.gpu.packed.to_dense import launch_rows, launch_unpack, tensor_scale_of
 from graphcore.quant import FORMATS
 
+pytestmark = pytest.mark.thorough
+
 FORMATS_HERE = tuple(DEVICE_LAYOUTS)
 OF_FOLDERS = [name for name in DEVICE_LAYOUTS if FORMATS[name].ggml_id is None]  # formats that GGUF files do not have
 

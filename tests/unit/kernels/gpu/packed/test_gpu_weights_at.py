@@ -12,6 +12,8 @@ from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
 from graphcore.kernels.gpu.packed.planes import weights_at
 from graphcore.quant import FORMATS
 
+pytestmark = pytest.mark.thorough
+
 ROWS = 32
 
 

@@ -13,6 +13,8 @@ from graphcore.kernels.gpu.products.decode_products import add_product, gated_pr
 from graphcore.kernels.gpu.products.dense import launch_dense_product
 from graphcore.kernels.ops.gating import FUNCTIONS
 
+pytestmark = pytest.mark.thorough
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EPSILON = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # relative to results of order one
 

@@ -8,6 +8,8 @@ from graphcore.graph.gpu.sampling import MOST_ENDS, RowSettings, SamplingBuffers
 from graphcore.graph.state import StepState
 from graphcore.kernels.ops.draw import choose_tokens
 
+pytestmark = pytest.mark.thorough
+
 CPU, VOCAB = torch.device("cpu"), 300
 DRAWS = [
     draw_of(seed=(1 << 64) - 3, position=9, temperature=0.8, top_p=0.7),

@@ -14,6 +14,8 @@ from graphcore.kernels.ops import draw as rule
 from graphcore.kernels.ops.draw import Draw, choose_token, choose_tokens, kept_weights, penalise
 from graphcore.sampling_params import KERNEL_PARAMETERS
 
+pytestmark = pytest.mark.thorough
+
 WARM = draw_of(seed=5, temperature=0.8)
 CUTS = [
     {"top_k": 1},

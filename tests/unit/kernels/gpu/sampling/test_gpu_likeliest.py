@@ -6,6 +6,8 @@ from choosing import STARTS, Flow, likeliest
 
 from graphcore.kernels.gpu.sampling.likeliest import PART, choose_likeliest
 
+pytestmark = pytest.mark.thorough
+
 VOCABS = [1, 2, 31, 1000, PART, PART + 1, 5 * PART + 77]
 
 
