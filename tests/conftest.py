@@ -46,7 +46,8 @@ from graphcore.nn.decoder import Decoder
 PREFILL_CHUNK = 16
 BATCH_SIZE = 3
 CONTEXT = 256
-ONLY_THOROUGH = "(thorough) and not slow"  # what `-m thorough` becomes
+QUICK, ONLY_THOROUGH = "not slow and not thorough", "(thorough) and not slow"  # what no `-m`, and `-m thorough`, become
+THOROUGH_FILE = "\npytestmark = pytest.mark.thorough\n"
 
 if os.environ.get("GRAPHCORE_LIMIT_CPU"):
     from instruction_sets import apply_limit
@@ -102,10 +103,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file without a thorough test for `-m thorough`: to import all takes 20 s in each process."""
-    if config.option.markexpr != ONLY_THOROUGH or collection_path.suffix != ".py":
+    """Import no file without a test to run: to import all takes 20 s in each process."""
+    asked = config.option.markexpr
+    if asked not in (QUICK, ONLY_THOROUGH) or collection_path.suffix != ".py":
         return None
     text = collection_path.read_text(encoding="utf-8")
+    if asked == QUICK:
+        return THOROUGH_FILE in text or None
     return not ("thorough" in text or "library: str" in text) or None  # unit/kernels/conftest.py marks libraries
 
 
