@@ -20,6 +20,8 @@ from served_engine import SECONDS, Running, running_server
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.thorough
+
 ASKED: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Gr\u00fc\u00df Gott?"}]
 MOST = 40
 SIZES = ["batching.max_sequences=8", "context_length=2048"]

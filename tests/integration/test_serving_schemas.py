@@ -17,6 +17,8 @@ from served_engine import SECONDS, Running, running_server
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.thorough
+
 POSTS = ("/chat/completions", "/completions", "/embeddings", "/responses")
 OPERATIONS = [*(("POST", path) for path in POSTS), ("GET", "/models"), ("GET", "/models/{model}")]
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)

@@ -25,6 +25,8 @@ from graphcore import Engine
 from graphcore.sampling_params import SamplingParams
 from graphcore.serving import answering
 
+pytestmark = pytest.mark.thorough
+
 WEATHER = {
     "type": "object",
     "properties": {
