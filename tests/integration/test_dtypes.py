@@ -18,22 +18,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from streamed_engine import SIZES
-from tiny_models import ARCHITECTURES, BUILDERS, MIXTURES, TinyModel, build_reference
+from tiny_models import BUILDERS, MIXTURES, TinyModel, build_reference
 
 from graphcore import Engine
+
+pytestmark = pytest.mark.thorough
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MEAN_FACTOR, MOST_FACTOR = 1.1, 2.0
 NUM_SEEDS = 6
 TOPK = torch.Tensor.topk
 Tiny = Callable[[str], TinyModel]
+IN_CI = (("llama3", "bf16"), ("qwen3_moe", "bf16"), ("gemma3", "fp16"), ("qwen3_5", "bf16"))
 CASES = [
-    pytest.param(name, dtype, "eager", marks=() if name in ARCHITECTURES else pytest.mark.slow)
+    pytest.param(name, dtype, "eager", marks=() if (name, dtype) in IN_CI else pytest.mark.slow)
     for name in BUILDERS
     for dtype in DTYPES
 ]
 COMPILED = [
-    pytest.param(*case, marks=pytest.mark.thorough)
+    pytest.param(*case, marks=pytest.mark.slow)
     for case in (("llama3", "bf16", "compiled"), ("gemma3", "fp16", "compiled"))
 ]
 
@@ -131,6 +134,7 @@ def test_half_precision_errs_no_more_than_transformers(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "gemma4", "gemma4_moe"])
 def test_the_largest_error_is_transformers_in_the_median_of_seeds(name: str, tmp_path: Path) -> None:
     found: list[tuple[float, float]] = []
@@ -156,9 +160,9 @@ def test_the_largest_error_is_transformers_in_the_median_of_seeds(name: str, tmp
 @pytest.mark.parametrize(
     ("name", "dtype", "graph"),
     [
-        *(pytest.param(*case.values, marks=pytest.mark.slow) for case in COMPILED),
+        *COMPILED,
         *(
-            pytest.param(name, dtype, "eager", marks=pytest.mark.thorough)
+            pytest.param(name, dtype, "eager", marks=pytest.mark.slow)
             for name in ("qwen3", "gemma3", "gpt2")
             for dtype in DTYPES
         ),
@@ -175,6 +179,7 @@ def test_token_by_token_errs_no_more_either(name: str, dtype: str, graph: str, t
     assert mean <= MEAN_FACTOR * their_mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", DTYPES)
 def test_a_cache_in_half_precision_costs_less_than_half_precision_everywhere(kv_dtype: str, tiny_model: Tiny) -> None:
     tiny = tiny_model("gemma3")
@@ -185,7 +190,7 @@ def test_a_cache_in_half_precision_costs_less_than_half_precision_everywhere(kv_
     assert 1e-6 < mean < their_mean
 
 
-@pytest.mark.parametrize("graph", ["eager", pytest.param("compiled", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("graph", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_a_gemma_whose_residual_stream_outgrows_float16_stays_right_in_it(
     graph: str, tiny_model: Tiny, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from suite.machine import ram_in_words
 from suite.registry import ALL
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow  # rehearsed before a GPU is used (docs/gpu_suite.md)
 
 ROOT = Path(__file__).parents[2]
 SUITE = ROOT / "benchmarks" / "gpu_suite.py"

@@ -33,7 +33,7 @@ from graphcore.nn.span import Span
 from graphcore.weights.loader import Loader
 from graphcore.weights.slots import bind
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 MAX_ERROR, MEAN_ERROR = 1e-2, 1e-3
 RATIO = 1.1

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from checkout import Checkout
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 LLAMA = Path(__file__).parents[1] / "golden" / "tiny" / "llama3.gguf"
 NUMBER = 200  # of the toy in GGUF files; ggml's own end long before

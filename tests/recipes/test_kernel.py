@@ -8,7 +8,7 @@ from checkout import Checkout, Edits
 
 from graphcore.kernels.cpu.library import can_have_kernels
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 TITLE = "An operation"
 SECONDS = 500  # the kernels are built

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from checkout import Checkout
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 TINY = Path(__file__).parents[1] / "golden" / "tiny" / "llama3"
 MODULE = '''"""A peer that counts upwards, in one speed and in another."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from checkout import Checkout
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 TITLE = "A pre-tokenizer"
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizer" / "pre.json.gz"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from checkout import Checkout
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 
 TINY = Path(__file__).parents[1] / "golden" / "tiny" / "llama3"
 MODULE = '''"""task=repeat: answer a prompt several times, and say whether the answers are the same."""
