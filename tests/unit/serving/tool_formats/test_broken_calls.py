@@ -93,7 +93,7 @@ BROKEN = [
     (GPT_OSS, "<|channel|>commentary to=functions.search_2 <|constrain|>json<|message|>[]"),
     (GPT_OSS, "<|channel|>commentary to=functions.sear"),
 ]
-LIMIT = 2.0  # seconds for 200,000 characters
+LIMIT = 1.0  # seconds of processor time for 60,000 characters
 LONG = [
     *(
         " ",
@@ -282,21 +282,23 @@ def test_any_text_is_parsed_alike_however_it_is_cut(name: str, data: st.DataObje
         assert (found.calls, found.content, found.reasoning) == (other.calls, other.content, other.reasoning)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("word", LONG)
 @pytest.mark.parametrize("name", OPENED)
 def test_a_long_text_takes_time_in_proportion(name: str, word: str) -> None:
     known = format_named(name)
     for opened in OPENED[name]:
-        text = opened + word * (200_000 // len(word))
+        text = opened + word * (60_000 // len(word))
         started = time.process_time()
         parsed(known, [text])
         assert time.process_time() - started < LIMIT
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("word", [" ", "<", "</parameter> ", "<tool_call>", '<|"|>'])
 @pytest.mark.parametrize("name", OPENED)
 def test_a_long_text_in_single_characters_takes_time_in_proportion(name: str, word: str) -> None:
-    text = OPENED[name][-1] + word * (50_000 // len(word))
+    text = OPENED[name][-1] + word * (20_000 // len(word))
     started = time.process_time()
     parsed(format_named(name), list(text))
     assert time.process_time() - started < LIMIT
