@@ -1,5 +1,6 @@
 """Costs as counts, which no busy machine changes: bytecode instructions that a call runs, and tokens that it reads."""
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -16,12 +17,15 @@ def steps_of(call: Callable[[], object]) -> int:
         count += event == "opcode"
         return trace
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    gc.disable()  # what a collection calls, such as callbacks of Hypothesis, is not the call's
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return count
 
 

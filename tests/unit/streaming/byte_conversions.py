@@ -53,5 +53,6 @@ def filler_of(
     return ThreadFiller({source.path: source}, num_threads, buffer_nbytes, large_nbytes, Timeline())
 
 
-def fill_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(FILL_THREADS)]
+def live_threads(filler: ThreadFiller) -> list[threading.Thread]:
+    """Return the threads of a filler that run; engines that tests of other files share have theirs."""
+    return [thread for thread in filler._threads if thread.is_alive()]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from byte_conversions import ByteConversion, fill_threads
+from byte_conversions import ByteConversion, live_threads
 from fake_source import FakeSource, numbered_bytes
 from torch import Tensor
 
@@ -159,4 +159,4 @@ def test_no_slot_is_read_before_its_copy_is_done_nor_overwritten_before_release(
     world.filler.close()
     assert world.slots.crimes == []
     assert failed < STEPS / 2, "most steps are to succeed"
-    assert fill_threads() == []
+    assert live_threads(world.filler) == []

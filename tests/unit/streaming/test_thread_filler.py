@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from byte_conversions import FILE, ByteConversion, conversion, fill_threads, filler_of
+from byte_conversions import FILE, ByteConversion, conversion, filler_of, live_threads
 from fake_source import FakeSource, numbered_bytes
 from torch import Tensor
 
@@ -36,7 +36,7 @@ def make() -> Iterator[Make]:
     yield of
     for filler in made:
         ended_in_time(filler.close)
-    assert fill_threads() == []
+        assert live_threads(filler) == []
 
 
 def ended_in_time(act: Callable[[], object]) -> BaseException | None:
@@ -255,7 +255,7 @@ def test_a_read_that_does_not_return_is_left_behind_and_its_memory_is_not_freed(
         assert ended_in_time(filler.close) is None
         gc.collect()
         assert filler.is_reading
-    assert [thread.daemon for thread in threading.enumerate() if thread.name in fill_threads()] == [True]
+    assert [thread.daemon for thread in live_threads(filler)] == [True]
     assert kept() is not None, "the slot was freed under a read"
     source.answers.set()
     for thread in filler._threads:
@@ -300,7 +300,7 @@ def test_close_ends_threads_that_wait_for_a_slot_and_says_so_to_who_waits(make: 
     first = filler.begin(1, file_jobs([conversion(0, 100, out=out)]), None)
     second = filler.begin(2, file_jobs([conversion(4096, 100, out=out)]), first)
     assert ended_in_time(filler.close) is None
-    assert fill_threads() == []
+    assert live_threads(filler) == []
     for act in (lambda: filler.wait(second), lambda: filler.begin(3, [], None)):
         error = ended_in_time(act)
         assert isinstance(error, StreamingError)
