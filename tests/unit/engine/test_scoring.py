@@ -131,8 +131,8 @@ def test_what_a_prompt_is_asked_for_takes_no_more_than_the_plan_has_room_for(tmp
         if fallback == "transformers":
             return
         runner = cast("ProgramRunner", engine.runner)
-        asked = engine._requests.one("submit", ids, prompt_logprobs=2)
-        asked += engine._requests.embeddings(ids, "mean")
+        asked = engine._parts.requests.one("submit", ids, prompt_logprobs=2)
+        asked += engine._parts.requests.embeddings(ids, "mean")
         hidden = torch.randn(1, CHUNK, 64, generator=torch.Generator().manual_seed(3))
         expected = runner.project([hidden])[0][0].double().log_softmax(dim=-1)
         for request in asked:

@@ -1,7 +1,6 @@
 """A device with memory of its own, simulated: over streamed weights it computes what it does over resident ones."""
 
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from failing_queues import FailingQueues
 from fake_driver import Driver
 from simulated_queues import SimulatedQueues, simulated
+from streamed_engine import fill_threads
 from torch import Tensor
 
 from graphcore import Engine
@@ -151,6 +151,7 @@ def test_a_device_without_room_for_the_slots_is_one_error_and_leaves_nothing_beh
 ) -> None:
     """Memory that the plan counted on has gone to somebody else; or the ring in RAM cannot be had."""
     driver, name = Driver(1 << 40), "shared_pages" if is_ring else "bind_slots"
+    before = fill_threads()
 
     def refuse(*arguments: object) -> object:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nand so on")
@@ -163,7 +164,7 @@ def test_a_device_without_room_for_the_slots_is_one_error_and_leaves_nothing_beh
     ):
         pass
     assert driver.locked == {}
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("graphcore-fill")]
+    assert fill_threads() == before
 
 
 def test_a_device_that_fails_while_it_generates_is_one_error_and_the_engine_closes(
