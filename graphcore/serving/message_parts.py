@@ -58,7 +58,7 @@ def call_arguments(value: object) -> dict[str, Any]:
 
 def _read(text: str) -> object:
     """Return the value of a JSON text up to its first error or its end; None if there is none."""
-    # The last number may have had more digits. Not by a pattern: one tries each run of digits in a text again and again.
+    # The last number may have had more digits. No pattern finds it: one would start again at each digit of a text.
     prefix = text[: JsonScanner().scan(text)].rstrip(_OF_NUMBERS)
     try:
         return from_json(_ESCAPE.sub(_without_halves, prefix.strip()), allow_partial=True)
