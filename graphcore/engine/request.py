@@ -335,7 +335,8 @@ class Request:
             self._first = self._first or self._last
             used = len(self.prompt_ids) + len(self.token_ids) + 1
             self.totals.new_tokens += 1
-            text, failure, self._is_taking = "", None, True
+            text, self._is_taking = "", True
+            failure: Exception | None = None
             try:
                 text = self.push(token_id, is_context_full=used > context)
             except Exception as error:  # noqa: BLE001  # the caller's `stop` may raise: it ends this request alone
@@ -390,7 +391,7 @@ class Request:
                 self._ends_soon = True
             if self.has_ended or self._is_taking:
                 return
-            failure = None
+            failure: Exception | None = None
             try:
                 self.finish(reason)
             except Exception as error:  # noqa: BLE001  # as in `take`
