@@ -173,7 +173,9 @@ class MaskThreads:
             except ThreadLimitError as error:
                 failure = error
             while self._num_threads == 0 and (waiting := self._next or self._first):
-                waiting.popleft()[0].set_exception(failure)
+                dropped, _ = waiting.popleft()
+                if dropped.set_running_or_notify_cancel():  # it may have been given up while it waited
+                    dropped.set_exception(failure)
 
     def _count_again(self, future: "Future[NextTokens]") -> None:
         with self._changed:

@@ -133,6 +133,8 @@ class RequestQueue:
             ConfigError: the engine is closed.
             Exception: a pass has failed, and no other can run; the error says why.
         """
+        if self.is_closed and self._closing_error is not None:
+            raise self._closing_error
         self.check_not_closed()
         failure = self.failure
         if failure is not None:
@@ -148,7 +150,7 @@ class RequestQueue:
             ConfigError: the engine is closed.
         """
         if self.is_closed:
-            raise self._closing_error or closed_error()
+            raise closed_error()
 
     def submit(self, requests: Sequence[Request], name: str, waits: bool) -> None:
         """Put requests at the end of the queue.

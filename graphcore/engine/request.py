@@ -335,12 +335,18 @@ class Request:
             self._first = self._first or self._last
             used = len(self.prompt_ids) + len(self.token_ids) + 1
             self.totals.new_tokens += 1
-            self._is_taking = True
+            text, self._is_taking = "", True
+            failure: Exception | None = None
             try:
                 text = self.push(token_id, is_context_full=used > context)
+            except Exception as error:  # noqa: BLE001  # the caller's `stop` may raise: it ends this request alone
+                failure, self.finish_reason = error, "error"
             finally:
                 self._is_taking = False
             event = TokenEvent(self.row, token_id, text, logprob, self.finish_reason, top_logprobs)
+        if failure is not None:
+            self.output.fail(failure)
+            return
         self.output.put(event)
         if event.finish_reason is not None:
             self.output.end_one()
@@ -385,8 +391,15 @@ class Request:
                 self._ends_soon = True
             if self.has_ended or self._is_taking:
                 return
-            self.finish(reason)
-        self.output.end_one()
+            failure: Exception | None = None
+            try:
+                self.finish(reason)
+            except Exception as error:  # noqa: BLE001  # as in `take`
+                failure, self.finish_reason = error, "error"
+        if failure is None:
+            self.output.end_one()
+        else:
+            self.output.fail(failure)
 
     def cancel(self) -> None:
         """End the request as interrupted, now or before the next pass; any thread may call it."""

@@ -237,7 +237,7 @@ def call_mask(served: ServedModel, engine: Engine, call: ChatCall, tail: str) ->
     """Return the mask of a call's grammar, of its tools' calls, or of either; None for free text.
 
     A grammar binds what follows the model's thoughts, if it writes any, and not the thoughts. Beside tools that may be
-    called, the answer is calls or the grammar's text.
+    called, the answer is calls or the grammar's text. One that continues a text begins no call, unless it must.
 
     Args:
         tail: text of the prompt's end.
@@ -246,7 +246,7 @@ def call_mask(served: ServedModel, engine: Engine, call: ChatCall, tail: str) ->
         ConfigError: the grammar is invalid.
     """
     known, tools = served.tool_format, () if call.tool_choice == "none" else call.tools
-    if call.grammar and (not tools or call.continues_last):
+    if call.grammar and (not tools or (call.continues_last and call.tool_choice != "required")):
         return compiled_grammar(engine, call.grammar, answer_frame(known, tail, served.special_ids))
     wished = call.tool_choice, call.tool_name, call.has_parallel_tools, tail, served.special_ids, bool(call.grammar)
     lark = tool_grammar(known, tools, *wished, schema_problem=engine.schema_problem)

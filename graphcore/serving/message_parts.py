@@ -21,7 +21,7 @@ _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
-_LAST_NUMBER = re.compile(r"[-+.0-9eE]+\Z")
+_OF_NUMBERS = "-+.0123456789eE"
 _NOUNS = {"image_url": "image", "input_image": "image", "input_file": "file", "input_audio": "audio"}
 
 
@@ -58,7 +58,8 @@ def call_arguments(value: object) -> dict[str, Any]:
 
 def _read(text: str) -> object:
     """Return the value of a JSON text up to its first error or its end; None if there is none."""
-    prefix = _LAST_NUMBER.sub("", text[: JsonScanner().scan(text)])  # it may have had more digits
+    # The last number may have had more digits. No pattern finds it: one would start again at each digit of a text.
+    prefix = text[: JsonScanner().scan(text)].rstrip(_OF_NUMBERS)
     try:
         return from_json(_ESCAPE.sub(_without_halves, prefix.strip()), allow_partial=True)
     except ValueError:  # no value, or thousands of digits

@@ -84,7 +84,8 @@ class BoundedProcess:
     @property
     def is_usable(self) -> bool:
         """Whether this process can use it: it has not ended, and this process itself started it, not a parent."""
-        return self._end.alive and self._owner == os.getpid()
+        # It may also end while it waits, such as by the kernel for lack of memory.
+        return self._end.alive and self._owner == os.getpid() and self._process.poll() is None
 
     def ask(self, request: bytes) -> tuple[bytes, str]:
         """Return the kind of the answer to a request, TEXT, UNREADABLE or REFUSED, and its text or the reason.

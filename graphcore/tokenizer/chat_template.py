@@ -7,6 +7,7 @@ A template is untrusted code, so it runs in a process of its own, within bounds 
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -117,17 +118,19 @@ class ChatTemplate:
         A template that takes longer for all trials than its bound for one conversation is tried no further.
         """
         if has_tools not in self._refused:
-            until = time.monotonic() + self._bounds.seconds
+            until = math.inf
             tools = [_TRIAL_TOOL] if has_tools else None
             is_slow = False
 
             def render(messages: Sequence[Message]) -> str | None:
-                nonlocal is_slow
+                nonlocal is_slow, until
                 is_slow = is_slow or time.monotonic() > until
                 try:
                     return None if is_slow else self.render(messages, variables, tools=tools)
                 except TemplateError:
                     return None
+                finally:  # from the end of the first one, which waits for the start of the process
+                    until = min(until, time.monotonic() + self._bounds.seconds)
 
             refused = refused_turns(render)
             self._refused[has_tools] = frozenset() if is_slow else refused

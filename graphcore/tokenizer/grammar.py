@@ -18,7 +18,7 @@ import numpy as np
 
 from graphcore.errors import ConfigError
 from graphcore.tokenizer.bounded_process import BoundedProcess, Bounds, NoAnswerError
-from graphcore.tokenizer.bounded_worker import TEXT
+from graphcore.tokenizer.bounded_worker import TEXT, UNREADABLE
 from graphcore.tokenizer.deep_stack import run_in_deep_stack
 from graphcore.tokenizer.schema_bounds import with_kept_bounds
 from graphcore.tokenizer.tokenizer import Tokenizer
@@ -71,6 +71,8 @@ class GrammarTrials:
             kind, reason = self._tried(text)
         except NoAnswerError as error:  # not remembered: a machine that is busy may be the cause
             return f"the grammar {error}"
+        if kind == UNREADABLE:  # nor this: the process had no room for a thread or its stack
+            return reason
         reason = "" if kind == TEXT else reason
         with self._lock:
             self._known[key] = reason

@@ -76,7 +76,7 @@ def grammar_answers(beginning: bytes, room: int) -> Callable[[bytes], tuple[byte
             matcher = run_in_deep_stack(lambda: LLMatcher(known, source), len(source))
             reason = matcher_refusal(matcher) or _walk(matcher.deep_copy(), tokens.first, random.Random(source))
         except Exception as error:  # noqa: BLE001 - whatever native code raises is the reason
-            return UNREADABLE, f"{type(error).__name__}: {error}"
+            return UNREADABLE, f"{type(error).__name__}: {error!s:.300}"
         return (REFUSED, reason) if reason else (TEXT, "")
 
     return answer

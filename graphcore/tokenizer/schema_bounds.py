@@ -130,11 +130,15 @@ def _with_open_ends(schema: dict[str, Any]) -> dict[str, Any]:
         if isinstance(end, bool) or not isinstance(end, int | float) or end != end // 1 or end * sign < 0:
             continue
         ends = [schema[key] for key in others if isinstance(schema.get(key), int | float)]
-        if schema.get("type") != "integer" and any(0 < (other - end) * sign < 1 for other in ends):
-            beside = schema.get(closed, end)
+        beside = schema.get(closed, end)
+        # Compared, not subtracted: an integer may be beyond the range of floats.
+        lowest, highest = sorted((end, end + sign))
+        if not isinstance(beside, int | float) or schema.get("type") == "integer":
+            continue
+        if any(lowest < other < highest for other in ends):
             following = math.nextafter(end, sign * math.inf) if end else sign * SMALLEST
             schema = {key: value for key, value in schema.items() if key != open_end}
-            schema[closed] = following if (beside - following) * sign < 0 else beside
+            schema[closed] = following if beside * sign < following * sign else beside
     return schema
 
 
@@ -152,7 +156,7 @@ def _as_float(value: Number) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def _steps(value: Number, digits: int) -> float:

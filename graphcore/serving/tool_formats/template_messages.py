@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -61,9 +62,9 @@ def template_messages(
     """
     names: dict[str, str] = {}
     found: list[dict[str, Any]] = []
-    left = [dict(message) for message in messages]
+    left = deque(dict(message) for message in messages)
     while left:
-        message = left.pop(0)
+        message = left.popleft()
         calls = [_with_mapping(call) for call in message.pop("tool_calls", None) or ()]
         names |= {call["id"]: call["function"]["name"] for call in calls if "id" in call}
         if message.get("role") == "tool":
@@ -71,8 +72,9 @@ def template_messages(
         elif not calls:
             found.append(message)
         else:
-            results = _results(left)
-            del left[: len(results)]
+            results: list[dict[str, Any]] = []
+            while left and left[0].get("role") == "tool":
+                results.append(left.popleft())
             calls, answered = _with_own_ids(calls, _answered(calls, results, names))
             found += _turns(_spoken({**message, "tool_calls": calls}, format), answered, format)
     shaped = list(chain.from_iterable(_shaped(message, format, mark) for message in found))
@@ -140,11 +142,13 @@ def _answered(
     Calls without an id, or with the same one, have a result each in their order, and the last of them the others.
     """
     found: list[tuple[int, dict[str, Any]]] = []
+    free: dict[object, deque[int]] = {}  # linear, since a request may have a hundred thousand calls with one id
+    for at, call in enumerate(calls):
+        free.setdefault(call.get("id"), deque()).append(at)
     for result in results:
-        same = [at for at, call in enumerate(calls) if call.get("id") == result.get("tool_call_id")]
-        free = [at for at in same if all(at != number for number, _ in found)]
-        number = (free[:1] or same[-1:] or [len(calls)])[0]
-        name = calls[number]["function"]["name"] if same else names.get(str(result.get("tool_call_id")))
+        same = free.get(result.get("tool_call_id"))
+        number = len(calls) if same is None else same.popleft() if len(same) > 1 else same[0]
+        name = names.get(str(result.get("tool_call_id"))) if same is None else calls[number]["function"]["name"]
         found.append((number, result if name is None or result.get("name") else {**result, "name": name}))
     return found
 
@@ -170,17 +174,14 @@ def _turns(
         return [{**message, "tool_responses": responses}]
     if format.is_parallel or len(calls) == 1:
         return [message, *results]
+    by_call: dict[int, list[dict[str, Any]]] = {}
+    for number, result in answered:
+        by_call.setdefault(number, []).append(result)
     found: list[dict[str, Any]] = []
     for at, call in enumerate(calls):
         turn = message if not found else {"role": "assistant", "content": ""}
-        found += [{**turn, "tool_calls": [call]}, *(result for number, result in answered if number == at)]
-    return [*found, *(result for number, result in answered if number == len(calls))]
-
-
-def _results(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the tools' results with which the messages begin."""
-    others = (at for at, message in enumerate(messages) if message.get("role") != "tool")
-    return [dict(message) for message in messages[: next(others, len(messages))]]
+        found += [{**turn, "tool_calls": [call]}, *by_call.get(at, ())]
+    return [*found, *by_call.get(len(calls), ())]
 
 
 def _with_mapping(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@
 The markup is that of the families' tables, which the parsers read, too.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +30,7 @@ from graphcore.serving.tool_formats.tool_format import CallSyntax, ToolFormat
 _SPACE = r"[ \t\r\n]{0,8}"  # of JSON; \s would have spaces of other scripts, too
 _ANY_OBJECT = {"type": "object"}
 _ANSWER = "@answer"  # what a grammar allows as the answer's text
+TRIAL_SECONDS = 60.0  # in which the schemas of a request's tools are tried; each may take seconds of a processor
 _CALL_KEYS = "name|type|id|arguments|parameters"
 
 
@@ -65,7 +67,8 @@ def tool_grammar(
         an answer costs no masks where nobody asked for more than the model's own calls.
 
     Raises:
-        ConfigError: no tool has the name, or the schema of a strict tool is one that llguidance does not know.
+        ConfigError: no tool has the name, the schema of a strict tool is one that llguidance does not know, or the
+            schemas take too long to compile.
     """
     must_call = tool_choice == "required" or tool_name is not None
     is_strict = any(tool["function"].get("strict") for tool in tools)
@@ -73,11 +76,17 @@ def tool_grammar(
         return None
     if tool_name is not None and tool_name not in (tool["function"]["name"] for tool in tools):
         raise ConfigError(f"tool_choice: no tool is named '{tool_name:.70}'")
-    schemas = {
-        tool["function"]["name"]: _schema(tool["function"], index, must_call, schema_problem)
-        for index, tool in enumerate(tools)
-        if tool_name in (None, tool["function"]["name"])
-    }
+    schemas: dict[str, dict[str, Any] | None] = {}
+    until = time.monotonic() + TRIAL_SECONDS
+    for index, tool in enumerate(tools):
+        if tool_name not in (None, tool["function"]["name"]):
+            continue
+        if time.monotonic() > until:
+            raise ConfigError(
+                f"tools: the schemas of the first {index} take longer than {TRIAL_SECONDS:g} s to compile; send fewer "
+                "tools, or simpler schemas"
+            )
+        schemas[tool["function"]["name"]] = _schema(tool["function"], index, must_call, schema_problem)
     is_parallel, text = has_parallel_tools and format.is_parallel, _ANSWER if is_bound else TEXT
     return _AnswerRules(format, prompt_tail, "" if must_call else text, is_parallel, special_ids).whole(schemas)
 

@@ -94,13 +94,14 @@ def test_work_for_which_no_thread_is_left_ends(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(masks, "MOST_LOST", 1)
     threads, work = MaskThreads(), Stuck()
     stuck = submitted(threads, work, 2)
-    waiting = [threads.submit(work, is_first=True) for _ in range(2)]
+    waiting = [threads.submit(work, is_first=True) for _ in range(3)]
     threads.abandon(stuck[0])  # the third and last thread takes the first that waits
     assert work.begun.acquire(timeout=SECONDS)
     threads.abandon(stuck[1])
+    threads.abandon(waiting[1])  # its request has ended; nobody waits for it
     threads.abandon(waiting[0])
     with pytest.raises(BusyError, match="3 masks"):
-        waiting[1].result(SECONDS)
+        waiting[2].result(SECONDS)
     work.let_go()
     threads.close()
 

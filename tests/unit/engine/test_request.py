@@ -10,7 +10,7 @@ from graphcore.engine.output import Timings
 from graphcore.engine.request import Request, TokenTotals
 from graphcore.errors import ConfigError
 from graphcore.kvcache.chunks import Chunks
-from graphcore.tokenizer.text_stream import IncrementalDecoder, StopStrings
+from graphcore.tokenizer.text_stream import IncrementalDecoder, StopResult, StopStrings
 from graphcore.tokenizer.tokenizer import Tokenizer
 
 
@@ -180,3 +180,28 @@ def test_a_request_that_other_processes_run_too_is_cancelled_between_two_passes(
     assert request.token_ids == [7]
     request.end("interrupted")
     assert request.finish_reason == "interrupted"
+
+
+class BrokenStop(StopStrings):
+    """A stop condition of a caller that raises."""
+
+    def __init__(self, fails_at: str) -> None:
+        super().__init__([])
+        self._fails_at = fails_at
+
+    def push(self, text: str) -> StopResult:
+        if self._fails_at in text:
+            raise KeyError("no such thing")
+        return super().push(text)
+
+
+def test_a_stop_condition_that_raises_ends_its_request_alone(tokenizer: Tokenizer) -> None:
+    decoder = IncrementalDecoder(tokenizer)
+    taking, ending = (Request([1, 2, 3], 100, frozenset(), decoder, BrokenStop(at)) for at in ("b", ""))
+    for token_id in tokenizer.encode("abc"):
+        taking.take(token_id, None, context=100)
+    ending.end("interrupted")
+    for request in (taking, ending):
+        assert request.finish_reason == "error"
+        with pytest.raises(KeyError, match="no such thing"):
+            request.output.wait_to_end(1.0)

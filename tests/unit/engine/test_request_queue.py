@@ -351,6 +351,15 @@ def test_work_while_idle_waits_for_the_pass_in_which_the_last_request_ended() ->
     queue.close()
 
 
+def test_a_queue_that_a_failure_has_closed_says_closed_to_who_only_looks() -> None:
+    queue = RequestQueue(FakeBatching(), 100, lambda: None, ignore_progress, lambda: None)
+    queue.close(failure=OSError("the disk is gone"))
+    with pytest.raises(OSError, match="the disk is gone"):
+        queue.check_open()
+    with pytest.raises(ConfigError, match="closed"):  # /status and /metrics, while the model is loaded again
+        queue.check_not_closed()
+
+
 def assert_fails_and_goes_on(queue: RequestQueue, failing: Request) -> None:
     """Check that a request ends with the error of a lost row, and that a later one runs."""
     with pytest.raises(ValueError, match="a row is lost"):

@@ -1,6 +1,7 @@
 """Messages of chats: texts, lists of parts, calls of earlier turns; errors say what is wrong with which part."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -92,6 +93,14 @@ def test_arguments_of_earlier_calls_are_read_as_far_as_they_go() -> None:
         call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": given}}
         turn = read_chat({"messages": [*ASKED, {"role": "assistant", "tool_calls": [call]}]})[1].messages[1]
         assert turn["tool_calls"][0]["function"] == {"name": "look", "arguments": found}
+
+
+def test_arguments_with_long_runs_of_digits_are_read_in_linear_time() -> None:
+    began = time.process_time()
+    for text in ("1" * 200_000, "-" * 200_000, "e." * 100_000):
+        assert call_arguments(json.dumps({"text": text})) == {"text": text}
+        assert call_arguments('{"a": 1, "b": "' + text) == {"a": 1}
+    assert time.process_time() - began < 10  # ten minutes where each digit begins a search
 
 
 def test_nulls_of_a_tool_count_as_left_out_where_they_are_no_values() -> None:

@@ -14,13 +14,14 @@ from letters import letter_tokens
 from graphcore.errors import ConfigError
 from graphcore.tokenizer import grammar
 from graphcore.tokenizer.bounded_process import Bounds
-from graphcore.tokenizer.bounded_worker import TEXT
+from graphcore.tokenizer.bounded_worker import TEXT, UNREADABLE
 from graphcore.tokenizer.grammar import GrammarMask, GrammarTokens, GrammarTrials, llguidance_source
 from graphcore.tokenizer.schema_bounds import with_kept_bounds
 
 SECONDS = 60.0
 TESTS = Path(__file__).parents[2]
 LOW, HIGH = -(2**63), 2**63 - 1
+HUGE = 10**309  # beyond the range of floats
 LONG = 'start: "' + "ab" * 200_000 + '"'
 
 
@@ -104,6 +105,35 @@ def test_a_grammar_is_tried_once_and_a_slow_one_keeps_nobody_waiting(monkeypatch
         assert slow.result(SECONDS) == ""
 
 
+class FullProcess:
+    """A process that has no room for a thread the first time."""
+
+    is_usable = True
+    answers = ((UNREADABLE, "ThreadLimitError: thread graphcore-grammar cannot be started"), (TEXT, ""))
+
+    def __init__(self, *_: object) -> None:
+        self._left = list(self.answers)
+
+    def ask(self, _source: bytes) -> tuple[bytes, str]:
+        return self._left.pop(0)
+
+
+def test_a_grammar_that_had_no_room_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "BoundedProcess", FullProcess)
+    trials = GrammarTrials(b"")
+    assert trials.problem("a").startswith("ThreadLimitError")
+    assert trials.problem("a") == ""
+
+
+def test_a_process_that_has_ended_while_it_waited_is_replaced(tokens: GrammarTokens) -> None:
+    trials = GrammarTrials(tokens.description)
+    trials.start()
+    (process,) = trials._idle
+    process._process.kill()  # as the kernel does for lack of memory
+    process._process.wait(SECONDS)
+    assert trials.problem('start: "a"') == ""
+
+
 def allows(tokens: GrammarTokens, schema: object, text: str) -> bool:
     """Return whether a text is a whole answer under a schema."""
     ids = {tokens.known.decode_bytes([token_id]): token_id for token_id in range(256)}
@@ -165,6 +195,11 @@ def test_ends_of_types_are_dropped_and_other_bounds_beside_them_kept(tokens: Gra
             r"properties\.a\.items\[0\]\.exclusiveMinimum=",
         ),
         ({"type": "integer", "minimum": 2**53, "exclusiveMinimum": True}, "minimum=9007199254740992 cannot be kept"),
+        pytest.param({"minimum": -HUGE}, "minimum=-10{38} cannot be kept", id="huge minimum"),
+        pytest.param({"maximum": HUGE}, "maximum=10{39} cannot be kept", id="huge maximum"),
+        pytest.param({"multipleOf": HUGE}, "multipleOf=10{39} cannot be kept", id="huge multipleOf"),
+        pytest.param({"exclusiveMinimum": HUGE, "maximum": 0.5}, "exclusiveMinimum=10{39} ", id="huge open end"),
+        pytest.param({"exclusiveMinimum": 0, "minimum": HUGE, "maximum": 0.5}, "minimum=10{39} ", id="huge beside one"),
         ({"maximum": 2**53 + 1}, "maximum=9007199254740993 cannot be kept; 9007199254740992 is the nearest"),
         ({"minimum": 1e-70}, "minimum=1e-70 cannot be kept"),
         ({"$defs": {"a": {"const": 2**53 + 1}}, "$ref": "#/$defs/a"}, r"\$defs\.a\.const=9007199254740993 cannot"),

@@ -1,6 +1,7 @@
 """Turns that a template refuses or leaves out are put into others, and the rest is rendered as transformers does it."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jinja2
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from graphcore.errors import TemplateError
 from graphcore.serving.tool_formats.families import tool_format_of
 from graphcore.serving.tool_formats.template_messages import template_messages
+from graphcore.tokenizer import chat_template
 from graphcore.tokenizer.bounded_process import Bounds
 from graphcore.tokenizer.chat_template import ChatTemplate
 from graphcore.tokenizer.message_turns import TRIALS, fitted_turns, joined_turns
@@ -187,6 +189,19 @@ def test_a_template_is_tried_once_and_an_ordinary_chat_needs_no_trial(monkeypatc
     for _ in range(2):
         tokenizer.render_chat(conversation("SUS"))
     assert len(asked) <= 2 + 2 + len(TRIALS) + 2
+
+
+def test_a_slow_start_of_the_process_is_no_slow_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, text_of = [0.0], ChatTemplate._text_of
+
+    def after_start(self: ChatTemplate, inputs: Any) -> str:
+        now[0] = 60.0  # as on a busy machine
+        return text_of(self, inputs)
+
+    monkeypatch.setattr(ChatTemplate, "_text_of", after_start)
+    monkeypatch.setattr(chat_template, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    without_systems = "{% for message in messages if message.role != 'system' %}{{ message.content }}{% endfor %}"
+    assert "system" in ChatTemplate(without_systems, "m").refused({})
 
 
 def test_trials_end_where_a_template_takes_long_or_is_broken() -> None:

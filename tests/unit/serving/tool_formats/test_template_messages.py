@@ -1,6 +1,7 @@
 """Messages as the families' templates read them: rendered by these, and unchanged where nothing is to change."""
 
 import json
+import time
 from copy import deepcopy
 
 import pytest
@@ -77,6 +78,20 @@ def test_calls_without_ids_of_their_own_have_a_result_each() -> None:
             assert (text.count("found"), text.count("noon")) == (1, 1), (name, given)
             named = [(each["name"], each["content"]) for each in messages if each["role"] in RESULT_ROLES]
             assert named == [("search_2", "found"), ("f", "noon")], (name, given)
+
+
+def test_thousands_of_calls_with_one_id_take_no_longer_than_thousands_of_others() -> None:
+    count = 20_000
+    calls = [call(f"f{at}", {}, "same") for at in range(count)]
+    results = [{"role": "tool", "tool_call_id": "same", "content": str(at)} for at in range(count + 1)]
+    turn_with_calls = {"role": "assistant", "content": "", "tool_calls": calls}
+    began = time.process_time()
+    for name in ("qwen3", "llama3"):
+        answered = [one for one in template_messages(format_named(name), [turn_with_calls, *results]) if "name" in one]
+        # The last call has the results that are left.
+        assert [one["name"] for one in answered] == [*(f"f{at}" for at in range(count)), f"f{count - 1}"]
+        assert sorted(int(one["content"]) for one in answered) == list(range(count + 1))
+    assert time.process_time() - began < 30  # an hour where each result looks at all calls and results
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -32,8 +33,11 @@ from tool_texts import (
 from tool_texts import SOURCES as ALL
 
 from graphcore.errors import ConfigError
+from graphcore.serving import answering
+from graphcore.serving.chat_call import ChatCall
+from graphcore.serving.tool_formats import tool_grammar as tool_grammar_module
 from graphcore.serving.tool_formats.families import PLAIN, tool_format_of
-from graphcore.serving.tool_formats.tool_grammar import answer_frame
+from graphcore.serving.tool_formats.tool_grammar import TRIAL_SECONDS, answer_frame
 from graphcore.serving.tool_formats.tool_grammar import tool_grammar as grammar_of_tools
 from graphcore.tokenizer.grammar import GrammarMask, llguidance_source
 
@@ -299,6 +303,33 @@ def test_thoughts_that_the_prompt_opened_come_first() -> None:
             assert refused_at(tool_grammar(format_named(name), STRICT, choice, None, True, prompt), rest) is None
             closed = tool_grammar(format_named(name), STRICT, choice, None, True, header(name) + closed_thoughts(name))
             assert choice == "auto" or refused_at(closed, rest) == ""
+
+
+def test_tools_whose_schemas_take_too_long_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def slow_problem(_schema: Mapping[str, Any]) -> str:
+        now[0] += TRIAL_SECONDS / 2
+        return ""
+
+    monkeypatch.setattr(tool_grammar_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    tools = [{"type": "function", "function": {"name": f"f{at}", "parameters": PARAMETERS}} for at in range(1024)]
+    arguments = format_named("qwen3"), tools, "required", None, True
+    with pytest.raises(ConfigError, match="tools: the schemas of the first 3 take longer than 60 s"):
+        grammar_of_tools(*arguments, schema_problem=slow_problem)
+    assert now[0] < 2 * TRIAL_SECONDS
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_an_answer_that_must_call_calls_beside_a_format_even_if_it_continues_a_text(
+    choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "compiled_grammar", lambda _engine, grammar, frame="": grammar)
+    served = SimpleNamespace(tool_format=format_named("qwen3"), special_ids=special_ids())
+    engine = SimpleNamespace(schema_problem=schema_problem)
+    call = ChatCall([], TOOLS, tool_choice=choice, grammar={"json_schema": PARAMETERS}, continues_last=True)
+    found = cast("Any", answering.call_mask(cast("Any", served), cast("Any", engine), call, "It is "))
+    assert list(found) == ["lark" if choice == "required" else "json_schema"]
 
 
 def framed_at(name: str, prompt: str, text: str, frame: str | None = None) -> str | None:
