@@ -884,6 +884,7 @@ class TinyModel:
         """transformers' float32 logits of `ids`: [2, 50, V]."""
         return self.logits_of(self.ids)
 
+    @torch.inference_mode(mode=False)  # in which Phi 3 would keep frequencies that nobody else may change
     @torch.no_grad()
     def logits_of(self, ids: Tensor) -> Tensor:
         """Return transformers' float32 logits, [B, T, V]."""

@@ -208,7 +208,7 @@ class Float32Linear(Linear):
         """As in `Linear`, for x in float32."""
         if self.packing is not None:
             return self.packing.is_batch_invariant(torch.float32, self.rounding)
-        return self.backend.token_rows(torch.empty(1, device="cpu")) is not None
+        return self.backend.token_rows(torch.empty(1, dtype=torch.float32, device="cpu")) is not None
 
     def _product(self, x: Tensor | Int8Rows) -> Tensor:
         """Return x @ weight.T (+ bias): [..., O] float32."""

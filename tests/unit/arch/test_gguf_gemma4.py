@@ -74,7 +74,7 @@ def test_the_last_layers_may_share_keys_and_have_a_wider_mlp() -> None:
     ("key", "value", "error", "message"),
     [
         ("attention.head_count_kv", 29 * [8] + [2], UnsupportedError, "layer 29 has 2 kv heads"),
-        ("attention.head_count_kv", [8, 2], CheckpointError, "must be a list of 30 values"),
+        ("attention.head_count_kv", [8, 2], CheckpointError, "must be a list of block_count \\(30\\) values"),
         ("attention.sliding_window_pattern", [True], CheckpointError, "a list of 30 booleans"),
         ("attention.sliding_window_pattern", 30 * [True], UnsupportedError, "lets the last layer slide"),
         ("attention.shared_kv_layers", 31, CheckpointError, "must be an integer from 0 to 30"),

@@ -1,11 +1,11 @@
 """A device that fails at any of its calls: one error that says so, no wrong bytes, no thread that waits for ever."""
 
 import random
-import threading
 
 import pytest
 import torch
 from failing_queues import SAYS, FailingQueues
+from streamed_engine import fill_threads
 from test_copies import ROOM, Device, bytes_of, expanded_from, transfer_of
 
 from graphcore.errors import StreamingError
@@ -77,6 +77,7 @@ def calls_of_three_passes() -> int:
 
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_a_call_that_fails_is_one_error_and_what_comes_after_it_is_right_or_the_same_error(is_dead: bool) -> None:
+    before = fill_threads()
     for number in range(1, calls_of_three_passes() + 1):
         queues = FailingQueues(random.Random(number), is_dead=is_dead)
         device, stream, driver = open_device(queues)
@@ -95,7 +96,7 @@ def test_a_call_that_fails_is_one_error_and_what_comes_after_it_is_right_or_the_
         assert not device.wrong, device.wrong[0]
         stream.close()
         assert driver.locked == []
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("graphcore-fill")]
+    assert fill_threads() == before
 
 
 def test_a_copy_that_fails_names_its_group_and_what_to_do() -> None:
