@@ -15,7 +15,7 @@
     thousands of requests of random lengths, some cancelled or failed; each output is compared with that of the request
     run alone, and the process's memory is printed meanwhile. With --shared N, prompts begin with up to N tokens of one
     of four texts. At the end every page, snapshot and file must have been released.
-`python -m benchmarks.many_requests storm MODEL --mixed --count N --seed S [key=value ...]`
+`python -m benchmarks.many_requests storm MODEL [key=value ...] --mixed --count N --seed S`
     the same with requests of all kinds (`STORM_KINDS`), in a KV cache for about a quarter of what runs at once: whole
     answers are compared, with their log probabilities. A part of the swap files cannot be written or read. Every
     difference is printed, and there must be none; `--dtype` chooses the compute dtype.
