@@ -26,6 +26,7 @@ import asyncio
 import json
 import random
 import statistics
+import string
 import tempfile
 import threading
 import time
@@ -390,7 +391,6 @@ class Asked:
 
 
 NO_TIMINGS = Timings(0.0, 0.0, 0.0, 0, 0, 0)
-Place = tuple[Asked, int]  # a request, and the number of its answer
 
 
 @dataclass
@@ -420,7 +420,7 @@ class MixedStorm:
         """Run so many requests from many threads, then each alone, and note what differs."""
         files = nameless_files()
         with swaps_noted(fails=True) as swapped:
-            run_from_threads(partial(self.one, count), count)
+            run_from_threads(self.one, count, threads=12)  # few wait, so that pages are still there for the next turn
             while self.engine.status():  # those that nobody reads
                 time.sleep(0.01)
         self.counts["swapped out"] = len(swapped)
@@ -429,9 +429,10 @@ class MixedStorm:
             check()
         check_all_given_back(self.engine, files)
 
-    def one(self, count: int, number: int) -> None:
-        """Run a request; about each third comes again."""
-        which = random.Random(f"which {self.seed} {number}").randrange(1 + count * 2 // 3)
+    def one(self, number: int) -> None:
+        """Run a request; each third is one of the twelve before it again, if these are still there."""
+        which, again = number - number // 3, random.Random(f"again {self.seed} {number}").randrange(12)
+        which = which if number % 3 else max(0, which - again)
         name = list(STORM_KINDS)[which % len(STORM_KINDS)]
         settings, run = STORM_KINDS[name]
         draw = random.Random(f"{self.seed} {which}")
@@ -448,9 +449,9 @@ class MixedStorm:
         own = [draw.randrange(self.vocab) for _ in range(draw.randint(1, 40))]
         if draw.random() < 0.3:
             own = (own[: draw.randint(2, 5)] * 20)[: len(own)]
-        if not own or draw.random() < 0.1:
+        elif draw.random() < 0.1:
             cut, own = max(cut, 1), []  # a prompt that others begin with
-        more = {"max_new_tokens": draw.randint(1, 20), "ignore_eos": draw.random() < 0.7, "logprobs": True}
+        more = {"max_new_tokens": draw.randint(1, 30), "ignore_eos": draw.random() < 0.7, "logprobs": True}
         return Asked((*text[:cut], *own), tuple(sorted({**more, **settings}.items())))
 
     def whole(self, asked: Asked, name: str) -> None:
@@ -487,9 +488,9 @@ class MixedStorm:
 
     def chat(self, asked: Asked, name: str) -> None:
         """Run turns that go on from each other's answers, and then a plain request behind them."""
-        history, draw, settings = asked.prompt[:60], random.Random(name), dict(asked.settings)
+        history, draw, settings = asked.prompt[:40], random.Random(name), dict(asked.settings)
         for turn in range(draw.randint(1, 3)):
-            one = Asked(history, tuple({**settings, "max_new_tokens": draw.randint(1, 12)}.items()))
+            one = Asked(history, tuple({**settings, "max_new_tokens": draw.randint(8, 24)}.items()))
             try:
                 answer = one.submit(self.engine, reuse_cache=True).result(SECONDS)
             except OSError:  # its file cannot be read, and its tokens cannot run again with the same bits
@@ -499,7 +500,7 @@ class MixedStorm:
             more = tuple(draw.randrange(self.vocab) for _ in range(draw.choice((0, 1, 2, 9))))
             plain = Asked((*history, *answer.token_ids, *more), asked.settings)
             self.whole(plain, f"{name}, behind turn {turn}")
-            history = (*plain.prompt, *((3,) if not more else ()))[:100]
+            history = (*plain.prompt, *((3,) if not more else ()))[:90]
 
     def saved(self, asked: Asked, name: str) -> None:
         """Save a prompt, load it or another one, and run a request behind it."""
@@ -609,17 +610,18 @@ def drawn_tokens(draw: random.Random, vocab: int, count: int) -> tuple[int, ...]
     return tuple(draw.sample(range(vocab), count))
 
 
+def drawn_failure(draw: random.Random, vocab: int) -> Mapping[str, Any]:
+    """Return arguments of one answer or three with a mask that fails in one of the first steps."""
+    mask = ThirdOfTokens(0, vocab, draw.randint(0, 3))
+    return {"mask": mask, "max_new_tokens": 9, "ignore_eos": True, "n": draw.choice((1, 3))}
+
+
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.6}
 STORM_KINDS: Mapping[str, StormKind] = {
     "greedy": (lambda draw, vocab: {}, MixedStorm.whole),
     "likeliest": (lambda draw, vocab: {"logprobs": False}, MixedStorm.whole),
     "sampled": (drawn_cuts, MixedStorm.whole),
-    "penalised": (
-        lambda draw, vocab: {
-            **any_cuts(draw, vocab),
-            **{"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": draw.choice((0.6, -0.3))},
-        },
-        MixedStorm.whole,
-    ),
+    "penalised": (lambda draw, vocab: {**PENALTIES, **any_cuts(draw, vocab)}, MixedStorm.whole),
     "biased": (
         lambda draw, vocab: {"logit_bias": tuple((token, 4.0) for token in drawn_tokens(draw, vocab, 5))},
         MixedStorm.whole,
@@ -627,14 +629,11 @@ STORM_KINDS: Mapping[str, StormKind] = {
     "top logprobs": (lambda draw, vocab: {"top_logprobs": draw.randint(1, 20)}, MixedStorm.whole),
     "prompt logprobs": (lambda draw, vocab: {"prompt_logprobs": draw.randint(0, 20)}, MixedStorm.whole),
     "stop tokens": (
-        lambda draw, vocab: {
-            "stop_token_ids": drawn_tokens(draw, vocab, vocab // 6),
-            "min_tokens": draw.choice((0, 4)),
-        },
+        lambda draw, vocab: {"stop_token_ids": drawn_tokens(draw, vocab, 16), "min_tokens": draw.choice((0, 4))},
         MixedStorm.whole,
     ),
     "stop texts": (
-        lambda draw, vocab: {"stop": tuple(chr(draw.randint(40, 122)) for _ in range(12)), **drawn_cuts(draw, vocab)},
+        lambda draw, vocab: {"stop": tuple(draw.sample(string.ascii_letters, 12)), **drawn_cuts(draw, vocab)},
         MixedStorm.whole,
     ),
     "mask": (
@@ -642,38 +641,28 @@ STORM_KINDS: Mapping[str, StormKind] = {
         MixedStorm.whole,
     ),
     "grammar": (lambda draw, vocab: {"mask": draw.choice(GRAMMARS), **any_cuts(draw, vocab)}, MixedStorm.whole),
-    "several answers": (
-        lambda draw, vocab: {"n": draw.randint(2, 4), **drawn_cuts(draw, vocab)},
-        MixedStorm.whole,
-    ),
+    "several answers": (lambda draw, vocab: {"n": draw.randint(2, 4), **drawn_cuts(draw, vocab)}, MixedStorm.whole),
     "to the end of the context": (lambda draw, vocab: {"max_new_tokens": -1}, MixedStorm.whole),
     "cancelled": (any_settings, MixedStorm.begun),
     "deadline": (any_settings, MixedStorm.late),
     "dropped": (any_settings, MixedStorm.dropped),
-    "failed": (
-        lambda draw, vocab: {
-            **{"mask": ThirdOfTokens(0, vocab, draw.randint(0, 3)), "max_new_tokens": 9, "ignore_eos": True},
-            "n": draw.choice((1, 3)),
-        },
-        MixedStorm.failing,
-    ),
+    "failed": (drawn_failure, MixedStorm.failing),
     "chat": (any_cuts, MixedStorm.chat),
     "saved cache": (any_cuts, MixedStorm.saved),
     "embedding": (lambda draw, vocab: {}, MixedStorm.embedding),
     "logits": (lambda draw, vocab: {}, MixedStorm.logits),
 }
-
-
 MIXED_SIZES = ("batching.max_sequences=10", "context_length=128", "prefill_chunk=16", "batching.cache_tokens=144")
 
 
 def mixed_storm(model: str | Path, count: int, seed: int, dtype: str, overrides: Sequence[str] = ()) -> MixedStorm:
     """Run a mixed storm with an engine of its own, and check that it leaves no thread behind."""
     before = set(threading.enumerate())
-    given = [*(one for one in MIXED_SIZES if not any(f"{one.partition('=')[0]}=" in each for each in overrides))]
+    sizes = dict(one.split("=", 1) for one in (*MIXED_SIZES, *overrides))  # those that are given come last
+    given = [f"{key}={value}" for key, value in sizes.items()]
     with (
         tempfile.TemporaryDirectory() as folder,
-        Engine.load(model, dtype=dtype, device="cpu", overrides=[*given, *overrides]) as engine,
+        Engine.load(model, dtype=dtype, device="cpu", overrides=given) as engine,
     ):
         found = MixedStorm(engine, seed, Path(folder))
         found.run(count)

@@ -295,7 +295,7 @@ def test_an_error_in_a_pass_leaves_nothing_that_later_prompts_could_find(serve: 
     served.check(done, again)
 
 
-def test_an_error_when_a_request_leaves_takes_its_pages_from_nobody(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_when_a_request_leaves_loses_no_page(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU may have no memory for the states of a chat; its row is not the next one that is given out."""
     served = serve("states", has_kinds=False)
     other = served.submit(prompt(1, 2), 9)
