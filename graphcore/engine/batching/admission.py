@@ -241,20 +241,21 @@ class CacheAdmission:
         self._kept.pop(request, None)
         if request.cache_row is None:
             return
-        try:
-            self._keep(request, request.cache_row, held)
-        finally:  # after an error, too: nobody else would free the pages before the row is given out again
-            self.pages.free(request.cache_row)
-
-    def _keep(self, request: Request, row: int, held: Sequence[int]) -> None:
-        """Put the tokens of a finished request into the prefix cache that later ones may continue from."""
         # From its start: pages of the tree that this row has copies of may have been evicted since.
         sure, after = request.prompt_ids[: self._num_sure(request)], None
         if sure:
-            after = self._prefixes.keep(row, sure, is_bit_exact=True, save_states=False)
+            after = self._prefixes.keep(request.cache_row, sure, is_bit_exact=True, save_states=False)
         if request.reuses_cache and held:
             new = held[after.end if after else 0 :]
-            self._prefixes.keep(row, new, is_bit_exact=False, save_states=True, after=after)
+            self._prefixes.keep(request.cache_row, new, is_bit_exact=False, save_states=True, after=after)
+        self.pages.free(request.cache_row)
+
+    def free_left_rows(self) -> None:
+        """Free the pages of rows that no request has: those of one that an error has kept from coming or leaving."""
+        taken = {request.cache_row for request in self.requests}
+        for row in range(self._rows):
+            if row not in taken:
+                self.pages.free(row)
 
     def clear_prefix_cache(self) -> None:
         """Free all pages and snapshots of the prefix cache."""

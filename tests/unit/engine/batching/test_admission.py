@@ -315,6 +315,26 @@ def test_an_error_when_a_request_leaves_loses_no_page(serve: Any, monkeypatch: p
     served.check(whole)
 
 
+def test_an_error_when_a_request_is_admitted_loses_no_page(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU may have no memory for the copy of a page that prompts share in part."""
+    served = serve(tokens=96)
+    done = served.submit(prompt(1, 17), 1)
+    served.finish()
+    (table,) = served.runner.pages.tables
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "copies", fail)
+        again = served.submit([*prompt(1, 14), 3, 3, 3], 2)
+        served.queue.step()
+    served.finish()
+    served.check(done, again)
+    served.admission.clear_prefix_cache()
+    assert table.num_free == table.num_pages
+
+
 def test_an_aborted_pass_leaves_no_states_that_a_chat_could_go_on_from(serve: Any) -> None:
     served = serve("states", tokens=96, has_kinds=False)
     chat = served.submit(prompt(1, 5), 9, reuses_cache=True)
