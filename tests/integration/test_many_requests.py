@@ -170,7 +170,7 @@ def test_sixty_requests_of_every_kind_in_a_cache_that_is_too_small_are_answered_
     add_tokenizer(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 0}))
-    found = mixed_storm(folder, 60, 2, dtype, settings)
+    found = mixed_storm(folder, 60, 4, dtype, settings)
     assert found.differences == []
     assert all(found.counts[name] for name in (*STORM_KINDS, "begun in the cache"))
     assert found.counts["compared"] > 50
