@@ -15,33 +15,49 @@
     thousands of requests of random lengths, some cancelled or failed; each output is compared with that of the request
     run alone, and the process's memory is printed meanwhile. With --shared N, prompts begin with up to N tokens of one
     of four texts. At the end every page, snapshot and file must have been released.
+`python -m benchmarks.many_requests storm MODEL [key=value ...] --mixed --count N --seed S`
+    the same with requests of all kinds (`STORM_KINDS`), in a KV cache for about a quarter of what runs at once: whole
+    answers are compared, with their log probabilities. A part of the swap files cannot be written or read. Every
+    difference is printed, and there must be none; `--dtype` chooses the compute dtype.
 """
 
 import argparse
 import asyncio
+import json
 import random
 import statistics
+import string
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from graphcore import Engine
 from graphcore.engine import program_runner
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.continuous import ContinuousBatching
-from graphcore.errors import GraphcoreError
+from graphcore.engine.masks import Mask
+from graphcore.engine.output import Generation, Timings
+from graphcore.engine.request_handle import RequestHandle
+from graphcore.errors import BusyError, GraphcoreError
 from graphcore.kvcache.page_allocator import SwappedSequence
 from graphcore.kvcache.swap_file import SwapFile
 from graphcore.streaming.scheduler import run_together
 from graphcore.tasks.measuring.process_memory import resident_nbytes
 
 PROMPT = 128
+SECONDS = 300.0  # a request of a storm that takes longer hangs
 
 
 class Clock:
@@ -243,6 +259,47 @@ def check_all_given_back(engine: Engine, files_before: int) -> None:
     print(f"given back: {[whole for _, whole in free]} pages ({held} were kept), {len(kept)} snapshots, all files")
 
 
+@contextmanager
+def swaps_noted(*, fails: bool) -> Iterator[list[int]]:
+    """Note the tokens of each sequence that is swapped out inside the block.
+
+    Args:
+        fails: True if each fifth file cannot be written, and each seventh that was cannot be read.
+    """
+    swapped, reads = list[int](), list[int]()
+    write, read = SwapFile.write.__func__, SwapFile.read  # type: ignore[attr-defined]
+
+    def noted_write(cls: type[SwapFile], kept: SwappedSequence, folder: Path) -> SwapFile:
+        swapped.append(kept.tokens)
+        if fails and len(swapped) % 5 == 0:
+            raise OSError(28, "no space left on device")
+        return write(cls, kept, folder)  # type: ignore[no-any-return]
+
+    def noted_read(file: SwapFile) -> SwappedSequence:
+        reads.append(file.tokens)
+        if fails and len(reads) % 7 == 0:
+            raise OSError(5, "input/output error")
+        return read(file)
+
+    setattr(SwapFile, "write", classmethod(noted_write))  # noqa: B010  # mypy knows no other type of the methods
+    setattr(SwapFile, "read", noted_read)  # noqa: B010
+    try:
+        yield swapped
+    finally:
+        setattr(SwapFile, "write", classmethod(write))  # noqa: B010
+        setattr(SwapFile, "read", read)  # noqa: B010
+
+
+def run_from_threads(one: Callable[[int], None], count: int, threads: int = 32) -> None:
+    """Call a function with each number from many threads, and print the process's memory after each tenth."""
+    step = max(100, -(-count // 10))
+    with ThreadPoolExecutor(threads) as pool:
+        for begin in range(0, count, step):
+            for done in [pool.submit(one, number) for number in range(begin, min(begin + step, count))]:
+                done.result()
+            print(f"{min(begin + step, count)} requests: {resident_nbytes('VmRSS') / 2**20:.1f} MiB", flush=True)
+
+
 def storm(engine: Engine, count: int, shared: int) -> None:
     """Run many requests and compare each output with the request's output when run alone, in empty caches."""
     vocab = engine.config.vocab_size
@@ -256,14 +313,7 @@ def storm(engine: Engine, count: int, shared: int) -> None:
         forget(engine)
         alone.append(engine.generate(ids, most, ignore_eos=True)[0].token_ids)
     forget(engine)
-    files_before, found, swapped = nameless_files(), list[int](), list[int]()
-    write = SwapFile.write.__func__  # type: ignore[attr-defined]
-
-    def noted(cls: type[SwapFile], kept: SwappedSequence, folder: Path) -> SwapFile:
-        swapped.append(kept.tokens)
-        return write(cls, kept, folder)  # type: ignore[no-any-return]
-
-    setattr(SwapFile, "write", classmethod(noted))  # noqa: B010  # mypy knows no other type of the method
+    files_before, found = nameless_files(), list[int]()
 
     def fail(_: Sequence[int]) -> None:
         raise ZeroDivisionError
@@ -281,15 +331,346 @@ def storm(engine: Engine, count: int, shared: int) -> None:
         assert answer == (alone[which][: len(answer)] if fate == 8 else alone[which]), f"request {number}"
         found.append(handle.cached)
 
-    step = max(1, count // 10)
-    with ThreadPoolExecutor(32) as pool:
-        for begin in range(0, count, step):
-            for done in [pool.submit(one, number) for number in range(begin, min(begin + step, count))]:
-                done.result()
-            print(f"{min(begin + step, count)} requests: {resident_nbytes('VmRSS') / 2**20:.1f} MiB", flush=True)
+    with swaps_noted(fails=False) as swapped:
+        run_from_threads(one, count)
     hits = sum(map(bool, found))
     print(f"{hits} prompts began in the cache, {sum(found)} tokens; {len(swapped)} times one was swapped out")
     check_all_given_back(engine, files_before)
+
+
+@dataclass(frozen=True)
+class ThirdOfTokens:
+    """A mask that allows a third of all tokens, which depends on a seed and on the tokens so far.
+
+    Attributes:
+        fails_after: number of tokens after which it raises an error; -1 for none.
+    """
+
+    seed: int
+    vocab: int
+    fails_after: int = -1
+
+    def __call__(self, token_ids: Sequence[int]) -> Tensor:
+        if len(token_ids) == self.fails_after:
+            raise ZeroDivisionError
+        return (torch.arange(self.vocab) * 7 + self.seed + sum(token_ids)) % 3 == 0
+
+
+@dataclass(frozen=True)
+class GrammarText:
+    """A grammar as `Engine.grammar` takes it: the name of an argument, and its value as JSON."""
+
+    form: str
+    value: str
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yes", "yell"]}}}
+GRAMMARS = (
+    GrammarText("json_schema", json.dumps({**SCHEMA, "required": ["a", "b"], "additionalProperties": False})),
+    GrammarText("json_schema", json.dumps({"type": "array", "items": {"type": "boolean"}, "maxItems": 3})),
+    GrammarText("regex", json.dumps("[a-c]{2,9}xyz[0-9]*")),
+    GrammarText("choice", json.dumps(["alpha", "alphabet", "beta"])),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of a storm: its prompt, and arguments of `Engine.submit` that can be hashed."""
+
+    prompt: tuple[int, ...]
+    settings: tuple[tuple[str, Any], ...]
+
+    def submit(self, engine: Engine, **more: Any) -> RequestHandle:
+        """Submit it, with other values of some arguments."""
+        settings = {**dict(self.settings), **more}
+        mask: GrammarText | Mask | None = settings.pop("mask", None)
+        if isinstance(mask, GrammarText):
+            mask = engine.grammar(**{mask.form: json.loads(mask.value)})
+        settings["logit_bias"] = dict(settings.get("logit_bias", ()))
+        return engine.submit(list(self.prompt), mask=mask, **settings)
+
+
+NO_TIMINGS = Timings(0.0, 0.0, 0.0, 0, 0, 0)
+
+
+@dataclass
+class MixedStorm:
+    """Requests of all kinds beside each other, and then what each is answered alone.
+
+    Attributes:
+        counts: requests by kind, and by what else happened to them.
+        differences: what differs, in words.
+    """
+
+    engine: Engine
+    seed: int
+    folder: Path
+    counts: Counter[str] = field(default_factory=Counter)
+    differences: list[str] = field(default_factory=list)
+    nearest: float = 0.0  # largest error of a log probability in a chat
+    _checks: list[Callable[[], None]] = field(default_factory=list)
+    _alone: dict[object, Any] = field(default_factory=dict)
+    _saved: list[tuple[Path, tuple[int, ...]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.vocab = self.engine.config.vocab_size
+        self.texts = prompts_of(4, 72, self.vocab, self.seed)
+
+    def run(self, count: int) -> None:
+        """Run so many requests from many threads, then each alone, and note what differs."""
+        files = nameless_files()
+        with swaps_noted(fails=True) as swapped:
+            run_from_threads(self.one, count, threads=12)  # few wait, so that pages are still there for the next turn
+            while self.engine.status():  # those that nobody reads
+                time.sleep(0.01)
+        self.counts["swapped out"] = len(swapped)
+        check_all_given_back(self.engine, files)
+        for check in self._checks:
+            check()
+        check_all_given_back(self.engine, files)
+
+    def one(self, number: int) -> None:
+        """Run a request; each third is one of the twelve before it again, if these are still there."""
+        which, again = number - number // 3, random.Random(f"again {self.seed} {number}").randrange(12)
+        which = which if number % 3 else max(0, which - again)
+        name = list(STORM_KINDS)[which % len(STORM_KINDS)]
+        settings, run = STORM_KINDS[name]
+        draw = random.Random(f"{self.seed} {which}")
+        self.counts[name] += 1
+        try:
+            run(self, self.drawn(draw, settings(draw, self.vocab)), f"request {number}, {name}")
+        except Exception as error:
+            error.add_note(f"request {number} of seed {self.seed}, {name}")
+            raise
+
+    def drawn(self, draw: random.Random, settings: Mapping[str, Any]) -> Asked:
+        """Return a request whose prompt begins like others, at most 112 tokens, or repeats itself."""
+        text, cut = draw.choice(self.texts), draw.choice((0, 1, 15, 16, 17, 32, 48, draw.randint(1, 72)))
+        own = [draw.randrange(self.vocab) for _ in range(draw.randint(1, 40))]
+        if draw.random() < 0.3:
+            own = (own[: draw.randint(2, 5)] * 20)[: len(own)]
+        elif draw.random() < 0.1:
+            cut, own = max(cut, 1), []  # a prompt that others begin with
+        more = {"max_new_tokens": draw.randint(1, 30), "ignore_eos": draw.random() < 0.7, "logprobs": True}
+        return Asked((*text[:cut], *own), tuple(sorted({**more, **settings}.items())))
+
+    def whole(self, asked: Asked, name: str) -> None:
+        """Run a request to its end."""
+        handle = asked.submit(self.engine)
+        self._note(asked, name, handle.results(SECONDS), is_whole=True)
+        self.counts["begun in the cache"] += handle.cached > 0
+
+    def begun(self, asked: Asked, name: str) -> None:
+        """Cancel a request at once, or after some tokens."""
+        handle, draw = asked.submit(self.engine), random.Random(name)
+        if draw.random() < 0.7:
+            handle.event(draw.randint(0, 6))
+        handle.cancel()
+        self._note(asked, name, handle.results(SECONDS), is_whole=False)
+
+    def late(self, asked: Asked, name: str) -> None:
+        """Give a request less time than it may need."""
+        answers = asked.submit(self.engine, deadline=random.Random(name).choice((0.005, 0.05, 0.5))).results(SECONDS)
+        self.counts["ended by a deadline"] += answers[0].finish_reason == "deadline"
+        self._note(asked, name, answers, is_whole=False)
+
+    def failing(self, asked: Asked, name: str) -> None:
+        """Run a request whose mask fails."""
+        try:
+            asked.submit(self.engine).results(SECONDS)
+        except ZeroDivisionError:
+            return
+        self.differences.append(f"{name}: no error")
+
+    def dropped(self, asked: Asked, _: str) -> None:
+        """Submit a request whose answer nobody reads."""
+        asked.submit(self.engine).event(0)
+
+    def chat(self, asked: Asked, name: str) -> None:
+        """Run turns that go on from each other's answers, and then a plain request behind them."""
+        history, draw, settings = asked.prompt[:40], random.Random(name), dict(asked.settings)
+        for turn in range(draw.randint(1, 3)):
+            one = Asked(history, tuple({**settings, "max_new_tokens": draw.randint(8, 24)}.items()))
+            try:
+                answer = one.submit(self.engine, reuse_cache=True).result(SECONDS)
+            except OSError:  # its file cannot be read, and its tokens cannot run again with the same bits
+                self.counts["chats whose file was lost"] += 1
+                return
+            self._checks.append(partial(self._check_turn, one, answer, f"{name}, turn {turn}"))
+            more = tuple(draw.randrange(self.vocab) for _ in range(draw.choice((0, 1, 2, 9))))
+            plain = Asked((*history, *answer.token_ids, *more), asked.settings)
+            self.whole(plain, f"{name}, behind turn {turn}")
+            history = (*plain.prompt, *((3,) if not more else ()))[:90]
+
+    def saved(self, asked: Asked, name: str) -> None:
+        """Save a prompt, load it or another one, and run a request behind it."""
+        draw, file = random.Random(name), self.folder / f"{name}.cache"
+        prompt = (*asked.prompt[:90], *self.texts[0][:16])
+        try:
+            self.engine.save_cache(list(prompt), file)
+            self._saved.append((file, prompt))
+        except BusyError:
+            self.counts["prompts not saved, pages were needed"] += 1
+        file, prompt = draw.choice(self._saved or [(file, ())])
+        if prompt:
+            try:
+                self.engine.load_cache(file)
+            except BusyError:
+                self.counts["prompts not loaded, pages were needed"] += 1
+        self.whole(Asked((*prompt, *asked.prompt)[:112], asked.settings), name)
+
+    def embedding(self, asked: Asked, name: str) -> None:
+        """Ask for an embedding."""
+        found = self.engine.submit_embeddings(list(asked.prompt))[0].embedding(timeout=SECONDS)
+        self._checks.append(partial(self._check_tensor, asked.prompt, self._embedding, found, name))
+
+    def logits(self, asked: Asked, name: str) -> None:
+        """Ask for the logits of a whole text, which lends the caches."""
+        found = self._logits(asked.prompt)
+        self._checks.append(partial(self._check_tensor, asked.prompt, self._logits, found, name))
+
+    def _embedding(self, prompt: Sequence[int]) -> Tensor:
+        return self.engine.embed(list(prompt))[0]
+
+    def _logits(self, prompt: Sequence[int]) -> Tensor:
+        found = self.engine.logits([list(prompt)])
+        assert isinstance(found, Tensor), "no more than logits were asked for"
+        return found[0]
+
+    def _note(self, asked: Asked, name: str, answers: Sequence[Generation], *, is_whole: bool) -> None:
+        for at, answer in enumerate(answers):
+            self._checks.append(partial(self._check, asked, at, answer, name, is_whole=is_whole))
+
+    def _once_alone(self, key: object, run: Callable[[], Any]) -> Any:
+        """Return what a request is answered when nothing runs beside it and nothing is cached."""
+        if key not in self._alone:
+            forget(self.engine)
+            self._alone[key] = run()
+        return self._alone[key]
+
+    def _check(self, asked: Asked, at: int, found: Generation, name: str, *, is_whole: bool) -> None:
+        """Compare an answer, or the beginning of one, with that of the request alone, without draft tokens."""
+        settings = dict(asked.settings)
+        more = {"n": 1, "seed": settings.get("seed", 0) + at, "speculation": "off", "deadline": None}
+        alone: Generation = self._once_alone((asked, at), lambda: asked.submit(self.engine, **more).result(SECONDS))
+        if not is_whole and found.finish_reason in ("interrupted", "deadline"):
+            length = len(found.token_ids)
+            equal = found.token_ids == alone.token_ids[:length]
+            equal &= found.logprobs is None or found.logprobs == (alone.logprobs or ())[:length]
+            equal &= found.top_logprobs is None or found.top_logprobs == (alone.top_logprobs or ())[:length]
+        else:
+            equal = replace(found, timings=NO_TIMINGS) == replace(alone, timings=NO_TIMINGS)
+        self._judge(name, found, alone, asked, is_equal=equal)
+
+    def _check_turn(self, asked: Asked, found: Generation, name: str) -> None:
+        """Compare a turn's log probabilities with those of its text in one pass: they differ by rounding."""
+        text = (*asked.prompt, *found.token_ids)
+        logits = self._once_alone(text, partial(self._logits, text))[len(asked.prompt) - 1 : -1].log_softmax(-1)
+        expected = logits[range(len(found.token_ids)), list(found.token_ids)]
+        error = float((torch.tensor(found.logprobs) - expected).abs().max())
+        self.nearest = max(self.nearest, error)
+        most = 0.01 if self.engine.choices.dtype == torch.float32 else 0.5
+        self._judge(name, found, error, asked, is_equal=error < most)
+
+    def _check_tensor(
+        self, prompt: Sequence[int], run: Callable[[Sequence[int]], Tensor], found: Tensor, name: str
+    ) -> None:
+        alone = self._once_alone((run.__name__, prompt), partial(run, prompt))
+        self._judge(name, found, alone, prompt, is_equal=torch.equal(found, alone))
+
+    def _judge(self, name: str, found: object, alone: object, asked: object, *, is_equal: bool) -> None:
+        self.counts["compared"] += 1
+        if not is_equal:
+            self.differences.append(f"{name}: {asked}\n  beside others: {found}\n  alone: {alone}")
+
+
+StormKind = tuple[Callable[[random.Random, int], Mapping[str, Any]], Callable[[MixedStorm, Asked, str], None]]
+"""Function that draws arguments of `Engine.submit`, given the vocabulary's size, and what happens to the request."""
+
+
+def any_settings(draw: random.Random, vocab: int) -> Mapping[str, Any]:
+    """Return the arguments of one of the kinds that run to their end."""
+    kinds = [settings for settings, run in STORM_KINDS.values() if run is MixedStorm.whole]
+    return draw.choice(kinds)(draw, vocab)
+
+
+def drawn_cuts(draw: random.Random, _: int) -> Mapping[str, Any]:
+    """Return arguments for sampling with a seed."""
+    cuts = {"top_k": draw.choice((0, 20)), "top_p": draw.choice((1.0, 0.9)), "min_p": draw.choice((0.0, 0.02))}
+    return {"temperature": draw.choice((0.7, 1.3)), "seed": draw.randrange(1 << 40), **cuts}
+
+
+def any_cuts(draw: random.Random, vocab: int) -> Mapping[str, Any]:
+    """Return arguments for sampling, or for the likeliest tokens."""
+    return draw.choice((drawn_cuts, lambda *_: {}))(draw, vocab)
+
+
+def drawn_tokens(draw: random.Random, vocab: int, count: int) -> tuple[int, ...]:
+    """Return distinct tokens."""
+    return tuple(draw.sample(range(vocab), count))
+
+
+def drawn_failure(draw: random.Random, vocab: int) -> Mapping[str, Any]:
+    """Return arguments of one answer or three with a mask that fails in one of the first steps."""
+    mask = ThirdOfTokens(0, vocab, draw.randint(0, 3))
+    return {"mask": mask, "max_new_tokens": 9, "ignore_eos": True, "n": draw.choice((1, 3))}
+
+
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.6}
+STORM_KINDS: Mapping[str, StormKind] = {
+    "greedy": (lambda draw, vocab: {}, MixedStorm.whole),
+    "likeliest": (lambda draw, vocab: {"logprobs": False}, MixedStorm.whole),
+    "sampled": (drawn_cuts, MixedStorm.whole),
+    "penalised": (lambda draw, vocab: {**PENALTIES, **any_cuts(draw, vocab)}, MixedStorm.whole),
+    "biased": (
+        lambda draw, vocab: {"logit_bias": tuple((token, 4.0) for token in drawn_tokens(draw, vocab, 5))},
+        MixedStorm.whole,
+    ),
+    "top logprobs": (lambda draw, vocab: {"top_logprobs": draw.randint(1, 20)}, MixedStorm.whole),
+    "prompt logprobs": (lambda draw, vocab: {"prompt_logprobs": draw.randint(0, 20)}, MixedStorm.whole),
+    "stop tokens": (
+        lambda draw, vocab: {"stop_token_ids": drawn_tokens(draw, vocab, 16), "min_tokens": draw.choice((0, 4))},
+        MixedStorm.whole,
+    ),
+    "stop texts": (
+        lambda draw, vocab: {"stop": tuple(draw.sample(string.ascii_letters, 12)), **drawn_cuts(draw, vocab)},
+        MixedStorm.whole,
+    ),
+    "mask": (
+        lambda draw, vocab: {"mask": ThirdOfTokens(draw.randrange(100), vocab), **any_cuts(draw, vocab)},
+        MixedStorm.whole,
+    ),
+    "grammar": (lambda draw, vocab: {"mask": draw.choice(GRAMMARS), **any_cuts(draw, vocab)}, MixedStorm.whole),
+    "several answers": (lambda draw, vocab: {"n": draw.randint(2, 4), **drawn_cuts(draw, vocab)}, MixedStorm.whole),
+    "to the end of the context": (lambda draw, vocab: {"max_new_tokens": -1}, MixedStorm.whole),
+    "cancelled": (any_settings, MixedStorm.begun),
+    "deadline": (any_settings, MixedStorm.late),
+    "dropped": (any_settings, MixedStorm.dropped),
+    "failed": (drawn_failure, MixedStorm.failing),
+    "chat": (any_cuts, MixedStorm.chat),
+    "saved cache": (any_cuts, MixedStorm.saved),
+    "embedding": (lambda draw, vocab: {}, MixedStorm.embedding),
+    "logits": (lambda draw, vocab: {}, MixedStorm.logits),
+}
+MIXED_SIZES = ("batching.max_sequences=10", "context_length=128", "prefill_chunk=16", "batching.cache_tokens=144")
+
+
+def mixed_storm(model: str | Path, count: int, seed: int, dtype: str, overrides: Sequence[str] = ()) -> MixedStorm:
+    """Run a mixed storm with an engine of its own, and check that it leaves no thread behind."""
+    before = set(threading.enumerate())
+    sizes = dict(one.split("=", 1) for one in (*MIXED_SIZES, *overrides))  # those that are given come last
+    given = [f"{key}={value}" for key, value in sizes.items()]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Engine.load(model, dtype=dtype, device="cpu", overrides=given) as engine,
+    ):
+        found = MixedStorm(engine, seed, Path(folder))
+        found.run(count)
+    ends = time.monotonic() + SECONDS
+    while left := [thread for thread in threading.enumerate() if thread not in before]:
+        assert time.monotonic() < ends, f"threads are left: {left}"
+        time.sleep(0.01)
+    return found
 
 
 def main() -> None:
@@ -309,12 +690,21 @@ def main() -> None:
     parser.add_argument(
         "--sampled", action="store_true", help="sample with temperature, top-k and top-p instead of greedy"
     )
+    parser.add_argument("--mixed", action="store_true", help="storm: requests of all kinds")
+    parser.add_argument("--seed", type=int, default=0, help="storm --mixed: seed of the requests")
+    parser.add_argument("--dtype", default="bf16", help="compute dtype")
     given = parser.parse_args()
+    if given.what == "storm" and given.mixed:
+        found = mixed_storm(given.model, given.count, given.seed, given.dtype, given.overrides)
+        print(", ".join(f"{name} {count}" for name, count in sorted(found.counts.items())))
+        print(f"largest error of a log probability in a chat: {found.nearest:.2g}")
+        print(*found.differences, f"{len(found.differences)} differences", sep="\n")
+        raise SystemExit(bool(found.differences))
     context = given.tokens + 200 if given.what == "gap" else 512
     most = max(given.counts) + (given.what == "clients") if given.what in ("speed", "clients") else 16
     sizes = [f"batching.max_sequences={most}", f"context_length={context}", *given.overrides]
     try:
-        with Engine.load(given.model, dtype="bf16", device="cpu", overrides=sizes) as engine:
+        with Engine.load(given.model, dtype=given.dtype, device="cpu", overrides=sizes) as engine:
             if given.what == "speed":
                 cuts = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
                 speed(engine, given.counts, given.rounds, given.new, cuts if given.sampled else {})

@@ -97,8 +97,9 @@ class ForwardSequencePool:
     @contextmanager
     def _in_place(self, state: ForwardSequences, num_rows: int, end: int) -> Iterator[None]:
         pages, tables, held = self._pages, self._pages.tables, state.rows
-        others = [[table.exchange(row, {}) for table in tables] for row in range(num_rows)]
+        # First: without memory for the copies, the rows still have their pages.
         other_states = [[cache.copy_out(row) for cache in pages.states] for row in range(num_rows)]
+        others = [[table.exchange(row, {}) for table in tables] for row in range(num_rows)]
         try:
             for row, one in enumerate(held):
                 self._put(row, one)

@@ -152,9 +152,10 @@ class PageTable:
 
     def copy(self, row: int, number: int) -> None:
         """Replace a page that a row shares by a copy of its own (copy on write); there must be a free page."""
-        shared = self.rows[row].pop(number)
+        shared = self.rows[row][number]
+        copies = self.copies([shared])  # before all else: without memory for them, the row still holds what it shares
         self.assign(row, [number])
-        self.put([self.rows[row][number]], self.copies([shared]))
+        self.put([self.rows[row][number]], copies)
         self.decref(shared)
 
     def incref(self, page: int) -> None:

@@ -306,7 +306,12 @@ class PrefixCache:
             if node.has_exact_states or not is_bit_exact:
                 return
         node.has_exact_states = is_bit_exact
-        put_states(node.snapshot)
+        try:
+            put_states(node.snapshot)
+        except BaseException:  # nobody knows what the snapshot holds
+            self._drop_snapshot(node)
+            node.prune()
+            raise
 
     def _drop_snapshot(self, node: PrefixNode) -> None:
         if node.snapshot is not None:

@@ -136,20 +136,22 @@ class PrefixSnapshots:
         taken = self._pages.allocate(self._counts(shape))
         if taken is None:
             return False
-        page_maps: list[Mapping[int, int]] = []
-        for table, first, pages in zip(self._pages.tables, shape.firsts, taken, strict=True):
-            table.put(pages, [parts.pop(0) for _ in table.caches])
-            page_maps.append(dict(enumerate(pages, start=first)))
-        kept = None
-        for position in shape.positions or (shape.tokens,):
-            states = [parts.pop(0) for _ in self._pages.states]
-            new = copy.ids[kept.end if kept else 0 : position]
-            kept = self._prefixes.keep_pages(
-                page_maps, new, is_bit_exact=True, put_states=partial(self._pages.put_states, states), after=kept
-            )
-        for table, pages in zip(self._pages.tables, taken, strict=True):
-            for page in reversed(pages):  # the last ones are evicted first, as those that a row has freed
-                table.decref(page)
+        try:
+            page_maps: list[Mapping[int, int]] = []
+            for table, first, pages in zip(self._pages.tables, shape.firsts, taken, strict=True):
+                table.put(pages, [parts.pop(0) for _ in table.caches])
+                page_maps.append(dict(enumerate(pages, start=first)))
+            kept = None
+            for position in shape.positions or (shape.tokens,):
+                states = [parts.pop(0) for _ in self._pages.states]
+                new = copy.ids[kept.end if kept else 0 : position]
+                kept = self._prefixes.keep_pages(
+                    page_maps, new, is_bit_exact=True, put_states=partial(self._pages.put_states, states), after=kept
+                )
+        finally:
+            for table, pages in zip(self._pages.tables, taken, strict=True):
+                for page in reversed(pages):  # the last ones are evicted first, as those that a row has freed
+                    table.decref(page)
         return True
 
     def _counts(self, shape: SnapshotShape) -> list[int]:

@@ -1,6 +1,7 @@
 """Requests that run beside others get the answers that they get alone, to the bit, whoever joins, leaves or fails."""
 
 import asyncio
+import json
 import random
 import subprocess
 import sys
@@ -12,18 +13,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from staggered import submit_staggered
 from streamed_engine import collect_until
-from tiny_models import VOCAB, TinyModel
+from support.golden_models import write_checkpoint
+from tiny_models import VOCAB, TinyModel, add_tokenizer
 
 from graphcore import Engine
 from graphcore.engine.output import Generation
 from graphcore.engine.request_handle import RequestHandle
 from graphcore.errors import BusyError, ConfigError
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from many_requests import STORM_KINDS, mixed_storm
 
 pytestmark = pytest.mark.thorough
 
@@ -147,6 +154,28 @@ def run_storm(engine: Engine, requests: Sequence[Request], alone: dict[Request, 
     with ThreadPoolExecutor(16) as pool:
         for done in [pool.submit(one, number) for number in range(count)]:
             done.result(SECONDS)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("kind", "dtype", "settings"),
+    [
+        ("dense", "fp32", ("speculation=lookup", "batching.cache_tokens=320")),  # chats find their answers again
+        ("window", "bf16", ("batching.cache_tokens=320",)),
+        ("recurrent", "fp32", ()),
+    ],
+)
+def test_sixty_requests_of_every_kind_in_a_cache_that_is_too_small_are_answered_as_alone(
+    kind: str, dtype: str, settings: Sequence[str], tmp_path: Path
+) -> None:
+    folder = write_checkpoint(kind, tmp_path)
+    add_tokenizer(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 0}))
+    found = mixed_storm(folder, 60, 4, dtype, settings)
+    assert found.differences == []
+    assert all(found.counts[name] for name in (*STORM_KINDS, "begun in the cache"))
+    assert found.counts["compared"] > 50
 
 
 def test_n_answers_draw_with_seeds_that_follow_one_another(tiny_model: Tiny) -> None:

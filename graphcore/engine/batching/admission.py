@@ -250,6 +250,13 @@ class CacheAdmission:
             self._prefixes.keep(request.cache_row, new, is_bit_exact=False, save_states=True, after=after)
         self.pages.free(request.cache_row)
 
+    def free_left_rows(self) -> None:
+        """Free the pages of rows that no request has: those of one that an error has kept from coming or leaving."""
+        taken = {request.cache_row for request in self.requests}
+        for row in range(self._rows):
+            if row not in taken:
+                self.pages.free(row)
+
     def clear_prefix_cache(self) -> None:
         """Free all pages and snapshots of the prefix cache."""
         self._prefixes.clear()

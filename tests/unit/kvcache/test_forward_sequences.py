@@ -136,6 +136,22 @@ def test_a_call_that_fails_leaves_states_and_rows_as_they_were(name: str, tokens
     served.extend(state, known, [[7, 7], [1, 2]])
 
 
+def test_a_call_without_memory_for_the_states_of_rows_takes_no_page_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Sequences("states", 160)
+    assert served.runner.pages.reserve(0, 0, CHUNK)
+    before = [dict(table.rows[0]) for table in served.runner.pages.tables]
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(served.runner.pages.states[0]), "copy_out", fail)
+        with pytest.raises(MemoryError):
+            served.extend(ForwardSequences(served.pool), [[]], [[1, 2]])
+    assert [table.rows[0] for table in served.runner.pages.tables] == before
+    served.check_counts([])
+
+
 def test_the_state_that_was_used_last_is_swapped_out_last_and_no_more_than_needed() -> None:
     served = Sequences("full", 64)
     states = [ForwardSequences(served.pool) for _ in range(3)]

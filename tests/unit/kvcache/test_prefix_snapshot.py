@@ -58,6 +58,31 @@ def test_a_copy_that_finds_no_room_leaves_nothing() -> None:
     assert not full.tree.path(words(24))
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_an_error_while_a_copy_is_put_back_loses_no_page_and_keeps_no_state(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, loaded = Caches(name), Caches(name)
+    saved.keep(words(2 * CHUNK), 100.0)
+    copy = copies_of(saved).copy_out(words(2 * CHUNK))
+    assert copy is not None
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    for owner, method in (*((table, "put") for table in loaded.pages.tables), (loaded.pages, "put_states")):
+        if method == "put_states" and not loaded.pages.has_states:
+            continue
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, fail)
+            with pytest.raises(MemoryError):
+                copies_of(loaded).copy_in(copy)
+        loaded.check_counts()
+        assert loaded.tree.find([*words(2 * CHUNK), 9], reuse_cache=True).length == 0
+        assert loaded.is_all_free()
+    assert copies_of(loaded).copy_in(copy)
+
+
 def test_a_copy_has_nothing_of_the_prompt_that_had_its_last_page_before() -> None:
     saved = Caches()
     for table in saved.pages.tables:

@@ -295,6 +295,46 @@ def test_an_error_in_a_pass_leaves_nothing_that_later_prompts_could_find(serve: 
     served.check(done, again)
 
 
+def test_an_error_when_a_request_leaves_loses_no_page(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU may have no memory for the states of a chat; its row is not the next one that is given out."""
+    served = serve("states", has_kinds=False)
+    other = served.submit(prompt(1, 2), 9)
+    chat = served.submit(prompt(2, 17), 2, reuses_cache=True)
+
+    def fail(*_: object) -> None:
+        if chat.has_ended:
+            raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(served.runner.pages, "copy_states", fail)
+        served.finish()
+    assert (chat.finish_reason, other.finish_reason) == ("length", "error")
+    assert not any(held for table in served.runner.pages.tables for held in table.rows)
+    whole = served.submit(prompt(3, 28), 4)  # needs all pages
+    served.finish()
+    served.check(whole)
+
+
+def test_an_error_when_a_request_is_admitted_loses_no_page(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU may have no memory for the copy of a page that prompts share in part."""
+    served = serve(tokens=96)
+    done = served.submit(prompt(1, 17), 1)
+    served.finish()
+    (table,) = served.runner.pages.tables
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "copies", fail)
+        again = served.submit([*prompt(1, 14), 3, 3, 3], 2)
+        served.queue.step()
+    served.finish()
+    served.check(done, again)
+    served.admission.clear_prefix_cache()
+    assert table.num_free == table.num_pages
+
+
 def test_an_aborted_pass_leaves_no_states_that_a_chat_could_go_on_from(serve: Any) -> None:
     served = serve("states", tokens=96, has_kinds=False)
     chat = served.submit(prompt(1, 5), 9, reuses_cache=True)
