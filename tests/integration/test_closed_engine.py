@@ -9,6 +9,8 @@ import torch
 
 from graphcore import Engine
 
+pytestmark = pytest.mark.thorough
+
 SHAPE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "vocab_size": 16000}
 LEFT = 4 << 20  # bytes: the blocks that random weights are made of
 

@@ -9,6 +9,8 @@ from tiny_graph import FULL, SLIDING, builder_of, feed, model_of, random_ids, sc
 from graphcore.graph.builder import GraphBuilder
 from graphcore.nn.spec import MLPSpec, MoESpec
 
+pytestmark = pytest.mark.thorough
+
 # float32: fused kernels sum in another order; logits of order one
 ROUNDING = 2e-5
 

@@ -26,6 +26,8 @@ from graphcore.graph.compile import (
     measure_compile,
 )
 
+pytestmark = pytest.mark.thorough
+
 LIMIT = torch._dynamo.config.recompile_limit
 
 

@@ -25,6 +25,8 @@ from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
 from graphcore.nn.spec import BlockSpec
 
+pytestmark = pytest.mark.thorough
+
 CLOSE = 2e-5  # float32, numbers of order one; the order of a sum may differ
 PARALLEL = "shared_expert"
 NAMES = [name for name in ARCHITECTURES if name != "bitnet"] + [PARALLEL, "gated_attention", "one_expert"]

@@ -17,6 +17,8 @@ from graphcore.tasks.measuring.random_batch import RandomBatch
 from graphcore.tasks.reference import reference_memory
 from graphcore.weights import groups
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> FallbackModel:

@@ -16,6 +16,8 @@ from graphcore.errors import TokenizerError
 from graphcore.serving.tool_formats.template_messages import template_messages
 from graphcore.tokenizer.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.thorough
+
 TOOLS = [WEATHER, CLOCK]
 VARIABLES = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 

@@ -18,6 +18,8 @@ from graphcore.tokenizer.bounded_worker import TEXT, UNREADABLE
 from graphcore.tokenizer.grammar import GrammarMask, GrammarTokens, GrammarTrials, llguidance_source
 from graphcore.tokenizer.schema_bounds import with_kept_bounds
 
+pytestmark = pytest.mark.thorough
+
 SECONDS = 60.0
 TESTS = Path(__file__).parents[2]
 LOW, HIGH = -(2**63), 2**63 - 1

@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from graphcore.errors import TokenizerError
 from graphcore.tokenizer.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.thorough
+
 VOCABULARY = {"qwen3": "qwen2", "qwen3_5": "qwen2", "gemma4": "gemma4"}
 TURN_ENDS = {"qwen3": "<|im_end|>", "qwen3_5": "<|im_end|>", "gemma4": "<turn|>"}
 THINKING: list[dict[str, object]] = [{}, {"enable_thinking": True}, {"enable_thinking": False}]

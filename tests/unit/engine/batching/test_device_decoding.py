@@ -17,6 +17,8 @@ from graphcore.errors import GraphError
 from graphcore.sampling_params import SamplingParams
 from graphcore.tasks.measuring.random_batch import RandomBatch
 
+pytestmark = pytest.mark.thorough
+
 PROMPT = [1, 2, 3, 4, 5, 6]
 PROMPTS = [PROMPT, [9, 8], [20, 21, 22, 23]]
 NUCLEUS = {"temperature": 1.3, "top_k": 30, "top_p": 0.95, "repetition_penalty": 1.2, "seed": 5}

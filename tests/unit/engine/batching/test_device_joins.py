@@ -25,6 +25,8 @@ from graphcore.engine.request_handle import RequestHandle
 from graphcore.errors import GraphError
 from graphcore.graph.gpu.sampling import MOST_ENDS
 
+pytestmark = pytest.mark.thorough
+
 SECONDS = 60.0
 VOCAB = 96
 GREEDY: dict[str, float] = {}

@@ -25,6 +25,8 @@ from graphcore.kvcache.swap_file import SwapFile
 from graphcore.serving.tool_formats.answer_parser import AnswerParser, AnswerStops
 from graphcore.serving.tool_formats.tool_format import ToolFormat
 
+pytestmark = pytest.mark.thorough
+
 SMALL = ("context_length=64", "batching.cache_tokens=96")
 
 

@@ -31,6 +31,8 @@ from graphcore.progress import ignore_progress
 from graphcore.streaming.scheduler import never
 from graphcore.tokenizer.text_stream import StopStrings
 
+pytestmark = pytest.mark.thorough
+
 SIZES = ["batch_size=4", "prefill_chunk=16", "context_length=64", "batching.cache_tokens=64", "threads=1"]
 
 

@@ -26,6 +26,8 @@ from graphcore.kvcache.sizes import PAGE
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
 
+pytestmark = pytest.mark.thorough
+
 
 def living() -> dict[int, Tensor]:
     """Return one tensor of each storage in RAM that Python code holds, by address."""

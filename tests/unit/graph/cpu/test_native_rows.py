@@ -30,6 +30,8 @@ from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.decoder import Decoder
 from graphcore.weights.groups import split_layers
 
+pytestmark = pytest.mark.thorough
+
 PAGE = 3  # divides the rings of these tests, so that they have no more room than their windows ask for
 SEQUENCES = MOST_ROWS + 2  # sequences in the caches: two never run
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 16)

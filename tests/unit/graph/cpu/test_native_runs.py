@@ -30,6 +30,8 @@ from graphcore.kvcache.buffers import KVCache, allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
 from graphcore.nn.spec import ModelSpec, PerLayerSpec
 
+pytestmark = pytest.mark.thorough
+
 LENGTHS = ((2,), (1, 3), (5, 1, 4), (3, 2, 1, 4, 6), (16,))  # tokens of each sequence of a step
 SHARED = replace(  # Gemma 4: the second layer attends the first one's ring
     model_of(FULL),

@@ -30,6 +30,8 @@ from graphcore.nn.span import Span
 from graphcore.nn.spec import AttentionSpec, BlockSpec, NormSpec, RecurrentSpec
 from graphcore.weights.groups import split_layers
 
+pytestmark = pytest.mark.thorough
+
 SPECS: Mapping[str, BlockSpec] = {
     **ARCHITECTURES,
     **ORDERED,

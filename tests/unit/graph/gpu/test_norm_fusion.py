@@ -21,6 +21,8 @@ from graphcore.nn.linear import Linear
 from graphcore.nn.spec import BlockSpec
 from graphcore.weights.groups import split_layers
 
+pytestmark = pytest.mark.thorough
+
 SPECS = {
     **{name: ARCHITECTURES[name] for name in ("llama", "gemma3", "gpt_oss", "qwen3_moe", "gpt2")},
     **{name: ORDERED[name] for name in ("ordered", "ordered_sandwich", "ordered_in_part")},

@@ -20,6 +20,8 @@ from graphcore.nn.moe import ExpertLinear
 from graphcore.nn.spec import BlockSpec, MLPSpec
 from graphcore.quant import FORMATS
 
+pytestmark = pytest.mark.thorough
+
 CLOSE = 1e-4  # float32, numbers of order one; packed products may be rounded to 16 bits nowhere
 LLAMA = replace(PLAIN, mlp=MLPSpec(64, "silu"))
 SPECS: Mapping[str, BlockSpec] = {

@@ -27,6 +27,8 @@ from transformers.utils.chat_parsing import parse_response
 from graphcore.serving.chat_call import ToolCallArguments, ToolCallBegin
 from graphcore.serving.tool_formats.answer_parser import AnswerParser
 
+pytestmark = pytest.mark.thorough
+
 HARD = {
     "city": 'Z\u00fcrich "{[\\ </tool_call> <function=clock> }\n  \U0001f30d <|im_start|>',
     "count": -12,

@@ -41,6 +41,8 @@ from graphcore.serving.tool_formats.tool_grammar import TRIAL_SECONDS, answer_fr
 from graphcore.serving.tool_formats.tool_grammar import tool_grammar as grammar_of_tools
 from graphcore.tokenizer.grammar import GrammarMask, llguidance_source
 
+pytestmark = pytest.mark.thorough
+
 SOURCES = tuple(name for name in ALL if name != "lfm2")  # whose template quotes as no JSON does; see "lfm2_first"
 
 

@@ -23,6 +23,8 @@ from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.thread_filler import ThreadFiller
 from graphcore.streaming.timeline import Timeline
 
+pytestmark = pytest.mark.thorough
+
 MANY = 1000  # steps
 ROOM = 64  # bytes of a slot
 

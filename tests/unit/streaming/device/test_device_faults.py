@@ -21,6 +21,8 @@ from graphcore.streaming.timeline import Timeline
 from graphcore.streaming.weight_stream import WeightStream
 from graphcore.weights.plan import GroupPlan, Plan
 
+pytestmark = pytest.mark.thorough
+
 GROUPS = (1, 2, 3, 4, 5)
 
 

@@ -21,6 +21,8 @@ from graphcore.streaming.device import stream as device_stream
 from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.pinned_memory import Pins
 
+pytestmark = pytest.mark.thorough
+
 TINY = Path(__file__).parents[3] / "golden" / "tiny"
 IDS = [[5, 17, 3, 88, 41, 2, 9]]
 

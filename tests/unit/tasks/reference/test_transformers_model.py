@@ -22,6 +22,8 @@ from graphcore.tasks.reference.transformers_model import (
 )
 from graphcore.weights.loader import Loader
 
+pytestmark = pytest.mark.thorough
+
 FAMILIES = ("llama3", "qwen3", "gemma3", "gpt2")
 
 
