@@ -67,7 +67,7 @@ def load_torch() -> bool:
         import torch  # noqa: F401
     finally:
         if not was_set:
-            del os.environ[SPIN_VARIABLE]
+            os.environ.pop(SPIN_VARIABLE, None)
     return True
 
 

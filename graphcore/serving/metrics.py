@@ -141,7 +141,7 @@ class _EngineCollector(Collector):
         if engine is None:
             return
         try:
-            statuses = engine.status()
+            statuses, stats = engine.status(), engine.stats
         except ConfigError:  # it is closed
             return
         yield gauge(
@@ -153,7 +153,7 @@ class _EngineCollector(Collector):
         pages = sum(one.pages for one in running)
         yield gauge("graphcore_kv_cache_pages", "pages of the KV cache that requests hold", pages)
         yield gauge("graphcore_kv_cache_usage", "share of the KV cache's pages that are in use", usage_of(engine))
-        for name, value in engine.stats.items():
+        for name, value in stats.items():
             if isinstance(value, int | float):
                 yield gauge(f"graphcore_{name}", f"Engine.stats[{name!r}]", value)
         totals = engine.totals
