@@ -15,6 +15,7 @@ from typing import Any, cast
 import httpx
 import jinja2
 import tokenizers
+from llguidance import LLMatcher
 from served_engine import serve_settings
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tool_texts import ENDS, SOURCES, SPECIAL
@@ -34,7 +35,7 @@ from graphcore.serving.served_model import ServedModel
 from graphcore.serving.tool_formats.families import FAMILIES
 from graphcore.tokenizer.bounded_process import NoAnswerError
 from graphcore.tokenizer.chat_template import ChatTemplate
-from graphcore.tokenizer.grammar import GrammarMask, GrammarTokens, GrammarTrials, grammar_mask
+from graphcore.tokenizer.grammar import GrammarMask, GrammarTokens, grammar_mask
 from graphcore.tokenizer.template_sandbox import compile_template, render_template
 from graphcore.tokenizer.tokenizer import Tokenizer
 from graphcore.tokenizer.tokenizer_parts import TokenizerParts
@@ -67,10 +68,19 @@ def end_ids(known_controls: Iterable[str], name: str) -> frozenset[int]:
     return frozenset(backend().token_to_id(end) for end in ends)
 
 
-@cache
-def trials() -> GrammarTrials:
-    """Return the processes in which grammars are tried, the same for all families."""
-    return GrammarTrials(GrammarTokens(_tokenizer("qwen3", (0,)), backend().get_vocab_size(), (0,)).description)
+class TrialsHere:
+    """Tries grammars in this process, in place of `GrammarTrials`."""
+
+    def __init__(self, tokens: GrammarTokens) -> None:
+        self._tokens = tokens
+        self._known: dict[str, str] = {}
+
+    def problem(self, source: str) -> str:
+        """Return why llguidance cannot compile a grammar; empty if it can."""
+        if source not in self._known:
+            matcher = LLMatcher(self._tokens.known, source)
+            self._known[source] = matcher.get_error() if matcher.is_error() else ""
+        return self._known[source]
 
 
 def _tokenizer(name: str, ends: Iterable[int]) -> Tokenizer:
@@ -142,7 +152,7 @@ class ScriptedEngine:
         parts = cast("Any", self.loaded), self.prompts, cast("Any", sizes), MaskThreads(), TokenTotals()
         self._requests = RequestBuilder(*parts)
         self._grammar_tokens = GrammarTokens(self.tokenizer, vocab, ends)
-        self._grammar_tokens.trials = trials()  # type: ignore[misc]  # a cached property
+        self._grammar_tokens.trials = cast("Any", TrialsHere(self._grammar_tokens))
         self.script: Callable[[str], str] = lambda prompt: ""
         self.num_tokens, self.num_masks, self.prompts_seen, self.refusal = 1, 0, list[str](), ""
 
@@ -183,9 +193,7 @@ class ScriptedEngine:
         matcher = mask.copy().matcher
         ends = self.loaded.end_ids
         said = ids[:-1] if ids and ids[-1] in ends else ids
-        taken = 0
-        while taken < len(said) and matcher.try_consume_tokens([said[taken]]) == 1:
-            taken += 1
+        taken = matcher.try_consume_tokens(said)
         before = self.tokenizer.decode(said[:taken], skip_special_tokens=False)
         after = self.tokenizer.decode(said[taken:], skip_special_tokens=False)
         if taken < len(said):

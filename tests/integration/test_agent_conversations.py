@@ -79,10 +79,13 @@ def strict(tool: dict[str, Any]) -> dict[str, Any]:
 def written(name: str, made: str) -> str:
     """Return an answer's text as the family's template writes it, without thoughts and with a token that ends it."""
     answer = json.loads(made)
-    text = rendered(name, answer)[1]
-    for end in ENDS:
-        text = text.removesuffix(end)
-    text = re.sub(r"^\s*<think>\s*</think>\n*", "", text).removeprefix("</think>")
+    if "tool_calls" in answer:
+        text = rendered(name, answer)[1]
+        for end in ENDS:
+            text = text.removesuffix(end)
+        text = re.sub(r"^\s*<think>\s*</think>\n*", "", text).removeprefix("</think>")
+    else:  # some templates change texts that speak of thoughts
+        text = ("<|channel|>final<|message|>" if name == "gpt_oss" else "") + answer["content"]
     ends = {"gpt_oss": ("<|return|>", "<|call|>"), "glm": ("<|user|>", "<|observation|>"), "llama3": ("<|eot_id|>", "<|eom_id|>")}
     known = format_named(name)
     family = "glm" if known.name.startswith("glm") else known.name
@@ -199,7 +202,7 @@ class Talk:
         for _ in range(self.random.randint(1, most)):
             name = wish.choice if wish.choice in ("search_2", "clock.now-utc") else self.random.choice(["search_2", "clock.now-utc"])
             made.append((name, self.arguments(is_bound) if name == "search_2" else {}))
-        has_text = not must_call and wish.schema is None and self.name not in SILENT and self.chance(0.4)
+        has_text = not must_call and not (is_bound and self.name == "gemma4") and wish.schema is None and self.name not in SILENT and self.chance(0.4)
         return made, "Let me look:\n\n- one" if has_text else ""
 
     async def round(self, number: int) -> None:
@@ -219,7 +222,6 @@ class Talk:
             del made["tool_calls"]
         is_bound = wish.schema is not None or (wish.tools and wish.choice != "none" and "strict" in wish.tools[0]["function"]) or wish.choice not in ("auto", "none")
         body = written("lfm2_first" if self.name == "lfm2" and is_bound else self.name, json.dumps(made))
-        body = body.lstrip(" \n") if wish.schema is not None and not calls else body
         thoughts = self.random.choice(THOUGHTS) if self.chance(0.6) else ""
         told: list[str] = []
         self.server.engine.script = script_of(self.name, thoughts, body, told)
@@ -273,7 +275,7 @@ class Talk:
             return
         assert thoughts.startswith(found.thoughts), (found, thoughts)
         rest = found.content.removeprefix(text).strip()
-        assert text.startswith(found.content) or (calls and rest in body), (found, text)
+        assert text.startswith(found.content) or (calls and rest in f"<|start|>assistant{body}"), (found, text)
         for (name, arguments), (_, other, got) in zip(calls, found.calls, strict=False):
             assert name == other
             assert not is_whole(got) or json.loads(got) == arguments, (got, arguments)
