@@ -241,3 +241,11 @@ def is_whole(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except ValueError:
         return False
+
+
+def without_thoughts(entries: Mapping[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Return what is sent back of an answer by clients that leave its thoughts out."""
+    chat = [{name: value for name, value in one.items() if "reasoning" not in name} for one in entries[CHAT]]
+    items = [item for item in entries[RESPONSES] if item["type"] != "reasoning"]
+    kept = [block for block in entries[MESSAGES][0]["content"] if block["type"] != "thinking"]
+    return {CHAT: chat, RESPONSES: items, MESSAGES: [{**entries[MESSAGES][0], "content": kept}]}

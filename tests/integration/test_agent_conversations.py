@@ -1,9 +1,9 @@
 """Conversations of agents, made from seeds, for every family of calls and in each interface of the server.
 
-The model's answers are scripted (`scripted_engine.py`). Each turn is asked for six times: in three interfaces, whole
-and streamed. A client sends back what it has got there, results of tools, and whatever else agents send.
+The model's answers are scripted (`scripted_engine.py`). Each turn is asked for in all interfaces, whole and streamed,
+and a client sends back what it got there (`agent_clients.py`), with results of tools and whatever else agents send.
 
-    GRAPHCORE_SEEDS=300 pytest -m thorough tests/integration/test_agent_conversations.py     more seeds
+    GRAPHCORE_SEEDS=300 pytest tests/integration/test_agent_conversations.py -k qwen3     more seeds of one family
 """
 
 import asyncio
@@ -14,104 +14,75 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from typing import Any
 
-import jsonschema
 import pytest
-from agent_clients import (
-    CHAT,
-    INTERFACES,
-    MESSAGES,
-    RESPONSES,
-    Said,
-    Turn,
-    Wish,
-    body_of,
-    is_whole,
-    results,
-    said,
-    spoken,
-)
+from agent_clients import CHAT, INTERFACES, MESSAGES, RESPONSES, Said, Turn, Wish
+from agent_clients import body_of, is_whole, results, said, spoken, without_thoughts
 from scripted_engine import ScriptedServer, render_here
 from tool_texts import CLOCK, ENDS, PARALLEL, PARAMETERS, SEARCH, SILENT, SOURCES, format_named, rendered, turn
 
 from graphcore.tokenizer.chat_template import ChatTemplate
+from tests.support.cases import in_case
 
 SEEDS = int(os.environ.get("GRAPHCORE_SEEDS", "30"))
 ROUNDS = 5
+NAMES = ("search_2", "clock.now-utc")
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-PERSON |= {"additionalProperties": False}
-HARD = ['"', "\\", "\n", " ", "\u00e9", "\U0001f30d", "<tool_call>", "</tool_call>", "{", "}", "]", "a", "```", "null", "5"]
-PLAIN = ["Bern", " ", "\u00e9", "x_1", "{", "]"]
-TEXTS = [
+SCHEMA = {**PERSON, "additionalProperties": False}
+BOUND = ("Bern", " ", "\u00e9", "x_1", "{", "]")  # pieces of texts that grammars take in one spelling
+PIECES = (*BOUND, '"', "\\", "\n", "\U0001f30d", "<tool_call>", "</tool_call>", "}", "```", "null", "5", "<|")
+TEXTS = (
     "Done: it is 21 \u00b0C in Z\u00fcrich.\n\n- one\n- two",
     '{"city": "x"}',
     "```json\n[1]\n```",
     "The tag <think> opens thoughts, and </think> closes them.",
     "So `<tool_call>` opens a call, <b>and</b> no more.",
-    "clock.now-utc says {} here",
-]
-THOUGHTS = ["I must look.", "One\n\n  two } so.", 'Not {"name": yet, `x`'] 
-DETAILS = ["", ' {"a": [1, null]}', "\n<tool_response>", " </tool_response> <|im_end|>", " Z\u00fcrich </think>", " [TOOL_CALLS]"]
-BROKEN: list[tuple[str, dict[str, Any]]] = [
-    ('{"city": "Bern", "count": ', {"city": "Bern"}),
-    ("", {}),
-    ("null", {}),
-    ("{'city'}", {}),
-    ('[{"city": "Bern"}]', {"city": "Bern"}),
-]
+)
+THOUGHTS = ("", "I must look.", "One\n\n  two } so.", 'Not {"name": yet, `x`')
+DETAILS = ("", ' {"a": [1, null]}', "\n<tool_response>", " </tool_response> <|im_end|>", " \u00e9 </think>", " [TOOL_CALLS]")
+BROKEN = (("", {}), ("null", {}), ("{'city'}", {}), ('{"city": "Bern", "x": ', {"city": "Bern"}), ("[{}]", {}))
+LAST = {"gpt_oss": ("<|return|>", "<|call|>"), "llama3": ("<|eot_id|>", "<|eom_id|>")}  # of a text, of a call
+LAST |= dict.fromkeys(["glm4", "glm45", "glm47"], ("<|user|>", "<|observation|>"))
 
 
 @pytest.fixture(autouse=True)
-def templates_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def templates_are_rendered_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChatTemplate, "_text_of", render_here)
 
 
-def strict(tool: dict[str, Any]) -> dict[str, Any]:
-    changed = deepcopy(tool)
-    changed["function"]["strict"] = True
-    return changed
-
-
 @cache
-def written(name: str, made: str) -> str:
-    """Return an answer's text as the family's template writes it, without thoughts and with a token that ends it."""
-    answer = json.loads(made)
-    if "tool_calls" in answer:
-        text = rendered(name, answer)[1]
+def written(name: str, content: str, made: str) -> str:
+    """Return the answer that a model of a family writes, without thoughts and with its end token."""
+    calls, known = json.loads(made), format_named(name)
+    text = ("<|channel|>final<|message|>" if name == "gpt_oss" else "") + content
+    if calls:
+        text = rendered(name, turn(*calls, content=content))[1]
         for end in ENDS:
             text = text.removesuffix(end)
         text = re.sub(r"^\s*<think>\s*</think>\n*", "", text).removeprefix("</think>")
-    else:  # some templates change texts that speak of thoughts
-        text = ("<|channel|>final<|message|>" if name == "gpt_oss" else "") + answer["content"]
-    ends = {"gpt_oss": ("<|return|>", "<|call|>"), "glm": ("<|user|>", "<|observation|>"), "llama3": ("<|eot_id|>", "<|eom_id|>")}
-    known = format_named(name)
-    family = "glm" if known.name.startswith("glm") else known.name
-    first = next(end.strip() for end in ENDS if end.strip() in known.controls) if family not in ends else ""
-    return text + (first or ends[family]["tool_calls" in answer])
+    ends = [end.strip() for end in ENDS if end.strip() in known.controls]
+    return text + (LAST[known.name][bool(calls)] if known.name in LAST else ends[0])
 
 
 def script_of(name: str, thoughts: str, body: str, told: list[str]) -> Callable[[str], str]:
-    """Return the script of an answer; its thoughts are put into `told` if the prompt leaves the model any."""
-    known = format_named(name)
-    opened, closed = known.reasoning_open, known.reasoning_close
+    """Return the script of an answer; `told` gets its thoughts, which it has only where the prompt leaves it any."""
+    opened, closed = format_named(name).reasoning_open, format_named(name).reasoning_close
 
     def script(prompt: str) -> str:
-        told[:] = [thoughts]
-        if not thoughts or not known.knows_reasoning or (opened != "<think>" and prompt.rstrip().endswith(closed)):
-            told[:] = [""]
-            is_open = known.knows_reasoning and prompt.rstrip().endswith(opened.strip()) and name != "gpt_oss"
-            return f"\n{closed}\n\n{body}" if is_open else body
+        end = prompt.rstrip()
+        may_think = bool(opened) and (name == "gpt_oss" or not end.endswith(closed))
+        is_open = bool(opened) and end.endswith(opened.strip())
+        told[:] = [thoughts if may_think else ""]
+        if not may_think or not (thoughts or is_open):
+            return body
         if name == "gpt_oss":
             return f"{opened}{thoughts}{closed}<|start|>assistant{body}"
-        space = "\n" if opened == "<think>" else ""
-        if prompt.rstrip().endswith(closed):
-            told[:] = [""]
-            return body
-        first = "" if prompt.rstrip().endswith(opened.strip()) else f"{opened}{space}"
-        return f"{first}{thoughts}{space}{closed}{space * 2}{body}"
+        line = "\n" if opened == "<think>" else ""
+        return f"{'' if is_open else opened + line}{thoughts}{line}{closed}{line * 2}{body}"
 
     return script
 
@@ -121,197 +92,183 @@ class Talk:
 
     Attributes:
         turns: what the client sends at present.
-        owed: ids of the calls of the last answer, by interface, that have no result yet.
+        calls: ids of the last answer's calls, by interface.
+        is_alike: whether the interfaces have the same words in their prompts.
     """
 
-    def __init__(self, server: ScriptedServer, name: str, seed: int) -> None:
+    def __init__(self, server: ScriptedServer, name: str, seed: int, is_thorough: bool = True) -> None:
         self.server, self.name, self.random = server, name, random.Random(f"{name} {seed}")
-        self.known = format_named(name)
         self.turns: list[Turn] = []
         self.calls: list[dict[str, str]] = []
-        self.numbers = count()
-        self.joins = self.random.random() < 0.5
-        self.is_comparable = True  # whether all interfaces have the same prompt
+        self.is_thorough, self.joins, self.is_alike = is_thorough, self.chance(0.5), True
+        self.marks, self.prefix, self.ids = count(), "", count()
 
     def chance(self, share: float) -> bool:
         return self.random.random() < share
 
-    def mark(self, kind: str) -> str:
-        return f"q{kind}{next(self.numbers)}q"
+    def mark(self) -> str:
+        return f"q{next(self.marks)}q"
 
     def speak(self, role: str) -> None:
-        mark = self.mark("S" if role == "system" else "U")
+        mark = self.mark()
         self.turns.append(spoken(role, mark + self.random.choice(["", " Go on.", "\nPlease <b>"]), mark))
 
-    def answer_calls(self) -> bool:
-        """Send results, in some order, or not all of them; return whether there are any."""
-        found, marks = [], []
+    def send_results(self) -> bool:
+        """Send the results of the last calls, in some order, or not all of them; return whether there are any."""
         has_images = self.chance(0.2)
-        self.is_comparable = self.is_comparable and not has_images
-        for ids in self.random.sample(self.calls, len(self.calls)) if self.chance(0.3) else self.calls:
-            marks.append(self.mark("R"))
-            found.append((ids, marks[-1] + self.random.choice(DETAILS), has_images))
-        kept = len(found) - self.chance(0.1)
-        if kept:
-            self.turns.append(results(found[:kept], marks[:kept]))
-        return kept > 0
+        self.is_alike = self.is_alike and not has_images  # texts of several parts are joined differently
+        order = self.random.sample(self.calls, len(self.calls)) if self.chance(0.3) else self.calls
+        marked = [(ids, self.mark()) for ids in order[: len(order) - self.chance(0.1)]]
+        found = [(ids, mark + self.random.choice(DETAILS), has_images) for ids, mark in marked]
+        self.turns += [results(found, [mark for _, mark in marked])] if found else []
+        return bool(found)
 
     def compact(self) -> None:
-        """Replace the conversation by a summary, and perhaps the last answer with its results."""
-        kept = self.turns[-2:] if self.calls and self.chance(0.5) and len(self.turns) > 1 and self.turns[-1].marks else []
-        kept = kept if kept and kept[-1].entries[CHAT][0]["role"] == "tool" else []
+        """Put a summary in the place of the conversation, or of all but the last calls and their results."""
+        last = self.turns[-2:] if self.turns[-1].entries[CHAT][0]["role"] == "tool" and self.chance(0.5) else []
         self.turns = []
         if self.chance(0.5):
             self.speak("system")
         self.speak("user")
         self.turns[-1].entries[RESPONSES].insert(0, {"type": "compaction", "id": "cmp_1", "encrypted_content": "x"})
-        self.turns += kept
+        self.turns += last
 
     def arguments(self, is_bound: bool) -> dict[str, Any]:
-        letters = [one for one in (PLAIN if is_bound else HARD) if self.name != "lfm2" or one not in "'\\"]
-        text = lambda: "".join(self.random.choices(letters, k=self.random.randrange(6)))  # noqa: E731
-        found = {
-            "city": text(),
-            "count": self.random.randrange(-(10**9), 10**9),
-            "exact": self.chance(0.5),
-            "items": [text(), {"k": [None, 1.5]}, 7],
-            "limits": {"k": text(), "z": {}},
-            "none": None,
-            "share": self.random.choice([0.25, -1.5e-07, 3.0]),
-        }
+        pieces = [one for one in (BOUND if is_bound else PIECES) if self.name != "lfm2" or one not in "'\\"]
+
+        def text() -> str:
+            return "".join(self.random.choices(pieces, k=self.random.randrange(6)))
+
+        found = {"city": text(), "count": self.random.randrange(-(10**9), 10**9), "exact": self.chance(0.5)}
+        found |= {"items": [text(), {"k": [None, 1.5]}, 7], "limits": {"k": text(), "z": {}}, "none": None}
+        found["share"] = self.random.choice([0.25, -1.5e-07, 3.0])
         return {key: found[key] for key in PARAMETERS["properties"] if key == "city" or self.chance(0.5)}
 
     def wish(self) -> Wish:
-        tools = [] if self.chance(0.1) else [SEARCH, CLOCK] if self.chance(0.6) else [strict(SEARCH), strict(CLOCK)]
-        choices = ["auto", "auto", "auto", "none", "required", "search_2", "clock.now-utc"]
-        schema = PERSON if self.chance(0.25) else None
+        tools = self.random.choice([[], [CLOCK, SEARCH], [SEARCH], [SEARCH, CLOCK], [SEARCH, CLOCK], [SEARCH, CLOCK]])
+        if self.chance(0.4):
+            tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in tools]
+        choices = ["auto"] * 4 + ["none", "required", self.random.choice(tools)["function"]["name"]] if tools else ["auto"]
+        schema = SCHEMA if self.chance(0.25) else None
         effort = self.random.choice([None, None, "none", "low"])
-        return Wish(tools, self.random.choice(choices) if tools else "auto", self.chance(0.8), schema, effort)
+        return Wish(tools, self.random.choice(choices), self.chance(0.8), schema, effort)
 
-    def answer(self, wish: Wish) -> tuple[list[tuple[str, Any]], str]:
-        """Return the calls and the text of an answer that the model may give."""
-        must_call = wish.choice not in ("auto", "none")
-        if not (wish.tools and wish.choice != "none" and (must_call or self.chance(0.7))):
-            if wish.schema is not None:
-                return [], json.dumps({"name": self.random.choice(["Ada", "\u00e9"])}, ensure_ascii=False)
-            is_free = not (wish.tools and wish.choice == "auto" and "strict" in wish.tools[0]["function"])
-            return [], self.random.choice(TEXTS if is_free else TEXTS[:4])
-        is_bound = must_call or wish.schema is not None or "strict" in wish.tools[0]["function"]
-        most = 3 if wish.is_parallel and self.name in PARALLEL else 1
-        made = []
-        for _ in range(self.random.randint(1, most)):
-            name = wish.choice if wish.choice in ("search_2", "clock.now-utc") else self.random.choice(["search_2", "clock.now-utc"])
-            made.append((name, self.arguments(is_bound) if name == "search_2" else {}))
-        has_text = not must_call and not (is_bound and self.name == "gemma4") and wish.schema is None and self.name not in SILENT and self.chance(0.4)
-        return made, "Let me look:\n\n- one" if has_text else ""
+    def answer(self, wish: Wish) -> tuple[str, list[tuple[str, dict[str, Any]]], str, bool]:
+        """Return the text and the calls of an answer that the model may give, as it writes them, and if they count."""
+        may_call, must_call = bool(wish.tools) and wish.choice != "none", wish.choice not in ("auto", "none")
+        is_bound = must_call or wish.schema is not None or (may_call and "strict" in wish.tools[0]["function"])
+        writer = "lfm2_first" if self.name == "lfm2" and is_bound else self.name  # its quotes are not those of grammars
+        if not is_bound and self.chance(0.1):  # a call of no known tool, or where none may be called
+            name = "nobody" if may_call else "search_2"
+            return "", [], written(self.name, "", json.dumps([(name, {"city": "x"})])), False
+        if not must_call and not (may_call and self.chance(0.7)):
+            text = self.random.choice(TEXTS[:4] if is_bound else TEXTS)
+            text = self.random.choice(['{"name": "Ada"}', '{ "name":"\u00e9"}']) if wish.schema else text
+            return text, [], written(self.name, text, "[]"), True
+        known = [wish.choice] if wish.choice in NAMES else [tool["function"]["name"] for tool in wish.tools]
+        names = self.random.choices(known, k=self.random.randint(1, 3 if wish.is_parallel and self.name in PARALLEL else 1))
+        calls = [(name, self.arguments(is_bound) if name == "search_2" else {}) for name in names]
+        is_silent = must_call or wish.schema is not None or self.name in SILENT or (is_bound and self.name == "gemma4")
+        text = "" if is_silent or self.chance(0.6) else "Let me look:\n\n- one"
+        return text, calls, written(writer, text, json.dumps(calls)), True
 
     async def round(self, number: int) -> None:
-        has_results = bool(self.calls) and self.chance(0.9) and self.answer_calls()
+        has_results = bool(self.calls) and self.chance(0.9) and self.send_results()
         if not has_results or self.chance(0.2):
             self.speak("user")
-        if number and self.chance(0.15):
-            self.speak("system")
         if number > 1 and self.chance(0.2):
             self.compact()
-        if not self.turns:
-            self.speak("user")
-        wish = self.wish()
-        calls, text = self.answer(wish)
-        made = turn(*calls, content=text)
-        if not calls:
-            del made["tool_calls"]
-        is_bound = wish.schema is not None or (wish.tools and wish.choice != "none" and "strict" in wish.tools[0]["function"]) or wish.choice not in ("auto", "none")
-        body = written("lfm2_first" if self.name == "lfm2" and is_bound else self.name, json.dumps(made))
-        thoughts = self.random.choice(THOUGHTS) if self.chance(0.6) else ""
-        told: list[str] = []
-        self.server.engine.script = script_of(self.name, thoughts, body, told)
-        cut = self.random.randrange(1, 120) if self.chance(0.25) else 0
-        if cut:
-            wish = Wish(**{**vars(wish), "max_tokens": cut})
-        answers = await self.asked(number, wish)
+        if number and self.chance(0.15):
+            self.speak("system")
+        wish, told, self.prefix = self.wish(), list[str](), f"{number:012x}"
+        text, calls, body, counts = self.answer(wish)
+        self.server.engine.script = script_of(self.name, self.random.choice(THOUGHTS), body, told)
+        if self.chance(0.25):
+            wish = replace(wish, max_tokens=self.random.randrange(1, 120))
+        answers = await self.asked(wish)
         first = answers[CHAT][0]
-        self.check(first, told[0], text, calls, body)
-        self.turns.append(self.taken(answers, first))
+        if counts:
+            self.check(first, told[0], text, calls, body)
+        else:
+            assert not first.calls, (first, body)
+            assert first.reason == "length" or "city" in first.content, (first, body)
+        self.turns.append(self.taken(answers))
 
-    async def asked(self, number: int, wish: Wish) -> dict[str, list[Said]]:
-        """Ask in each interface, whole and streamed, and check that all answers are the same."""
+    async def asked(self, wish: Wish) -> dict[str, list[Said]]:
+        """Ask in each interface, and check that the prompts have all that was sent, and that the answers are one."""
         engine, answers = self.server.engine, dict[str, list[Said]]()
         engine.num_tokens, engine.prompts_seen = self.random.choice([1, 2, 5, 1000]), []
         for interface in INTERFACES:
-            body = body_of(interface, self.turns, wish, self.joins)
+            body = {**body_of(interface, self.turns, wish, self.joins), "model": "tiny"}
             answers[interface] = []
-            for streams in (False, True):
-                self.ids = count()
-                self.prefix = f"{number:012x}"
-                answer = await self.server.post(interface, {**body, "stream": streams, "model": "tiny"})
+            for streams in (False, True) if self.is_thorough else (self.chance(0.5),):
+                self.ids = count()  # the ids of calls are the same in all answers
+                answer = await self.server.post(interface, {**body, "stream": streams})
                 answers[interface].append(said(interface, answer))
         assert not engine.refusal, engine.refusal
         prompts = [" ".join(prompt.split()) for prompt in engine.prompts_seen]
-        self.check_prompts(prompts)
+        for mark in (mark for turn in self.turns for mark in turn.marks):
+            assert {prompt.count(mark) for prompt in prompts} == {1}, (mark, prompts[0])
+        assert len(set(prompts)) == 1 or not self.is_alike, prompts
         first = answers[CHAT][0]
         for interface, both in answers.items():
-            for found in both:
-                whole = [(at, name, json.loads(text)) for at, name, text in first.calls if is_whole(text)]
-                same = [(at, name, json.loads(text)) for at, name, text in found.calls if is_whole(text)][: len(whole)]
-                parts = found.thoughts, found.content, found.reason
-                assert (parts, same) == ((first.thoughts, first.content, first.reason), whole), interface
-            assert interface == MESSAGES or [one.calls for one in both] == [first.calls] * 2
+            for one in both:
+                assert (one.thoughts, one.content, one.reason) == (first.thoughts, first.content, first.reason), interface
+                assert [call[:2] for call in one.calls] == [call[:2] for call in first.calls]
+                texts = [(call[2], same[2]) for call, same in zip(one.calls, first.calls, strict=True)]
+                assert all(got == text or (interface == MESSAGES and same_value(got, text)) for got, text in texts), texts
         return answers
 
-    def check_prompts(self, prompts: Sequence[str]) -> None:
-        for prompt in prompts:
-            for mark in (mark for turn in self.turns for mark in turn.marks):
-                assert prompt.count(mark) == 1, (mark, prompt)
-        if self.is_comparable:
-            assert len(set(prompts)) == 1, prompts
-
-    def check(self, found: Said, thoughts: str, text: str, calls: Sequence[tuple[str, Any]], body: str) -> None:
-        """Check an answer against what the model has written."""
-        if found.reason != "length":
-            values = [(name, json.loads(arguments)) for _, name, arguments in found.calls]
-            expected = thoughts, text, list(calls)
-            assert (found.thoughts, found.content, values) == expected, (found, expected, body)
-            assert found.reason == ("tool_calls" if calls else "stop")
+    def check(self, first: Said, thoughts: str, text: str, calls: Sequence[tuple[str, Any]], body: str) -> None:
+        """Check an answer against what the model has written; one that was cut has the beginning of it."""
+        if first.reason != "length":
+            values = [(name, json.loads(arguments)) for _, name, arguments in first.calls]
+            assert (first.thoughts, first.content, values) == (thoughts, text, [*calls]), (first, thoughts, text, body)
+            assert first.reason == ("tool_calls" if calls else "stop")
             return
-        assert thoughts.startswith(found.thoughts), (found, thoughts)
-        rest = found.content.removeprefix(text).strip()
-        assert text.startswith(found.content) or (calls and rest in f"<|start|>assistant{body}"), (found, text)
-        for (name, arguments), (_, other, got) in zip(calls, found.calls, strict=False):
+        rest = first.content.removeprefix(text).rstrip("\ufffd").strip()  # the beginning of a call is text
+        assert text.startswith(first.content.rstrip("\ufffd")) or (calls and rest in f"<|start|>assistant{body}"), (first, text, body)
+        assert thoughts.startswith(first.thoughts.rstrip("\n\ufffd")), (first, thoughts)
+        for (name, arguments), (_, other, got) in zip(calls[: len(first.calls)], first.calls, strict=True):
             assert name == other
             assert not is_whole(got) or json.loads(got) == arguments, (got, arguments)
-        assert len(found.calls) <= len(calls)
 
-    def taken(self, answers: dict[str, list[Said]], first: Said) -> Turn:
-        """Return the turn that a client makes of an answer: whole or streamed, and sometimes with broken arguments."""
-        entries = {one: deepcopy(both[self.chance(0.5)].entries) for one, both in answers.items()}
+    def taken(self, answers: dict[str, list[Said]]) -> Turn:
+        """Return what a client makes of an answer: whole or streamed, with or without thoughts, or broken arguments."""
+        entries = {one: deepcopy(self.random.choice(both).entries) for one, both in answers.items()}
+        first = answers[CHAT][0]
         self.calls = [{one: answers[one][0].calls[at][0] for one in INTERFACES} for at in range(len(first.calls))]
+        if self.chance(0.2):
+            entries = without_thoughts(entries)
         if self.calls and self.chance(0.15):
             text, value = self.random.choice(BROKEN)
             entries[CHAT][0]["tool_calls"][-1]["function"]["arguments"] = text
-            entries[RESPONSES][-1]["arguments"] = text
-            entries[MESSAGES][0]["content"][-1]["input"] = value
+            [item for item in entries[RESPONSES] if item["type"] == "function_call"][-1]["arguments"] = text
+            [block for block in entries[MESSAGES][0]["content"] if block["type"] == "tool_use"][-1]["input"] = value
         return Turn(entries)
 
 
-async def converse(name: str, seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def same_value(one: str, other: str) -> bool:
+    """Return whether two texts are the same arguments; where one was cut, messages have what could be read of it."""
+    return not is_whole(other) or (is_whole(one) and json.loads(one) == json.loads(other))
+
+
+async def converse(name: str, seeds: int, rounds: int, is_thorough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async with ScriptedServer(name, format_named(name).controls) as server:
-        for seed in seeds:
-            talk = Talk(server, name, seed)
-            monkeypatch.setattr(secrets, "token_hex", lambda size: talk.prefix + f"{next(talk.ids):012x}")
-            for number in range(ROUNDS):
-                try:
+        for seed in range(seeds):
+            talk = Talk(server, name, seed, is_thorough)
+            monkeypatch.setattr(secrets, "token_hex", lambda _, talk=talk: f"{talk.prefix}{next(talk.ids):012x}")
+            for number in range(rounds):
+                with in_case(f"family {name}", f"seed {seed}", f"round {number}"):
                     await talk.round(number)
-                except BaseException as error:
-                    error.add_note(f"family {name}, seed {seed}, round {number}")
-                    raise
 
 
-@pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.thorough
-def test_conversations_of_agents(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asyncio.run(converse(name, range(SEEDS), monkeypatch))
+@pytest.mark.parametrize("name", SOURCES)
+def test_agents_can_go_on_in_every_interface(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.run(converse(name, SEEDS, ROUNDS, True, monkeypatch))
 
 
-def test_two_conversations_of_each_family(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_of_every_family_can_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SOURCES:
-        asyncio.run(converse(name, range(2), monkeypatch))
+        asyncio.run(converse(name, 2, 2, False, monkeypatch))
