@@ -43,7 +43,16 @@ from graphcore.tokenizer.tokenizer_parts import TokenizerParts
 CONTEXT = 1 << 20
 TURNS = ("<|im_start|>", "<|turn>", "<|start_header_id|>", "<|end_header_id|>", "<|start_of_role|>", "<|end_of_role|>")
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>")
-PAIRS = ('{"', '"}', "</", ">\u010a", "}\u010a", '":', "\u010a<", "\u00c3\u00a9")  # tokens of two bytes, as BPE spells them
+PAIRS = (
+    '{"',
+    '"}',
+    "</",
+    ">\u010a",
+    "}\u010a",
+    '":',
+    "\u010a<",
+    "\u00c3\u00a9",
+)  # tokens of two bytes, as BPE spells them
 MID = {"gpt_oss": ("<|end|>",)}  # controls that do not end an answer, though another family's do
 
 

@@ -10,20 +10,32 @@ import asyncio
 import json
 import os
 import random
-import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
 from itertools import count
 from typing import Any
 
 import pytest
-from agent_clients import CHAT, INTERFACES, MESSAGES, RESPONSES, Said, Turn, Wish
-from agent_clients import body_of, is_whole, results, said, spoken, without_thoughts
+from agent_clients import (
+    CHAT,
+    INTERFACES,
+    MESSAGES,
+    RESPONSES,
+    Said,
+    Turn,
+    Wish,
+    body_of,
+    is_whole,
+    results,
+    said,
+    spoken,
+    without_thoughts,
+)
 from scripted_engine import ScriptedServer, render_here
-from tool_texts import CLOCK, ENDS, PARALLEL, PARAMETERS, SEARCH, SILENT, SOURCES, format_named, rendered, turn
+from tool_texts import CLOCK, PARALLEL, PARAMETERS, SEARCH, SILENT, SOURCES, format_named
+from written_answers import script_of, written
 
 from graphcore.tokenizer.chat_template import ChatTemplate
 from tests.support.cases import in_case
@@ -43,48 +55,20 @@ TEXTS = (
     "So `<tool_call>` opens a call, <b>and</b> no more.",
 )
 THOUGHTS = ("", "I must look.", "One\n\n  two } so.", 'Not {"name": yet, `x`')
-DETAILS = ("", ' {"a": [1, null]}', "\n<tool_response>", " </tool_response> <|im_end|>", " \u00e9 </think>", " [TOOL_CALLS]")
+DETAILS = (
+    "",
+    ' {"a": [1, null]}',
+    "\n<tool_response>",
+    " </tool_response> <|im_end|>",
+    " \u00e9 </think>",
+    " [TOOL_CALLS]",
+)
 BROKEN = (("", {}), ("null", {}), ("{'city'}", {}), ('{"city": "Bern", "x": ', {"city": "Bern"}), ("[{}]", {}))
-LAST = {"gpt_oss": ("<|return|>", "<|call|>"), "llama3": ("<|eot_id|>", "<|eom_id|>")}  # of a text, of a call
-LAST |= dict.fromkeys(["glm4", "glm45", "glm47"], ("<|user|>", "<|observation|>"))
 
 
 @pytest.fixture(autouse=True)
 def templates_are_rendered_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChatTemplate, "_text_of", render_here)
-
-
-@cache
-def written(name: str, content: str, made: str) -> str:
-    """Return the answer that a model of a family writes, without thoughts and with its end token."""
-    calls, known = json.loads(made), format_named(name)
-    text = ("<|channel|>final<|message|>" if name == "gpt_oss" else "") + content
-    if calls:
-        text = rendered(name, turn(*calls, content=content))[1]
-        for end in ENDS:
-            text = text.removesuffix(end)
-        text = re.sub(r"^\s*<think>\s*</think>\n*", "", text).removeprefix("</think>")
-    ends = [end.strip() for end in ENDS if end.strip() in known.controls]
-    return text + (LAST[known.name][bool(calls)] if known.name in LAST else ends[0])
-
-
-def script_of(name: str, thoughts: str, body: str, told: list[str]) -> Callable[[str], str]:
-    """Return the script of an answer; `told` gets its thoughts, which it has only where the prompt leaves it any."""
-    opened, closed = format_named(name).reasoning_open, format_named(name).reasoning_close
-
-    def script(prompt: str) -> str:
-        end = prompt.rstrip()
-        may_think = bool(opened) and (name == "gpt_oss" or not end.endswith(closed))
-        is_open = bool(opened) and end.endswith(opened.strip())
-        told[:] = [thoughts if may_think else ""]
-        if not may_think or not (thoughts or is_open):
-            return body
-        if name == "gpt_oss":
-            return f"{opened}{thoughts}{closed}<|start|>assistant{body}"
-        line = "\n" if opened == "<think>" else ""
-        return f"{'' if is_open else opened + line}{thoughts}{line}{closed}{line * 2}{body}"
-
-    return script
 
 
 class Talk:
@@ -148,7 +132,9 @@ class Talk:
         tools = self.random.choice([[], [CLOCK, SEARCH], [SEARCH], [SEARCH, CLOCK], [SEARCH, CLOCK], [SEARCH, CLOCK]])
         if self.chance(0.4):
             tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in tools]
-        choices = ["auto"] * 4 + ["none", "required", self.random.choice(tools)["function"]["name"]] if tools else ["auto"]
+        choices = (
+            ["auto"] * 4 + ["none", "required", self.random.choice(tools)["function"]["name"]] if tools else ["auto"]
+        )
         schema = SCHEMA if self.chance(0.25) else None
         effort = self.random.choice([None, None, "none", "low"])
         return Wish(tools, self.random.choice(choices), self.chance(0.8), schema, effort)
@@ -166,7 +152,9 @@ class Talk:
             text = self.random.choice(['{"name": "Ada"}', '{ "name":"\u00e9"}']) if wish.schema else text
             return text, [], written(self.name, text, "[]"), True
         known = [wish.choice] if wish.choice in NAMES else [tool["function"]["name"] for tool in wish.tools]
-        names = self.random.choices(known, k=self.random.randint(1, 3 if wish.is_parallel and self.name in PARALLEL else 1))
+        names = self.random.choices(
+            known, k=self.random.randint(1, 3 if wish.is_parallel and self.name in PARALLEL else 1)
+        )
         calls = [(name, self.arguments(is_bound) if name == "search_2" else {}) for name in names]
         is_silent = must_call or wish.schema is not None or self.name in SILENT or (is_bound and self.name == "gemma4")
         text = "" if is_silent or self.chance(0.6) else "Let me look:\n\n- one"
@@ -207,16 +195,20 @@ class Talk:
                 answers[interface].append(said(interface, answer))
         assert not engine.refusal, engine.refusal
         prompts = [" ".join(prompt.split()) for prompt in engine.prompts_seen]
-        for mark in (mark for turn in self.turns for mark in turn.marks):
+        for mark in (mark for one in self.turns for mark in one.marks):
             assert {prompt.count(mark) for prompt in prompts} == {1}, (mark, prompts[0])
         assert len(set(prompts)) == 1 or not self.is_alike, prompts
         first = answers[CHAT][0]
         for interface, both in answers.items():
             for one in both:
-                assert (one.thoughts, one.content, one.reason) == (first.thoughts, first.content, first.reason), interface
+                assert (one.thoughts, one.content, one.reason) == (first.thoughts, first.content, first.reason), (
+                    interface
+                )
                 assert [call[:2] for call in one.calls] == [call[:2] for call in first.calls]
                 texts = [(call[2], same[2]) for call, same in zip(one.calls, first.calls, strict=True)]
-                assert all(got == text or (interface == MESSAGES and same_value(got, text)) for got, text in texts), texts
+                assert all(got == text or (interface == MESSAGES and same_value(got, text)) for got, text in texts), (
+                    texts
+                )
         return answers
 
     def check(self, first: Said, thoughts: str, text: str, calls: Sequence[tuple[str, Any]], body: str) -> None:
@@ -227,7 +219,11 @@ class Talk:
             assert first.reason == ("tool_calls" if calls else "stop")
             return
         rest = first.content.removeprefix(text).rstrip("\ufffd").strip()  # the beginning of a call is text
-        assert text.startswith(first.content.rstrip("\ufffd")) or (calls and rest in f"<|start|>assistant{body}"), (first, text, body)
+        assert text.startswith(first.content.rstrip("\ufffd")) or (calls and rest in f"<|start|>assistant{body}"), (
+            first,
+            text,
+            body,
+        )
         assert thoughts.startswith(first.thoughts.rstrip("\n\ufffd")), (first, thoughts)
         for (name, arguments), (_, other, got) in zip(calls[: len(first.calls)], first.calls, strict=True):
             assert name == other
