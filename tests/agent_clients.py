@@ -249,3 +249,8 @@ def without_thoughts(entries: Mapping[str, list[dict[str, Any]]]) -> dict[str, l
     items = [item for item in entries[RESPONSES] if item["type"] != "reasoning"]
     kept = [block for block in entries[MESSAGES][0]["content"] if block["type"] != "thinking"]
     return {CHAT: chat, RESPONSES: items, MESSAGES: [{**entries[MESSAGES][0], "content": kept}]}
+
+
+def same_value(one: str, other: str) -> bool:
+    """Return whether two texts are the same arguments; where one was cut, messages have what could be read of it."""
+    return not is_whole(other) or (is_whole(one) and json.loads(one) == json.loads(other))
