@@ -9,10 +9,11 @@ control tokens are written with is replaced by a rare character that stands for 
 
 A twin passes through `+`, slices, loops, `join`, `trim` and changes of case like any character, and marks its place
 wherever it ends up. Twins can be printed, because Python escapes other characters where a template writes a list as a
-text; no message has the characters that become twins. White space and letters have no twins, so that `split` and comparisons still work; nor have
-characters that JSON escapes. Words that the template itself looks for ('</think>') stay as they are, unless a control
-token consists of them. If the second text, with its twins replaced by their characters, equals the first, the twins
-show which characters come from messages. If not, the template's output depends on the marked characters.
+text; no message has the characters that become twins. White space and letters have no twins, so that `split` and
+comparisons still work; nor have characters that JSON escapes. Words that the template itself looks for ('</think>')
+stay as they are, unless a control token consists of them. If the second text, with its twins replaced by their
+characters, equals the first, the twins show which characters come from messages. If not, the template's output depends
+on the marked characters.
 """
 
 import re
