@@ -32,6 +32,7 @@ def script_of(name: str, thoughts: str, body: str, told: list[str]) -> Callable[
     def script(prompt: str) -> str:
         end = prompt.rstrip()
         may_think = bool(opened) and (name == "gpt_oss" or not end.endswith(closed))
+        may_think = may_think and not end.endswith("<turn|>")  # Gemma's, where results follow a text: no turn is opened
         is_open = bool(opened) and end.endswith(opened.strip())
         told[:] = [thoughts if may_think else ""]
         if not may_think or not (thoughts or is_open):
