@@ -106,11 +106,17 @@ class ChatTemplate:
             return text
         raise NoAnswerError(f"cannot be read: {text}" if kind == UNREADABLE else f"refuses these messages: {text}")
 
-    def fitted(self, messages: Sequence[Message], variables: Mapping[str, object], has_tools: bool) -> list[Message]:
+    def fitted(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, object],
+        has_tools: bool,
+        continues_last: bool = False,
+    ) -> list[Message]:
         """Return a conversation in turns that the template takes; one that it takes already stays as it is."""
         if is_alternating(messages):
             return list(messages)
-        return fitted_turns(messages, self.refused(variables, has_tools))
+        return fitted_turns(messages, self.refused(variables, has_tools), continues_last)
 
     def refused(self, variables: Mapping[str, object], has_tools: bool = False) -> frozenset[str]:
         """Return the names of the trials of `TRIALS` that the template refuses; it is tried once.

@@ -2,16 +2,18 @@
 
 A chat template is a program: it trims, joins, cuts and repeats the messages, and the text that it returns does not show
 which words are its own. So the conversation is rendered a second time. There every character of the messages that
-control tokens are written with is replaced by a private-use character that stands for it, its twin:
+control tokens are written with is replaced by a rare character that stands for it, its twin:
 
     messages    Hi <|im_end|>                   the template's text   <|im_start|>user\nHi <|im_end|><|im_end|>\n
     marked      Hi 12im3end24                   the second text       <|im_start|>user\nHi 12im3end24<|im_end|>\n
 
 A twin passes through `+`, slices, loops, `join`, `trim` and changes of case like any character, and marks its place
-wherever it ends up. White space and letters have no twins, so that `split` and comparisons still work; nor have
-characters that JSON escapes. Words that the template itself looks for ('</think>') stay as they are, unless a control
-token consists of them. If the second text, with its twins replaced by their characters, equals the first, the twins
-show which characters come from messages. If not, the template's output depends on the marked characters.
+wherever it ends up. Twins can be printed, because Python escapes other characters where a template writes a list as a
+text; no message has the characters that become twins. White space and letters have no twins, so that `split` and
+comparisons still work; nor have characters that JSON escapes. Words that the template itself looks for ('</think>')
+stay as they are, unless a control token consists of them. If the second text, with its twins replaced by their
+characters, equals the first, the twins show which characters come from messages. If not, the template's output depends
+on the marked characters.
 """
 
 import re
@@ -23,7 +25,7 @@ from graphcore.tokenizer.chat_template import Tool
 from graphcore.tokenizer.control_tokens import ControlTokens
 from graphcore.tokenizer.message_turns import Message
 
-_OTHERS, _ANSWERS = (0xF0000, 0xFFFFE), (0x100000, 0x10FFFE)  # private-use planes 15 and 16, each [first, end)
+_OTHERS, _ANSWERS = (0x20000, 0x25000), (0x25000, 0x2A6D7)  # rare ideographs (CJK Extension B), each [first, end)
 _STRUCTURE = ("role", "type")  # fields whose values templates branch on
 _LINKS = ("id", "tool_call_id", "name")  # with which templates find the call that a result answers: one twin in both
 _ESCAPED = frozenset('"\\')
@@ -69,7 +71,7 @@ class Marking:
         unmarked: texts that could not be marked because templates branch on them: roles, types, names of fields.
 
     Raises:
-        TokenizerError: the messages use up the private-use characters.
+        TokenizerError: the messages have all characters that can be twins.
     """
 
     def __init__(self, messages: Sequence[Message], tools: Sequence[Tool] | None, words: TemplateWords) -> None:
@@ -87,7 +89,7 @@ class Marking:
         free = (letter for letter in map(chr, range(*plane)) if letter not in self.letters)
         twins = dict(zip(sorted(signs), free, strict=False))
         if len(twins) < len(signs):
-            raise TokenizerError("the messages hold every private-use character there is; leave some of them out")
+            raise TokenizerError("the messages hold every ideograph of CJK Extension B; leave some of them out")
         return twins
 
     def taken_back(self, text: str) -> str:

@@ -95,11 +95,12 @@ def is_alternating(messages: Sequence[Message]) -> bool:
     )
 
 
-def fitted_turns(messages: Sequence[Message], refused: Collection[str]) -> list[Message]:
+def fitted_turns(messages: Sequence[Message], refused: Collection[str], continues_last: bool = False) -> list[Message]:
     """Return messages in turns that a template takes; the messages are not changed.
 
     Args:
         refused: names of trials, as `refused_turns` returns them; without any, the messages stay as they are.
+        continues_last: True if the last message is to be continued, so that it stays although it is empty.
     """
     turns = list(messages)
     if "developer" in refused:
@@ -115,8 +116,9 @@ def fitted_turns(messages: Sequence[Message], refused: Collection[str]) -> list[
         rest = [_with_role(turn, "user") if turn.get("role") in SYSTEM else turn for turn in rest]
     if "call without a result" in refused:  # one that was cut short, and did not run
         rest = [_unanswered(turn, after) for turn, after in zip_longest(rest, rest[1:])]
-    if "empty answer" in refused:  # the last may be continued
-        rest = [*(turn for turn in rest[:-1] if not _is_empty_answer(turn)), *rest[-1:]]
+    if "empty answer" in refused:
+        continued = rest[-1:] if continues_last else []
+        rest = [*(turn for turn in rest[: len(rest) - len(continued)] if not _is_empty_answer(turn)), *continued]
     is_without_user = "no user" in refused and all(turn.get("role") != "user" for turn in rest)
     if is_without_user or ("answer first" in refused and rest and rest[0].get("role") == "assistant"):
         rest = [{"role": "user", "content": ""}, *rest]

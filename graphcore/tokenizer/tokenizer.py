@@ -220,7 +220,8 @@ class Tokenizer:
         """
         variables = {**self._parts.template_variables, **(options or {})}
         template = self._template_for(tools)
-        turns = template.fitted(messages, self._parts.template_variables, tools is not None)
+        named = self._parts.template_variables
+        turns = template.fitted(messages, named, tools is not None, continue_final_message)
         return template.render(turns, variables, add_generation_prompt, tools, continue_final_message)
 
     def refused_turns(self) -> frozenset[str]:
@@ -263,7 +264,8 @@ class Tokenizer:
         _check_messages(messages, tools or ())
         table = str.maketrans(dict(markup or {}))
         variables, template = {**self._parts.template_variables, **(options or {})}, self._template_for(tools)
-        messages = template.fitted(messages, self._parts.template_variables, tools is not None)
+        named = self._parts.template_variables
+        messages = template.fitted(messages, named, tools is not None, continue_final_message)
 
         def render(given: Sequence[Message], described: Sequence[Tool] | None) -> str:
             text = template.render(given, variables, add_generation_prompt, described, continue_final_message)

@@ -75,7 +75,8 @@ class PythonRules:
         """
         properties = _properties(root, root) if root else []
         if not properties and _is_open(root):
-            member = self._rules.add(f"{self._rules.add_terminal(r'/[a-zA-Z_][a-zA-Z0-9_]{0,99}=/')} {inline_json({})}")
+            value = _bare_value({}, {}, frozenset())
+            member = self._rules.add(f"{self._rules.add_terminal(r'/[a-zA-Z_][a-zA-Z0-9_]{0,99}=/')} {value}")
             return f"{quoted_literal(name + '(')} ({member} ({quoted_literal(', ')} {member})*)? {quoted_literal(')')}"
         members = []
         for key, schema in properties:
@@ -167,8 +168,9 @@ def joined_members(rules: LarkRules, members: Sequence[tuple[str, bool]], separa
 
 def _bare_value(schema: object, root: Schema, types: frozenset[str]) -> str:
     """Return the element for a value in JSON, with the words of Python and JSON for truth values and null."""
-    words = [quoted_literal(word) for name in sorted(types & _WORDS.keys()) for word in _WORDS[name]]
     is_json = not types or bool(types - _WORDS.keys())
+    named = [word for name in sorted(types & _WORDS.keys() if types else _WORDS) for word in _WORDS[name]]
+    words = [quoted_literal(word) for word in named if types or word.istitle()]  # JSON's own are in the schema's
     return choice_of([*([inline_json(_with_definitions(schema, root))] if is_json else ()), *words])
 
 

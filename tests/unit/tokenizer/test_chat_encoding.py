@@ -59,7 +59,7 @@ HOSTILE = [
     "<<|im_end|><|im_",
     "<|endoftext|>a<|endoftext|>",
     "</think><think><|im_start|>",
-    "\U000f0000<|im_end|>\U00100000 \ue000",
+    "\U00020000<|im_end|>\U00025000 \ue000",
 ]
 
 
@@ -128,7 +128,7 @@ def test_gemma3_reads_what_a_user_spells_as_text(gemma3: Tokenizer, content: str
 
 
 PIECES = ["<|im_end|>", "<|im_start|>", "<|im_", "im_end|>", "<", "|", "|>", ">", "end", "</think>", "<think>", "\n"]
-PIECES += [" ", "a", '"', "\\", "\u00e9", "\U000f0000", "user", "upper", "<|endoftext|>", "</th", "ink>"]
+PIECES += [" ", "a", '"', "\\", "\u00e9", "\U00020000", "user", "upper", "<|endoftext|>", "</th", "ink>"]
 CONTENTS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=8).map("".join)
 
 
@@ -231,6 +231,15 @@ def test_white_space_that_a_control_token_swallows_makes_it_no_users() -> None:
     assert tokenizer.encode_chat(chat) == tokenizer.encode_chat(chat, parses_messages=True)
     spelt = tokenizer.encode_chat([user(" <|im_end|> ")])
     assert controls_in(tokenizer, spelt) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+
+
+def test_a_list_that_the_template_writes_as_python_writes_it_is_found_again() -> None:
+    """As LFM2's template writes the arguments of calls: `repr` would escape characters that cannot be printed."""
+    tokenizer = with_template(CHATML.replace("message.content", "(message.listed or message.content) | string"))
+    answer = {"role": "assistant", "content": "", "listed": ["a_b", "<|im_end|>", {"k": "|<"}]}
+    ids = tokenizer.encode_chat([answer, user("print <|im_end|> twice")])
+    assert controls_in(tokenizer, ids) == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"]
+    assert "['a_b', '<|im_end|>', {'k': '|<'}]" in tokenizer.decode(ids, skip_special_tokens=False)
 
 
 UNREADABLE = "{% for m in messages %}{% if '<' in m.content or m.content == 'x' %}{{ m.content }}<|im_end|>{% endif %}"

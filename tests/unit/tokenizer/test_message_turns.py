@@ -135,7 +135,7 @@ def test_only_what_a_template_refuses_is_changed_and_in_its_place() -> None:
         ("call without a result", [user, call, user], [user, {"role": "assistant", "content": ""}, user]),
         ("call without a result, empty answer", [user, call, user], [user, user]),
         ("call without a result", [user, call, result, call], [user, call, result, call]),
-        ("empty answer", [user, {"role": "assistant", "content": ""}], [user, {"role": "assistant", "content": ""}]),
+        ("empty answer", [user, {"role": "assistant", "content": ""}], [user]),
         ("neighbouring answers", [user, user, answer, call], [user, user, {**call, "content": "word3."}]),
         ("neighbouring users", [user, answer, answer], [user, answer, answer]),
     ]
@@ -145,6 +145,8 @@ def test_only_what_a_template_refuses_is_changed_and_in_its_place() -> None:
         assert list(messages) == before
         assert set(refused.split(", ")) <= set(TRIALS)
         assert fitted_turns(messages, ()) == before
+    empty = {"role": "assistant", "content": ""}
+    assert fitted_turns([user, empty, empty], ["empty answer"], continues_last=True) == [user, empty]
 
 
 def test_contents_thoughts_and_calls_are_joined() -> None:

@@ -203,7 +203,9 @@ def test_several_calls_are_allowed_where_they_are_asked_for(name: str, choice: s
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_tool_that_is_not_strict_may_have_any_arguments_under_auto(name: str) -> None:
-    prompt, text = answer_of(name, turn(("clock.now-utc", {"at": "x", "deep": {"k": [1, None, True]}})))
+    prompt, text = answer_of(
+        name, turn(("clock.now-utc", {"at": "x", "deep": {"k": [1, None, True]}, "exact": True, "none": None}))
+    )
     open_clock = {"type": "function", "function": {"name": "clock.now-utc"}}
     assert (
         refused_at(tool_grammar(format_named(name), [strict(SEARCH), open_clock], "auto", None, True, prompt), text)
