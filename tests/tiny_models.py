@@ -884,7 +884,7 @@ class TinyModel:
         """transformers' float32 logits of `ids`: [2, 50, V]."""
         return self.logits_of(self.ids)
 
-    @torch.inference_mode(mode=False)  # in which Phi 3 would keep frequencies that nobody else may change
+    @torch.inference_mode(mode=False)  # as `save_tiny`
     @torch.no_grad()
     def logits_of(self, ids: Tensor) -> Tensor:
         """Return transformers' float32 logits, [B, T, V]."""
@@ -921,6 +921,7 @@ def randomise(model: nn.Module, seed: int) -> None:
             parameter.normal_(generator=generator).div_(parameter.shape[-1] ** 0.5)
 
 
+@torch.inference_mode(mode=False)  # in which Phi 3 would have frequencies that a later call must not change
 def save_tiny(name: str, folder: Path) -> TinyModel:
     """Save a family's model as transformers does and return it with its folder."""
     reference = build_reference(name)
