@@ -29,7 +29,7 @@ def test_readme_s_example_prints_what_it_promises(smollm2_gguf: Path, capsys: py
 
 @pytest.mark.thorough
 def test_the_examples_about_threads_and_tasks_run(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Engine.load(smollm2_gguf, overrides=["context_length=256"]) as engine:
+    with Engine.load(smollm2_gguf, overrides=["context_length=256", "prefill_chunk=32"]) as engine:
         names: dict[str, object] = {"engine": engine}
         for example in examples("docs/python.md"):
             exec(example, names)  # noqa: S102 - the example is ours
