@@ -250,8 +250,8 @@ class CacheAdmission:
             self._prefixes.keep(request.cache_row, new, is_bit_exact=False, save_states=True, after=after)
         self.pages.free(request.cache_row)
 
-    def free_left_rows(self) -> None:
-        """Free the pages of rows that no request has: those of one that an error has kept from coming or leaving."""
+    def free_orphaned_rows(self) -> None:
+        """Free the pages of rows without a running request, such as one whose admission or removal raised."""
         taken = {request.cache_row for request in self.requests}
         for row in range(self._rows):
             if row not in taken:

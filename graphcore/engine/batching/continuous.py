@@ -123,7 +123,7 @@ class ContinuousBatching(Batching):
             request.discard_computed()
         self._decoding.drop()
         self.leave()
-        self._admission.free_left_rows()
+        self._admission.free_orphaned_rows()
         self._admission.clear_prefix_cache()
 
     def give_up(self) -> None:

@@ -68,15 +68,15 @@ def template_messages(
         calls = [_with_mapping(call) for call in message.pop("tool_calls", None) or ()]
         names |= {call["id"]: call["function"]["name"] for call in calls if "id" in call}
         if message.get("role") == "tool":
-            found += [result for _, result in _answered([], [message], names)]
+            found += _linked([], [message], names)[1]
         elif not calls:
             found.append(message)
         else:
             results: list[dict[str, Any]] = []
             while left and left[0].get("role") == "tool":
                 results.append(left.popleft())
-            calls, answered = _with_own_ids(calls, _answered(calls, results, names))
-            found += _turns(_spoken({**message, "tool_calls": calls}, format), answered, format)
+            calls, results = _linked(calls, results, names)
+            found += _turns(_spoken({**message, "tool_calls": calls}, format), results, format)
     shaped = list(chain.from_iterable(_shaped(message, format, mark) for message in found))
     return _with_system_tools(shaped, tools) if format.messages.tools_in_system and tools else shaped
 
@@ -134,54 +134,47 @@ def _with_system_tools(messages: list[dict[str, Any]], tools: Sequence[Mapping[s
     return [{"role": "system", "content": _SYSTEM, "tools": listed}, *messages]
 
 
-def _answered(
-    calls: Sequence[Mapping[str, Any]], results: Sequence[dict[str, Any]], names: Mapping[str, str]
-) -> list[tuple[int, dict[str, Any]]]:
-    """Return the number of the call that each result answers, and the result with its name; the last number for none.
+def _linked(
+    calls: list[dict[str, Any]], results: Sequence[dict[str, Any]], names: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return calls with unique ids, and tool results with the id and the name of the call that they answer.
 
-    Calls without an id, or with the same one, have a result each in their order, and the last of them the others.
+    Clients leave ids out or repeat them: such calls take the results in order, and the last one takes what is left.
+
+    Args:
+        names: function names by id of the calls so far, for a result that answers none of `calls`.
     """
-    found: list[tuple[int, dict[str, Any]]] = []
-    free: dict[object, deque[int]] = {}  # linear, since a request may have a hundred thousand calls with one id
-    for at, call in enumerate(calls):
-        free.setdefault(call.get("id"), deque()).append(at)
+    waiting: dict[object, deque[dict[str, Any]]] = {}  # linear, since a request may have a hundred thousand calls
+    is_unique = len({call.get("id") or None for call in calls} - {None}) == len(calls)
+    own = calls if is_unique else [{**call, "id": f"{call.get('id') or 'call'}_{at}"} for at, call in enumerate(calls)]
+    for given, call in zip(calls, own, strict=True):
+        waiting.setdefault(given.get("id"), deque()).append(call)
+    found: list[dict[str, Any]] = []
     for result in results:
-        same = free.get(result.get("tool_call_id"))
-        number = len(calls) if same is None else same.popleft() if len(same) > 1 else same[0]
-        name = names.get(str(result.get("tool_call_id"))) if same is None else calls[number]["function"]["name"]
-        found.append((number, result if name is None or result.get("name") else {**result, "name": name}))
-    return found
+        same, name = waiting.get(result.get("tool_call_id")), names.get(str(result.get("tool_call_id")))
+        if same is not None:
+            call = same.popleft() if len(same) > 1 else same[0]
+            name, result = call["function"]["name"], {**result, "tool_call_id": call.get("id")}
+        found.append(result if name is None or result.get("name") else {**result, "name": name})
+    return own, found
 
 
-def _with_own_ids(
-    calls: list[dict[str, Any]], answered: list[tuple[int, dict[str, Any]]]
-) -> tuple[list[dict[str, Any]], list[tuple[int, dict[str, Any]]]]:
-    """Return calls and results with new ids if a call has none, or another's: templates look results up by id."""
-    if len({call.get("id") or None for call in calls} - {None}) == len(calls):
-        return calls, answered
-    calls = [{**call, "id": f"{call.get('id') or 'call'}_{at}"} for at, call in enumerate(calls)]
-    own = [{**result, "tool_call_id": calls[at]["id"]} if at < len(calls) else result for at, result in answered]
-    return calls, [*zip((at for at, _ in answered), own, strict=True)]
-
-
-def _turns(
-    message: dict[str, Any], answered: Sequence[tuple[int, dict[str, Any]]], format: ToolFormat
-) -> list[dict[str, Any]]:
-    """Return a turn with calls and the results that follow it, as `_answered` returns them."""
-    results, calls = [result for _, result in answered], message["tool_calls"]
+def _turns(message: dict[str, Any], results: Sequence[dict[str, Any]], format: ToolFormat) -> list[dict[str, Any]]:
+    """Return the messages of the template for an assistant message with tool calls and the results behind it."""
+    calls = message["tool_calls"]
     if format.messages.embeds_results and results:
         responses = [{"name": result.get("name", ""), "response": result.get("content")} for result in results]
         return [{**message, "tool_responses": responses}]
     if format.is_parallel or len(calls) == 1:
         return [message, *results]
-    by_call: dict[int, list[dict[str, Any]]] = {}
-    for number, result in answered:
-        by_call.setdefault(number, []).append(result)
+    by_id: dict[object, list[dict[str, Any]]] = {}
+    for result in results:
+        by_id.setdefault(result.get("tool_call_id"), []).append(result)
     found: list[dict[str, Any]] = []
-    for at, call in enumerate(calls):
+    for call in calls:
         turn = message if not found else {"role": "assistant", "content": ""}
-        found += [{**turn, "tool_calls": [call]}, *by_call.get(at, ())]
-    return [*found, *by_call.get(len(calls), ())]
+        found += [{**turn, "tool_calls": [call]}, *by_id.pop(call["id"], ())]
+    return [*found, *chain.from_iterable(by_id.values())]
 
 
 def _with_mapping(call: Mapping[str, Any]) -> dict[str, Any]:
