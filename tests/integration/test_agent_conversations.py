@@ -176,8 +176,8 @@ class Talk:
         prompts = [" ".join(prompt.split()) for prompt in engine.prompts_seen]
         for mark in (mark for one in self.turns for mark in one.marks):
             assert {prompt.count(mark) for prompt in prompts} == {1}, (mark, prompts[0])
-        # Not in long ones: an empty answer is a turn in chats alone, and texts around a call are one text there.
-        assert len(set(prompts)) == 1 or not self.is_alike or self.is_thorough, prompts
+        words = {"".join(prompt.split()) for prompt in prompts}  # texts around a call are one in chats, two elsewhere
+        assert len(words) == 1 or not self.is_alike, prompts
         first = answers[CHAT][0]
         for interface, both in answers.items():
             for one in both:
@@ -212,6 +212,7 @@ class Talk:
         """Return what a client makes of an answer: whole or streamed, with or without thoughts, or broken arguments."""
         entries = {one: deepcopy(self.random.choice(both).entries) for one, both in answers.items()}
         first = answers[CHAT][0]
+        self.is_alike = self.is_alike and bool(first.content or first.calls)  # an empty answer is a turn in chats alone
         self.calls = [{one: answers[one][0].calls[at][0] for one in INTERFACES} for at in range(len(first.calls))]
         if self.chance(0.2):
             entries = agent_clients.without_thoughts(entries)
