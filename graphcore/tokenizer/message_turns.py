@@ -8,6 +8,7 @@ neighbouring turns of a user, an answer that comes first. Each template is tried
     ..., answer, system           ..., answer, user        in its place: further up, it would change the cached prefix
     ..., user, user               ..., user (both)
     ..., result of a tool, user   ..., result (both)
+    ..., result of no call        ..., user                a summary may have taken the place of the call
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ TRIALS: Mapping[str, str] = {
     "no user": "S",
     "user behind a result": "UCTUAU",
     "call without a result": "UCUAU",
+    "result without a call": "UATAU",
     "empty answer": "UEU",
 }
 """What a template may refuse, by its name, with the conversation that shows it. The letters are those of `_turn`."""
@@ -114,6 +116,8 @@ def fitted_turns(messages: Sequence[Message], refused: Collection[str], continue
         head = [_joined(head)]
     if "later system" in refused or "system" in refused:
         rest = [_with_role(turn, "user") if turn.get("role") in SYSTEM else turn for turn in rest]
+    if "result without a call" in refused:
+        rest = _with_known_results(rest)
     if "call without a result" in refused:  # one that was cut short, and did not run
         rest = [_unanswered(turn, after) for turn, after in zip_longest(rest, rest[1:])]
     if "empty answer" in refused:
@@ -191,6 +195,22 @@ def _num_leading_systems(messages: Sequence[Message]) -> int:
 
 def _is_empty_answer(message: Message) -> bool:
     return message.get("role") == "assistant" and not message.get("content") and not message.get("tool_calls")
+
+
+def _with_known_results(messages: Iterable[Message]) -> list[Message]:
+    """Return messages in which the results of calls that are not before them are a user's."""
+    found: list[Message] = []
+    known: set[object] | None = set()  # ids of the last calls; None for calls in a family's own form
+    for message in messages:
+        if not _is_result(message):
+            calls = message.get("tool_calls")
+            ids = {call.get("id") for call in calls} if isinstance(calls, list | tuple) else set()
+            known = None if "metadata" in message else ids
+            found.append(message)
+        else:
+            is_known = known is None or message.get("tool_call_id") in known
+            found.append(message if is_known else _with_role(message, "user"))
+    return found
 
 
 def _unanswered(message: Message, after: Message | None) -> Message:
