@@ -32,11 +32,11 @@ def decode_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         running = build(self, *arguments)
         assert isinstance(running.runner, ProgramRunner)
         running.runner.builder.kind, running.runner.builder.backend = "captured", TritonBackend()
-        running.runner.__init__(  # type: ignore[misc]  # with the backend's chunks
+        running.runner.__init__(  # type: ignore[misc]  # with the backend's programs
             running.runner.builder,
             running.runner.policy,
             running.runner.sizes.batch_size,
-            running.runner.sizes.prefill_chunk,
+            running.runner.chunks,
             running.runner.prompt_tokens,
         )
         return running

@@ -198,18 +198,13 @@ def _is_empty_answer(message: Message) -> bool:
 
 
 def _with_known_results(messages: Iterable[Message]) -> list[Message]:
-    """Return messages in which the results of calls that are not before them are a user's."""
+    """Return messages in which results that stand behind another turn than calls are a user's."""
     found: list[Message] = []
-    known: set[object] | None = set()  # ids of the last calls; None for calls in a family's own form
+    follows_calls = False
     for message in messages:
         if not _is_result(message):
-            calls = message.get("tool_calls")
-            ids = {call.get("id") for call in calls} if isinstance(calls, list | tuple) else set()
-            known = None if "metadata" in message else ids
-            found.append(message)
-        else:
-            is_known = known is None or message.get("tool_call_id") in known
-            found.append(message if is_known else _with_role(message, "user"))
+            follows_calls = bool(message.get("tool_calls")) or "metadata" in message  # a family's own form of calls
+        found.append(message if follows_calls or not _is_result(message) else _with_role(message, "user"))
     return found
 
 

@@ -143,11 +143,6 @@ def test_only_what_a_template_refuses_is_changed_and_in_its_place() -> None:
         ("result without a call", [user, call, result, result], [user, call, result, result]),
         ("result without a call", [user, result, call, result], [user, {**result, "role": "user"}, call, result]),
         ("result without a call", [call, result, answer, result], [call, result, answer, {**result, "role": "user"}]),
-        (
-            "result without a call",
-            [call, {**result, "tool_call_id": "x"}],
-            [call, {"role": "user", "content": "word1.", "tool_call_id": "x"}],
-        ),
         ("empty answer", [user, {"role": "assistant", "content": ""}], [user]),
         ("neighbouring answers", [user, user, answer, call], [user, user, {**call, "content": "word3."}]),
         ("neighbouring users", [user, answer, answer], [user, answer, answer]),
