@@ -100,14 +100,18 @@ class ForwardSequencePool:
         # First: without memory for the copies, the rows still have their pages.
         other_states = [[cache.copy_out(row) for cache in pages.states] for row in range(num_rows)]
         others = [[table.exchange(row, {}) for table in tables] for row in range(num_rows)]
+        found: list[ForwardSequence] = []
         try:
             for row, one in enumerate(held):
                 self._put(row, one)
             yield
-            found = [self._taken(row, end) for row in range(num_rows)]
+            for row in range(num_rows):
+                found.append(self._taken(row, end))
         except BaseException:
             for row in range(num_rows):
                 pages.free(row)
+            for one in found:
+                self._drop_pages(one)
             self._held.update(dict.fromkeys(one for one in held if one.pages))
             raise
         finally:

@@ -71,8 +71,8 @@ def grammar_answers(beginning: bytes, room: int) -> Callable[[bytes], tuple[byte
 
     def answer(request: bytes) -> tuple[bytes, str]:
         source = request.decode("utf-8", "surrogatepass")
-        resource.setrlimit(resource.RLIMIT_AS, (room_nbytes + stack_nbytes(len(source)), most))
         try:
+            resource.setrlimit(resource.RLIMIT_AS, (room_nbytes + stack_nbytes(len(source)), most))
             matcher = run_in_deep_stack(lambda: LLMatcher(known, source), len(source))
             reason = matcher_refusal(matcher) or _walk(matcher.deep_copy(), tokens.first, random.Random(source))
         except Exception as error:  # noqa: BLE001 - whatever native code raises is the reason

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from hash_runner import MODELS, HashRunner
+from support.cases import in_case
 
 from graphcore.kvcache.forward_sequences import ForwardSequencePool, ForwardSequences
 
@@ -136,20 +137,28 @@ def test_a_call_that_fails_leaves_states_and_rows_as_they_were(name: str, tokens
     served.extend(state, known, [[7, 7], [1, 2]])
 
 
-def test_a_call_without_memory_for_the_states_of_rows_takes_no_page_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_without_memory_for_states_takes_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the copies fails: of the rows' states, before the call, or of the sequences', behind it."""
     served = Sequences("states", 160)
     assert served.runner.pages.reserve(0, 0, CHUNK)
     before = [dict(table.rows[0]) for table in served.runner.pages.tables]
+    kind = type(served.runner.pages.states[0])
+    copy_out = kind.copy_out
+    num_copies = 2 * 2 * len(served.runner.pages.states)  # of two rows, before and behind the call
+    for failing in range(num_copies):
+        left = iter(range(failing))
 
-    def fail(*_: object) -> None:
-        raise MemoryError
+        def copied(cache: Any, row: int, left: Iterator[int] = left) -> Any:
+            if next(left, None) is None:
+                raise MemoryError
+            return copy_out(cache, row)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(served.runner.pages.states[0]), "copy_out", fail)
-        with pytest.raises(MemoryError):
-            served.extend(ForwardSequences(served.pool), [[]], [[1, 2]])
-    assert [table.rows[0] for table in served.runner.pages.tables] == before
-    served.check_counts([])
+        with in_case(failing), monkeypatch.context() as patch:
+            patch.setattr(kind, "copy_out", copied)
+            with pytest.raises(MemoryError):
+                served.extend(ForwardSequences(served.pool), [[], []], [[1, 2], [3, 4]])
+            assert [table.rows[0] for table in served.runner.pages.tables] == before
+            served.check_counts([])
 
 
 def test_the_state_that_was_used_last_is_swapped_out_last_and_no_more_than_needed() -> None:
