@@ -60,7 +60,7 @@ if find_spec("triton"):
     mend_interpreter()
 
 # How long an example takes is the machine's business. On a GPU each size may be a kernel to compile.
-examples = 10 if torch.cuda.is_available() else settings().max_examples
+examples = int(os.environ.get("GRAPHCORE_EXAMPLES", 10 if torch.cuda.is_available() else 25))
 settings.register_profile("graphcore", deadline=None, max_examples=examples)
 settings.load_profile("graphcore")
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 POOLINGS = ("mean", "last")
+SLICE = 64  # tokens that are added at once
 
 
 class Pooled:
@@ -26,8 +27,9 @@ class Pooled:
         if self._pooling == "last":
             self._sum, self._tokens = hidden[-1].double(), 1
             return
-        found = hidden.sum(dim=0, dtype=torch.float64)
-        self._sum = found if self._sum is None else self._sum + found
+        for part in hidden.split(SLICE):  # a sum in float64 copies what it adds
+            found = part.sum(dim=0, dtype=torch.float64)
+            self._sum = found if self._sum is None else self._sum + found
         self._tokens += len(hidden)
 
     def clear(self) -> None:

@@ -125,6 +125,7 @@ def test_a_wrong_command_is_one_line_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_names_of_dtypes_are_recorded_as_conf_has_them(tmp_path: Path) -> None:
     given = ("dtype=torch.bfloat16", "kv_dtype=F16", "prompt_ids=[1]", "max_new_tokens=1")
     done = graphcore(*LLAMA, *given, cwd=tmp_path)
@@ -152,6 +153,7 @@ def test_a_run_that_cannot_start_is_one_line_and_a_result_that_says_so(tmp_path:
     assert record["settings"]["max_new_tokens"] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("argument", "status"),
     [
@@ -172,6 +174,7 @@ def test_exit_status_two_is_for_what_does_not_exist(tmp_path: Path, argument: st
     assert done.stderr.splitlines()[-1].startswith("graphcore: ")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [(), ("hydra.job.name=mine",)])  # the second goes through hydra.main
 def test_without_outputs_a_run_leaves_nothing(tmp_path: Path, more: tuple[str, ...]) -> None:
     done = graphcore(*LLAMA, *more, "outputs=false", "prompt_ids=[1,2]", "max_new_tokens=3", cwd=tmp_path)
@@ -202,6 +205,7 @@ def test_a_text_without_a_key_is_the_prompt_and_a_tasks_name_the_task(tmp_path: 
     assert (record["task"], record["generations"][0]["prompt"]) == ("generate", "Is 2+2=4?")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_for_a_shell_is_printed(tmp_path: Path, shell: str) -> None:
     done = graphcore("-sc", f"install={shell}", cwd=tmp_path)
@@ -234,6 +238,7 @@ def test_debug_shows_the_traceback_and_then_the_line(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("graphcore: ConfigError: ")
 
 
+@pytest.mark.thorough
 def test_a_failed_verification_is_exit_status_one(tmp_path: Path) -> None:
     done = graphcore(
         *LLAMA, "task=verify", "task.tokens=4", "task.new_tokens=2", "task.tolerance=1e-30", "dtype=bf16", cwd=tmp_path
@@ -298,12 +303,14 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
     assert result_of(tmp_path / "outputs")["status"] == "interrupted"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "all"], ["plan", "progress=false", LLAMA[3]]])
 def test_a_reader_that_takes_nothing_of_a_text_or_a_table_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
     process = Piped(*arguments, cwd=tmp_path, has_reader=False)  # so that writing fails for certain
     assert (process.read_errors(), process.returncode) == ("", 0)
 
 
+@pytest.mark.thorough
 def test_run_py_and_the_module_are_the_same_command(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "run.py"), "promt=hi"], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -347,6 +354,7 @@ def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, arguments: lis
         assert result_of(tmp_path)["error"] == f"OutputError: {said}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "closed", "status", "said"),
     [

@@ -19,7 +19,6 @@ PROMPTS = (40, 5, 2)  # three chunks, less than a chunk, less than a window
 Tiny = Callable[[str], TinyModel]
 Load = Callable[[str, str], Engine]
 EAGER = [(name, "eager") for name in BUILDERS]
-OTHER_CACHES = tuple(name for name in BUILDERS if name.endswith(("_sliding", "_full", "_plain", "_dense", "_unified")))
 COMPILED = {  # with those of test_model_parity.py, one model of each kind of block
     **dict.fromkeys(ARCHITECTURES, pytest.mark.slow),
     **dict.fromkeys(("gpt_oss", "gemma4"), pytest.mark.thorough),
@@ -65,13 +64,8 @@ def together(engine: Engine, rows: list[list[int]], prompts: tuple[int, ...]) ->
     return [torch.stack(step) for step in steps]
 
 
-@pytest.mark.parametrize(
-    ("name", "graph"),
-    [
-        # variants run in the batches below
-        *(pytest.param(*case, marks=() if case[0] in ARCHITECTURES else pytest.mark.slow) for case in EAGER),
-        *ALONE,
-    ],
+@pytest.mark.parametrize(  # eager in the engine matrix, native in test_native_decode.py
+    ("name", "graph"), [*(pytest.param(*case, marks=pytest.mark.slow) for case in EAGER), *ALONE]
 )
 def test_one_sequence_decodes_to_its_teacher_forced_logits(
     name: str, graph: str, tiny_model: Tiny, load_tiny: Load
@@ -86,11 +80,8 @@ def test_one_sequence_decodes_to_its_teacher_forced_logits(
 @pytest.mark.parametrize(
     ("name", "graph"),
     [
-        # a variant whose caches are those of its family runs slow: test_model_parity.py has its mathematics
-        *(
-            pytest.param(*case, marks=() if case[0] in (*ARCHITECTURES, *OTHER_CACHES) else pytest.mark.slow)
-            for case in EAGER
-        ),
+        # variants run slow: test_model_parity.py has their mathematics
+        *(pytest.param(*case, marks=() if case[0] in ARCHITECTURES else pytest.mark.slow) for case in EAGER),
         *IN_BATCHES,
     ],
 )
@@ -115,27 +106,4 @@ def test_two_rows_of_a_batch_of_three_run_beside_an_idle_one(
     tiny, engine = tiny_model(name), load_tiny(name, graph)
     rows = rows_of(seed=2)[:2]
     for row, prompt, logits in zip(rows, PROMPTS, together(engine, rows, PROMPTS[:2]), strict=False):
-        assert worst(logits, tiny.logits_of(torch.tensor([row]))[0, prompt - 1 :]) < tolerance_of(name)
-
-
-@pytest.mark.parametrize("name", ["llama3", "mistral", "gemma3", "qwen3_5", "lfm2"])
-def test_a_cache_is_filled_in_pieces_of_any_size(name: str, tiny_model: Tiny, load_tiny: Load) -> None:
-    # Chunks that begin inside, at and past the window; then a single token; then a chunk over several wraps of a ring.
-    tiny, engine = tiny_model(name), load_tiny(name, "eager")
-    ids = tiny.ids[1].tolist()
-    ends = (3, 8, 9, 10, 21, 22, 50)
-    for start, end in zip((0, *ends), ends, strict=False):
-        with torch.inference_mode():
-            logits = engine.runner.extend([ids[start:end]], [start])
-        assert worst(logits[0], tiny.logits[1, end - 1]) < tolerance_of(name), end
-
-
-@pytest.mark.parametrize("name", ["gemma3", "qwen3_5"])
-def test_what_a_cache_held_before_does_not_matter(name: str, tiny_model: Tiny, load_tiny: Load) -> None:
-    tiny, engine = tiny_model(name), load_tiny(name, "eager")
-    with torch.inference_mode():
-        for tensor in (tensor for cache in engine.runner.builder.caches for tensor in cache.tensors):
-            tensor.fill_(1e3)
-    found = together(engine, rows_of(seed=3), PROMPTS)
-    for row, prompt, logits in zip(rows_of(seed=3), PROMPTS, found, strict=True):
         assert worst(logits, tiny.logits_of(torch.tensor([row]))[0, prompt - 1 :]) < tolerance_of(name)

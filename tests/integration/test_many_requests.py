@@ -11,14 +11,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from staggered import submit_staggered
 from streamed_engine import collect_until
 from support.golden_models import write_checkpoint
 from tiny_models import VOCAB, TinyModel, add_tokenizer
@@ -36,20 +34,12 @@ pytestmark = pytest.mark.thorough
 
 Tiny = Callable[[str], TinyModel]
 SECONDS = 120.0
-KINDS = {
-    "captured": ("graph=auto", "dtype=fp32"),
-    "eager": ("graph=eager", "dtype=bf16"),
-    "compiled": ("graph=compiled", "dtype=fp32"),
-    "streamed": ("graph=auto", "dtype=fp32", "streaming=on"),
-    "streamed eager": ("graph=eager", "dtype=fp32", "streaming=on"),
-}
 SEQUENCES = 6
 
 
-def load(tiny: TinyModel, kind: str, *overrides: str) -> Engine:
-    dtype, *others = sorted(KINDS[kind], key=lambda one: not one.startswith("dtype"))
+def load(tiny: TinyModel, *overrides: str) -> Engine:
     sizes = (f"batching.max_sequences={SEQUENCES}", "context_length=96", "prefill_chunk=16")
-    return Engine.load(tiny.folder, dtype=dtype[6:], device="cpu", overrides=[*sizes, *others, *overrides])
+    return Engine.load(tiny.folder, dtype="fp32", device="cpu", overrides=[*sizes, *overrides])
 
 
 @dataclass(frozen=True)
@@ -85,37 +75,8 @@ def requests_of(seed: int, count: int) -> list[Request]:
     return [Request.draw(generator) for _ in range(count)]
 
 
-NAMES = ("llama3", "gemma3", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "lfm2_moe", "gemma4")
-IN_CI = {  # models of each kind of run; the others are slow
-    "captured": NAMES,
-    "eager": ("gemma3", "qwen3_5"),  # rings, and states beside a cache of every key
-    "compiled": (),  # test_decode_equals_forward.py has compiled batches of rows of different lengths
-    "streamed": ("gpt_oss",),
-    "streamed eager": ("qwen3_moe",),
-}
-
-
-def marks_of(name: str, kind: str) -> tuple[pytest.MarkDecorator, ...]:
-    if name not in IN_CI[kind]:
-        return (pytest.mark.slow,)
-    return ()
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [pytest.param(name, kind, marks=marks_of(name, kind)) for name in NAMES for kind in KINDS],
-)
-def test_an_answer_does_not_depend_on_its_neighbours(name: str, kind: str, tiny_model: Tiny) -> None:
-    with load(tiny_model(name), kind) as engine:
-        requests = requests_of(5, 10)
-        alone = [what(request.submit(engine).result(SECONDS)) for request in requests]
-        handles = submit_staggered(engine, [partial(request.submit, engine) for request in requests], random.Random(6))
-        assert [what(handle.result(SECONDS)) for handle in handles] == alone
-        assert max(handle.result().timings.batch for handle in handles) > 2
-
-
 def test_random_joins_cancels_and_errors_leave_every_answer_as_it_is_alone(tiny_model: Tiny) -> None:
-    with load(tiny_model("llama3"), "captured") as engine:
+    with load(tiny_model("llama3")) as engine:
         requests = requests_of(7, 24)
         alone = {request: what(request.submit(engine).result(SECONDS)) for request in requests}
         run_storm(engine, requests, alone, count=150)
@@ -178,20 +139,8 @@ def test_sixty_requests_of_every_kind_in_a_cache_that_is_too_small_are_answered_
     assert found.counts["compared"] > 50
 
 
-def test_n_answers_draw_with_seeds_that_follow_one_another(tiny_model: Tiny) -> None:
-    with load(tiny_model("llama3"), "captured") as engine:
-        together = engine.submit([1, 2, 3], 9, n=3, temperature=1.5, seed=20, ignore_eos=True)
-        rows = [event.row for event in together]
-        alone = [
-            engine.submit([1, 2, 3], 9, temperature=1.5, seed=20 + at, ignore_eos=True).result() for at in range(3)
-        ]
-        assert [answer.token_ids for answer in together.results()] == [answer.token_ids for answer in alone]
-        assert sorted(rows) == [0] * 9 + [1] * 9 + [2] * 9
-        assert len({answer.token_ids for answer in alone}) == 3
-
-
 def test_a_mask_allows_some_tokens_alone(tiny_model: Tiny) -> None:
-    with load(tiny_model("llama3"), "captured") as engine:
+    with load(tiny_model("llama3")) as engine:
         seen: list[tuple[int, ...]] = []
 
         def even(ids: Sequence[int]) -> torch.Tensor:
@@ -211,7 +160,7 @@ def test_a_mask_allows_some_tokens_alone(tiny_model: Tiny) -> None:
 
 
 def test_a_deadline_ends_a_request_that_waits_and_one_that_runs(tiny_model: Tiny) -> None:
-    with load(tiny_model("llama3"), "captured", "batching.max_sequences=1") as engine:
+    with load(tiny_model("llama3"), "batching.max_sequences=1") as engine:
         held, free = threading.Event(), threading.Event()
 
         def hold(ids: Sequence[int]) -> None:
@@ -235,7 +184,7 @@ def test_a_deadline_ends_a_request_that_waits_and_one_that_runs(tiny_model: Tiny
 
 
 def test_a_full_queue_refuses_and_generate_waits(tiny_model: Tiny) -> None:
-    with load(tiny_model("llama3"), "captured", "batching.max_sequences=1", "batching.max_waiting=2") as engine:
+    with load(tiny_model("llama3"), "batching.max_sequences=1", "batching.max_waiting=2") as engine:
         held, free = threading.Event(), threading.Event()
 
         def hold(ids: Sequence[int]) -> None:
@@ -260,7 +209,7 @@ def test_a_full_queue_refuses_and_generate_waits(tiny_model: Tiny) -> None:
 
 def test_a_long_prompt_goes_in_chunks_between_the_tokens_of_another(tiny_model: Tiny) -> None:
     """The other sequence gets a token in each pass, and the prompt's chunks are 16 tokens."""
-    with load(tiny_model("llama3"), "captured") as engine:
+    with load(tiny_model("llama3")) as engine:
         seen: list[tuple[str, int, int]] = []
         is_submitted = threading.Event()
 
@@ -284,7 +233,7 @@ def test_an_error_in_a_callers_function_at_the_end_stops_nobody(tiny_model: Tiny
     def fail() -> None:
         raise ZeroDivisionError
 
-    with load(tiny_model("llama3"), "captured") as engine:
+    with load(tiny_model("llama3")) as engine:
         ended = engine.submit([1, 2], 10, ignore_eos=True)
         ended.call_at_end(fail)
         late = engine.submit([1, 2], 60, ignore_eos=True, deadline=0.02, mask=lambda _: time.sleep(0.01))
@@ -295,7 +244,7 @@ def test_an_error_in_a_callers_function_at_the_end_stops_nobody(tiny_model: Tiny
 
 
 def test_a_function_at_the_end_may_take_a_lock_that_a_caller_of_the_engine_holds(tiny_model: Tiny) -> None:
-    with load(tiny_model("llama3"), "captured") as engine:
+    with load(tiny_model("llama3")) as engine:
         lock, is_called = threading.Lock(), threading.Event()
 
         def take() -> None:
@@ -320,7 +269,7 @@ def test_an_error_ends_the_other_answers_of_its_request_alone(tiny_model: Tiny) 
             raise SystemExit(3)
         time.sleep(0.01)
 
-    with load(tiny_model("llama3"), "captured") as engine:
+    with load(tiny_model("llama3")) as engine:
         other = engine.submit([3, 4], 60, ignore_eos=True)
         failing = engine.submit([1, 2], 60, n=3, mask=fail, ignore_eos=True)
         with pytest.raises(SystemExit):
@@ -342,13 +291,13 @@ def test_a_handle_that_its_own_mask_holds_is_collected(tiny_model: Tiny) -> None
         held[0].result(SECONDS)
         return weakref.ref(held[0])
 
-    with load(tiny_model("llama3"), "captured") as engine:
+    with load(tiny_model("llama3")) as engine:
         found = submitted()
         assert collect_until(lambda: found() is None)
 
 
 def test_a_stream_is_over_after_ctrl_c(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    with load(tiny_model("llama3"), "captured") as engine:
+    with load(tiny_model("llama3")) as engine:
         events = engine.stream([1, 2], 60)
 
         def interrupt(self: RequestHandle, at: int) -> None:
@@ -364,7 +313,7 @@ def test_a_stream_is_over_after_ctrl_c(tiny_model: Tiny, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("error", [(KeyError("x"),), (KeyError, "x"), (KeyError, KeyError("x")), (KeyError,)])
 def test_an_error_thrown_into_a_stream_comes_out_whole(error: tuple[Any, ...], tiny_model: Tiny) -> None:
-    with load(tiny_model("llama3"), "captured") as engine:
+    with load(tiny_model("llama3")) as engine:
         events = engine.stream([1, 2], 60)
         next(events)
         with pytest.raises(KeyError) as raised:
@@ -377,7 +326,7 @@ def test_who_could_only_wait_for_ever_is_told_so(tiny_model: Tiny) -> None:
     async def wait(handle: RequestHandle) -> Generation:
         return await handle
 
-    with load(tiny_model("llama3"), "captured") as engine:
+    with load(tiny_model("llama3")) as engine:
         with engine.holding_back():
             handle = engine.submit([1, 2], 3, ignore_eos=True)
             waits: list[Callable[[], object]] = [
@@ -401,7 +350,7 @@ def test_who_could_only_wait_for_ever_is_told_so(tiny_model: Tiny) -> None:
 
 
 def test_a_function_at_the_end_may_take_a_lock_while_the_engine_is_closed(tiny_model: Tiny) -> None:
-    with load(tiny_model("llama3"), "captured") as engine:
+    with load(tiny_model("llama3")) as engine:
         lock, is_called = threading.Lock(), threading.Event()
 
         def take() -> None:

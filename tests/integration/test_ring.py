@@ -45,10 +45,6 @@ LOOKUP = "speculation=lookup"
 EQUAL = "parallel.split=[1,1]"  # so that no rates are measured
 RING: Mapping[str, tuple[int, str, tuple[str, ...], str]] = {  # ranks, model, settings, what is asked
     "dense, streamed, drafts": (2, "llama3", ("streaming=on", "dtype=bf16", LOOKUP, EQUAL), ""),
-    "dense, pages run out": (
-        *(2, "llama3", ("streaming=off", "dtype=fp32", "batching.cache_tokens=128")),
-        "batch other_calls",
-    ),
     "windows, in groups of layers, draft model, pages run out": (
         *(2, "gemma3"),
         ("streaming=on", "streaming.layer_group_size=2", "dtype=fp32", "batching.cache_tokens=128", EQUAL, *SELF),
@@ -76,11 +72,6 @@ RING: Mapping[str, tuple[int, str, tuple[str, ...], str]] = {  # ranks, model, s
         *(2, "gemma4", ("streaming=on", "dtype=bf16", *SELF)),
         "batch drafts",
     ),
-    "features of layers, lent caches, eager": (
-        *(2, "gemma4", ("streaming=off", "dtype=fp32", "graph=eager")),
-        "batch",
-    ),
-    "lent caches": (2, "gemma4_unified", ("streaming=on", "dtype=bf16"), "batch"),
     "latent": (2, "deepseek_v2", ("streaming=on", "dtype=fp32", "kv_dtype=q8_0", EQUAL), "batch"),
     "two adapters, dense, streamed": (
         *(2, "llama3"),

@@ -32,14 +32,7 @@ KINDS: dict[str, list[str]] = {
     "bf16": ["dtype=bf16"],
     "coded": ["kv_dtype=q8_0"],
 }
-QUICK = {
-    ("llama3", "captured"),
-    ("gemma3", "eager"),
-    ("qwen3_5", "eager"),
-    ("lfm2", "captured"),
-    ("qwen3_moe", "coded"),
-}
-THOROUGH = {("llama3", "bf16"), ("qwen3_5", "coded"), *((name, "streamed") for name in ARCHITECTURES)}
+IN_CI = {("llama3", "bf16"), ("qwen3_moe", "coded"), ("lfm2", "captured"), ("gemma4", "streamed")}  # beside the matrix
 SETTINGS: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True, "logprobs": True}
 
 
@@ -68,16 +61,10 @@ def saved(tiny_model: Tiny, tmp_path: Path) -> Path:
     return file
 
 
-def marks_of(name: str, kind: str) -> Sequence[pytest.MarkDecorator]:
-    if (name, kind) in QUICK:
-        return ()
-    return (pytest.mark.thorough if (name, kind) in THOROUGH else pytest.mark.slow,)
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        pytest.param(name, kind, marks=marks_of(name, kind))
+        pytest.param(name, kind, marks=() if (name, kind) in IN_CI else pytest.mark.slow)
         for name in ARCHITECTURES
         for kind in KINDS
         if kind != "coded" or name in ("qwen3_moe", "qwen3_5")  # others' heads are no blocks of 32

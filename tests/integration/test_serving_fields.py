@@ -407,10 +407,13 @@ def streamed_text(events: list[Any]) -> str:
 @effect("stream", *SAMPLED, MESSAGES_PATH)
 def a_stream_has_the_text_in_pieces(ask: Ask) -> None:
     most = {MOST_OF[ask.path]: 100}
-    events = ask.events(**most)
-    pieces = [piece for piece in map(streamed_text, ([event] for event in events)) if piece]
-    assert "".join(pieces) == ask(**most).text
-    assert len(pieces) > 1
+    expected = ask(**most).text
+    for _ in range(10):  # a busy machine may have all of a short text when it sends the first piece
+        pieces = [piece for event in ask.events(**most) if (piece := streamed_text([event]))]
+        assert "".join(pieces) == expected
+        if len(pieces) > 1:
+            return
+    pytest.fail("all streams were sent in one piece")
 
 
 @effect("stream_options.include_usage", CHAT, COMPLETIONS)

@@ -56,6 +56,7 @@ def complete(running: Running, **fields: Any) -> None:
         assert http.post("/v1/completions", json=body).status_code == 200
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_loaded_model_is_planned_as_it_was_before_loading(
     name: str, tiny_model: Callable[[str], TinyModel], no_buffers: None

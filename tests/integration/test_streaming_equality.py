@@ -15,7 +15,7 @@ import pytest
 import torch
 from gpt_files import small_file
 from streamed_engine import load, smallest_budget, stream_of
-from streamed_results import IDS, PROMPTS, differing, results
+from streamed_results import IDS, differing, results
 from ternary_models import save_ternary
 from tiny_models import ARCHITECTURES, BUILDERS, MIXTURES, TinyModel
 
@@ -71,9 +71,15 @@ def check(folder: Path, resident: Resident, combination: Sequence[str], dtype: s
         assert differing(results(engine, NEW_TOKENS), expected) == []
 
 
-@pytest.mark.parametrize(("at", "name"), list(enumerate(FAMILIES)))
+@pytest.mark.parametrize(
+    ("at", "name"),
+    [
+        pytest.param(at, name, marks=() if at < len(COMBINATIONS) else pytest.mark.slow)
+        for at, name in enumerate(FAMILIES)
+    ],
+)
 def test_streamed_is_resident_to_the_bit(tiny_model: Tiny, resident: Resident, at: int, name: str) -> None:
-    """Each family in one combination; weights are copied in one half of them and cast on their way in the other."""
+    """Each combination with one family; weights are copied in one half of them and cast on their way in the other."""
     check(tiny_model(name).folder, resident, COMBINATIONS[at % len(COMBINATIONS)], ("fp32", "bf16")[at // 2 % 2])
 
 
@@ -151,19 +157,7 @@ def test_streamed_is_resident_to_the_bit_compiled_and_captured_for_every_family(
         check(tiny_model(name).folder, resident, combination, "fp32", graph)
 
 
-def test_100_tokens_are_the_same(tiny_model: Tiny) -> None:
-    folder = tiny_model("llama3").folder
-    prompt = PROMPTS[0]
-    sizes = ["context_length=128"]
-    with load(folder, *sizes, streaming="off") as engine:
-        (expected,) = engine.generate([prompt], max_new_tokens=100, ignore_eos=True)
-    with load(folder, *sizes) as engine:
-        (found,) = engine.generate([prompt], max_new_tokens=100, ignore_eos=True)
-    assert len(expected.token_ids) == 100
-    assert found.token_ids == expected.token_ids
-
-
-@pytest.mark.parametrize("name", ["llama3", "qwen3"])
+@pytest.mark.parametrize("name", ["llama3", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_every_budget_from_the_smallest_that_works_to_everything_gives_the_same(
     tiny_model: Tiny, resident: Resident, name: str
 ) -> None:

@@ -19,7 +19,6 @@ import psutil
 import pytest
 import torch
 from plain_grammar import Grammar, allowed_after, words_of
-from staggered import submit_staggered
 from tiny_models import VOCAB, TinyModel, add_tokenizer
 from torch import Tensor
 from transformers import LogitsProcessorList, MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
@@ -37,7 +36,6 @@ SIZES = ("batching.max_sequences=6", "context_length=96", "prefill_chunk=16")
 KINDS = {
     "captured": ("graph=auto",),
     "eager": ("graph=eager",),
-    "compiled": ("graph=compiled",),
     "streamed": ("graph=auto", "streaming=on"),
 }
 
@@ -433,27 +431,6 @@ def submit(engine: Engine, asked: dict[str, Any]) -> Any:
     if "mask" in more:
         more["mask"] = more["mask"]()  # each run has a mask of its own
     return engine.submit(more.pop("prompt"), **more)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        *(("gemma3", "captured"), ("gemma3", "eager"), ("qwen3_5", "captured"), ("qwen3_5", "streamed")),
-        *(("lfm2", "captured"), ("lfm2", "eager")),
-        *(pytest.param(name, "compiled", marks=pytest.mark.thorough) for name in ("gemma3", "qwen3_5", "lfm2")),
-    ],
-)
-def test_sixteen_requests_of_all_kinds_get_the_answers_that_they_get_alone(
-    tiny_model: Tiny, name: str, kind: str
-) -> None:
-    with load(tiny_model(name).folder, *KINDS[kind]) as engine:
-        requests = mixed_requests(3, 16)
-        vectors = engine.embed([[*range(30)], [4]])
-        alone = [[what(one) for one in submit(engine, asked).results(SECONDS)] for asked in requests]
-        handles = submit_staggered(engine, [partial(submit, engine, asked) for asked in requests], random.Random(2))
-        assert torch.equal(engine.embed([[*range(30)], [4]]), vectors)
-        assert [[what(one) for one in handle.results(SECONDS)] for handle in handles] == alone
-        assert engine.status() == []
 
 
 @pytest.mark.slow

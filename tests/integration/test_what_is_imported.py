@@ -47,6 +47,7 @@ def test_one_sequence_brings_no_compiler_and_nothing_rare(tmp_path: Path) -> Non
     assert generate(tmp_path, (*COMPILER, *RARE), f"graph={graph}", "device=cpu") == []
 
 
+@pytest.mark.thorough
 def test_counting_the_kernels_of_an_eager_step_brings_no_compiler(tmp_path: Path) -> None:
     small = ("task.prompt_tokens=4", "task.new_tokens=2", "task.repeats=1", "graph=eager", "device=cpu")
     asked = ("task=bench", f"model.checkpoint={TINY / 'qwen3'}", "outputs=false", *small)

@@ -59,12 +59,14 @@ def test_every_module_imports() -> None:
             assert importlib.import_module(name).__doc__, "does not say what lives there"
 
 
+@pytest.mark.thorough
 def test_modules_for_ray_import() -> None:
     pytest.importorskip("ray", reason="Ray is an extra: pip install 'graphcore[ray]'")
     for name in WITH_RAY:
         assert importlib.import_module(name).__doc__, name
 
 
+@pytest.mark.thorough
 def test_without_triton_all_but_the_gpu_s_modules_import() -> None:
     left_out = (*BRINGS_GPU, *WITH_RAY)
     others = [name for name in MODULES if not is_of_the_gpu(name) and name not in left_out]
@@ -80,6 +82,7 @@ def test_only_the_gpu_s_modules_import_triton() -> None:
     assert [path for path in importers if folder not in path.parents] == []
 
 
+@pytest.mark.thorough
 def test_a_module_of_the_gpu_fails_without_triton() -> None:
     """What the import of the others is worth: the hook does hide triton."""
     command = [sys.executable, "-c", WITHOUT_TRITON, f"{GPU}.norm"]

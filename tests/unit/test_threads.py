@@ -16,6 +16,7 @@ from process_groups import write_groups
 import graphcore
 from graphcore import threads
 from graphcore.compiler import build_libraries, find_own_compiler
+from graphcore.device import use_threads
 from graphcore.engine.batching.interface import NoBatching
 from graphcore.engine.masks import MaskThreads, NextTokens
 from graphcore.engine.queue import RequestQueue
@@ -142,6 +143,18 @@ def test_a_process_that_cannot_be_started_names_the_limit_and_other_errors_stay(
     for error in (FileNotFoundError(2, "no such file"), RuntimeError("another")):
         with pytest.raises(type(error)), naming_limit("a compiler"):
             raise error
+
+
+def test_threads_that_torch_would_start_are_refused_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a limit that leaves room for one: where their number is set, and before the engine's thread starts."""
+    monkeypatch.setattr(threads, "tight_limits", lambda needed: iter([LIMIT] if needed > 1 else []))
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    use_threads(2)  # torch starts one beside the caller's
+    said = r"\(2 in all; .* threads changes that\) cannot be started: /sys/fs/cgroup/app/pids\.max allows 6 .*, and 6"
+    for start in (lambda: use_threads(3), run_alone, submit):
+        with pytest.raises(ThreadLimitError, match=said):
+            start()
 
 
 class NoGroup:

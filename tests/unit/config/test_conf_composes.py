@@ -37,6 +37,7 @@ def composed_with(model: str) -> Settings:
     return composed(f"model={name}", f"{group}={option}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "group", "option"), PAIRS)
 def test_every_option_composes(model: str, group: str, option: str) -> None:
     settings = composed(f"model={model}", f"{group}={option}")

@@ -15,6 +15,8 @@ from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
 from graphcore.planning.machine import PRODUCT_SHARE, RESERVE_NBYTES
 
+pytestmark = pytest.mark.thorough
+
 GIB = 1 << 30
 SEVENTY = ("task=plan", "model=llama3_70b", "model.checkpoint='random:q4_k'", "dtype=bf16", "context_length=4096")
 ANYWHERE = ("device=auto", "graph=auto")

@@ -10,6 +10,8 @@ from task_runs import RunTask
 from test_results_documented import COMMON, documented, written
 from tiny_models import BUILDERS, save_tiny
 
+pytestmark = pytest.mark.thorough
+
 PLAN = ("task=plan", "parallel=ring", "streaming=on", "dtype=fp32", "context_length=64")
 
 

@@ -47,7 +47,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("thread", ["main", "other"])
+@pytest.mark.parametrize("thread", ["main", pytest.param("other", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_one_line(name: str, thread: str) -> None:
     text, expected = HOSTILE[name]
@@ -173,6 +173,7 @@ def test_the_process_gets_no_secrets_and_no_signals_of_the_terminal(monkeypatch:
     assert opened <= {"socket", "null"}
 
 
+@pytest.mark.thorough
 def test_the_process_ends_with_its_owner_in_the_middle_of_a_loop() -> None:
     program = (
         "import sys, threading; from graphcore.tokenizer.chat_template import ChatTemplate\n"

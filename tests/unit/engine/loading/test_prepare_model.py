@@ -10,7 +10,9 @@ from graphcore.engine.loading.decoder_loader import DecoderLoader
 from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.prepare_model import notes_on_decode, prepare_model
 from graphcore.kvcache.chunks import Chunks
+from graphcore.nn.attention import Attention
 from graphcore.nn.decoder import Decoder
+from graphcore.nn.moe import ExpertLinear, MoE
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec
 from graphcore.parallel.process_group import ProcessGroup
 from graphcore.progress import ignore_progress
@@ -66,3 +68,26 @@ def test_prompts_continue_within_a_chunk_only_if_all_ranks_can() -> None:
         assert agreed.runtime.chunks == Chunks(256, least), overrides
         said = [note for note in agreed.notes if "whole chunks of prefill_chunk=256 tokens" in note]
         assert len(said) == (least == 256), overrides
+
+
+@pytest.mark.thorough
+def test_what_torch_computes_beside_products_is_not_batch_invariant() -> None:
+    """A sigmoid's last numbers, and logarithms of positions."""
+    native_kernels()
+    for name, kind, is_invariant in (
+        ("mixtral", MoE, True),
+        ("glm4_moe", MoE, False),
+        ("qwen3_next", MoE, False),
+        ("ministral3", Attention, False),
+    ):
+        settings = compose_settings([f"model={name}", "model.checkpoint=random:", "device=cpu", "context_length=512"])
+        prepared = prepare_model(settings, open_model(settings.model, 0, settings.cache_folder, ignore_progress))
+        found = {one.is_batch_invariant for one in prepared.decoder.modules() if isinstance(one, kind)}
+        assert found == {is_invariant}, name
+        assert is_invariant or not prepared.runtime.is_batch_invariant, name
+
+
+def test_dense_experts_are_not_batch_invariant() -> None:
+    """A library of torch multiplies those that enough tokens chose."""
+    experts = ExpertLinear(4, 32, 32, bias=False, dtype=torch.bfloat16)
+    assert not experts.is_batch_invariant

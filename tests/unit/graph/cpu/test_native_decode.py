@@ -137,6 +137,7 @@ PACKABLE = sorted(name for name, one in FORMATS.items() if one.can_quantize and 
 KERNEL_PACKABLE = [name for name in PACKABLE if name != "tq1_0"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", KERNEL_PACKABLE)
 def test_packed_matrices_decode_as_dense_ones_of_the_same_values(name: str) -> None:
     spec = model_of(WIDE, WIDE_EXPERTS, WIDE_PLAIN_EXPERTS)
@@ -277,6 +278,7 @@ print(state, index[best.argmax()].item())
 """
 
 
+@pytest.mark.thorough
 def test_a_process_ends_while_its_team_waits() -> None:
     """Of two processes one ends at once, and one after its team has gone to sleep."""
     command = [sys.executable, "-c", SLEEPER, native_kernels()]
@@ -292,6 +294,7 @@ def test_scratch_is_as_large_as_the_largest_padded_activations() -> None:
     assert program.activations == (3, 20)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", BUILDERS)
 def test_every_family_decodes_to_transformers_logits(tiny_model: Callable[[str], TinyModel], name: str) -> None:
     tiny = tiny_model(name)
@@ -334,6 +337,7 @@ def decoded(engine: Engine, ids: Sequence[int]) -> Tensor:
         return torch.cat([engine.runner.extend([[token_id]], [at]) for at, token_id in enumerate(ids)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("asked", ["q8_0", "q4_k", "mxfp4"])
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt_oss"])
 def test_models_packed_at_load_decode_to_their_teacher_forced_logits(
@@ -411,6 +415,7 @@ def test_no_field_of_a_spec_is_forgotten(spec: type) -> None:
     assert found == RECORDED[spec], f"{spec.__name__}: add it to graph/cpu/native_decode.py, then here"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_family_can_be_recorded_in_bf16(
     name: str, tiny_model: Callable[[str], TinyModel], tmp_path: Path

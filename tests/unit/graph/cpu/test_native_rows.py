@@ -226,6 +226,7 @@ def test_a_step_without_a_token_changes_nothing() -> None:
     assert program.state.span.starts.tolist() == [0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "overrides"), zip(ARCHITECTURES, cycle(OVERRIDES), strict=False))
 def test_every_family_runs_any_rows(
     tiny_model: Callable[[str], TinyModel], name: str, overrides: Sequence[str]

@@ -119,6 +119,7 @@ def test_packed_matrices_multiply_tokens_of_one_sequence() -> None:
     assert_runs_agree(builder_of(decoder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "overrides"), zip(ARCHITECTURES, cycle([(), ("quant.format=q4_1",)]), strict=False))
 def test_every_family_runs_tokens_of_one_sequence_together(
     tiny_model: Callable[[str], TinyModel], name: str, overrides: Sequence[str]

@@ -282,7 +282,7 @@ def test_any_text_is_parsed_alike_however_it_is_cut(name: str, data: st.DataObje
         assert (found.calls, found.content, found.reasoning) == (other.calls, other.content, other.reasoning)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("word", LONG)
 @pytest.mark.parametrize("name", OPENED)
 def test_a_long_text_takes_time_in_proportion(name: str, word: str) -> None:
@@ -294,7 +294,7 @@ def test_a_long_text_takes_time_in_proportion(name: str, word: str) -> None:
         assert time.process_time() - started < LIMIT
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("word", [" ", "<", "</parameter> ", "<tool_call>", '<|"|>'])
 @pytest.mark.parametrize("name", OPENED)
 def test_a_long_text_in_single_characters_takes_time_in_proportion(name: str, word: str) -> None:

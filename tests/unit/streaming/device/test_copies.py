@@ -134,7 +134,7 @@ def test_a_thousand_random_steps_read_what_they_should(
     threads: int, reads_ahead: bool, is_partly_held: bool, are_some_expanded: bool
 ) -> None:
     """Up to six slots, deeper than the ring of host slots; stores of which a part could be locked; one buffer."""
-    for seed in range(10):
+    for seed in range(3):
         draw = random.Random(seed)
         groups, num_slots = draw.randint(1, 9), draw.randint(1, 6)
         num_held = draw.randint(0, groups - 1) if is_partly_held else 0

@@ -38,6 +38,7 @@ def test_help_names_every_command(say, capsys: pytest.CaptureFixture[str]) -> No
     assert re.findall(r"^/(\w+)", shown, re.MULTILINE) == list(names)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -172,6 +173,7 @@ def test_a_chat_is_saved_and_goes_on_later(say, tmp_path: Path, capsys: pytest.C
     assert f"[2 turns loaded from {file}]" in shown
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "content",
     [
@@ -315,6 +317,7 @@ def test_a_user_who_spells_the_end_of_a_turn_does_not_end_it(say) -> None:
     assert parsed["prompt_tokens"] == turn["prompt_tokens"] - len("<|end|>") + 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["~nosuchuser/x", "x" * 300, "a\0b", "-", "/dev/zero"])
 @pytest.mark.parametrize("command", ["save", "load"])
 def test_a_path_that_can_be_none_is_said_in_one_line(

@@ -95,6 +95,7 @@ def test_packed_weights_are_read_as_packed_bytes(run_task: RunTask) -> None:
     assert total <= record["decode"]["weight_bytes_per_step"] < 1.05 * total  # tied: the table is the head's
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("override", "prefill", "decode"),
     [
