@@ -2,6 +2,7 @@
 
 from typing import cast
 
+import pytest
 import torch
 from packed_matrices import native_kernels
 
