@@ -52,6 +52,7 @@ def share(claims: Sequence[bool]) -> float:
     return sum(claims) / len(claims)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not find_cpp_compiler(), reason="needs a C++ compiler")
 @both_models
 def test_packed_weights_and_activations_of_16_bits_choose_what_llamacpp_chooses(
@@ -95,6 +96,7 @@ def test_the_likeliest_token_is_llamacpps(name: str, fixture: str, cases: int, r
     assert max(at.stored_margin for at in found if at.ours != at.stored) < 1.0
 
 
+@pytest.mark.thorough
 def test_smollm2_answers_a_question(smollm2_gguf: Path) -> None:
     with load(smollm2_gguf, "bf16") as engine:
         ids = engine.chat_ids([{"role": "user", "content": "What is the capital of France?"}])

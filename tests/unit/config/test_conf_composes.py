@@ -56,6 +56,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert settings.sampling.temperature == 0.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_names_a_source_and_a_shape_that_an_architecture_knows(name: str) -> None:
     model = composed_with(name).model
@@ -117,6 +118,7 @@ def test_switches_are_words_whatever_yaml_reads(written: str, meant: str) -> Non
     assert compose_settings(["streaming.policy=false"]).streaming.policy == "off"
 
 
+@pytest.mark.thorough
 def test_threads_compose_at_once_and_each_gets_its_own_settings() -> None:
     def compose(number: int) -> int | None:
         return compose_settings([f"context_length={number}"]).context_length

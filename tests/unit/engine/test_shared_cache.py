@@ -30,6 +30,7 @@ CALLS: dict[str, Callable[[Engine], object]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("between", CALLS)
 @pytest.mark.parametrize("streaming", ["off", "on"])
 def test_a_call_inside_the_loop_over_a_stream_does_not_change_it(between: str, streaming: str) -> None:
@@ -44,6 +45,7 @@ def test_a_call_inside_the_loop_over_a_stream_does_not_change_it(between: str, s
     assert found == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3"])
 def test_logits_between_two_tokens_leave_the_sequences_as_they_were(name: str) -> None:
     engine = engine_of(name, "batch_size=2")

@@ -12,6 +12,8 @@ from graphcore.device import find_cpp_compiler
 from graphcore.nn.spec import AttentionSpec, BlockSpec, MLPSpec, ModelSpec, NormSpec
 from graphcore.planning.workspace import attention_nbytes
 
+pytestmark = pytest.mark.thorough
+
 HEADS, KV_HEADS, WIDTH, TOKENS, THREADS = 8, 4, 64, 64, 2
 CODE = """
 import json, sys

@@ -82,6 +82,7 @@ def end_after_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServedModel, "load", load_and_end)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("task", RUNS)
 def test_every_field_of_a_task_is_documented_and_every_documented_one_is_there(
     run_task: RunTask, chat_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str

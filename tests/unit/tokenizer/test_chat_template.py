@@ -85,6 +85,7 @@ def reference_with(template: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+@pytest.mark.thorough
 def test_text_and_ids_are_those_of_transformers() -> None:
     for given, add_generation_prompt, template in every_pair(CHATS, [True, False], TEMPLATES):
         with in_case(given, add_generation_prompt, template):

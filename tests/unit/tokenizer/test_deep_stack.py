@@ -61,6 +61,7 @@ print("compiled")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["lark", "gbnf", "json_schema"])
 def test_chains_of_rules_do_not_end_the_process(form: str) -> None:
     """A process of its own, because one that fails ends by a signal."""

@@ -264,6 +264,7 @@ def test_ternary_matrices_round_by_token_where_kernels_do_it(
     assert decoder.head.lm_head.packing is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("asked", ["q4_0", "stored"])
 @pytest.mark.parametrize("loader_of", [native_backend, TorchBackend])
 def test_loading_takes_the_packed_model_and_one_tensor(

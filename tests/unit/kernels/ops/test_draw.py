@@ -160,6 +160,7 @@ def test_of_equals_top_k_keeps_all_and_top_p_the_first(kernel: DrawKernel) -> No
         assert set(kernel.choose(logits.expand(300, -1), rows)) == kept
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "cuts",
     [{}, {"temperature": 0.5}, {"top_k": 6, "top_p": 0.9}, {"min_p": 0.1}, {"top_p": 0.7, "temperature": 2.0}],

@@ -286,6 +286,7 @@ def call_text(name: str, given_arguments: dict[str, Any]) -> str:
     return text[text.index(known.call_open) : len(text)].split("<|im_end|>")[0].split("<turn|>")[0].removesuffix("</s>")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", THINKING)
 def test_a_call_in_thoughts_is_one_if_they_are_not_closed(name: str) -> None:
     known, prompt = THINKING[name], open_thoughts(name)

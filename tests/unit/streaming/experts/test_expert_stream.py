@@ -69,6 +69,7 @@ def runs_of(engine: Engine, phase: str) -> list[object]:
     return [bound.run for step in program.steps for bound in vars(step).get("blocks", ())]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", ["host", "disk"])
 @pytest.mark.parametrize("quota", [1 << 40, 0, None])
 @pytest.mark.parametrize("cache", [0, 40_000])

@@ -46,6 +46,7 @@ def test_the_plan_is_the_checkpoints_bytes(
     assert "llama3 (llama) on cpu, streaming=off: weights" in out  # the checkpoint's name, not the model group's
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("task", ["plan", "generate"])
 def test_threads_are_those_asked_for_or_as_many_as_the_quota_allows(
     run_task: RunTask, monkeypatch: pytest.MonkeyPatch, task: str
