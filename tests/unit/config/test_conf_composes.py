@@ -67,6 +67,7 @@ def test_every_model_names_a_source_and_a_shape_that_an_architecture_knows(name:
     assert len(architecture_of(config).spec(config).blocks) == config.num_hidden_layers
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_every_published_source_has_its_pin(name: str) -> None:
     """Files have a hash; a folder of the Hub has a commit, whose large files the Hub names by their hashes."""

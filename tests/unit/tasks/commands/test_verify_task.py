@@ -65,6 +65,7 @@ def test_a_random_mixture_of_the_model_group_runs_with_its_layers_cut(
     assert (run.record["model"]["num_hidden_layers"], run.record["greedy"]["agreeing"]) == (2, 6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("path", ["bitnet", "bitnet_i2s.gguf"])
 def test_a_ternary_model_is_within_the_tolerance(run_task: RunTask, path: str, dtype: str) -> None:
@@ -72,6 +73,7 @@ def test_a_ternary_model_is_within_the_tolerance(run_task: RunTask, path: str, d
     assert (run.status, run.record["status"], run.record["reference"]) == (0, "ok", FROM_OUR_WEIGHTS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["bitlinear", "online"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_other_ternary_forms_are_within_the_tolerance(run_task: RunTask, tmp_path: Path, form: str, dtype: str) -> None:
