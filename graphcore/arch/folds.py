@@ -6,6 +6,7 @@ A fold that only moves or picks whole rows works on packed rows as well as on de
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,10 +30,37 @@ class Fold(ABC):
     def apply(self, tensor: Tensor) -> Tensor:
         """Return the changed tensor, which may share memory with the original."""
 
+    def shape_of(self, stored: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a tensor of shape `stored` after the change.
+
+        Raises:
+            RuntimeError, ValueError: tensors of that shape cannot be changed so.
+        """
+        return tuple(self.apply(torch.empty(stored, device="meta")).shape)
+
     def apply_packed(self, rows: Tensor, scale: float) -> tuple[Tensor, float]:
         """Return the changed packed rows, [..., R, bytes] uint8, and the changed scale of the whole tensor."""
         assert self.works_packed, f"{type(self).__name__} needs the values"
         return self.apply(rows), scale
+
+
+class ElementwiseFold(Fold):
+    """A fold that computes each value from the stored one.
+
+    On the meta device such arithmetic would import torch's compiler, which takes as long as all else of a start.
+    """
+
+    def shape_of(self, stored: Sequence[int]) -> tuple[int, ...]:
+        """Return the stored shape."""
+        return tuple(stored)
+
+
+class ScaleFold(Fold):
+    """A fold that leaves one number of a matrix."""
+
+    def shape_of(self, stored: Sequence[int]) -> tuple[int, ...]:
+        """Return (1,)."""
+        return (1,)
 
 
 @dataclass(frozen=True)
@@ -83,7 +111,7 @@ class PickParts(Fold):
     def apply(self, tensor: Tensor) -> Tensor:
         """Return the selected rows, or elements of a bias."""
         grouped = tensor.reshape(self.groups, tensor.shape[0] // self.groups, *tensor.shape[1:])
-        return torch.cat([grouped[:, begin:end].flatten(0, 1) for begin, end in self.parts])
+        return _joined([grouped[:, begin:end].flatten(0, 1) for begin, end in self.parts])
 
 
 @dataclass(frozen=True)
@@ -130,11 +158,11 @@ class GroupHeads(Fold):
     def _moved(self, tensor: Tensor, before: str, after: str) -> Tensor:
         pattern = f"r {before} -> r {after}" if self.of_columns else f"{before} ... -> {after} ..."
         moved = rearrange(tensor[self.first :], pattern, k=self.key_heads, v=self.per_key, w=self.width)
-        return torch.cat((tensor[: self.first], moved)) if self.first else moved
+        return _joined([tensor[: self.first], moved]) if self.first else moved
 
 
 @dataclass(frozen=True)
-class NegatedExp(Fold):
+class NegatedExp(ElementwiseFold):
     """The change of A_log to -exp(A_log) in float32, the form in which GGUF files store it."""
 
     def apply(self, tensor: Tensor) -> Tensor:
@@ -187,11 +215,11 @@ class SplitPairs(Fold):
         heads = tensor.unflatten(0, (self.heads, -1))  # type: ignore[no-untyped-call]
         turning, rest = heads[:, : self.width], heads[:, heads.shape[1] if self.width is None else self.width :]
         moved = rearrange(turning, pattern, j=2)
-        return (torch.cat((moved, rest), dim=1) if rest.shape[1] else moved).flatten(0, 1)
+        return (_joined([moved, rest], dim=1) if rest.shape[1] else moved).flatten(0, 1)
 
 
 @dataclass(frozen=True)
-class AddOne(Fold):
+class AddOne(ElementwiseFold):
     """The change of w to 1 + w in float32, for norms: Gemma's safetensors store w, its GGUF files 1 + w."""
 
     def apply(self, tensor: Tensor) -> Tensor:
@@ -200,7 +228,7 @@ class AddOne(Fold):
 
 
 @dataclass(frozen=True)
-class Times(Fold):
+class Times(ElementwiseFold):
     """The product of a vector with a constant, in float32 (a scale that Gemma 4's router divides by sqrt(dim))."""
 
     factor: float
@@ -211,7 +239,7 @@ class Times(Fold):
 
 
 @dataclass(frozen=True)
-class WithoutScale(Fold):
+class WithoutScale(ElementwiseFold):
     """The change of a ternary weight w to w / max |w|, which is exactly -1, 0 and 1."""
 
     in_float32 = True
@@ -227,7 +255,7 @@ class WithoutScale(Fold):
 
 
 @dataclass(frozen=True)
-class ScaleOnly(Fold):
+class ScaleOnly(ScaleFold):
     """The change of a ternary weight [R, C] to its scale [1], max |w|."""
 
     in_float32 = True
@@ -238,7 +266,7 @@ class ScaleOnly(Fold):
 
 
 @dataclass(frozen=True)
-class InverseScale(Fold):
+class InverseScale(ScaleFold):
     """The change of a ternary weight [R, C] to its divisor [1], the inverse of max |w|.
 
     Such weights are stored with a divisor, usually in bf16. Two inversions in float32 do not always restore it, so the
@@ -254,6 +282,15 @@ class InverseScale(Fold):
         exact = 1.0 / scale
         short = exact.to(torch.bfloat16).float()
         return torch.where(1.0 / short == scale, short, exact)
+
+
+def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Return tensors one after another; on the meta device `torch.cat` would import torch's compiler."""
+    if not parts[0].is_meta:
+        return torch.cat(list(parts), dim)
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    return parts[0].new_empty(shape)
 
 
 def _peak(tensor: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ class Pooled:
         if self._pooling == "last":
             self._sum, self._tokens = hidden[-1].double(), 1
             return
-        for part in hidden.split(SLICE):  # a sum in float64 copies what it adds
+        for part in torch.split(hidden, SLICE):  # a sum in float64 copies what it adds
             found = part.sum(dim=0, dtype=torch.float64)
             self._sum = found if self._sum is None else self._sum + found
         self._tokens += len(hidden)

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tiny_models import ARCHITECTURES, TinyModel
 
 from graphcore.device import find_cpp_compiler
 
@@ -33,7 +35,7 @@ def run(tmp_path: Path, names: tuple[str, ...], *arguments: str) -> tuple[int, l
 
 def generate(tmp_path: Path, names: tuple[str, ...], *overrides: str) -> list[str]:
     status, found = run(
-        tmp_path, names, "prompt_ids=[1,2,3]", f"model.checkpoint={TINY / 'qwen3'}", "max_new_tokens=3", *overrides
+        tmp_path, names, "prompt_ids=[1,2,3]", f"model.checkpoint={TINY / 'gemma3'}", "max_new_tokens=3", *overrides
     )
     assert status == 0
     (record,) = tmp_path.glob("outputs/*/*/result.json")
@@ -45,6 +47,28 @@ def test_one_sequence_brings_no_compiler_and_nothing_rare(tmp_path: Path) -> Non
     """Its prompt runs eager, and its tokens are native where a C++ compiler works."""
     graph = "auto" if find_cpp_compiler() else "eager"
     assert generate(tmp_path, (*COMPILER, *RARE), f"graph={graph}", "device=cpu") == []
+
+
+LOADING = """
+import json, sys
+from graphcore import Engine
+for folder in sys.argv[2:]:
+    with Engine.load(folder, dtype="bf16", device="cpu", graph="auto", overrides=["context_length=64"]) as engine:
+        engine.generate([[1, 2, 3]], 2)
+    found = [name for name in json.loads(sys.argv[1]) if name in sys.modules]
+    if found:
+        sys.exit(f"{folder} brings {found}")
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not find_cpp_compiler(), reason="without a C++ compiler, decode steps run compiled")
+def test_no_family_brings_the_compiler(tiny_model: Callable[[str], TinyModel]) -> None:
+    """Not even to check the shapes of its tensors: arithmetic on the meta device would import it."""
+    folders = [str(tiny_model(name).folder) for name in ARCHITECTURES]
+    command = [sys.executable, "-c", LOADING, json.dumps(COMPILER), *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.thorough

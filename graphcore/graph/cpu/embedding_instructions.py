@@ -85,7 +85,9 @@ def append_features(program: native.NativeProgram, gather: GatherStep, x: Tensor
     native.append_project(program, x, [native_matrix(program, projection, projected)], rounding_of(projection), NO_NORM)
     # The norm of a product times s is the product's own with eps / s^2.
     eps = norm.eps / per_layer.dim_scale**2
-    scaled = native.norm(program, "rms", eps, program.own(norm.weight * SUM_SCALE), None)
+    # where memory is planned, on the meta device, a product would import torch's compiler
+    weight = norm.weight if norm.weight.is_meta else norm.weight * SUM_SCALE
+    scaled = native.norm(program, "rms", eps, program.own(weight), None)
     given, width = (program.per_row(projected), scaled, program.per_row(features)), per_layer.width
     program.needs(row_floats=width)
     program.add(instructions.AddNorm(*given, width, False, table.width // width))
