@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from packed_matrices import native_kernels
-from tiny_models import NO_TOKENS, VOCAB, WINDOW, TinyModel, randomise
+from tiny_models import NO_TOKENS, VOCAB, TinyModel, randomise
 from torch import nn
 
 from graphcore import Engine
@@ -62,37 +62,6 @@ def words(generator: torch.Generator, length: int) -> list[int]:
     return torch.randint(0, VOCAB, (length,), generator=generator).tolist()
 
 
-@pytest.mark.parametrize("name", ["llama3", "gpt2", "mistral", "gemma3"])
-def test_turns_of_a_chat_are_answered_the_same(name: str, tiny_model: Tiny, load_tiny: Load) -> None:
-    engine, generator = load_tiny(name, "eager"), torch.Generator().manual_seed(4)
-    history: list[int] = []
-    expected_reuse = 0
-    for length in (3, 1, 20, 2, 17):
-        history += words(generator, length)
-        reused, answer = turn(engine, history)
-        assert reused == expected_reuse
-        expected_reuse = len(history) + NEW_TOKENS - 1
-        logits = tiny_model(name).logits_of(torch.tensor([history + answer]))[0]
-        assert answer == logits[len(history) - 1 : -1].argmax(dim=-1).tolist()
-        history += answer
-
-
-@pytest.mark.parametrize("name", ["llama3", "gemma3"])
-def test_a_prompt_that_turns_off_goes_back_to_what_it_shares(name: str, tiny_model: Tiny, load_tiny: Load) -> None:
-    """Rings keep pages that nobody else needs, too."""
-    engine, generator = load_tiny(name, "eager"), torch.Generator().manual_seed(6)
-    first = words(generator, 30)
-    assert len(first) > 2 * WINDOW
-    turn(engine, first)
-    # Off at token 20, then a beginning of what is cached, then the first prompt again, then the same once more.
-    prompts = (first[:20] + words(generator, 9), first[:15], first, first)
-    for prompt, common in zip(prompts, (20, 14, 29, 29), strict=True):
-        reused, answer = turn(engine, prompt)
-        assert reused == common
-        fresh = tiny_model(name).logits_of(torch.tensor([prompt + answer]))[0]
-        assert answer == fresh[len(prompt) - 1 : -1].argmax(dim=-1).tolist()
-
-
 def test_a_ring_that_has_not_wrapped_goes_back(tiny_model: Tiny, load_tiny: Load) -> None:
     engine = load_tiny("gemma3", "eager")
     engine.submit([1, 2, 3, 4, 5], 1, ignore_eos=True, reuse_cache=True).result()
@@ -100,15 +69,6 @@ def test_a_ring_that_has_not_wrapped_goes_back(tiny_model: Tiny, load_tiny: Load
     assert reused == 3
     logits = tiny_model("gemma3").logits_of(torch.tensor([[1, 2, 3, 9, *answer]]))[0]
     assert answer == logits[3:-1].argmax(dim=-1).tolist()
-
-
-def test_what_uses_the_whole_cache_puts_everything_back(load_tiny: Load) -> None:
-    engine = load_tiny("llama3", "eager")
-    prompt = [1, 2, 3, 4]
-    for other in (lambda: engine.logits([[9, 9]]), lambda: engine.forward(torch.zeros(1, 2, 64))):
-        _, answer = turn(engine, prompt)
-        other()
-        assert turn(engine, prompt) == (len(prompt) - 1, answer)
 
 
 def test_other_requests_take_the_rows_that_hold_least(load_tiny: Load) -> None:

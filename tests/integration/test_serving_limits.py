@@ -253,9 +253,11 @@ def test_others_are_served_beside_many_slow_connections(running: Running) -> Non
 
 
 def test_a_full_queue_is_429_and_says_when_to_come_back(running: Running) -> None:
+    done = threading.Event()
+
     def ask() -> None:
-        with running.client() as http:
-            http.post("/v1/completions", json={**LONG, "max_tokens": 3000})
+        with running.client() as http, http.stream("POST", "/v1/completions", json={**LONG, "stream": True}):
+            done.wait(SECONDS)  # leaving ends the answer
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for at, thread in enumerate(threads, start=1):  # two run, one waits
@@ -266,6 +268,7 @@ def test_a_full_queue_is_429_and_says_when_to_come_back(running: Running) -> Non
         assert (response.status_code, response.headers["retry-after"]) == (429, "1")
         assert response.json()["error"]["code"] == "queue_full"
         assert http.get("/health").status_code == 200
+    done.set()
     for thread in threads:
         thread.join(SECONDS)
 

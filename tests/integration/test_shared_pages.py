@@ -12,7 +12,6 @@ import torch
 from tiny_models import VOCAB, TinyModel
 
 from graphcore import Engine, ForwardState
-from graphcore.device import find_cpp_compiler
 from graphcore.engine.output import Generation
 from graphcore.engine.request_handle import RequestHandle
 from graphcore.errors import ConfigError
@@ -23,27 +22,12 @@ pytestmark = pytest.mark.thorough
 Tiny = Callable[[str], TinyModel]
 SECONDS = 120.0
 CONTEXT, SEQUENCES = 96, 6
-ARCHITECTURES = ["llama3", "gemma3", "mistral", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5", "lfm2", "gemma4"]
-KINDS = {
-    "captured": ["graph=auto"],
-    "eager": ["graph=eager"],
-    "streamed": ["graph=auto", "streaming=on"],
-    "compiled": ["graph=compiled"],
-}
-QUICK = {("llama3", "captured"), ("qwen3_5", "eager"), ("lfm2", "captured"), ("gemma3", "captured")}  # run by default
-THOROUGH = {  # with the quick ones every architecture and every way but "compiled" once
-    ("mistral", "captured"),
-    ("gpt2", "eager"),
-    ("gpt_oss", "streamed"),
-    ("qwen3_moe", "captured"),
-    ("gemma4", "streamed"),
-}
 
 
-def load(tiny: TinyModel, kind: str = "eager", tokens: int = CONTEXT, *overrides: str) -> Engine:
+def load(tiny: TinyModel, graph: str = "eager", tokens: int = CONTEXT) -> Engine:
     sizes = [f"batching.max_sequences={SEQUENCES}", f"context_length={CONTEXT}", "prefill_chunk=16"]
     pool = f"batching.cache_tokens={tokens}"
-    return Engine.load(tiny.folder, dtype="fp32", device="cpu", overrides=[*sizes, pool, *KINDS[kind], *overrides])
+    return Engine.load(tiny.folder, dtype="fp32", device="cpu", graph=graph, overrides=[*sizes, pool])
 
 
 def requests_of(seed: int, count: int) -> list[tuple[list[int], dict[str, Any]]]:
@@ -70,9 +54,9 @@ def submit_all(engine: Engine, requests: Sequence[tuple[list[int], dict[str, Any
         return [engine.submit(prompt, **settings) for prompt, settings in requests]
 
 
-def alone(tiny: TinyModel, kind: str, requests: Sequence[tuple[list[int], dict[str, Any]]]) -> list[tuple[Any, ...]]:
+def alone(tiny: TinyModel, graph: str, requests: Sequence[tuple[list[int], dict[str, Any]]]) -> list[tuple[Any, ...]]:
     """Return what each request is answered where nothing was computed before it."""
-    with load(tiny, kind) as engine:
+    with load(tiny, graph) as engine:
         found = []
         for prompt, settings in requests:
             with engine.while_idle():  # the last request has left
@@ -122,34 +106,6 @@ def files_before() -> Iterator[set[str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        pytest.param(
-            name,
-            kind,
-            marks=[]
-            if (name, kind) in QUICK
-            else [pytest.mark.thorough if (name, kind) in THOROUGH else pytest.mark.slow],
-        )
-        for name in ARCHITECTURES
-        for kind in KINDS
-        if kind != "compiled" or (name in ("llama3", "gemma3") and find_cpp_compiler())
-    ],
-)
-def test_a_pool_for_a_quarter_of_what_is_asked_answers_all_as_alone(
-    name: str, kind: str, tiny_model: Tiny, num_swapped: list[int]
-) -> None:
-    requests = requests_of(3, 12)
-    expected = alone(tiny_model(name), kind, requests)
-    assert sum(len(prompt) + settings["max_new_tokens"] for prompt, settings in requests) > 4 * CONTEXT
-    with load(tiny_model(name), kind) as engine:
-        assert [what(handle.result(SECONDS)) for handle in submit_all(engine, requests)] == expected
-        assert num_swapped or name == "mistral"  # a window's pages are few
-        assert engine.status() == []
-        check_all_pages_free(engine)
-
-
-@pytest.mark.parametrize(
     ("name", "fault"), [("qwen3_5", "disk is full"), ("llama3", "folder is a file"), ("qwen3_5", "end is lost")]
 )
 def test_a_sequence_whose_file_fails_runs_again_and_changes_no_token(
@@ -177,13 +133,13 @@ def test_a_sequence_whose_file_fails_runs_again_and_changes_no_token(
 
 def test_cancels_deadlines_masks_and_errors_under_pressure_take_nobody_down(tiny_model: Tiny) -> None:
     requests = requests_of(5, 30)
-    expected = alone(tiny_model("llama3"), "captured", requests)
+    expected = alone(tiny_model("llama3"), "auto", requests)
 
     def fail(ids: Sequence[int]) -> None:
         if len(ids) == 8:
             raise ZeroDivisionError("in a mask")
 
-    with load(tiny_model("llama3"), "captured") as engine:
+    with load(tiny_model("llama3"), "auto") as engine:
         fates: dict[int, dict[str, Any]] = {1: {"mask": fail}, 2: {"deadline": 0.05}, 3: {"mask": lambda ids: None}}
         handles = []
         for number, (prompt, settings) in enumerate(requests):
@@ -286,19 +242,6 @@ def test_logits_and_hidden_states_under_pressure_are_those_of_an_idle_engine(
         assert num_swapped
         del state, steps
         engine.runner._holding._give_back_dropped()  # type: ignore[attr-defined]  # as whoever needs pages does
-        check_all_pages_free(engine)
-
-
-@pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_5", "lfm2"])
-def test_a_prompt_as_long_as_the_pool_runs_again_and_again(name: str, tiny_model: Tiny) -> None:
-    """The second one finds all pages but the last token, and none is free to copy the last page."""
-    with load(tiny_model(name)) as engine:
-        prompt = [at % VOCAB for at in range(CONTEXT)]
-        settings: dict[str, Any] = {"max_new_tokens": 3, "ignore_eos": True, "logprobs": True}
-        answers = [what(engine.submit(prompt, **settings).result(SECONDS)) for _ in range(3)]
-        answers.append(what(engine.submit(prompt, reuse_cache=True, **settings).result(SECONDS)))
-        assert [answer[0] for answer in answers] == [answers[0][0]] * 4
-        assert answers[1] == answers[2] == answers[0]
         check_all_pages_free(engine)
 
 
