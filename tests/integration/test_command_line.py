@@ -213,6 +213,7 @@ def test_completion_for_a_shell_is_printed(tmp_path: Path, shell: str) -> None:
     assert "COMP_LINE" in done.stdout
 
 
+@pytest.mark.thorough
 def test_completion_knows_options_and_a_tasks_keys(tmp_path: Path) -> None:
     def completed(line: str) -> list[str]:
         command = [sys.executable, "-m", "graphcore.cli.main", "-sc", "query=bash"]
@@ -285,6 +286,7 @@ def test_ctrl_c_ends_with_what_was_generated(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.thorough
 def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
     """In an interpreter of its own, which flushes its streams at its end."""
     command = [sys.executable, "-m", "graphcore.cli.main", *LLAMA, "prompt_ids=[1]", "max_new_tokens=4000"]
@@ -341,6 +343,7 @@ PRINTING = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", PRINTING, ids=lambda arguments: " ".join(arguments[-2:]))
 def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:

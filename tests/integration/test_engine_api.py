@@ -70,18 +70,6 @@ def test_a_prompt_may_be_a_text_or_token_ids(engine: Engine, greedy: Callable[[S
     assert engine.generate([]) == []
 
 
-def test_a_batch_gives_what_each_prompt_gives_alone(
-    engine: Engine, greedy: Callable[[Sequence[int], int], list[int]]
-) -> None:
-    mixed = [*TEXTS, [5, 6, 7]]  # two waves of three; texts and ids
-    together = engine.generate(mixed, max_new_tokens=24)
-    alone = [engine.generate([prompt], max_new_tokens=24)[0] for prompt in mixed]
-    assert [item.token_ids for item in together] == [item.token_ids for item in alone]
-    assert [item.text for item in together] == [item.text for item in alone]
-    ids = [engine.tokenizer.encode(text) for text in TEXTS]
-    assert [list(item.token_ids) for item in together[:5]] == [greedy(row, 24) for row in ids]
-
-
 def test_a_stream_yields_what_generate_returns(engine: Engine) -> None:
     (whole,) = engine.generate(TEXTS[0], max_new_tokens=12)
     events = list(engine.stream(TEXTS[0], max_new_tokens=12))
@@ -172,21 +160,6 @@ def test_logprobs_are_those_of_the_model_before_sampling(
             [expected[at, token].item() for at, token in enumerate(found.token_ids)], abs=2e-5
         )
     assert engine.generate(rows[:1], max_new_tokens=2)[0].logprobs is None
-
-
-def test_sampling_repeats_with_its_seed_whatever_runs_beside_it(folder: Path, engine: Engine) -> None:
-    def sample(texts: list[str], seed: int, model: Engine = engine) -> list[tuple[int, ...]]:
-        return [item.token_ids for item in model.generate(texts, max_new_tokens=16, temperature=1.5, seed=seed)]
-
-    together = sample(TEXTS, seed=7)
-    assert sample(TEXTS, seed=7) == together
-    assert all(one != other for one, other in zip(sample(TEXTS, seed=1234), together, strict=True))
-    assert sample([TEXTS[0], "other", "neighbours"], seed=7)[0] == together[0]
-    assert sample(["other", TEXTS[1]], seed=7)[1] == together[1]
-    with load(folder, "batch_size=1") as single:
-        assert sample(TEXTS, seed=7, model=single) == together
-    same = sample([TEXTS[0]] * 5, seed=7)
-    assert len(set(same)) == 5  # each prompt of a call draws for itself
 
 
 def test_repetition_penalty_gives_what_transformers_gives(engine: Engine, tiny_model: Tiny) -> None:

@@ -214,6 +214,7 @@ def test_the_checkpoint_wins_over_the_model_group_and_it_is_said(
     assert "model=gemma3 stands for gemma3_text, but the checkpoint is a llama model" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("override", "is_said"), [("seed=1", False), ("model=smollm2", True), ("model=gemma3", True)])
 def test_nothing_is_said_of_a_model_group_that_nobody_chose(tmp_path: Path, override: str, is_said: bool) -> None:
     """The default group stands for a llama; the checkpoint is a Qwen 3."""
