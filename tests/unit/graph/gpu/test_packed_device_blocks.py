@@ -57,7 +57,7 @@ def packed_and_dense(spec: BlockSpec, choose: Callable[[str], str], dtype: torch
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("form", ["q8_0", "q4_0", "mixed"])
+@pytest.mark.parametrize("form", ["q8_0", pytest.param("q4_0", marks=pytest.mark.slow), "mixed"])
 def test_a_packed_block_gives_what_it_gives_dense(name: str, form: str) -> None:
     """Mixed: queries and keys share a launch, values have one of their own; gate and up are multiplied apart."""
     if form == "mixed" and name in ("gpt_oss", "qwen3_moe"):

@@ -48,9 +48,18 @@ def resident() -> tuple[Tensor, list[int]]:
         return engine.logits(IDS), engine.generate(IDS, max_new_tokens=20, ignore_eos=True)[0].token_ids
 
 
-@pytest.mark.parametrize("source", ["disk", "host"])
-@pytest.mark.parametrize("how", ["prefetch=0", "prefetch=1", "prefetch=3", "mode=sync"])
-@pytest.mark.parametrize("quota", [0, 1 << 40, None])
+WAYS = ("prefetch=0", "prefetch=1", "prefetch=3", "mode=sync")
+QUOTAS = (0, 1 << 40, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "how", "quota"),  # each source in each way and with each quota, and each way with two quotas
+    [
+        (source, how, QUOTAS[(at + 2 * other) % len(QUOTAS)])
+        for other, source in enumerate(("disk", "host"))
+        for at, how in enumerate(WAYS)
+    ],
+)
 def test_logits_and_tokens_are_those_of_resident_weights(
     monkeypatch: pytest.MonkeyPatch, resident: tuple[Tensor, list[int]], source: str, how: str, quota: int | None
 ) -> None:
