@@ -36,7 +36,7 @@ class Fold(ABC):
         Raises:
             RuntimeError, ValueError: tensors of that shape cannot be changed so.
         """
-        return tuple(self.apply(torch.empty(stored, device="meta")).shape)
+        return tuple(self.apply(torch.empty(stored, dtype=torch.float32, device="meta")).shape)
 
     def apply_packed(self, rows: Tensor, scale: float) -> tuple[Tensor, float]:
         """Return the changed packed rows, [..., R, bytes] uint8, and the changed scale of the whole tensor."""
