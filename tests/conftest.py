@@ -47,7 +47,7 @@ PREFILL_CHUNK = 16
 BATCH_SIZE = 3
 CONTEXT = 256
 QUICK, ONLY_THOROUGH = "not slow and not thorough", "(thorough) and not slow"  # what no `-m`, and `-m thorough`, become
-THOROUGH_FILE = ("\npytestmark = pytest.mark.thorough\n", "\npytestmark = [pytest.mark.thorough")
+THOROUGH_FILE = "\npytestmark = pytest.mark.thorough\n"
 
 if os.environ.get("GRAPHCORE_LIMIT_CPU"):
     from instruction_sets import apply_limit
@@ -109,7 +109,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     text = collection_path.read_text(encoding="utf-8")
     if asked == QUICK:
-        return any(mark in text for mark in THOROUGH_FILE) or None
+        return THOROUGH_FILE in text or None
     return not ("thorough" in text or "library: str" in text) or None  # unit/kernels/conftest.py marks libraries
 
 
@@ -174,9 +174,9 @@ def settings_composed_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True, scope="session")
 def small_parts() -> Iterator[None]:
-    """Let the parts of tiny models' layers be single matrices, as those of large models are; for a file's tests."""
+    """Let the parts of tiny models' layers be single matrices, as those of large models are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "least_part_nbytes", 0)
         yield

@@ -34,7 +34,7 @@ class Fold(ABC):
         """Return the shape of a tensor of shape `stored` after the change.
 
         Raises:
-            RuntimeError, ValueError: tensors of that shape cannot be changed so.
+            RuntimeError, ValueError, IndexError: tensors of that shape cannot be changed so.
         """
         return tuple(self.apply(torch.empty(stored, dtype=torch.float32, device="meta")).shape)
 

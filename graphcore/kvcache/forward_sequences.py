@@ -80,9 +80,13 @@ class ForwardSequencePool:
         self._give_back_dropped()
         for one in state.rows:
             self._held.pop(one, None)  # so that the call does not swap it out
-        has_room = self._pages.make_room(self._counts(state.rows, num_rows, begin, end))
-        with self._in_place(state, num_rows, end) if has_room else self._by_copies(state, num_rows, end):
-            yield
+        try:
+            has_room = self._pages.make_room(self._counts(state.rows, num_rows, begin, end))
+            with self._in_place(state, num_rows, end) if has_room else self._by_copies(state, num_rows, end):
+                yield
+        except BaseException:
+            self._held.update(dict.fromkeys(one for one in state.rows if one.pages))
+            raise
 
     def _counts(self, held: Sequence[ForwardSequence], num_rows: int, begin: int, end: int) -> list[int]:
         """Return how many pages of each table a call needs besides those that the state has."""
@@ -112,7 +116,6 @@ class ForwardSequencePool:
                 pages.free(row)
             for one in found:
                 self._drop_pages(one)
-            self._held.update(dict.fromkeys(one for one in held if one.pages))
             raise
         finally:
             for row, (own, states) in enumerate(zip(others, other_states, strict=True)):

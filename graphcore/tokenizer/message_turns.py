@@ -9,6 +9,7 @@ neighbouring turns of a user, an answer that comes first. Each template is tried
     ..., user, user               ..., user (both)
     ..., result of a tool, user   ..., result (both)
     ..., result of no call        ..., user                a summary may have taken the place of the call
+    ..., call, user, result       ..., call, result, user
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -119,6 +120,7 @@ def fitted_turns(messages: Sequence[Message], refused: Collection[str], continue
     if "result without a call" in refused:
         rest = _with_known_results(rest)
     if "call without a result" in refused:  # one that was cut short, and did not run
+        rest = _with_results_first(rest)
         rest = [_unanswered(turn, after) for turn, after in zip_longest(rest, rest[1:])]
     if "empty answer" in refused:
         continued = rest[-1:] if continues_last else []
@@ -198,14 +200,27 @@ def _is_empty_answer(message: Message) -> bool:
 
 
 def _with_known_results(messages: Iterable[Message]) -> list[Message]:
-    """Return messages in which results that stand behind another turn than calls are a user's."""
+    """Return messages in which results that no answer with calls stands before are a user's."""
     found: list[Message] = []
     follows_calls = False
     for message in messages:
-        if not _is_result(message):
+        if message.get("role") == "assistant":
             follows_calls = bool(message.get("tool_calls")) or "metadata" in message  # a family's own form of calls
         found.append(message if follows_calls or not _is_result(message) else _with_role(message, "user"))
     return found
+
+
+def _with_results_first(messages: Iterable[Message]) -> list[Message]:
+    """Return messages in which what stands between calls and their results comes behind the results."""
+    found: list[Message] = []
+    between: list[Message] = []
+    follows_calls = False
+    for message in messages:
+        if message.get("role") == "assistant":
+            found += between
+            between, follows_calls = [], bool(message.get("tool_calls"))
+        (between if follows_calls and message.get("role") in (*SYSTEM, "user") else found).append(message)
+    return found + between
 
 
 def _unanswered(message: Message, after: Message | None) -> Message:

@@ -260,17 +260,19 @@ def test_a_full_queue_is_429_and_says_when_to_come_back(running: Running) -> Non
             done.wait(SECONDS)  # leaving ends the answer
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
-    for at, thread in enumerate(threads, start=1):  # two run, one waits
-        thread.start()
-        running.wait_for(lambda at=at: running.num_requests() == at and running.num_decoding() == min(at, 2))
-    with running.client() as http:
-        response = http.post("/v1/completions", json=SHORT)
-        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
-        assert response.json()["error"]["code"] == "queue_full"
-        assert http.get("/health").status_code == 200
-    done.set()
-    for thread in threads:
-        thread.join(SECONDS)
+    try:
+        for at, thread in enumerate(threads, start=1):  # two run, one waits
+            thread.start()
+            running.wait_for(lambda at=at: running.num_requests() == at and running.num_decoding() == min(at, 2))
+        with running.client() as http:
+            response = http.post("/v1/completions", json=SHORT)
+            assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+            assert response.json()["error"]["code"] == "queue_full"
+            assert http.get("/health").status_code == 200
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(SECONDS)
 
 
 def test_a_request_ends_at_its_time_limit(engine: Engine) -> None:

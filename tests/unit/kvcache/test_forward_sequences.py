@@ -142,6 +142,9 @@ def test_a_call_without_memory_for_states_takes_no_page(monkeypatch: pytest.Monk
     served = Sequences("states", 160)
     assert served.runner.pages.reserve(0, 0, CHUNK)
     before = [dict(table.rows[0]) for table in served.runner.pages.tables]
+    state, known = ForwardSequences(served.pool), [list[int](), list[int]()]
+    served.extend(state, known, [[1, 2], [3, 4]])
+    evictable = [served.pool.num_evictable(table) for table in served.runner.pages.tables]
     kind = type(served.runner.pages.states[0])
     copy_out = kind.copy_out
     num_copies = 2 * 2 * len(served.runner.pages.states)  # of two rows, before and behind the call
@@ -156,9 +159,11 @@ def test_a_call_without_memory_for_states_takes_no_page(monkeypatch: pytest.Monk
         with in_case(failing), monkeypatch.context() as patch:
             patch.setattr(kind, "copy_out", copied)
             with pytest.raises(MemoryError):
-                served.extend(ForwardSequences(served.pool), [[], []], [[1, 2], [3, 4]])
+                served.extend(state, known, [[5], [6]])
             assert [table.rows[0] for table in served.runner.pages.tables] == before
-            served.check_counts([])
+            assert [served.pool.num_evictable(table) for table in served.runner.pages.tables] == evictable
+            served.check_counts([state])
+    served.extend(state, known, [[5], [6]])
 
 
 def test_the_state_that_was_used_last_is_swapped_out_last_and_no_more_than_needed() -> None:

@@ -13,8 +13,6 @@ from graphcore.planning.sizes import ExpertSizes, WeightSizes, sizes_of
 from graphcore.weights.groups import split_layers, split_run
 from graphcore.weights.layout import layout_of
 
-pytestmark = pytest.mark.usefixtures("small_parts")
-
 
 def decoder_of(model: str, dtype: torch.dtype = torch.bfloat16) -> Decoder:
     config = parse_model_config(compose_settings([f"model={model}"]).model.random_config, model)

@@ -28,7 +28,7 @@ CONVERSATIONS = (
     *("U", "SU", "SSU", "SSSUAU", "DU", "SDU", "DDUAU", "S", "SS", "SA", "AU", "SAU", "SSAU"),
     *("USU", "SUS", "SUASU", "SUSAU", "SUASSU", "SUADU", "UU", "UUUAU", "SUUAUU", "UAAU", "SUAAAU", "SUEU", "UEEU"),
     *("SUCTU", "SUCTS", "SUCTSU", "UCTAU", "UCTUAU", "SUCTCTUU", "UCTTUAU", "UACTAU", "SUCTSCTSAU", "SCTAU"),
-    *("UCTEU", "SUCU", "UTU", "SUATAU", "UATTUAU", "UCTAUATU"),
+    *("UCTEU", "SUCU", "UCUT", "UTU", "SUATAU", "UATTUAU", "UCTAUATU"),
 )
 """Orders of turns: systems, developers, users, answers, empty ones, calls and results."""
 
@@ -55,7 +55,7 @@ def conversation(letters: str) -> list[dict[str, Any]]:
             turns.append({"role": "assistant", "content": "", "tool_calls": made})
         elif letter == "T":
             asked = letters[:at].rfind("C") if "A" not in letters[letters[:at].rfind("C") + 1 : at] else -1
-            call_id = f"call{asked}{at - asked - 1}abc" if asked >= 0 else f"call9{at}xyz"
+            call_id = f"call{asked}{letters[asked:at].count('T')}abc" if asked >= 0 else f"call9{at}xyz"
             turns.append({"role": "tool", "tool_call_id": call_id, "content": f"word{at}."})
         else:
             turns.append({"role": ROLES[letter], "content": "" if letter == "E" else f"word{at}."})
@@ -63,10 +63,16 @@ def conversation(letters: str) -> list[dict[str, Any]]:
 
 
 def is_shown(letters: str, text: str) -> bool:
-    """Return whether the words of all turns are in a text, in order; a first system's may be further down."""
+    """Return whether the words of all turns are in a text, in order.
+
+    A first system's may be further down, and those of a result further up, behind its call.
+    """
     places = {at: text.find(f"word{at}.") for at, letter in enumerate(letters) if letter not in "CE"}
     first = len(letters) - len(letters.lstrip("SD"))
-    rest = [place for at, place in places.items() if at >= first]
+    order = [*range(first, len(letters))]
+    if "CUT" in letters and (at := letters.index("CUT")) and places[at + 2] < places[at + 1]:
+        order[at + 1 - first : at + 3 - first] = at + 2, at + 1
+    rest = [places[at] for at in order if at in places]
     head = [place for at, place in places.items() if at < first]
     return min(places.values()) >= 0 and rest == sorted(rest) and head == sorted(head)
 
@@ -89,7 +95,7 @@ def test_what_a_template_shows_is_as_transformers_renders_it_and_the_rest_is_sho
         if set("CT") & set(letters) and name in ("gemma2", "gemma3", "bitnet"):  # which know no calls
             continue
         takes_tools = known.knows_tools and known.messages.tools_variable == "tools"
-        for tools in (None, TOOLS) if takes_tools and set(letters) & {"C", "D"} else (None,):
+        for tools in (None, TOOLS) if takes_tools and set(letters) & {"C", "D", "T"} else (None,):
             messages = template_messages(known, conversation(letters), tools or ())
             try:
                 text = theirs.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
@@ -140,6 +146,8 @@ def test_only_what_a_template_refuses_is_changed_and_in_its_place() -> None:
         ("call without a result", [user, call, user], [user, {"role": "assistant", "content": ""}, user]),
         ("call without a result, empty answer", [user, call, user], [user, user]),
         ("call without a result", [user, call, result, call], [user, call, result, call]),
+        ("call without a result", [call, user, result, answer], [call, result, user, answer]),
+        ("result without a call", [call, user, result], [call, user, result]),
         ("result without a call", [user, call, result, result], [user, call, result, result]),
         ("result without a call", [user, result, call, result], [user, {**result, "role": "user"}, call, result]),
         ("result without a call", [call, result, answer, result], [call, result, answer, {**result, "role": "user"}]),

@@ -12,8 +12,6 @@ from graphcore.weights.groups import Group, movable_groups, split_layers
 from graphcore.weights.layout import ALIGNMENT, aligned
 from graphcore.weights.slots import Slot
 
-pytestmark = pytest.mark.usefixtures("small_parts")
-
 
 def groups_of(decoder: Decoder, size: int) -> list[Group]:
     parts = [decoder.head.part(rows) for rows in decoder.head_rows()]

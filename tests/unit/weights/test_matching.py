@@ -250,7 +250,7 @@ def test_shape_is_compared_after_the_folds() -> None:
     )
 
 
-@pytest.mark.parametrize("shape", [(16, 32), (48, 16), (48,)])
+@pytest.mark.parametrize("shape", [(16, 32), (48, 16), (48,), ()])
 def test_fused_projection_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(CheckpointError, match=r"Shape mismatch for h\.0\.attn\.c_attn\.weight"):
         match(config_of(GPT2), stored_gpt2() | {"h.0.attn.c_attn.weight": torch.zeros(shape)})

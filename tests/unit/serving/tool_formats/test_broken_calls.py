@@ -1,7 +1,9 @@
 """Text that is no call becomes content, without an exception and without a lost character, in linear time."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -282,8 +284,12 @@ def test_any_text_is_parsed_alike_however_it_is_cut(name: str, data: st.DataObje
         assert (found.calls, found.content, found.reasoning) == (other.calls, other.content, other.reasoning)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("word", LONG)
+def first_in_ci(words: Iterable[str]) -> list[Any]:
+    return [pytest.param(word, marks=pytest.mark.slow if at else ()) for at, word in enumerate(words)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("word", first_in_ci(LONG))
 @pytest.mark.parametrize("name", OPENED)
 def test_a_long_text_takes_time_in_proportion(name: str, word: str) -> None:
     known = format_named(name)
@@ -294,8 +300,8 @@ def test_a_long_text_takes_time_in_proportion(name: str, word: str) -> None:
         assert time.process_time() - started < LIMIT
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("word", [" ", "<", "</parameter> ", "<tool_call>", '<|"|>'])
+@pytest.mark.thorough
+@pytest.mark.parametrize("word", first_in_ci(["<", " ", "</parameter> ", "<tool_call>", '<|"|>']))
 @pytest.mark.parametrize("name", OPENED)
 def test_a_long_text_in_single_characters_takes_time_in_proportion(name: str, word: str) -> None:
     text = OPENED[name][-1] + word * (20_000 // len(word))
