@@ -69,15 +69,15 @@ def group_note(context: Context, model_type: str) -> tuple[str, ...]:
     return (f"model={model.name} stands for {usual}, but the checkpoint is a {model_type} model and runs as one",)
 
 
-def describe(engine: Engine, load_seconds: float) -> str:
-    """Return one line about what runs: model, device, dtype, graph, sizes."""
+def describe(engine: Engine, load_seconds: float | None = None) -> str:
+    """Return one line about what runs: model, device, dtype, graph, sizes; with the seconds of loading if given."""
     plan = engine.plan
     parts = (
         f"{engine.settings.model.display_name} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
         *describe_runtime(engine.choices, engine.settings),
         f"weights {in_words(plan.weight_nbytes)}",
         f"kv cache {in_words(plan.kv_nbytes)} for {engine.choices.context_length} tokens",
-        f"loaded in {load_seconds:.1f} s",
+        *([] if load_seconds is None else [f"loaded in {load_seconds:.1f} s"]),
     )
     return f"[{'; '.join(parts)}]"
 

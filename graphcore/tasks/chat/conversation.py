@@ -71,12 +71,16 @@ class Conversation:
 
     def unfinished_ids(self, room: int) -> list[int]:
         """Return the prompt's token ids with which the model continues its last answer; `room` as in `prompt_ids`."""
+        return self._fitting(self._ids_so_far, len(self.exchanges) - 1, room)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the context that the exchanges take which are not left out."""
+        return len(self._ids_so_far()) if self.exchanges else 0
+
+    def _ids_so_far(self) -> list[int]:
         *_, last = self.exchanges
-
-        def ids() -> list[int]:
-            return self._ids(self.exchanges[self.left_out : -1], last.user) + last.answer_ids
-
-        return self._fitting(ids, len(self.exchanges) - 1, room)
+        return self._ids(self.exchanges[self.left_out : -1], last.user) + last.answer_ids
 
     @property
     def can_leave_out(self) -> bool:

@@ -84,6 +84,15 @@ class Session:
         self.conversation.extend(answer.text, _without_end(answer))
         self._end_turn(self.conversation.exchanges[-1].user, "continue", answer, reused)
 
+    def undo(self) -> str:
+        """Forget the user's last message and its answer; return the message.
+
+        Raises:
+            GraphcoreError: there is no message.
+        """
+        self._check_exchange("/undo")
+        return self.conversation.pop_exchange()
+
     def _check_exchange(self, command: str) -> None:
         if not self.conversation.exchanges:
             raise ConfigError(f"{command} needs an answer, and there is none yet; type a message first")

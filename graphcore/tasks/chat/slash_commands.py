@@ -11,8 +11,10 @@ from graphcore.registry import nearest
 from graphcore.sampling_params import PARAMETERS, WHOLE_NUMBERS
 from graphcore.tasks.chat.session import Session
 from graphcore.tasks.requests.sampling_keys import changed_params
+from graphcore.tasks.task_engine import describe
 
 TAKEN_AWAY = "-"
+SHOWN = 60  # characters of a message that is taken back
 WHOLE = (*WHOLE_NUMBERS, "max_new_tokens")
 NUMBERS = (*PARAMETERS, "seed")  # what /set takes; logit_bias and stop_token_ids stay those of the settings
 
@@ -38,8 +40,8 @@ def run_command(session: Session, line: str) -> None:
     Raises:
         GraphcoreError: there is no such command, or it cannot run; the message says what to type instead.
     """
-    name, *rest = re.split(r"\s+", line.removeprefix("/"), maxsplit=1)
-    argument = "".join(rest).strip()
+    typed, *rest = re.split(r"\s+", line.removeprefix("/"), maxsplit=1)
+    name, argument = OTHER_NAMES.get(typed, typed), "".join(rest).strip()
     if name not in COMMANDS:
         likely = nearest(f"/{name}", [f"/{known}" for known in COMMANDS])
         raise ConfigError(f"unknown command /{name}{likely}; /help lists them, and a space before it makes it a text")
@@ -134,6 +136,28 @@ def _continue(session: Session, _argument: str) -> None:
     session.continue_answer()
 
 
+def _undo(session: Session, _argument: str) -> None:
+    said = " ".join(session.undo().split())
+    session.console.note(f"[taken back: {said if len(said) <= SHOWN else f'{said[:SHOWN]}...'}]")
+
+
+def _stats(session: Session, _argument: str) -> None:
+    conversation = session.conversation
+    context = conversation.engine.choices.context_length
+    session.console.note(f"[{conversation.num_tokens} of {context} tokens of the context in {_turns(session)}]")
+    if session.turns:
+        last = session.turns[-1]
+        session.console.note(
+            f"[last answer: {last['new_tokens']} tokens at {last['decode_tokens_per_second']:.1f} tokens/s, the first "
+            f"after {last['first_token_seconds']:.2f} s; {last['reused_tokens']} of {last['prompt_tokens']} prompt "
+            f"tokens were in the cache]"
+        )
+
+
+def _show(session: Session, _argument: str) -> None:
+    session.console.note(describe(session.conversation.engine))
+
+
 def _clear(session: Session, _argument: str) -> None:
     session.conversation.clear()
     session.console.note("[forgotten]")
@@ -149,8 +173,12 @@ COMMANDS = {
     "set": Command("[KEY=VALUE ...]", f"sets {', '.join(NUMBERS)}, max_new_tokens; without KEY it shows them", _set),
     "retry": Command("", "answers your last message again", _retry),
     "continue": Command("", "continues the last answer", _continue),
+    "undo": Command("", "takes your last message and its answer back", _undo),
     "save": Command("FILE", "writes the chat to a file", _save),
     "load": Command("FILE", "continues a saved chat", _load),
+    "show": Command("", "shows the model and what it runs with", _show),
+    "stats": Command("", "shows how full the context is, and the speed of the last answer", _stats),
     "clear": Command("", "clears the conversation; the system message stays", _clear),
     "exit": Command("", "ends the chat", _exit),
 }  # fmt: skip
+OTHER_NAMES = {"?": "help", "bye": "exit", "quit": "exit"}

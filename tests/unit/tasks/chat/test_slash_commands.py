@@ -34,7 +34,7 @@ def alone(folder: Path, messages: list[dict[str, str]], most: int = NEW, **param
 def test_help_names_every_command(say, capsys: pytest.CaptureFixture[str]) -> None:
     assert say("/help\n").status == 0
     shown = capsys.readouterr().err
-    names = ("help", "system", "set", "retry", "continue", "save", "load", "clear", "exit")
+    names = ("help", "system", "set", "retry", "continue", "undo", "save", "load", "show", "stats", "clear", "exit")
     assert re.findall(r"^/(\w+)", shown, re.MULTILINE) == list(names)
 
 
@@ -115,6 +115,39 @@ def test_sampling_is_set_for_the_answers_that_follow(say, chat_folder: Path) -> 
     question = [{"role": "user", "content": "one"}]
     warm = alone(chat_folder, question, 4, temperature=1.5, top_k=40, seed=8)  # the chat's second answer
     assert texts(run) == [alone(chat_folder, question), warm, alone(chat_folder, question, 4)]
+
+
+def test_undo_takes_a_turn_back(say, chat_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = say("one\ntwo\n/undo\nthree\n")
+    first, _, third = run.record["turns"]
+    messages = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": first["text"]},
+        {"role": "user", "content": "three"},
+    ]
+    assert third["text"] == alone(chat_folder, messages)
+    assert third["prompt_tokens"] == tokens_of("user:one", f"assistant:{first['text']}", "user:three")
+    assert "[taken back: two]" in capsys.readouterr().err
+
+
+def test_the_context_s_fill_and_the_last_answer_are_shown(say, capsys: pytest.CaptureFixture[str]) -> None:
+    run = say("/stats\none\n/stats\n/undo\n/stats\n/show\n/bye\ntwo\n")
+    (turn,) = run.record["turns"]
+    shown = capsys.readouterr().err
+    context = int(re.findall(r"for (\d+) tokens", shown)[0])
+    taken = turn["prompt_tokens"] + turn["new_tokens"]
+    said = re.findall(r"\[(\d+) of (\d+) tokens of the context in (\d+) turns?\]", shown)
+    assert said == [("0", str(context), "0"), (str(taken), str(context), "1"), ("0", str(context), "0")]
+    assert shown.count(f"last answer: {turn['new_tokens']} tokens at ") == 2
+    assert f"; 0 of {turn['prompt_tokens']} prompt tokens were in the cache" in shown
+    model = re.findall(r"\[[^\]]*layers\);[^\]]*\]", shown)
+    assert len(model) == 2
+    assert model[0].startswith(model[1].removesuffix("]"))
+
+
+def test_other_names_of_commands_are_known(say, capsys: pytest.CaptureFixture[str]) -> None:
+    assert say("/?\n/quit\none\n").record["turns"] == []
+    assert "/help" in capsys.readouterr().err
 
 
 def test_retry_draws_another_answer_in_the_place_of_the_last(say, chat_folder: Path) -> None:
