@@ -70,7 +70,7 @@ def group_note(context: Context, model_type: str) -> tuple[str, ...]:
 
 
 def describe(engine: Engine, load_seconds: float | None = None) -> str:
-    """Return one line about what runs: model, device, dtype, graph, sizes; with the seconds of loading if given."""
+    """Return one line about what runs: model, device, dtype, graph, sizes, and the load time if it is given."""
     plan = engine.plan
     parts = (
         f"{engine.settings.model.display_name} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",

@@ -118,9 +118,9 @@ def fitted_turns(messages: Sequence[Message], refused: Collection[str], continue
     if "later system" in refused or "system" in refused:
         rest = [_with_role(turn, "user") if turn.get("role") in SYSTEM else turn for turn in rest]
     if "result without a call" in refused:
-        rest = _with_known_results(rest)
+        rest = _orphaned_results_as_user(rest)
     if "call without a result" in refused:  # one that was cut short, and did not run
-        rest = _with_results_first(rest)
+        rest = _results_behind_calls(rest)
         rest = [_unanswered(turn, after) for turn, after in zip_longest(rest, rest[1:])]
     if "empty answer" in refused:
         continued = rest[-1:] if continues_last else []
@@ -199,8 +199,8 @@ def _is_empty_answer(message: Message) -> bool:
     return message.get("role") == "assistant" and not message.get("content") and not message.get("tool_calls")
 
 
-def _with_known_results(messages: Iterable[Message]) -> list[Message]:
-    """Return messages in which results that no answer with calls stands before are a user's."""
+def _orphaned_results_as_user(messages: Iterable[Message]) -> list[Message]:
+    """Give tool results that follow no tool call the user's role."""
     found: list[Message] = []
     follows_calls = False
     for message in messages:
@@ -210,8 +210,8 @@ def _with_known_results(messages: Iterable[Message]) -> list[Message]:
     return found
 
 
-def _with_results_first(messages: Iterable[Message]) -> list[Message]:
-    """Return messages in which what stands between calls and their results comes behind the results."""
+def _results_behind_calls(messages: Iterable[Message]) -> list[Message]:
+    """Move user and system messages that stand between tool calls and their results behind the results."""
     found: list[Message] = []
     between: list[Message] = []
     follows_calls = False

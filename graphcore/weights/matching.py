@@ -140,7 +140,7 @@ def _scaled_source(name: str, namer: Namer, config: ModelConfig, names: Containe
 
 
 def _check_shape(checkpoint: Checkpoint, source: TensorSource, name: str, expected: tuple[int, ...]) -> None:
-    """Refuse a source whose shape after folding is not the expected one."""
+    """Raise a CheckpointError unless a stored tensor has the expected shape once its folds are applied."""
     stored = checkpoint.tensors[source.name].shape
     found: tuple[int, ...] | None = None
     try:

@@ -75,7 +75,7 @@ class Conversation:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of the context that the exchanges take which are not left out."""
+        """Number of context tokens that the conversation uses, without the oldest exchanges if they are left out."""
         return len(self._ids_so_far()) if self.exchanges else 0
 
     def _ids_so_far(self) -> list[int]:

@@ -85,7 +85,7 @@ class Session:
         self._end_turn(self.conversation.exchanges[-1].user, "continue", answer, reused)
 
     def undo(self) -> str:
-        """Forget the user's last message and its answer; return the message.
+        """Remove the last exchange from the conversation and return the user's message.
 
         Raises:
             GraphcoreError: there is no message.
