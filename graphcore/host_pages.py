@@ -42,12 +42,18 @@ def _mapped(nbytes: int, **flags: int) -> mmap.mmap:
         raise MemoryError(f"{nbytes} bytes of RAM: {error.strerror}") from error
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, touched: int | None = None) -> Tensor:
     """Return a zeroed tensor; on the CPU in `private_pages`, touched now so that decoding has no page faults.
+
+    Args:
+        touched: leading rows of `shape` that are touched; the system allocates the others when they are written. None
+            touches all.
 
     Raises:
         MemoryError: the system gives no such memory.
     """
     if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
-    return private_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape).zero_()
+    pages = private_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    pages[:touched].zero_()
+    return pages

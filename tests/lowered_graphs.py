@@ -209,7 +209,9 @@ def builder_of(name: str, device: torch.device, backend: Backend) -> GraphBuilde
     return GraphBuilder(decoder, "compiled", split_layers(layers, layers), caches, CONTEXT, device)
 
 
-def fake_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def fake_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, _touched: int | None = None
+) -> torch.Tensor:
     """Return what the mode fakes: a cache's own pages would be real."""
     return torch.zeros(shape, dtype=dtype, device=device)
 

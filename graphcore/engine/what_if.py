@@ -70,9 +70,8 @@ class WhatIf:
         loaded = self._engine.loaded
         streaming = replace(loaded.settings.streaming, policy="auto", memory_budget=memory_budget)
         try:
-            _, plan, tier = plan_run(
-                replace(loaded.settings, streaming=streaming), parts_of(loaded), unloaded_machine(loaded)
-            )
+            settings = replace(loaded.settings, streaming=streaming, context_length=loaded.runtime.context_length)
+            _, plan, tier = plan_run(settings, parts_of(loaded), unloaded_machine(loaded))
         except PlanError as error:
             if not isinstance(error.smallest, Plan):
                 return BudgetPlan(loaded.plan, None, str(error))

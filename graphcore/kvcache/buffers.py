@@ -25,6 +25,7 @@ allocates and frees pages. Without it sequence b has pages 1 + b N to b N + N.
 A sequence that starts at position 0 reads nothing that an earlier one left, so nothing has to be cleared.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -133,6 +134,9 @@ class RecurrentCache(LayerCache):
             tensor[row].copy_(state)
 
 
+TOUCHED_TOKENS = 4096  # positions of a sequence whose memory is taken at load: longer contexts take it as they fill
+
+
 def allocate_cache(spec: ModelSpec, sizes: CacheSizes, device: torch.device) -> tuple[LayerCache, ...]:
     """Return zeroed buffers for every layer, the same ones for layers that share them.
 
@@ -152,7 +156,8 @@ def allocate_cache(spec: ModelSpec, sizes: CacheSizes, device: torch.device) -> 
         pages = pool_pages(reach, windows[reach], page, sizes)
         if reach not in tables:
             tables[reach] = first_pages(batch, reach, not sizes.tokens, device)
-        k, v = (zeros((pages, *shape[1:]), kind, device) for shape, kind in stored)
+        touched = 1 + batch * math.ceil(TOUCHED_TOKENS / page)  # page 0 is nobody's
+        k, v = (zeros((pages, *shape[1:]), kind, device, touched) for shape, kind in stored)
         return KVCache(k, v, tables[reach])
 
     made = {layer: empty(spec.blocks[layer].attention, shapes) for layer, shapes in own.items()}

@@ -42,6 +42,8 @@ class PlanRequest:
         has_layer_slots: True if such experts may have slots that the kernels fill; the experts of all layers then wait.
         groups_of_turn: layer groups of this process that run in a turn, between those of other processes; 0 if one
             process runs all.
+        longer_contexts: contexts, longest first, of which a default becomes the first whose KV cache takes at most half
+            of what resident weights leave.
     """
 
     policy: str
@@ -55,6 +57,7 @@ class PlanRequest:
     has_device_readable_experts: bool = False
     has_layer_slots: bool = True
     groups_of_turn: int = 0
+    longer_contexts: tuple[int, ...] = ()
 
     @property
     def experts(self) -> ExpertPlanRequest:
@@ -131,6 +134,9 @@ def plan_streaming(sizes: WeightSizes, request: PlanRequest, costs: Costs, memor
             the free memory.
     """
     budget = budget_of(request, memory)
+    roomy = _with_longer_context(sizes, request, costs, memory.device, budget)
+    if roomy is not None:
+        return replace(roomy, budget=budget, notes=tuple(_notes(roomy, sizes, request)))
     tried: list[Plan] = []
     for context_length, prefetch in product(request.context_lengths, request.prefetches):
         plans = list(_plans(sizes, request, costs, memory.device, context_length, prefetch))
@@ -141,6 +147,19 @@ def plan_streaming(sizes: WeightSizes, request: PlanRequest, costs: Costs, memor
         tried += plans
     smallest = min(tried, key=lambda plan: plan.peak_nbytes)
     raise PlanError(_refusal(smallest, request, budget), replace(smallest, budget=budget))
+
+
+def _with_longer_context(
+    sizes: WeightSizes, request: PlanRequest, costs: Costs, device: str, budget: int
+) -> Plan | None:
+    """Return the resident plan with the longest context whose KV cache takes half of what it leaves, or None."""
+    for context_length in request.longer_contexts if request.keeps != "nothing" else ():
+        if sizes.total_nbytes + 2 * costs.kv_nbytes(context_length) > budget:
+            continue  # before blocks are traced, to know the size of their programs
+        for plan in _plans(sizes, request, costs, device, context_length, request.prefetches[-1]):
+            if not plan.is_streaming and plan.peak_nbytes + plan.kv_nbytes <= budget:
+                return plan
+    return None
 
 
 def budget_of(request: PlanRequest, memory: Memory) -> int:
@@ -224,7 +243,7 @@ def _grown(plan: Plan, sizes: WeightSizes, request: PlanRequest, budget: int) ->
 
 
 def _notes(plan: Plan, sizes: WeightSizes, request: PlanRequest) -> Iterator[str]:
-    if plan.context_length != request.context_length:
+    if plan.context_length not in (request.context_length, *request.longer_contexts):
         asked = request.context_length
         yield f"context_length={plan.context_length}, because {asked} tokens of KV cache do not fit in the budget"
     if request.keeps == "most" and not plan.is_streaming:

@@ -189,7 +189,7 @@ def _builder(
 
 
 def _caches(spec: ModelSpec, runtime: RuntimeConfig, is_streaming: bool) -> tuple[LayerCache, ...]:
-    """Return the caches of all layers; memory that a plan has promised is taken now."""
+    """Return the caches of all layers; where weights stream, all the memory that the plan has promised is taken now."""
     caches = allocate_cache(spec, runtime.cache_sizes(runtime.context_length), runtime.device)
     if is_streaming:
         for tensor in (tensor for cache in caches for tensor in cache.tensors):

@@ -67,6 +67,10 @@ class PreparedModel(ABC):
         """Return why weights cannot stream from the checkpoint's files; empty if they can."""
         return ""
 
+    def longest_context(self, settings: Settings) -> int:
+        """Return the longest context that a run may have without being asked for one; 0 for the default."""
+        return 0
+
     def has_device_readable_experts(self, settings: Settings, tier: Tier) -> bool:
         """Return whether a GPU's kernels can read the experts in locked RAM, in the format that they have there."""
         return False

@@ -5,12 +5,14 @@
 Both kinds of model are planned here; what differs is behind `PreparedModel`.
 """
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.engine.loading.model_loader import P, PreparedModel
+from graphcore.engine.loading.runtime_config import DEFAULT_CONTEXT
 from graphcore.errors import PlanError
 from graphcore.planning.machine import Machine
 from graphcore.planning.planner import PlanRequest, plan_streaming
@@ -113,12 +115,20 @@ def plan_request(settings: Settings, parts: PreparedModel, tier: Tier, layer_slo
         prefetch=None if streaming.prefetch == "auto" else streaming.prefetch,
         mode=streaming.mode,
         expert_cache=parse_nbytes("streaming.expert_cache", streaming.expert_cache),
-        context_length=parts.runtime.context_length,
+        context_length=settings.context_length or min(parts.runtime.context_length, DEFAULT_CONTEXT),
         may_halve_context=settings.context_length is None and keeps != "all",
+        longer_contexts=tuple(longer_contexts(parts.longest_context(settings))),
         has_device_readable_experts=parts.has_device_readable_experts(settings, tier),
         has_layer_slots=layer_slots,
         groups_of_turn=parts.groups_of_turn(settings),
     )
+
+
+def longer_contexts(longest: int) -> Iterator[int]:
+    """Yield the contexts above the default that a plan may try, longest first, each half of the one before."""
+    while longest > DEFAULT_CONTEXT:
+        yield longest
+        longest //= 2
 
 
 def ram_of(parts: PreparedModel, plan: Plan, tier: Tier) -> int:

@@ -19,6 +19,7 @@ from graphcore.kernels.cpu.program import most_step_rows, widths_of
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kvcache.sizes import cache_nbytes
 from graphcore.nn.decoder import Decoder, is_movable
+from graphcore.nn.rope_spec import LongScaling
 from graphcore.nn.spec import ModelSpec
 from graphcore.planning.gpu_overhead import allocated_cache_nbytes, overhead_nbytes
 from graphcore.planning.loading_peak import loading_nbytes
@@ -35,6 +36,8 @@ from graphcore.weights.experts import expert_linears
 from graphcore.weights.groups import LayerGroup, split_run
 from graphcore.weights.matching import EMBEDDING, FEATURES
 from graphcore.weights.plan import Plan, Tier
+
+LONGEST_ON_GPU = 32768  # tokens; a captured step launches programs for all chunks of the context, used or not
 
 _PROGRAMS: WeakKeyDictionary[Decoder, dict[tuple[ProgramSizes, int], int]] = WeakKeyDictionary()
 """Bytes of decode programs by decoder. Computing them traces every block, so later plans reuse them."""
@@ -185,12 +188,13 @@ class PreparedDecoder(PreparedModel):
     def disk_obstacle(self, settings: Settings, machine: Machine) -> str:
         """Return why weights cannot stream from the checkpoint's files; empty if they can.
 
-        In a plan for another machine random weights count as weights in a file.
+        In task=plan, and for another machine, random weights count as weights in a file.
         """
         loader = self.loader
+        is_plan = isinstance(settings.task, dict) and settings.task.get("name") == "plan"
         if settings.quant.format != STORED:
             return f"quant={settings.quant.format} packs them at load, and the files do not hold that"
-        if not machine.is_here and isinstance(loader.checkpoint, RandomCheckpoint):
+        if (is_plan or not machine.is_here) and isinstance(loader.checkpoint, RandomCheckpoint):
             return ""
         if any(not loader.checkpoint.spans(source.name) for source in loader.sources.values()):
             return f"{loader.checkpoint.source} has no files"
@@ -202,6 +206,18 @@ class PreparedDecoder(PreparedModel):
             if first_row(loader, source, loader.checkpoint.tensors[source.name], packing) is None:
                 return f"the rows of tensor '{source.name}' cannot be read one by one"
         return expert_obstacle(loader, expert_linears(self.decoder))
+
+    def longest_context(self, settings: Settings) -> int:
+        """Return the longest context that a run may have without being asked for one; 0 for the default.
+
+        LongRoPE rotates all sequences otherwise if there is room for long ones, and the ranks of a ring would have to
+        agree on one.
+        """
+        is_long_rope = any(isinstance(rope.scaling, LongScaling) for rope, _ in self.decoder.spec.ropes)
+        if settings.context_length is not None or is_long_rope or self.runtime.share is not None:
+            return 0
+        most = self.decoder.spec.context if self.runtime.device.type == "cpu" else LONGEST_ON_GPU
+        return min(most, self.decoder.spec.context, settings.batching.cache_tokens or most)
 
     def has_device_readable_experts(self, settings: Settings, tier: Tier) -> bool:
         """Return whether a GPU's kernels can read the experts in locked RAM, in the format that they have there.

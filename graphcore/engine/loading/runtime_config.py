@@ -26,7 +26,7 @@ from graphcore.weights.packed_weights import PackingPolicy
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FREE_SHARE = 0.8  # share of free memory that weights may take when they are unpacked at load
 NO_HOME = "no home folder is known: cache_dir is a temporary folder, which the next start does not find; set cache_dir"
-DEFAULT_CONTEXT = 4096  # tokens; the whole context of a modern model would take gigabytes of KV cache
+DEFAULT_CONTEXT = 4096  # tokens; where weights stream, or memory is short; else `longest_context`
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class RuntimeConfig:
         return sizes if self.share is None else replace(sizes, layers=self.share.layers)
 
     def shortened(self, context_length: int) -> "RuntimeConfig":
-        """Return the configuration for the context length of a plan, which may be smaller."""
+        """Return the configuration for the context length of a plan."""
         return replace(self, context_length=context_length, prefill_chunk=min(self.prefill_chunk, context_length))
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from plan_cases import COSTS, KV, PLENTY, account, any_request, any_sizes, equal_sizes, fewest_streamed, plan_request
+from support.cases import in_case
 
 from graphcore.errors import PlanError
 from graphcore.planning.machine import Memory
@@ -196,6 +197,25 @@ def test_a_context_that_nobody_asked_for_is_halved_until_it_fits() -> None:
 EXPERTS = ExpertSizes(expert_nbytes_by_layer=(100, 100, 80), experts_per_layer=8, top_k=2, min_slots=2)
 MIXTURE = replace(SIZES, experts=EXPERTS)
 ALL_BUT_EXPERTS = 6000 + 3000 + FIXED  # the table gathered
+
+
+def test_a_default_context_grows_while_its_cache_takes_half_of_what_resident_weights_leave() -> None:
+    longer = (1600, 800, 400)
+    for policy, keeps in (("off", "all"), ("auto", "most"), ("on", "nothing")):
+        asked = replace(plan_request(policy), longer_contexts=longer)
+        resident = plan_of(SIZES, plan_request("off")).peak_nbytes - KV * 100
+        for context in (*longer, 100):
+            enough = resident + 2 * KV * context if context > 100 else resident + KV * 100
+            with in_case(policy, context):
+                if keeps == "nothing":
+                    assert plan_of(SIZES, replace(asked, budget=enough)).context_length == 100
+                    continue
+                found = plan_of(SIZES, replace(asked, budget=enough))
+                assert (found.context_length, found.is_streaming, found.notes) == (context, False, found.notes)
+                assert not any("do not fit" in note for note in found.notes)
+                if context > 100:
+                    below = plan_of(SIZES, replace(asked, budget=enough - 1)).context_length
+                    assert below == (100 if context == 400 else context // 2)
 
 
 def test_experts_get_what_the_budget_leaves_over() -> None:
