@@ -3,4 +3,4 @@
 from graphcore.cli.start import start
 
 if __name__ == "__main__":
-    start()
+    start(keeps_results=True)

@@ -1,14 +1,18 @@
-"""Arguments without a key: a task's name, or the prompt.
+"""Arguments without a key: a task's name, a model, or the prompt.
 
-chat              task=chat
+chat              task=chat; words that other programs have for a task count, too: run, list, pull, show, rm
+smollm2           model=smollm2
+my.gguf           model.checkpoint=my.gguf: a file or folder that exists, hf:..., pypi:... or random:...
+my.gguf Hi        behind a model, a word is the prompt
 Is 2+2=4?         the prompt: white space, and no key before the first "="
 one Thai word     also the prompt: letters of a script that is written without white space
 caht              refused: did you mean task=chat?
 """
 
+import difflib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -20,6 +24,17 @@ from graphcore.registry import nearest
 KEY = re.compile(r"[+~]{0,2}([A-Za-z_]\w*)[\w./@:-]*", re.ASCII)  # key of a setting, as Hydra writes it
 ROOTS = frozenset((*(field.name for field in fields(Settings)), "hydra", "experiment"))
 WORD_LETTER = "Lo"  # Unicode's category of letters without case: Chinese, Japanese, Arabic, Hindi, Thai and others
+WORDS: Mapping[str, tuple[str, ...]] = {  # of ollama and llama.cpp, with what they stand for here
+    "run": ("task=chat",),
+    "list": ("task=models",),
+    "ls": ("task=models",),
+    "pull": ("task=models", "task.pull=true"),
+    "show": ("task=models", "task.show=true"),
+}
+REMOVES = "rm"  # the word before the name of a cached model
+MODEL_KEYS = ("model=", "model.checkpoint=")
+SOURCES = ("hf:", "pypi:", "random:")
+ONCE = {"prompt": "put the whole prompt into one pair of quotes", "task": "choose one", "model": "choose one"}
 FLAG_WORDS = {"help": "--help", "version": "--version"}
 
 
@@ -29,8 +44,13 @@ def with_keys(arguments: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: one is no setting, task's name or prompt, or there are two tasks or two prompts.
     """
-    keyed = [_with_key(argument) for argument in arguments]
-    for key, advice in (("prompt", "put the whole prompt into one pair of quotes"), ("task", "choose one")):
+    keyed: list[str] = []
+    for index, argument in enumerate(arguments):
+        keyed += _with_key(argument, arguments[:index], keyed)
+    if REMOVES in arguments and not any(one.startswith("task.remove=") for one in keyed):
+        raise ConfigError("rm needs the name of a cached model; graphcore list has them", is_unknown=True)
+    _check_word_of_models(arguments, keyed)
+    for key, advice in ONCE.items():
         same = [argument for argument in keyed if argument.startswith(f"{key}=")]
         if len(same) > 1 and any(argument not in arguments for argument in same):
             first, second = (repr(argument.partition("=")[2]) for argument in same[:2])
@@ -38,7 +58,24 @@ def with_keys(arguments: Sequence[str]) -> list[str]:
     return keyed
 
 
-def _with_key(argument: str) -> str:
+def _check_word_of_models(arguments: Sequence[str], keyed: Sequence[str]) -> None:
+    """Refuse words about cached models with too few names or too many."""
+    names_model = any(one.startswith(MODEL_KEYS) for one in keyed)
+    for word in ("pull", "show"):
+        if word in arguments and "task=models" in keyed and not names_model:
+            raise ConfigError(f"{word} needs the name of a model; graphcore list has them", is_unknown=True)
+    listing = next((word for word in ("list", "ls", REMOVES) if word in arguments), None)
+    if listing is not None and names_model and "task=models" in keyed:
+        raise ConfigError(f"a model has no effect with {listing}; leave it out", is_unknown=True)
+
+
+def _with_key(argument: str, before: Sequence[str], keyed: Sequence[str]) -> Sequence[str]:
+    """Return the settings that an argument stands for.
+
+    Args:
+        before: the arguments before it, as given.
+        keyed: what they stand for.
+    """
     if not argument:
         raise ConfigError(
             "an argument is empty, as one of a shell's variable that is not set; leave it out, or write prompt=...",
@@ -52,17 +89,44 @@ def _with_key(argument: str) -> str:
                 f"unknown key {head!r}{nearest(key[1], ROOTS)}; a prompt with a = in it is written prompt={argument!r}",
                 is_unknown=True,
             )
-        return argument
+        return (argument,)
     if separator and head.strip() in ROOTS:
         raise ConfigError(
             f"{argument!r} has a space before its =; write {head.strip()}=..., without spaces there", is_unknown=True
         )
+    if before and before[-1] == REMOVES:
+        return (f"task.remove={argument}",)
+    if is_model(argument):
+        return (f"model={argument}" if argument in group_options()["model"] else f"model.checkpoint={argument}",)
     if _is_text(argument):
-        return f"prompt={argument}"
+        return (f"prompt={argument}",)
     tasks = group_options()["task"]
     if argument in tasks:
-        return f"task={argument}"
+        return (f"task={argument}",)
+    if argument in WORDS:
+        return WORDS[argument]
+    if argument == REMOVES:
+        return ("task=models",)
+    names_model = any(one not in before and one.startswith(MODEL_KEYS) for one in keyed)
+    if names_model and not nearest(argument.lower(), tasks):
+        return (f"prompt={argument}",)
+    if any(one.startswith("prompt=") for one in keyed):
+        raise ConfigError(f"{argument!r} is a second prompt; {ONCE['prompt']}, or write key=value", is_unknown=True)
     raise ConfigError(_no_setting(argument, tasks), is_unknown=True)
+
+
+def is_model(word: str) -> bool:
+    """Return whether a word names a model: one of conf/model, a source, or a file or folder that exists."""
+    if word in group_options()["model"] or (word.startswith(SOURCES) and not any(map(str.isspace, word))):
+        return True
+    return word not in group_options()["task"] and _is_checkpoint(Path(word))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    try:
+        return (path.suffix.lower() == ".gguf" and path.is_file()) or (path / "config.json").is_file()
+    except (OSError, ValueError):  # a text of many lines is no path
+        return False
 
 
 def _is_text(argument: str) -> bool:
@@ -74,10 +138,11 @@ def _no_setting(word: str, tasks: Sequence[str]) -> str:
     """Return an error message for a bare word, with the nearest task or setting as a suggestion."""
     settings = {f"{group}={option}": option for group, options in group_options().items() for option in options}
     meant = [f"task={task}" for task in tasks if nearest(word.lower(), [task])]
+    meant += [f"model={one}" for one in difflib.get_close_matches(word.lower(), group_options()["model"], 1, 0.75)]
     meant += [setting for setting, option in settings.items() if option == word]
     meant += [FLAG_WORDS[word]] if word in FLAG_WORDS else []
-    if word.startswith(("hf:", "pypi:", "random:")) or word.endswith(".gguf") or Path(word).is_dir():
-        meant.append(f"model.checkpoint={word}")
+    if word.endswith(".gguf") or "/" in word:
+        return f"{word!r} is no file or folder of a model here, and no setting or task; check the path"
     hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
     return (
         f"{word!r} is no setting and no task{hint}; write key=value, such as prompt={word!r}; "

@@ -12,12 +12,14 @@ LEAST_WIDTH, MOST_WIDTH = 40, 100  # characters
 WIDE = 72  # least width, in characters, at which names and sentences stand side by side
 NAMES = 26  # characters of the left column
 
-USAGE = 'graphcore [TASK] ["PROMPT"] [group=option ...] [key=value ...] [flag ...]'
+USAGE = 'graphcore [TASK] [MODEL] ["PROMPT"] [group=option ...] [key=value ...] [flag ...]'
 EXAMPLES = (
     ('graphcore "Why is the sky blue?"', "ask the default model; the first run downloads it"),
     ("graphcore chat", "an interactive chat"),
-    ('graphcore model=gemma3 max_new_tokens=64 "The sky is"', "another model, a shorter text"),
-    ('graphcore model.checkpoint=model-q4_k_m.gguf "Is 2+2=4?"', "a file of your own"),
+    ("graphcore chat smollm3", "with another model; graphcore list has the names"),
+    ('graphcore gemma3 max_new_tokens=64 "The sky is"', "another model, a shorter text"),
+    ('graphcore model-q4_k_m.gguf "Is 2+2=4?"', "a file of your own"),
+    ("graphcore pull smollm3", "download a model; show NAME describes one, rm NAME deletes one"),
     ("graphcore plan model=llama3_70b model.checkpoint=random:q4_k", "memory and predicted speed; nothing is loaded"),
     ("graphcore bench -m model=smollm2,gemma3 dtype=bf16,fp32", "a sweep: one run for each pair"),
     ("graphcore --help task=bench", "a task's own keys; likewise --help model, --help streaming=on"),

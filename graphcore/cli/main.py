@@ -38,6 +38,7 @@ from graphcore.cli.quoting import (
     split_flags,
 )
 from graphcore.cli.sweep.kept_folder import kept_sweep
+from graphcore.cli.user_settings import with_user_settings
 from graphcore.config.compose import VERSION_BASE, check_sweep, follows, refuse_deletions, register_schemas
 from graphcore.config.conf_folder import check_groups, conf_dir
 from graphcore.config.hydra_errors import config_error
@@ -55,7 +56,7 @@ DEBUG = ("debug=true", "debug=on", "debug=yes", "debug=1")
 NO_OUTPUTS = ("outputs=false", "outputs=off", "outputs=no", "outputs=0")
 
 
-def main(arguments: Sequence[str] | None = None, is_quoted: bool = False) -> None:
+def main(arguments: Sequence[str] | None = None, is_quoted: bool = False, keeps_results: bool = True) -> None:
     """Run what the command line asks for and exit with its status.
 
     The status is 0 after success, or if the reader of the output has left; 2 after an unknown flag, key or option or a
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None, is_quoted: bool = False) -> Non
     Args:
         arguments: arguments of the command line; None is the process's own.
         is_quoted: True if text values are already quoted in Hydra's grammar.
+        keeps_results: False to write no folder for a task that prints its result, unless outputs=true asks for one.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     _prepare_streams()
@@ -71,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, is_quoted: bool = False) -> Non
     is_debug = any(argument.lower() in DEBUG for argument in given)
     with ended_by_signals() as termination:
         try:
-            status = compose_and_run(given, is_quoted)
+            status = compose_and_run(given, is_quoted, keeps_results)
             sys.stdout.flush()  # fails here, not at interpreter exit, if the reader has left
         except BrokenPipeError:
             status = 0
@@ -115,7 +117,7 @@ def _drop_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def compose_and_run(arguments: Sequence[str], is_quoted: bool) -> int:
+def compose_and_run(arguments: Sequence[str], is_quoted: bool, keeps_results: bool) -> int:
     """Answer --help and --version, or let Hydra compose the settings and run each job; return the exit status."""
     if not is_quoted:
         if any(flag in arguments for flag in HELP_FLAGS):
@@ -125,6 +127,7 @@ def compose_and_run(arguments: Sequence[str], is_quoted: bool) -> int:
         if VERSION_FLAG in arguments:
             print(f"graphcore {__version__}")
             return 0
+        arguments = with_user_settings(arguments, keeps_results)
     _check_arguments(arguments)
     jobs = Jobs()
     try:

@@ -27,6 +27,7 @@ FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "task.output")  # may hold ${
 LIST_KEYS = ("stop",)
 PAIR_KEYS = ("kv_dtype",)  # a comma joins two values, except in a sweep
 SWEEP_FLAGS = ("-m", "--multirun")
+SWEPT_SAMPLING = "sampling=greedy"  # the jobs of a sweep are compared with each other
 HELP_FLAGS = ("-h", "--help")
 VERSION_FLAG = "--version"
 VALUE_FLAGS = {  # flags that take the next argument, and what it may be; () is anything
@@ -66,8 +67,10 @@ def prepared_arguments(arguments: Sequence[str]) -> list[str]:
     _refuse_together(flags)
     is_sweep = any(flag in SWEEP_FLAGS for flag in flags)
     others = [flag for flag in flags if flag not in SWEEP_FLAGS]
-    named = map(with_real_dtype, with_keys(settings))
-    return ["-m"] * is_sweep + others + [_quoted_argument(setting, is_sweep) for setting in named]
+    named = [_quoted_argument(with_real_dtype(setting), is_sweep) for setting in with_keys(settings)]
+    if is_sweep and not any(one.lstrip("+").startswith(("sampling=", "experiment=")) for one in named):
+        named.append(SWEPT_SAMPLING)
+    return ["-m"] * is_sweep + others + named
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -9,8 +9,11 @@ from graphcore.processors import bound_spinning
 UNTOUCHED = (signal.SIG_DFL, signal.default_int_handler)
 
 
-def start() -> None:
+def start(keeps_results: bool = False) -> None:
     """Import the command line and run it.
+
+    Args:
+        keeps_results: as for `main`; False for the installed command.
 
     While modules are imported there is nothing to clean up, so Ctrl-C, SIGTERM and SIGHUP end the process at once.
     Signals that are ignored, such as SIGHUP under nohup, stay ignored.
@@ -23,7 +26,7 @@ def start() -> None:
 
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    main()
+    main(keeps_results=keeps_results)
 
 
 def _end_process(number: int, _frame: FrameType | None) -> None:

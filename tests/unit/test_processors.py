@@ -68,7 +68,7 @@ print(torch.heard, before, os.environ.get("GOMP_SPINCOUNT"), bool(spinning_note(
 """
 COMMAND = """
 import types
-sys.modules["graphcore.cli.main"] = types.SimpleNamespace(main=lambda: None)
+sys.modules["graphcore.cli.main"] = types.SimpleNamespace(main=lambda **_: None)
 from graphcore.cli.start import start
 start()
 """

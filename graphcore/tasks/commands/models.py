@@ -1,4 +1,7 @@
-"""task=models: list cached models and the names that model=... takes, or remove a cached one; it needs no torch."""
+"""task=models: list, download, describe or remove models; it needs no torch.
+
+graphcore list | pull NAME | show NAME | rm NAME
+"""
 
 import shutil
 import sys
@@ -10,6 +13,7 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
+from graphcore.checkpoint.sources.fetch import resolve_source
 from graphcore.checkpoint.sources.hub import hub_cache
 from graphcore.checkpoint.sources.inventory import StoredModel, cached_models, nbytes_of, remove
 from graphcore.checkpoint.sources.source import HubSource, PackageSource, parse_source
@@ -29,6 +33,8 @@ class ModelsSettings:
     """The keys of conf/task/models.yaml."""
 
     name: str = MISSING
+    pull: bool = MISSING
+    show: bool = MISSING
     remove: str | None = MISSING
     confirmed: bool = MISSING
 
@@ -48,9 +54,12 @@ class Listed:
 
 
 def run(context: Context, task: ModelsSettings) -> Record:
-    """Remove a model if one is to be removed, then print the list."""
+    """Download, describe or remove a model if asked to; else, and after a removal, print the list."""
     refuse_unused_settings(context.settings, "models", PROMPT_KEYS)
+    _refuse_together(task)
     folder = context.settings.cache_folder
+    pulled = pull(context) if task.pull else None
+    shown = show(context) if task.show else None
     published = published_models()
     listed = list_cached(folder, published)
     removed: list[StoredModel] = []
@@ -68,8 +77,9 @@ def run(context: Context, task: ModelsSettings) -> Record:
     rest = nbytes_of(folder) - sum(one.cached.nbytes for one in own)
     if folder.absolute() in hub_folder.parents:
         rest -= nbytes_of(hub_folder)
-    for line in report(folder, hub_folder, listed, published, rest):
-        context.console.line(line)
+    if pulled is None and shown is None:
+        for line in report(folder, hub_folder, listed, published, rest):
+            context.console.line(line)
     return {
         "cache_dir": str(folder),
         "hub_cache_dir": str(hub_folder),
@@ -77,10 +87,52 @@ def run(context: Context, task: ModelsSettings) -> Record:
         "other_bytes": rest,
         "removed": [one.source for one in removed],
         "removed_bytes": sum(one.nbytes for one in removed),
+        "pulled": pulled,
+        "shown": shown,
         "models": [
             {"name": one.name, "source": one.source, "licence": one.licence, "bytes": one.nbytes} for one in published
         ],
     }
+
+
+def _refuse_together(task: ModelsSettings) -> None:
+    asked = {"task.pull": task.pull, "task.show": task.show, "task.remove": task.remove is not None}
+    given = [name for name, is_asked in asked.items() if is_asked]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} are both given; choose one")
+
+
+def pull(context: Context) -> Record:
+    """Download a model if it is not there, and print where it is."""
+    model = context.settings.model
+    path = resolve_source(
+        model.checkpoint, context.settings.cache_folder, model.expected_sha256, context.console.progress
+    )
+    nbytes = path.stat().st_size if path.is_file() else nbytes_of(path)
+    context.console.line(f"{model.display_name}: {in_words(nbytes)} in {path}")
+    return {"source": model.checkpoint, "path": str(path), "bytes": nbytes}
+
+
+def show(context: Context) -> Record:
+    """Print what is known of a model without opening its files."""
+    settings, model = context.settings, context.settings.model
+    listed = list_cached(settings.cache_folder, published_models())
+    cached = [one for one in listed if one.cached.source == model.checkpoint]
+    is_published = model.checkpoint == model.published.checkpoint
+    known = {
+        "name": model.display_name,
+        "from": model.checkpoint,
+        "licence": model.published.licence if is_published else None,
+        "size": in_words(model.published.nbytes) if is_published else None,
+        "cached": str(cached[0].cached.path) if cached else "no",
+        "sampling of the model card": ", ".join(f"{key} {value}" for key, value in model.recommended_sampling.items()),
+        **({str(key): value for key, value in model.random_config.items()} if is_published else {}),
+    }
+    shown = {key: value for key, value in known.items() if value not in (None, "")}
+    width = max(map(len, shown))
+    for key, value in shown.items():
+        context.console.line(f"{key.ljust(width)}  {value}")
+    return shown
 
 
 def list_cached(folder: Path, published: Sequence[PublishedModel]) -> list[Listed]:

@@ -1,7 +1,7 @@
 """task=plan: print the placement of weights and caches, whether they fit, and predicted speeds; reads no weights."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +25,7 @@ from graphcore.engine.loading.plan_speculation import plan_with_speculation, pre
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
-from graphcore.errors import ConfigError, PlanError
+from graphcore.errors import ConfigError, GraphcoreError, PlanError
 from graphcore.planning.draft_prediction import DraftPrediction
 from graphcore.planning.machine import Machine, Speeds
 from graphcore.planning.plan_record import (
@@ -40,6 +40,7 @@ from graphcore.planning.prediction import Rates, predict
 from graphcore.planning.rates import measure_rates, moved_bytes_per_stored_byte, moves_weights
 from graphcore.planning.sizes import sizes_of
 from graphcore.progress import Progress
+from graphcore.quant.format_choice import STORED
 from graphcore.streaming.moving_weights import find_moving
 from graphcore.streaming.weight_stream import link_opener
 from graphcore.tasks.plan_machine import machine_of, speeds_of, target_on
@@ -52,13 +53,22 @@ from graphcore.tasks.plan_ring import (
     ring_line,
     ring_record,
 )
-from graphcore.tasks.report.plan_report import drafts_line, group_rows, movement_line, ram_rows, tier_rows
+from graphcore.tasks.report.plan_report import (
+    drafts_line,
+    fit_words,
+    group_rows,
+    movement_line,
+    ram_rows,
+    tier_rows,
+    verdict_line,
+)
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import group_note
 from graphcore.weights.groups import LayerGroup
 from graphcore.weights.plan import Plan, Tier
 
 PREDICTED_SEQUENCES = (1, 8, 32)  # batch sizes whose speeds are predicted
+SMALLER = ("q8_0", "q6_k", "q4_k", "q2_k")  # formats that are tried where the stored weights do not fit
 RING_KEYS = ("ranks", "network", "latency")  # of the task, for a ring only
 GPU_KEYS = ("device_memory", "link")
 
@@ -117,13 +127,21 @@ def run(context: Context, task: PlanSettings) -> Record:
         return _run_ring(context, task)
     speeds = speeds_of(task.link, task.disk, task.bandwidth)
     machine = machine_of(settings, task.device_memory, task.ram)
-    outcome = planned(settings, machine, speeds, console.progress)
+    alternatives: list[tuple[str, Outcome]] = []
+    with model_to_plan(settings, console.progress) as (model, note):  # its headers are read once
+        here = replace(settings, model=model)
+        outcome = _planned(here, machine, speeds, console.progress, note)
+        if outcome.error is not None:
+            alternatives.extend(_alternatives(here, machine, speeds, console.progress, note))
     config, plan = outcome.config, outcome.plan
     rates = outcome.rates if outcome.error is None else None
     predicted = [] if rates is None else [predict(plan, rates, sequences) for sequences in PREDICTED_SEQUENCES]
     for note in (*outcome.notes, *group_note(context, config.model_type), outcome.note):
         if note:
             console.note(note)
+    console.line(verdict_line(plan, outcome.source, predicted, fits=outcome.error is None))
+    for words, other in alternatives:
+        console.line(f"{words} would fit: {fit_words(other.plan, other.source)}")
     groups = planned_groups(plan, outcome.layer_groups, outcome.expert_nbytes)
     free = machine.memory.free_nbytes
     title = f"{settings.model.display_name} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
@@ -148,6 +166,25 @@ def run(context: Context, task: PlanSettings) -> Record:
         "budget_bytes": plan.budget,
         "free_bytes": free,
     }
+
+
+def _alternatives(
+    settings: Settings, machine: Machine, speeds: Speeds, on_progress: Progress, note: str
+) -> Iterator[tuple[str, Outcome]]:
+    """Yield what would fit where the plan does not: weights that stream, or smaller ones."""
+    streaming, quant = settings.streaming, settings.quant
+    tried: dict[str, Settings] = {}
+    if streaming.policy == "off":
+        tried["streaming=auto"] = replace(settings, streaming=replace(streaming, policy="auto"))
+    for name in SMALLER if quant.format == STORED and settings.model.fallback is None else ():
+        tried[f"quant={name}"] = replace(settings, quant=replace(quant, format=name))
+    for words, asked in tried.items():
+        with suppress(GraphcoreError):
+            outcome = _planned(asked, machine, speeds, on_progress, note)
+            if outcome.error is None:
+                yield words, outcome
+                if words.startswith("quant"):
+                    return  # the largest that fits
 
 
 def _refuse_unused_keys(settings: Settings, task: PlanSettings) -> None:
@@ -181,25 +218,24 @@ def _run_ring(context: Context, task: PlanSettings) -> Record:
     return {**_what_ran(settings, config, runtime, notes), **ring_record(ring, network)}
 
 
-def planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: Progress) -> Outcome:
+def _planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: Progress, note: str) -> Outcome:
     """Return the plan, or the smallest one where none fits.
 
     Args:
         speeds: the given rates; others are measured on this machine, for graphcore's own models.
+        note: line that says that the files have headers only; empty if they have weights.
 
     Raises:
         GraphcoreError: a setting, the checkpoint or the machine rules out any plan.
     """
-    with model_to_plan(settings, on_progress) as (model, note):
-        settings = replace(settings, model=model)
-        if model.fallback is None:
-            return _planned_own(settings, machine, speeds, on_progress, note)
-        backend = TransformersLoader()
-        opened = backend.open(settings, on_progress)
-        parts, plan, tier = plan_run(settings, backend.prepare(settings, opened, on_progress))
-        rates = speeds.rates(machine, tier.kind, plan.is_streaming)
-        groups = parts.weights.layer_groups
-        return Outcome(opened.config, parts.runtime, parts.notes, plan, tier.kind, groups, rates=rates, note=note)
+    if settings.model.fallback is None:
+        return _planned_own(settings, machine, speeds, on_progress, note)
+    backend = TransformersLoader()
+    opened = backend.open(settings, on_progress)
+    parts, plan, tier = plan_run(settings, backend.prepare(settings, opened, on_progress))
+    rates = speeds.rates(machine, tier.kind, plan.is_streaming)
+    groups = parts.weights.layer_groups
+    return Outcome(opened.config, parts.runtime, parts.notes, plan, tier.kind, groups, rates=rates, note=note)
 
 
 @contextmanager
@@ -271,6 +307,7 @@ def known_rates(
     moving = find_moving(parts.decoder, plan, parts.layer_groups(settings.streaming))
     per_stored = moved_bytes_per_stored_byte(parts.loader, moving, tier)
     rates, missing = speeds.rates(machine, tier.kind, moves, per_stored), speeds.missing(machine, tier.kind, moves)
+    has_weights = has_weights and bool(parts.loader.checkpoint.files)
     can_be_timed = machine.is_here and (has_weights or not moves or tier.kind == "host")
     if rates is not None or not can_be_timed:
         keys = " and ".join(f"task.{name}" for name in missing)

@@ -10,6 +10,33 @@ from graphcore.planning.prediction import Prediction
 from graphcore.weights.plan import ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token
 
 Row = tuple[str, int, str]
+TIERS = {"disk": "the checkpoint's files", "host": "RAM"}
+
+
+def verdict_line(plan: Plan, source: str, predictions: Sequence[Prediction], fits: bool) -> str:
+    """Return the answer of a plan in one line: whether the model fits, what stays, and how fast it is.
+
+    Args:
+        predictions: as for `movement_line`.
+    """
+    if not fits:
+        free = "" if plan.budget is None else f", {in_words(plan.budget)} may be taken"
+        return f"does not fit: {in_words(plan.peak_nbytes)} are needed on {plan.device}{free}"
+    speed = f"; predicted {predictions[0].tokens_per_second:.3g} tokens/s" if predictions else ""
+    return f"fits: {fit_words(plan, source)}{speed}"
+
+
+def fit_words(plan: Plan, source: str) -> str:
+    """Return what stays on the device with a plan that fits, and what moves."""
+    context = f"{plan.context_length} tokens of context"
+    if not plan.is_streaming:
+        return f"all weights stay, {in_words(plan.total_nbytes)} on {plan.device} with {context}"
+    number = plan.groups.num_layer_groups
+    kept = sum(plan.groups.is_resident(group) for group in range(1, number + 1))
+    return (
+        f"{kept} of {number} layer groups stay, {in_words(plan.total_nbytes)} on {plan.device} with {context}; "
+        f"{in_words(expected_bytes_per_token(plan))} are read from {TIERS[source]} for each token"
+    )
 
 
 def group_rows(groups: Sequence[PlannedGroup]) -> Iterator[Row]:
@@ -85,8 +112,7 @@ def movement_line(plan: Plan, source: str, predictions: Sequence[Prediction]) ->
     if not plan.is_streaming:
         moves = "nothing moves"
     else:
-        wait = {"disk": "the checkpoint's files", "host": "RAM"}[source]
-        moves = f"{in_words(expected_bytes_per_token(plan))} move for each token from {wait}"
+        moves = f"{in_words(expected_bytes_per_token(plan))} move for each token from {TIERS[source]}"
         if plan.experts is not None and plan.experts.expected_hit_rate:
             moves += f" ({in_words(bytes_per_token(plan))} if none of its experts is there)"
     if not predictions:

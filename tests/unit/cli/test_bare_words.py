@@ -1,6 +1,9 @@
 """What has no key is a task, the prompt, or refused with what it could stand for."""
 
+from pathlib import Path
+
 import pytest
+from support.cases import in_case
 
 from graphcore.cli.bare_words import with_keys
 from graphcore.cli.quoting import prepared_arguments
@@ -25,12 +28,42 @@ PROMPTS = [
 @pytest.mark.parametrize("text", PROMPTS)
 def test_a_text_with_white_space_or_of_a_script_without_it_is_the_prompt(text: str) -> None:
     assert with_keys(["seed=1", text]) == ["seed=1", f"prompt={text}"]
-    assert len(prepared_arguments([text, "-m"])) == 2  # flags beside it do not take it as theirs
+    assert prepared_arguments([text, "-m"])[0::2] == [
+        "-m",
+        "sampling=greedy",
+    ]  # flags beside it do not take it as theirs
 
 
 @pytest.mark.parametrize("task", group_options()["task"])
 def test_a_tasks_name_is_the_task(task: str) -> None:
     assert with_keys([task]) == [f"task={task}"]
+
+
+def test_a_model_s_name_or_place_is_the_model_and_a_word_behind_it_the_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.gguf").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").touch()
+    (tmp_path / "chat").mkdir()
+    (tmp_path / "chat" / "config.json").touch()
+    for words, settings in (
+        ("smollm2", ["model=smollm2"]),
+        ("chat smollm2", ["task=chat", "model=smollm2"]),
+        ("smollm2 chat", ["model=smollm2", "task=chat"]),
+        ("my.gguf Hi", ["model.checkpoint=my.gguf", "prompt=Hi"]),
+        ("folder bench seed=1", ["model.checkpoint=folder", "task=bench", "seed=1"]),
+        ("hf:Qwen/Qwen3-1.7B Hi", ["model.checkpoint=hf:Qwen/Qwen3-1.7B", "prompt=Hi"]),
+        ("run gemma3", ["task=chat", "model=gemma3"]),
+        ("list", ["task=models"]),
+        ("ls", ["task=models"]),
+        ("pull smollm3", ["task=models", "task.pull=true", "model=smollm3"]),
+        ("show smollm3", ["task=models", "task.show=true", "model=smollm3"]),
+        ("rm smollm3", ["task=models", "task.remove=smollm3"]),
+    ):
+        with in_case(words):
+            assert with_keys(words.split()) == settings
 
 
 @pytest.mark.parametrize(
@@ -44,9 +77,18 @@ def test_a_setting_stays_as_it_is(argument: str) -> None:
 REFUSED = [
     (["caht"], "did you mean task=chat?"),
     (["Chat"], "did you mean task=chat?"),
-    (["gemma3"], "did you mean model=gemma3?"),
-    (["hf:Qwen/Qwen3-1.7B"], "did you mean model.checkpoint=hf:Qwen/Qwen3-1.7B?"),
-    (["some/model.gguf"], "did you mean model.checkpoint=some/model.gguf?"),
+    (["gema3"], "did you mean model=gemma3?"),
+    (["some/model.gguf"], "'some/model.gguf' is no file or folder of a model here"),
+    (["gemma3", "caht"], "did you mean task=chat?"),
+    (["gemma3", "smollm2"], "'gemma3' and 'smollm2' are both given as the model; choose one"),
+    (["gemma3", "model=smollm2"], "'gemma3' and 'smollm2' are both given as the model"),
+    (["gemma3", "Hi", "Bob"], "'Hi' and 'Bob' are both given as the prompt"),
+    (["gemma3", "Hi", "there"], "'there' is a second prompt; put the whole prompt into one pair"),
+    (["rm", "smollm2", "gemma3"], "a model has no effect with rm"),
+    (["list", "smollm2"], "a model has no effect with list"),
+    (["pull"], "pull needs the name of a model"),
+    (["show"], "show needs the name of a model"),
+    (["rm"], "rm needs the name of a cached model"),
     (["help"], "did you mean --help?"),
     (["hello"], "'hello' is no setting and no task; write key=value, such as prompt='hello'"),
     (["Größe"], "prompt='Größe'"),  # one word of a script with white space

@@ -11,6 +11,8 @@ from graphcore.errors import ConfigError
 
 SPECIAL = "\\'\"${}x,=!()[]:;\n\té語😀#~+@%& "
 
+GREEDY = "sampling=greedy"  # which sweeps are unless they say otherwise
+
 
 def read_back(argument: str) -> object:
     """Return the value that a config gets from an override: Hydra's grammar, then OmegaConf's interpolation."""
@@ -20,6 +22,7 @@ def read_back(argument: str) -> object:
     return OmegaConf.to_container(config, resolve=True)["value"]
 
 
+@pytest.mark.thorough
 @settings(max_examples=400, deadline=None)
 @given(st.text(alphabet=SPECIAL, max_size=12) | st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
 @example('What\'s 2+2, really? (a=b) !x \\ ${oc.env:HOME} "q"\nnext \\')
@@ -41,7 +44,7 @@ def test_a_sweep_hands_the_same_text_to_its_jobs(text: str) -> None:
 
 def test_a_dtype_gets_the_name_of_its_file() -> None:
     assert prepared_arguments(["dtype=BFloat16", "kv_dtype=f16,Q8_0"]) == ["dtype=bf16", "kv_dtype='f16,Q8_0'"]
-    assert prepared_arguments(["-m", "dtype=torch.float32,half"]) == ["-m", "dtype=fp32,fp16"]
+    assert prepared_arguments(["-m", "dtype=torch.float32,half"]) == ["-m", "dtype=fp32,fp16", GREEDY]
 
 
 def test_everything_else_is_left_to_hydra() -> None:
@@ -57,8 +60,14 @@ def test_everything_else_is_left_to_hydra() -> None:
 
 
 def test_the_sweep_flag_may_stand_anywhere() -> None:
-    assert prepared_arguments(["task=bench", "-m", "dtype=fp32,bf16"]) == ["-m", "task=bench", "dtype=fp32,bf16"]
-    assert prepared_arguments(["a=1", "--multirun"]) == ["-m", "a=1"]
+    assert prepared_arguments(["task=bench", "-m", "dtype=fp32,bf16"]) == [
+        "-m",
+        "task=bench",
+        "dtype=fp32,bf16",
+        GREEDY,
+    ]
+    assert prepared_arguments(["a=1", "--multirun"]) == ["-m", "a=1", GREEDY]
+    assert prepared_arguments(["-m", "sampling=auto,nucleus"]) == ["-m", "sampling=auto,nucleus"]
     assert is_sweep(["-m", "a=1"])
     assert not is_sweep(["a=1"])
     assert not is_sweep(["-m", "--help"])
@@ -66,10 +75,11 @@ def test_the_sweep_flag_may_stand_anywhere() -> None:
 
 def test_a_sweep_may_choose_between_checkpoints_but_never_cuts_a_prompt() -> None:
     prepared = prepared_arguments(["-m", "model.checkpoint=choice(a,b)", "prompt=choice(a,b), or not"])
-    assert prepared == ["-m", "model.checkpoint=choice(a,b)", "prompt='choice(a,b), or not'"]
+    assert prepared == ["-m", "model.checkpoint=choice(a,b)", "prompt='choice(a,b), or not'", GREEDY]
     assert prepared_arguments(["-m", "task.text=choice(a,b)", "prompt_file=choice(c,d)"])[1:] == [
         "task.text=choice(a,b)",
         "prompt_file=choice(c,d)",
+        GREEDY,
     ]
     assert prepared_arguments(["model.checkpoint=choice(a,b)"]) == ["model.checkpoint='choice(a,b)'"]
 

@@ -159,6 +159,7 @@ def test_a_narrow_terminal_gets_blocks(
     ]
 
 
+@pytest.mark.thorough
 def test_a_pipe_gets_columns_and_torch_is_not_imported(cache: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from graphcore.cli.main import main\n"
@@ -193,3 +194,20 @@ def test_published_sizes_are_those_of_the_shapes() -> None:
         assert model.nbytes == 2 * (layers + tables + dim), model.name
         checked.append(model.name)
     assert len(checked) == 8
+
+
+def test_a_model_is_downloaded_or_described_by_name(
+    run_task: RunTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.gguf"
+    file.write_bytes(b"GGUF")
+    run = run_task("task=models", "task.pull=true", f"model.checkpoint={file}", f"cache_dir={tmp_path}")
+    assert run.record["pulled"] == {"source": str(file), "path": str(file), "bytes": 4}
+    assert capsys.readouterr().out == f"own.gguf: 4 bytes in {file}\n"
+    run = run_task("task=models", "task.show=true", "model=smollm2", f"cache_dir={tmp_path}")
+    shown = run.record["shown"]
+    assert (shown["name"], shown["licence"], shown["cached"]) == ("smollm2", "Apache-2.0", "no")
+    assert shown["sampling of the model card"] == "temperature 0.2, top_p 0.9"
+    assert "max_position_embeddings" in capsys.readouterr().out
+    wrong = run_task("task=models", "task.show=true", "task.pull=true", f"cache_dir={tmp_path}")
+    assert str(wrong.error) == "task.pull and task.show are both given; choose one"

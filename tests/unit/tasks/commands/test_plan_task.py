@@ -1,6 +1,7 @@
 """task=plan counts bytes from shapes and reads no weight."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_what_streams_is_listed_with_its_place_and_its_slots(
 
 def test_rates_predict_the_speed(run_task: RunTask, capsys: pytest.CaptureFixture[str]) -> None:
     # Random weights wait in RAM, where a copy reads and writes, and keeps the processors that compute busy.
-    record = plan_of_1b(run_task, "streaming=on", "task.bandwidth=4GB/s")
+    record = plan_of_1b(run_task, "streaming=on", "streaming.source=host", "task.bandwidth=4GB/s")
     moved = record["streaming"]["bytes_per_token"]
     assert record["predicted"]["copy_seconds"] == pytest.approx(moved / 2e9)
     assert record["predicted"]["compute_seconds"] == pytest.approx(moved / (0.8 * 4e9), rel=1e-3)
@@ -117,6 +118,21 @@ def test_rates_predict_the_speed(run_task: RunTask, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "predicted 0.498" in out  # 2.47 GB at 2 GB/s and at 3.2 GB/s
     assert "at the same time, by the same processors" in out
+
+
+def test_the_verdict_comes_first_and_says_what_would_fit(run_task: RunTask, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("task=plan", "model=llama3", "model.checkpoint=random:", "task.ram=2GB", "task.bandwidth=4GB/s")
+    record = run_task(*asked, "task.disk=1GB/s").record
+    verdict, streamed, packed = capsys.readouterr().out.splitlines()[:3]
+    assert not record["fits"]
+    assert verdict.startswith("does not fit: ")
+    assert re.search(r"are needed on cpu, 1\.\d+ GiB may be taken$", verdict)
+    assert re.match(r"streaming=auto would fit: \d+ of \d+ layer groups stay, .* for each token$", streamed)
+    assert re.match(r"quant=q\d_[0k] would fit: all weights stay, 1\.\d+ GiB on cpu with \d+ tokens", packed)
+    record = run_task(*asked[:-2], "task.ram=20GB", "task.bandwidth=4GB/s").record
+    verdict = capsys.readouterr().out.splitlines()[0]
+    assert record["fits"]
+    assert re.match(r"fits: all weights stay, .* with 131072 tokens of context; predicted 1\.\d+ tokens/s", verdict)
 
 
 def test_where_only_experts_move_the_rate_is_that_of_reading_one_in_each_layer(
