@@ -67,10 +67,10 @@ def answer(engine: Engine, kind: str, new_tokens: int) -> Generation:
     """Return the answer to one kind of prompt; an answer that ends early goes on, so that all are equally long."""
     if not engine.has_tokenizer:
         prompt = [1 + at % 997 for at in range(64)]  # random weights
-        return engine.submit(prompt, max_new_tokens=new_tokens, ignore_eos=True).result()
+        return engine.submit(prompt, max_new_tokens=new_tokens, ignore_eos=True, temperature=0).result()
     text = PROMPTS[kind]
     asked = [{"role": "user", "content": text}] if engine.tokenizer.has_chat_template else text
-    return engine.submit(asked, max_new_tokens=new_tokens, ignore_eos=True).result()
+    return engine.submit(asked, max_new_tokens=new_tokens, ignore_eos=True, temperature=0).result()
 
 
 class ImposedModel(DraftModel):

@@ -141,7 +141,7 @@ def alone(engine: Engine, rounds: int, new: int) -> None:
     bare, whole = list[float](), list[float]()
     for at in range(rounds + 1):
         alone_seconds = bare_step(engine, prompt, new)
-        answer = engine.submit(prompt, new, ignore_eos=True).result()
+        answer = engine.submit(prompt, new, ignore_eos=True, temperature=0).result()
         if at:  # the first round warms up
             bare.append(alone_seconds)
             whole.append(answer.timings.decode_seconds / (new - 1))
@@ -157,11 +157,11 @@ def gap(engine: Engine, rounds: int, tokens: int) -> None:
     clock, vocab = Clock(), engine.config.vocab_size
     for seed in range(rounds):  # a prompt in the prefix cache would not run again
         stamps: list[float] = []
-        short = engine.submit(prompts_of(1, 16, vocab)[0], 4000, ignore_eos=True)
+        short = engine.submit(prompts_of(1, 16, vocab)[0], 4000, ignore_eos=True, temperature=0)
         for at in range(10):
             short.event(at)
         before = len(clock.passes)
-        long = engine.submit(prompts_of(1, tokens, vocab, seed)[0], 1, ignore_eos=True)
+        long = engine.submit(prompts_of(1, tokens, vocab, seed)[0], 1, ignore_eos=True, temperature=0)
         long_events, at = long.has_ended, 10
         while not long_events:
             short.event(at)
@@ -186,7 +186,7 @@ async def read_all(engine: Engine, prompts: Sequence[list[int]], new: int, *, co
     """Return the seconds that tasks needed to read all answers, and the event loop's longest stall meanwhile."""
 
     async def read(ids: list[int]) -> None:
-        async for _ in engine.submit(ids, new, ignore_eos=True):
+        async for _ in engine.submit(ids, new, ignore_eos=True, temperature=0):
             pass
 
     done = asyncio.Event()
@@ -209,7 +209,7 @@ def clients(engine: Engine, count: int, rounds: int, new: int) -> None:
         prompts = prompts_of(count, PROMPT, engine.config.vocab_size, seed)
         engine.generate(prompts, 1)  # from now on the prompts are in the prefix cache
         began = time.perf_counter()
-        engine.generate(prompts, new, ignore_eos=True)
+        engine.generate(prompts, new, ignore_eos=True, temperature=0)
         alone = time.perf_counter() - began
         seconds, stall = asyncio.run(read_all(engine, prompts, new, compiles=False))
         shares.append(alone / seconds)
@@ -311,7 +311,7 @@ def storm(engine: Engine, count: int, shared: int) -> None:
     alone: list[tuple[int, ...]] = []
     for ids, most in zip(prompts, lengths, strict=True):
         forget(engine)
-        alone.append(engine.generate(ids, most, ignore_eos=True)[0].token_ids)
+        alone.append(engine.generate(ids, most, ignore_eos=True, temperature=0)[0].token_ids)
     forget(engine)
     files_before, found = nameless_files(), list[int]()
 

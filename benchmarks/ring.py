@@ -125,7 +125,7 @@ def measure(engine: Any, sequences: int, tokens: int) -> Measured:
     """Return the time of passes that each give a token to so many sequences."""
     with engine.holding_back():
         handles = [
-            engine.submit([*PROMPT, index], max_new_tokens=WARM_UP + tokens + 1, ignore_eos=True)
+            engine.submit([*PROMPT, index], max_new_tokens=WARM_UP + tokens + 1, ignore_eos=True, temperature=0)
             for index in range(sequences)
         ]
     times = [time.perf_counter() for _ in handles[0]]

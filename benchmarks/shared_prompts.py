@@ -77,7 +77,7 @@ def crowd(model: str, overrides: Sequence[str]) -> None:
             words = Words(engine.config.vocab_size, 0)
             engine.generate([[1] * 40], 2)
             began = time.perf_counter()
-            handles = [engine.submit(words(128), 128, ignore_eos=True) for _ in range(32)]
+            handles = [engine.submit(words(128), 128, ignore_eos=True, temperature=0) for _ in range(32)]
             answers.append([handle.result().token_ids for handle in handles])
             seconds.append(time.perf_counter() - began)
     same = sum(one == other for one, other in zip(*answers, strict=True))
@@ -87,7 +87,7 @@ def crowd(model: str, overrides: Sequence[str]) -> None:
 def timed(engine: Engine, prompts: Prompts, new: int) -> float:
     """Return the seconds until all prompts are answered."""
     began = time.perf_counter()
-    for handle in [engine.submit(prompt, new, ignore_eos=True) for prompt in prompts]:
+    for handle in [engine.submit(prompt, new, ignore_eos=True, temperature=0) for prompt in prompts]:
         handle.result()
     return time.perf_counter() - began
 

@@ -67,5 +67,7 @@ def save_calling_folder(folder: Path, thinks: bool = False) -> Path:
     template = TOOLS + MESSAGES + (THINKING_TURN if thinks else TURN)
     config = {"eos_token": CONTROLS[0], "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0]}), encoding="utf-8")
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [0], "do_sample": False}), encoding="utf-8"
+    )
     return folder

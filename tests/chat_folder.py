@@ -29,4 +29,5 @@ def save_chat_folder(folder: Path, template: str | None = TEMPLATE) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"eos_token": END} | ({"chat_template": template} if template else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "generation_config.json").write_text('{"do_sample": false}', encoding="utf-8")  # greedy, as tests expect
     return folder

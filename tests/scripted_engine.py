@@ -27,7 +27,7 @@ from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.request import TokenTotals
 from graphcore.engine.request_builder import RequestBuilder
 from graphcore.engine.request_handle import RequestHandle
-from graphcore.sampling_params import SamplingParams
+from graphcore.engine.sampling_defaults import SamplingDefaults
 from graphcore.serving.app import new_app
 from graphcore.serving.guard import Guard
 from graphcore.serving.metrics import ServingMetrics
@@ -97,6 +97,7 @@ def _tokenizer(name: str, ends: Iterable[int]) -> Tokenizer:
     variables = {"bos_token": bos, "eos_token": "</s>" if name.startswith("mistral") else ""}
     tokenizer = Tokenizer.__new__(Tokenizer)
     tokenizer._assemble(TokenizerParts(backend(), name, None, tuple(sorted(ends)), SOURCES[name], variables))
+    vars(tokenizer)["_chat_template"] = TemplateHere(SOURCES[name], name)  # what its cached property would make
     return tokenizer
 
 
@@ -107,12 +108,14 @@ def _compiled(source: str) -> jinja2.Template:
     return template
 
 
-def render_here(template: ChatTemplate, inputs: Mapping[str, object]) -> str:
-    """Render a template in this process: `ChatTemplate._text_of` for the tests."""
-    text, refusal = render_template(_compiled(template._text), json.loads(json.dumps(inputs)), 1 << 22)
-    if text is None:
-        raise NoAnswerError(f"refuses these messages: {refusal}")
-    return text
+class TemplateHere(ChatTemplate):
+    """A template that is rendered in this process, because a conversation renders hundreds of times."""
+
+    def _text_of(self, inputs: Mapping[str, object]) -> str:
+        text, refusal = render_template(_compiled(self._text), json.loads(json.dumps(inputs)), 1 << 22)
+        if text is None:
+            raise NoAnswerError(f"refuses these messages: {refusal}")
+        return text
 
 
 class SlicedHandle(RequestHandle):
@@ -155,7 +158,13 @@ class ScriptedEngine:
         stream = SimpleNamespace(raw_link=lambda nbytes: None)
         runtime = SimpleNamespace(speculation="off")
         self.loaded = SimpleNamespace(
-            end_ids=ends, settings=settings, runtime=runtime, weight_stream=stream, prompts=self.prompts, runner=None
+            end_ids=ends,
+            settings=settings,
+            runtime=runtime,
+            weight_stream=stream,
+            prompts=self.prompts,
+            runner=None,
+            sampling=SamplingDefaults(),
         )
         sizes = SimpleNamespace(vocab=vocab, context=CONTEXT, check_context=lambda tokens: None)
         parts = cast("Any", self.loaded), self.prompts, cast("Any", sizes), MaskThreads(), TokenTotals()
@@ -221,7 +230,7 @@ class ScriptedServer:
     def __init__(self, name: str, controls: Iterable[str]) -> None:
         self.engine = ScriptedEngine(name, controls)
         settings = serve_settings()
-        self.served = ServedModel("tiny", settings, SamplingParams(), lambda: cast("Engine", self.engine))
+        self.served = ServedModel("tiny", settings, lambda: cast("Engine", self.engine))
         app = new_app(self.served, Guard.of(settings), ServingMetrics(self.served, ()))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=60)
 

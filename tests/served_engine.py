@@ -14,7 +14,9 @@ from omegaconf import OmegaConf
 
 from graphcore import Engine
 from graphcore.config.conf_folder import conf_dir
-from graphcore.sampling_params import SamplingParams
+from graphcore.engine.loading.load_model import LoadedModel
+from graphcore.engine.sampling_defaults import SamplingDefaults
+from graphcore.sampling_params import NEUTRAL, SamplingParams
 from graphcore.serving.http_server import DrainingServer, bound_socket, new_served
 from graphcore.serving.serve_settings import ServeSettings
 from graphcore.serving.served_model import ServedModel
@@ -67,17 +69,35 @@ class Running:
 
 @contextmanager
 def running_server(
-    load: Callable[[], Engine], waits: bool = True, sampling: SamplingParams | None = None, **keys: Any
+    load: Callable[[], Engine],
+    waits: bool = True,
+    sampling: SamplingParams | None = None,
+    has_own_sampling: bool = False,
+    **keys: Any,
 ) -> Iterator[Running]:
     """Run a server; at the end its engine is closed, unless the test's own fixture keeps it.
 
     Args:
         load: function that loads the engine.
         waits: True to wait until it is ready.
+        sampling: parameters of requests that set none; None is a temperature of 1.
+        has_own_sampling: True to leave these to the model.
         keys: keys of the task.
     """
     settings = serve_settings(**keys)
-    served, server = new_served("tiny", settings, sampling or SamplingParams(), load)
+    given = {name: value for name, value in vars(sampling or SamplingParams()).items() if value != NEUTRAL.get(name)}
+
+    before: list[tuple[LoadedModel, SamplingDefaults]] = []
+
+    def load_and_set() -> Engine:
+        engine = load()
+        if has_own_sampling:
+            return engine
+        before.append((engine.loaded, engine.loaded.sampling))
+        engine.loaded.sampling = SamplingDefaults({"temperature": 1.0, **given}, "the test")
+        return engine
+
+    served, server = new_served("tiny", settings, load_and_set)
     listener = bound_socket(settings.host, 0)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # else the kernel takes megabytes for slow readers
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
@@ -90,3 +110,5 @@ def running_server(
         server.should_exit = server.force_exit = True
         thread.join(SECONDS)
         assert not thread.is_alive(), "the server has not ended"
+        for loaded, own in before:  # of an engine that other servers of a test file have, too
+            loaded.sampling = own

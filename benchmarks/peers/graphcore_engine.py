@@ -13,11 +13,12 @@ class Graphcore(PeerEngine):
         from graphcore.config.compose import compose_settings
         from graphcore.tasks.task_engine import own_runner
 
-        settings = [*json.loads(source), f"context_length={context}", f"threads={threads}", *overrides]
+        own = f"context_length={context}", f"threads={threads}", "sampling=greedy"
+        settings = [*json.loads(source), *own, *overrides]
         engine = Engine.from_settings(compose_settings(settings))
         engine.warm_up()
         self.engine, self.runner = engine, own_runner(engine, "bench")
-        self.whole_runs = WholeRuns(partial(engine.generate, ignore_eos=True))
+        self.whole_runs = WholeRuns(partial(engine.generate, ignore_eos=True, temperature=0))
 
     def timed_run(self, prompt_tokens: int, new_tokens: int, depth: int = 0, sequences: int = 1) -> dict[str, object]:
         if sequences == 1:
@@ -68,7 +69,7 @@ class StreamedGraphcore(StreamingEngine):
     def __init__(self, run: StreamedRun) -> None:
         from graphcore import Engine
 
-        overrides = [f"threads={run.threads}", f"context_length={run.context}", *run.overrides]
+        overrides = [f"threads={run.threads}", f"context_length={run.context}", "sampling=greedy", *run.overrides]
         if run.budget is not None:
             overrides.append(f"streaming.memory_budget={run.budget}")
         self.engine = Engine.load(run.source, streaming=self.policy, overrides=overrides)
@@ -76,7 +77,7 @@ class StreamedGraphcore(StreamingEngine):
 
     def generate(self, token_ids: list[int], new_tokens: int, on_token: OnToken) -> list[int]:
         chosen = []
-        for event in self.engine.submit(token_ids, new_tokens, ignore_eos=True):
+        for event in self.engine.submit(token_ids, new_tokens, ignore_eos=True, temperature=0):
             on_token()
             chosen.append(event.token_id)
         return chosen

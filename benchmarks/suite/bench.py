@@ -126,7 +126,7 @@ class Bench:
             self.fit(model, checkpoint, ways or ("off",), *(word for word in overrides if "random_config" in word))
         settings = self.settings(model, checkpoint, *overrides)
         began = time.perf_counter()
-        engine = Engine.from_settings(compose_settings(settings))
+        engine = Engine.from_settings(compose_settings([*settings, "sampling=greedy"]))
         loaded = time.perf_counter()
         try:
             compiled = engine.warm_up(batch)

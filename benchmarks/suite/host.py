@@ -36,7 +36,7 @@ def capture_row(bench: Bench, loaded: Loaded, number: str) -> None:
     rows = prompts_of(loaded.engine, 1, bench.sizes.prompt)
 
     def generate() -> None:
-        loaded.engine.generate(rows, max_new_tokens=8, ignore_eos=True)
+        loaded.engine.generate(rows, max_new_tokens=8, ignore_eos=True, temperature=0)
 
     first, _, third = time_repeats(generate, 3, bench.device)
     seconds = loaded.warm_seconds + max(0.0, first - third)

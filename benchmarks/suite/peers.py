@@ -115,7 +115,7 @@ def alternate(bench: Bench, engine: Engine, peers: Sequence[Process]) -> tuple[l
     prompt = prompt_of(sizes.prompt)
 
     def seconds(tokens: int) -> float:
-        run = lambda: engine.generate([prompt], max_new_tokens=tokens, ignore_eos=True)  # noqa: E731
+        run = lambda: engine.generate([prompt], max_new_tokens=tokens, ignore_eos=True, temperature=0)  # noqa: E731
         return time_repeats(run, 1, bench.device)[0]
 
     seconds(sizes.new + 1)

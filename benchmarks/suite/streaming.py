@@ -51,7 +51,7 @@ def budget_of(nbytes: int) -> str:
 def answers(loaded: Loaded) -> dict[str, object]:
     """Return what must not change when weights move: logits of a prompt and greedy tokens."""
     rows = prompts_of(loaded.engine, 1, 32)
-    tokens = loaded.engine.generate(rows, max_new_tokens=16, ignore_eos=True)[0].token_ids
+    tokens = loaded.engine.generate(rows, max_new_tokens=16, ignore_eos=True, temperature=0)[0].token_ids
     return {"logits": loaded.engine.logits(rows), "tokens": tokens}
 
 

@@ -50,7 +50,7 @@ def time_decode(engine: Engine, batch: int, prompt: int, new: int, repeats: int)
     rows, device = prompts_of(engine, batch, prompt), engine.runner.device
 
     def generate(tokens: int) -> Callable[[], object]:
-        return lambda: engine.generate(rows, max_new_tokens=tokens, ignore_eos=True)
+        return lambda: engine.generate(rows, max_new_tokens=tokens, ignore_eos=True, temperature=0)
 
     generate(new + 1)()  # captures
     first = statistics.median(time_repeats(generate(1), repeats, device))

@@ -12,17 +12,20 @@ from omegaconf import MISSING
 
 from graphcore.build_folder import temporary_folder
 from graphcore.config.user_path import lacks_home, user_folder
-from graphcore.sampling_params import SamplingParams
 
 
 @dataclass
 class PublishedSettings:
-    """The checkpoint that a model group stands for: its licence, the bytes of its weights, its path and its sha256."""
+    """The checkpoint that a model group stands for: its licence, the bytes of its weights, its path and its sha256.
+
+    `sampling` has the parameters that its model card recommends where the files say nothing.
+    """
 
     licence: str = MISSING
     nbytes: int = MISSING
     checkpoint: str = MISSING
     sha256: str | None = MISSING
+    sampling: dict[str, Any] = MISSING
 
 
 @dataclass
@@ -46,6 +49,11 @@ class ModelSettings:
     def expected_sha256(self) -> str | None:
         """The sha256 that the checkpoint's file must have: as set, else as published for the same checkpoint."""
         return self.sha256 or (self.published.sha256 if self.checkpoint == self.published.checkpoint else None)
+
+    @property
+    def recommended_sampling(self) -> Mapping[str, Any]:
+        """The sampling parameters of the model card; empty for a checkpoint that is not the group's."""
+        return self.published.sampling if self.checkpoint == self.published.checkpoint else {}
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -153,16 +161,21 @@ class ParallelSettings:
 class SamplingSettings:
     """conf/sampling/*: how the next token is sampled."""
 
-    temperature: float = MISSING
-    top_k: int = MISSING
-    top_p: float = MISSING
-    min_p: float = MISSING
-    repetition_penalty: float = MISSING
-    presence_penalty: float = MISSING
-    frequency_penalty: float = MISSING
-    min_tokens: int = MISSING
+    temperature: float | None = MISSING
+    top_k: int | None = MISSING
+    top_p: float | None = MISSING
+    min_p: float | None = MISSING
+    repetition_penalty: float | None = MISSING
+    presence_penalty: float | None = MISSING
+    frequency_penalty: float | None = MISSING
+    min_tokens: int | None = MISSING
     logit_bias: dict[int, float] = MISSING
-    stop_token_ids: list[int] = MISSING
+    stop_token_ids: list[int] | None = MISSING
+
+    @property
+    def typed(self) -> Mapping[str, Any]:
+        """The parameters that are set; the others are the model's own (`graphcore.engine.sampling_defaults`)."""
+        return {name: value for name, value in vars(self).items() if value not in (None, {})}
 
 
 @dataclass
@@ -213,6 +226,7 @@ class Settings:
     chat: str = MISSING
     special_tokens: str = MISSING
     max_new_tokens: int | None = MISSING
+    repetition_detection: bool = MISSING
     context_length: int | None = MISSING
     batch_size: int = MISSING
     batching: BatchingSettings = field(default_factory=BatchingSettings)
@@ -228,11 +242,6 @@ class Settings:
     outputs: bool = MISSING
     trace: bool = MISSING
     debug: bool = MISSING
-
-    @property
-    def sampling_params(self) -> SamplingParams:
-        """The sampling parameters, with the seed."""
-        return SamplingParams(**vars(self.sampling), seed=self.seed)
 
     @property
     def cache_folder(self) -> Path:

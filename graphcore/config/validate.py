@@ -5,8 +5,9 @@ Streaming settings that depend on the device are checked by the plan.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from typing import Any
 
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.dtype_names import DTYPES, KV_ALIASES, KV_DTYPES, real_kv_name
@@ -14,7 +15,7 @@ from graphcore.config.settings import KEPT, Settings, SpeculationSettings, Strea
 from graphcore.encodings import PACKABLE
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
-from graphcore.sampling_params import check_sampling, check_truncation
+from graphcore.sampling_params import NEUTRAL, check_sampling, check_truncation
 
 THREADS_PER_CPU = 4
 UNLIMITED = -1  # max_new_tokens: as many as the context allows
@@ -47,8 +48,7 @@ def validate_settings(settings: Settings) -> None:
     _check_sizes(settings)
     _check_adapter(settings)
     _check_parallel(settings)
-    check_sampling(vars(settings.sampling))
-    check_truncation(vars(settings.sampling))
+    _check_sampling(settings.sampling.typed)
     _check_prompts(settings)
     _ = settings.cache_folder  # raises where it cannot be one
     check_streaming(settings)
@@ -56,6 +56,13 @@ def validate_settings(settings: Settings) -> None:
         raise ConfigError(
             "trace=true writes into the run's folder, and outputs=false makes none; leave one of them out"
         )
+
+
+def _check_sampling(typed: Mapping[str, Any]) -> None:
+    """Check the sampling parameters that are set; without a temperature, the model's own is not known yet."""
+    check_sampling({**NEUTRAL, **typed})
+    if "temperature" in typed:
+        check_truncation({**NEUTRAL, **typed})
 
 
 def _check_choices(settings: Settings) -> None:

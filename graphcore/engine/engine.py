@@ -157,7 +157,8 @@ class Engine:
             quant, streaming, graph: options of the groups under conf/.
             device: "auto", "cpu", "cuda" or "cuda:N".
             overrides: one more setting or several, as on the command line: "context_length=1024"; for "random:" also
-                the shape, "model=qwen3". Settings of prompts, sampling and tasks are refused.
+                the shape, "model=qwen3"; "sampling=greedy" changes `default_sampling_params`. Settings of prompts and
+                tasks are refused.
             on_progress: callback on_progress(stage, group, done, total) while loading and generating; done and total
                 are bytes in "load" and tokens in "generate"; `graphcore.progress` lists the stages.
 
@@ -198,6 +199,15 @@ class Engine:
     def has_tokenizer(self) -> bool:
         """Whether text can be used."""
         return self.prompts.known is not None
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """The sampling parameters of requests that set none, which one may also set in part.
+
+        They are those of the settings (`sampling.temperature=0.7`), then the model's own (generation_config.json, or
+        general.sampling of a GGUF file), then graphcore's: common values for a model with a chat template, else greedy.
+        """
+        return self._parts.loaded.sampling.params
 
     @property
     def runner(self) -> ModelRunner:
@@ -242,6 +252,7 @@ class Engine:
         prompt_logprobs: int | None = None,
         skip_special_tokens: bool = True,
         speculation: str | None = None,
+        repetition_detection: bool = False,
         request_id: str | None = None,
         **sampling: Any,
     ) -> RequestHandle:
@@ -270,9 +281,11 @@ class Engine:
             skip_special_tokens: False shows special tokens, such as those around tool calls, in the text.
             speculation: "off" checks no draft tokens for this request; None and the engine's own kind are the engine's
                 setting. Answers are equal.
+            repetition_detection: True ends an answer, as "repetition", that has repeated one span of at most 200 tokens
+                for 200 tokens.
             request_id: name of the request in `status`; None numbers it.
             **sampling: fields of `SamplingParams`, such as temperature (0 is greedy), top_p, logit_bias, min_tokens and
-                seed; None is the neutral value.
+                seed. What is left out or None is `default_sampling_params`.
 
         Raises:
             ConfigError: a value is out of range, a prompt is empty or longer than the context, or the engine is closed.
@@ -284,6 +297,7 @@ class Engine:
         records = {"logprobs": logprobs, "top_logprobs": top_logprobs, "prompt_logprobs": prompt_logprobs}
         wishes = {"ignore_eos": ignore_eos, "reuse_cache": reuse_cache, "skip_special_tokens": skip_special_tokens}
         more = {**limits, **records, **wishes, "speculation": speculation, "request_id": request_id}
+        more["repetition_detection"] = repetition_detection
         parts = self._current()
         requests = parts.requests.one("submit", prompt, n, mask, **more, **sampling)
         handle = RequestHandle(requests, self)  # if Ctrl-C comes before the return, its collection cancels
@@ -720,7 +734,7 @@ class Engine:
 
         Args:
             num_sequences: sequences that will run together, at least 1 and at most batch_size.
-            params: sampling parameters that will be used; None is greedy.
+            params: sampling parameters that will be used; None is `default_sampling_params`.
 
         Raises:
             BusyError: the call is inside `on_progress` or a mask.
@@ -735,7 +749,7 @@ class Engine:
         @torch.inference_mode()
         def work() -> CompileReport:
             with measure_compile() as report:
-                runner.warm_up(num_sequences, params)
+                runner.warm_up(num_sequences, params or parts.loaded.sampling.params)
             return report
 
         report = parts.queue.run_alone("warm_up", work)

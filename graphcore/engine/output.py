@@ -101,7 +101,8 @@ class Generation:
             tokenizer.
         token_ids: tuple of int, the new tokens, including the end token if one ended the generation.
         finish_reason: str, "end" (an end-of-sequence token), "stop" (a stop string or a token of stop_token_ids),
-            "length" (max_new_tokens), "context" (the cache is full), "deadline" or "interrupted".
+            "length" (max_new_tokens), "context" (the cache is full), "repetition" (if detected), "deadline" or
+            "interrupted".
         logprobs: tuple of float, the natural logarithm of each new token's probability before sampling parameters
             applied; None if not asked for.
         timings: Timings, seconds and token counts.

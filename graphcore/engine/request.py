@@ -13,6 +13,9 @@ from graphcore.kvcache.chunks import Chunks
 from graphcore.sampling_params import SamplingParams
 from graphcore.tokenizer.text_stream import IncrementalDecoder, StopCondition
 
+REPEATED_TOKENS = 200
+LONGEST_SPAN = 200
+
 
 @dataclass(frozen=True)
 class RequestStatus:
@@ -73,6 +76,21 @@ class TokenTotals:
     accepted_tokens: int = 0
 
 
+def repeats(token_ids: Sequence[int]) -> bool:
+    """Return whether the last REPEATED_TOKENS tokens only repeat a span of at most LONGEST_SPAN tokens before them.
+
+    It looks at every sixteenth length alone, so that a token costs a few microseconds.
+    """
+    length = len(token_ids)
+    if length % 16 or length <= REPEATED_TOKENS:
+        return False
+    last = token_ids[-REPEATED_TOKENS:]
+    spans = range(1, min(LONGEST_SPAN, length - REPEATED_TOKENS) + 1)
+    return any(
+        last[-1] == token_ids[-1 - span] and last == token_ids[-REPEATED_TOKENS - span : -span] for span in spans
+    )
+
+
 @dataclass(eq=False)
 class Request:
     """A prompt and its answer so far. A call that asks for n answers makes n requests, which write to one output.
@@ -97,6 +115,7 @@ class Request:
         pooled: the embedding of the prompt; such a request has no answer. None for others.
         mask: mask of the next tokens; None to allow all.
         deadline: time.perf_counter() at which the request ends; None for none.
+        detects_repetition: True to end the answer when it `repeats`.
         speculates: True to check draft tokens beside the known ones, if the engine drafts; no token changes.
         reuses_cache: True to continue from the cached tokens of an ended request, too, those of its answer included.
         totals: the engine's cumulative counters, which the request updates.
@@ -136,6 +155,7 @@ class Request:
     pooled: Pooled | None = None
     mask: AnswerMask | None = None
     deadline: float | None = None
+    detects_repetition: bool = False
     speculates: bool = True
     reuses_cache: bool = False
     totals: TokenTotals = field(default_factory=TokenTotals)
@@ -368,6 +388,8 @@ class Request:
             return piece + self.finish("length")
         elif is_context_full:
             return piece + self.finish("context")
+        elif self.detects_repetition and repeats(self.token_ids):
+            return piece + self.finish("repetition")
         return piece
 
     def finish(self, reason: str) -> str:

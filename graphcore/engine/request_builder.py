@@ -16,7 +16,6 @@ from graphcore.engine.arguments import (
     most_new_tokens,
     params_from,
     prompts_of,
-    sampling_params,
     seconds_left,
     stop_condition,
 )
@@ -113,10 +112,12 @@ class RequestBuilder:
         deadline: float | None = None,
         reuse_cache: bool = False,
         speculation: str | None = None,
+        repetition_detection: bool = False,
         request_id: str | None = None,
         **sampling: Any,
     ) -> Request:
         self._check_logprobs(logprobs, prompt_logprobs)
+        check_bool("repetition_detection", repetition_detection, "ends an answer that repeats one span")
         until = None if deadline is None else time.perf_counter() + seconds_left(deadline)
         self._sizes.check_context(len(ids))
         return self._new_request(
@@ -136,11 +137,12 @@ class RequestBuilder:
             deadline=until,
             reuses_cache=reuse_cache,
             speculates=self._speculates(speculation),
+            detects_repetition=bool(repetition_detection),
         )
 
     def _params(self, sampling: Mapping[str, Any], number: int) -> SamplingParams:
         """Return the checked sampling parameters of request `number` of a call."""
-        params = sampling_params(sampling)
+        params = self._loaded.sampling.params_with(sampling)
         check_token_ids(params, self._sizes.vocab)
         return params_from(params, number)
 

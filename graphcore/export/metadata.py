@@ -21,6 +21,7 @@ from graphcore.arch.config_from_gguf import config_from_gguf
 from graphcore.arch.registry import ARCHITECTURES, architecture_of
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.engine.loading.open_model import Model
+from graphcore.engine.sampling_defaults import gguf_values
 from graphcore.errors import UnsupportedError
 from graphcore.export.gguf_file import Field, FieldValue, typed_field
 from graphcore.nn.rope import rope_frequencies
@@ -80,6 +81,8 @@ def metadata_of(
     stored = {**own, "general.architecture": name}
     _check_says_the_same(architecture, model.config, stored, shapes, model.checkpoint.source)
     own |= _tokenizer_values(model, name)
+    if model.path is not None:
+        own |= gguf_values(model.checkpoint)
     return Metadata(name, {key: typed_field(value) for key, value in own.items()})
 
 

@@ -11,7 +11,7 @@ from graphcore.engine.arguments import Stop
 from graphcore.engine.engine import Engine
 from graphcore.engine.output import Generation, TokenEvent
 from graphcore.engine.request_handle import RequestHandle
-from graphcore.sampling_params import NEUTRAL
+from graphcore.sampling_params import PARAMETERS, TRUNCATING
 from graphcore.serving.chat_call import (
     Began,
     ChatCall,
@@ -41,6 +41,7 @@ REASONS: Mapping[str, str] = {
     "stop": "stop",
     "length": "length",
     "context": "length",
+    "repetition": "repetition",
     "deadline": "interrupted",
     "interrupted": "interrupted",
 }
@@ -95,13 +96,16 @@ class Limits:
 
 
 def with_defaults(served: ServedModel, sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters of a request: its own, else those that the server sets, and a fresh seed.
+    """Return the sampling parameters of a request: its own, else the engine's defaults, and a fresh seed.
 
-    The temperature of neither is 1, as clients expect.
+    Clients that ask for a top-p and no temperature mean to sample, also a model that is greedy by default.
     """
-    set_here = {name: getattr(served.sampling, name) for name in NEUTRAL if name != "seed"}
-    set_here = {name: value for name, value in set_here.items() if value != NEUTRAL[name]}
-    return {"temperature": 1.0, **set_here, "seed": secrets.randbelow(LARGEST_SEED), **sampling}
+    given = {name: value for name, value in sampling.items() if value is not None}
+    defaults = served.engine.loaded.sampling.values
+    asks = any(given[name] not in (PARAMETERS[name].beside_greedy or ()) for name in given.keys() & set(TRUNCATING))
+    if asks and not defaults.get("temperature"):
+        defaults["temperature"] = 1.0
+    return {**defaults, "seed": secrets.randbelow(LARGEST_SEED), **given}
 
 
 def with_stop_tokens(served: ServedModel, engine: Engine, sampling: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,6 +185,7 @@ def submit_call(served: ServedModel, engine: Engine, call: ChatCall, request_id:
         skip_special_tokens=not _has_markup(known),
         ignore_eos=call.ignores_end,
         speculation=call.speculation,
+        repetition_detection=call.detects_repetition,
         request_id=request_id,
         **(sampling if call.ignores_end else with_stop_tokens(served, engine, sampling)),
     )

@@ -34,6 +34,7 @@ SIGNATURE = "unsigned"  # of thoughts; clients send thoughts back only if they h
 STOP_REASONS: Mapping[str, str] = {
     "stop": "end_turn",
     "length": "max_tokens",
+    "repetition": "max_tokens",
     "tool_calls": "tool_use",
     "interrupted": "max_tokens",
 }

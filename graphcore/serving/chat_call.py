@@ -34,6 +34,7 @@ class ChatCall:
         num_top_logprobs: likeliest tokens that are asked for at each token's place.
         options: variables that the chat template reads.
         ignores_end: whether tokens that end an answer are ignored, for measurements.
+        detects_repetition: whether an answer ends that repeats one span (`Engine.submit`).
         speculation: "off" to check no draft tokens; None is the server's setting.
         continues_last: whether the answer continues the text of the last message, the assistant's.
     """
@@ -53,6 +54,7 @@ class ChatCall:
     options: Mapping[str, Any] = field(default_factory=dict)
     continues_last: bool = False
     ignores_end: bool = False
+    detects_repetition: bool = False
     speculation: str | None = None
 
 
@@ -163,7 +165,8 @@ class Ended:
     """The end of one answer.
 
     Attributes:
-        finish_reason: "stop", "length", "tool_calls" or "interrupted" (the server is ending, or a time limit).
+        finish_reason: "stop", "length", "tool_calls", "repetition" (if that was to be detected) or "interrupted" (the
+            server is ending, or a time limit).
         stop_text: the stop string that ended it; None for another end.
     """
 

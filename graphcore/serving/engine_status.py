@@ -55,6 +55,7 @@ def status_body(served: ServedModel, metrics: ServingMetrics, num_events: int) -
         "requests": [request_record(one) for one in statuses],
         "totals": asdict(engine.totals),
         "first_token_seconds": first_token_record(tuple(metrics.recent_first_seconds)),
+        "sampling": engine.loaded.sampling.record,
         "speculation": speculation_record(engine),
         "kv_cache": kv_cache_records(engine),
         "ring": ranks_record(engine),

@@ -21,7 +21,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError
-from graphcore.sampling_params import SamplingParams
 from graphcore.serving.app import new_app
 from graphcore.serving.guard import Guard
 from graphcore.serving.metrics import ServingMetrics
@@ -171,7 +170,6 @@ class DrainingServer(uvicorn.Server):
 def serve_model(
     name: str,
     settings: ServeSettings,
-    sampling: SamplingParams,
     load: Callable[[], Engine],
     on_start: Callable[[int], None],
 ) -> ServedModel:
@@ -180,7 +178,6 @@ def serve_model(
     Args:
         name: name of the model for clients.
         settings: keys of the task.
-        sampling: sampling parameters of requests that give none.
         load: function that loads the engine; it is called in a thread while the server listens already.
         on_start: function that is called with the port when the server listens.
 
@@ -192,7 +189,7 @@ def serve_model(
         Exception: the engine cannot be loaded, or has failed twice.
     """
     allow_files(settings.max_connections + SPARE_CONNECTIONS + OTHER_FILES)
-    served, server = new_served(name, settings, sampling, load)
+    served, server = new_served(name, settings, load)
     listener = bound_socket(settings.host, settings.port)
     server.on_start = lambda: on_start(listener.getsockname()[1])
     server.run([listener])
@@ -214,11 +211,9 @@ def allow_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
-def new_served(
-    name: str, settings: ServeSettings, sampling: SamplingParams, load: Callable[[], Engine]
-) -> tuple[ServedModel, DrainingServer]:
+def new_served(name: str, settings: ServeSettings, load: Callable[[], Engine]) -> tuple[ServedModel, DrainingServer]:
     """Return a model and the server that answers for it; arguments as for `serve_model`."""
-    served = ServedModel(name, settings, sampling, load)
+    served = ServedModel(name, settings, load)
     app = new_app(served, Guard.of(settings), ServingMetrics(served, settings.metric_aliases), settings.cors_origins)
     server = new_server(app, served)
     served.on_failure = server.drain

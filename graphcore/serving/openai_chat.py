@@ -124,6 +124,7 @@ def read_chat(body: Mapping[str, Any]) -> tuple[ChatRequest, ChatCall, list[str]
         options=template_options(request),
         continues_last=request.continue_final_message,
         ignores_end=request.ignore_eos,
+        detects_repetition=request.repetition_detection,
         speculation=request.speculation,
     )
     return request, call, [*unknown, *reported_names(names)]

@@ -189,6 +189,7 @@ class Completions:
                 top_logprobs=request.logprobs or 0,
                 prompt_logprobs=request.logprobs if request.echo else None,
                 ignore_eos=request.ignore_eos,
+                repetition_detection=request.repetition_detection,
                 speculation=request.speculation,
                 n=request.n,
                 deadline=self._served.settings.request_timeout,

@@ -40,6 +40,7 @@ class SamplingFields(RequestFields):
     logit_bias: Annotated[dict[str, float], at_most(MOST_BIASES)] | None = None
     stop_token_ids: ListOf[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
     ignore_eos: bool = False
+    repetition_detection: bool = False
     speculation: Literal["off", "auto", "lookup", "self"] | None = None
     seed: int | None = None
     regex: str | None = None

@@ -153,6 +153,7 @@ def read_responses(body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatCall,
         num_top_logprobs=request.top_logprobs,
         options=_thinking_options(request.reasoning.effort),
         ignores_end=request.ignore_eos,
+        detects_repetition=request.repetition_detection,
         speculation=request.speculation,
     )
     kinds = [f"tools.{tool.type}" for tool in request.tools if isinstance(tool, OtherTool)]

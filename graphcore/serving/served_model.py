@@ -11,7 +11,6 @@ from enum import Enum
 
 from graphcore.engine.engine import Engine
 from graphcore.engine.request_handle import RequestHandle
-from graphcore.sampling_params import SamplingParams
 from graphcore.serving.request_errors import RequestError, request_error
 from graphcore.serving.serve_settings import ServeSettings
 from graphcore.serving.tool_formats.families import tool_format_of
@@ -40,7 +39,6 @@ class ServedModel:
     Args:
         name: name of the model for clients.
         settings: keys of the task.
-        sampling: sampling parameters of requests that give none.
         load: function that loads the engine; it is called in a thread.
 
     Attributes:
@@ -56,10 +54,8 @@ class ServedModel:
         on_failure: function that ends the server after a failure.
     """
 
-    def __init__(
-        self, name: str, settings: ServeSettings, sampling: SamplingParams, load: Callable[[], Engine]
-    ) -> None:
-        self.name, self.settings, self.sampling, self._load = name, settings, sampling, load
+    def __init__(self, name: str, settings: ServeSettings, load: Callable[[], Engine]) -> None:
+        self.name, self.settings, self._load = name, settings, load
         self.special_ids: Mapping[str, int] = {}
         self._engine: Engine | None = None
         self._format: ToolFormat | None = None

@@ -1,7 +1,10 @@
 """Shared code of tasks that run a model: load it with progress, and describe what runs."""
 
+from dataclasses import replace
+
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
+from graphcore.config.validate import UNLIMITED
 from graphcore.engine.engine import Engine
 from graphcore.engine.loading.load_model import Check, no_check
 from graphcore.engine.loading.runtime_config import describe_runtime, refuse_graph
@@ -9,11 +12,12 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
 from graphcore.progress import Progress
+from graphcore.sampling_params import SamplingParams
 from graphcore.tasks.report.startup import cache_state
 from graphcore.tasks.task import Context
 from graphcore.weights.plan import Plan
 
-DEFAULT_NEW_TOKENS = 128  # most tokens of an answer by default; in a chat the default is the rest of the context
+CONTINUED_TOKENS = 128
 
 
 def load_engine(context: Context, check: Check = no_check, on_progress: Progress | None = None) -> Engine:
@@ -30,7 +34,7 @@ def load_engine(context: Context, check: Check = no_check, on_progress: Progress
     refuse_graph(settings)  # before anything is downloaded
     engine = Engine.from_settings(settings, on_progress or context.console.progress, check)
     context.console.expect_groups(moved_nbytes(engine.plan))
-    for note in (*engine.notes, *group_note(context, engine.config.model_type)):
+    for note in (*engine.notes, *group_note(context, engine.config.model_type), *note_on_toy(context)):
         context.console.note(note)
     return engine
 
@@ -69,14 +73,43 @@ def group_note(context: Context, model_type: str) -> tuple[str, ...]:
     return (f"model={model.name} stands for {usual}, but the checkpoint is a {model_type} model and runs as one",)
 
 
+def note_on_toy(context: Context) -> tuple[str, ...]:
+    """Return a note on the default model if nobody has chosen it."""
+    model = context.settings.model
+    if context.has_chosen_model or model.checkpoint != model.published.checkpoint:
+        return ()
+    return (
+        f"{model.name} is a toy of 135M parameters, the default because it needs no hub; graphcore list has models "
+        "that answer well, such as graphcore chat smollm3",
+    )
+
+
+def default_params(engine: Engine) -> SamplingParams:
+    """Return the sampling parameters of a run's requests that set none, with the run's seed."""
+    return replace(engine.default_sampling_params, seed=engine.settings.seed)
+
+
+def most_new_tokens(engine: Engine, is_chat: bool) -> int:
+    """Return the most tokens of an answer: as set, else the model's own limit, else as many as the context allows.
+
+    Args:
+        is_chat: True if it answers in a chat. A text that is continued has no end, so that its default is a number.
+    """
+    otherwise = UNLIMITED if is_chat else CONTINUED_TOKENS
+    return engine.settings.max_new_tokens or engine.loaded.sampling.max_new_tokens or otherwise
+
+
 def describe(engine: Engine, load_seconds: float | None = None) -> str:
     """Return one line about what runs: model, device, dtype, graph, sizes, and the load time if it is given."""
-    plan = engine.plan
+    plan, longest = engine.plan, engine.config.max_position_embeddings
+    context = f"{engine.choices.context_length}"
+    if engine.choices.context_length < longest:
+        context += f" of {longest}"
     parts = (
         f"{engine.settings.model.display_name} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
         *describe_runtime(engine.choices, engine.settings),
         f"weights {in_words(plan.weight_nbytes)}",
-        f"kv cache {in_words(plan.kv_nbytes)} for {engine.choices.context_length} tokens",
+        f"kv cache {in_words(plan.kv_nbytes)} for {context} tokens",
         *([] if load_seconds is None else [f"loaded in {load_seconds:.1f} s"]),
     )
     return f"[{'; '.join(parts)}]"

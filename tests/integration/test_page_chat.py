@@ -594,9 +594,12 @@ LONG_ANSWERS = {
     "brackets": "![[*_`<a>|" * (MEGABYTE // 10),
     "deep JSON": "[" * (MEGABYTE // 2) + "]" * (MEGABYTE // 2),
 }
+IN_CI = ("tiny paragraphs", "deep quotes", "brackets")
 
 
-@pytest.mark.parametrize("kind", LONG_ANSWERS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in IN_CI else pytest.mark.slow) for kind in LONG_ANSWERS]
+)
 def test_a_megabyte_does_not_freeze_the_page(anew: Visit, kind: str) -> None:
     text = LONG_ANSWERS[kind]
     anew.answer_with(answer(text, piece=400))
@@ -685,6 +688,10 @@ def test_settings_reach_the_server_and_empty_ones_do_not(visit: Visit) -> None:
     for name, wrong, words in (
         ("temperature", "warm", "Enter a number from 0 to 100"),
         ("topP", "1.5", "Enter a number from 0 to 1"),
+        ("topK", "-1", "Enter a whole number from 0"),
+        ("minP", "2", "Enter a number from 0 to 1"),
+        ("repetition", "0", "Enter a number from 0.01 to 100"),
+        ("presence", "3", "Enter a number from -2 to 2"),
         ("maxTokens", "0", "Enter a whole number from 1"),
         ("tools", "[{]", "This is not valid JSON"),
         ("tools", '{"a": 1}', "must be a JSON list"),
@@ -696,15 +703,18 @@ def test_settings_reach_the_server_and_empty_ones_do_not(visit: Visit) -> None:
         expect(visit.page.locator(f"#setting-{name}")).to_be_focused()
         visit.page.fill(f"#setting-{name}", "")
     visit.page.fill("#setting-temperature", "0,5")
+    visit.page.fill("#setting-minP", "0.1")
+    visit.page.fill("#setting-repetition", "1.1")
     visit.page.check("#setting-for-all")
     visit.page.click(".settings .main-button")
     visit.say("Hello?")
     visit.push(delta(content="Hi."), delta("stop"), is_last=True)
     visit.wait_answer()
-    own = {"messages", "stream", "stream_options"}
-    assert set(visit.asked()[0]) == own | {"temperature"}
-    assert visit.asked()[0]["temperature"] == 0.5
-    expect(visit.page.locator("#settings-button")).to_have_text("Settings (1 set)")
+    own = {"messages", "stream", "stream_options", "repetition_detection"}
+    asked = visit.asked()[0]
+    assert set(asked) == own | {"temperature", "min_p", "repetition_penalty"}
+    assert (asked["temperature"], asked["min_p"], asked["repetition_penalty"]) == (0.5, 0.1, 1.1)
+    expect(visit.page.locator("#settings-button")).to_have_text("Settings (3 set)")
     visit.page.click("#settings-button")
     visit.page.get_by_role("button", name="Reset to defaults").click()
     visit.page.click(".settings .main-button")
@@ -715,7 +725,17 @@ def test_settings_reach_the_server_and_empty_ones_do_not(visit: Visit) -> None:
     visit.push(delta(content="Hi."), delta("stop"), is_last=True)
     visit.wait_answer(2)
     visit.page.get_by_role("link", name="New conversation").click()
-    expect(visit.page.locator("#settings-button")).to_have_text("Settings (1 set)")
+    expect(visit.page.locator("#settings-button")).to_have_text("Settings (3 set)")
+
+
+def test_empty_fields_show_what_the_server_takes(visit: Visit) -> None:
+    visit.page.unroute("**/status?*")
+    visit.open()
+    visit.page.click("#settings-button")
+    for name, value in (("temperature", "1"), ("topK", "0"), ("topP", "1"), ("repetition", "1"), ("presence", "0")):
+        expect(visit.page.locator(f"#setting-{name}")).to_have_attribute("placeholder", value)
+    expect(visit.page.locator("#setting-seed")).not_to_have_attribute("placeholder", "0")
+    visit.page.get_by_role("button", name="Close").click()
 
 
 def test_edit_retry_and_versions(visit: Visit) -> None:

@@ -273,6 +273,16 @@ def end_tokens_are_ignored_if_asked(ask: Ask) -> None:
     assert (found.new_tokens, found.reason) == (NUM_TOKENS, "length")
 
 
+@effect("repetition_detection", *SAMPLED)
+def an_answer_that_repeats_itself_ends_if_asked(ask: Ask) -> None:
+    endless = {"logit_bias": {LETTER: 100}, MOST_OF[ask.path]: 400}
+    assert ask(**endless).new_tokens == 400
+    found = ask(**endless, repetition_detection=True)
+    assert 200 < found.new_tokens < 220
+    assert found.text == "A" * found.new_tokens
+    assert found.reason == ("length" if ask.path == RESPONSES else "repetition")
+
+
 def drafted(http: httpx.Client) -> float:
     """Return the number of draft tokens that the server has checked so far."""
     found = re.search(r"^graphcore_draft_tokens_total (\S+)$", http.get("/metrics").text, re.MULTILINE)

@@ -2,10 +2,12 @@
 
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
+from graphcore.config.compose import compose_settings
 from graphcore.config.settings import SamplingSettings
 from graphcore.sampling_params import COLDEST, HOTTEST, MOST_KEPT, NEUTRAL, PARAMETERS, SamplingParams
 
@@ -14,7 +16,10 @@ SAMPLING = Path(__file__).parents[2] / "conf" / "sampling"
 
 def test_settings_are_those_of_the_table_in_its_order() -> None:
     typed = {one.name: one.type for one in fields(SamplingParams) if one.name in PARAMETERS}
-    settings = {one.name: one.type for one in fields(SamplingSettings)}
+    # a dict that is null takes no keys
+    optional = [one for one in fields(SamplingSettings) if one.name != "logit_bias"]
+    settings = {one.name: get_args(one.type)[0] for one in fields(SamplingSettings)}
+    assert all(get_args(one.type)[1] is type(None) for one in optional)
     assert [pair for pair in settings.items() if pair[0] in PARAMETERS] == list(typed.items())
     assert list(NEUTRAL) == [*settings, "seed"]
     assert set(NEUTRAL) - set(PARAMETERS) == {"logit_bias", "stop_token_ids", "seed"}
@@ -24,6 +29,14 @@ def test_greedy_settings_are_neutral() -> None:
     values = yaml.safe_load((SAMPLING / "greedy.yaml").read_text(encoding="utf-8"))
     assert SamplingParams(**values) == SamplingParams()
     assert [*values, "seed"] == list(NEUTRAL)
+
+
+def test_the_default_leaves_every_setting_to_the_model() -> None:
+    values = yaml.safe_load((SAMPLING / "auto.yaml").read_text(encoding="utf-8"))
+    assert values == {**dict.fromkeys(name for name in NEUTRAL if name != "seed"), "logit_bias": {}}
+    settings = compose_settings(["+sampling.logit_bias={12:-5}", "sampling.stop_token_ids=[1,2]"]).sampling
+    assert settings.typed == {"logit_bias": {12: -5.0}, "stop_token_ids": [1, 2]}
+    assert compose_settings([]).sampling.typed == {}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from graphcore.engine.model_runner import ModelRunner
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.ring.facts import agreed_settings, found_facts, together
 from graphcore.engine.ring.rank_times import RankShare, rank_shares
+from graphcore.engine.sampling_defaults import SamplingDefaults, sampling_defaults
 from graphcore.errors import PlanError
 from graphcore.gpu_memory import FreeMemory
 from graphcore.parallel.handshake import compare_ranks
@@ -61,6 +62,7 @@ class LoadedModel:
         free_memory: record of a GPU's free memory since before loading; None on the CPU.
         ranks: process group of the ranks that run the model together; None if this process runs it alone.
         shares: what each of these ranks has, in order.
+        sampling: the sampling parameters of requests that do not set them.
     """
 
     settings: Settings
@@ -77,6 +79,7 @@ class LoadedModel:
     free_memory: FreeMemory | None = None
     ranks: ProcessGroup | None = None
     shares: Sequence[RankShare] = ()
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -211,6 +214,10 @@ def _load(
     Notes about memory and threads are left to `load_model`.
     """
     model, prompts = _open(loaders[0], settings, on_progress, check)
+    is_chat = model.tokenizer is not None and model.tokenizer.has_chat_template
+    sampling = sampling_defaults(
+        model.checkpoint, is_chat, settings.model.recommended_sampling, settings.sampling.typed
+    )
     for loader in loaders:
         parts, plan, tier = loader.plan(settings, loader.prepare(settings, model, on_progress), on_progress)
         if ranks is None or not any(ranks.all_say(plan.is_streaming)):
@@ -229,7 +236,7 @@ def _load(
         model.config,
         prompts,
         parts.runtime,
-        parts.notes,
+        [*parts.notes, *sampling.notes],
         parts.loader,
         plan,
         tier,
@@ -238,6 +245,7 @@ def _load(
         parts.draft if isinstance(parts, PreparedDecoder) else None,
         ranks=ranks,
         shares=shares,
+        sampling=sampling,
     )
 
 

@@ -24,6 +24,7 @@ LIMITS = ("batching", "context_length")
 """Settings of rank 0 that hold for all ranks; its task may have set them."""
 OWN = (
     *("task", "sampling", *LIMITS, "batch_size", "max_new_tokens", "system", "stop", "chat"),
+    "repetition_detection",
     *("special_tokens", "device", "threads", "cache_dir", "progress", "outputs", "cache", "debug"),
     *("prompt", "prompt_file", "prompt_ids"),
 )

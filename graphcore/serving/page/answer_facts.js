@@ -46,6 +46,10 @@ export function endText({ state, statistics, content, toolCalls }) {
   if (state === "done" && statistics?.finishReason === "length") {
     return "Cut at the longest answer allowed, or at the end of the model's context.";
   }
+  if (state === "done" && statistics?.finishReason === "repetition") {
+    return "Cut, because it repeated itself for 200 tokens. Ask for another answer, or raise the temperature or the "
+      + "repetition penalty.";
+  }
   return state === "done" && !content && toolCalls.length === 0 ? "The model has ended its answer without a text." : "";
 }
 
@@ -55,7 +59,9 @@ export function endText({ state, statistics, content, toolCalls }) {
  * @returns {boolean}
  */
 export function canContinue(message) {
-  const isCut = message.state === "done" ? message.statistics?.finishReason === "length" : message.state !== "running";
+  const isCut = message.state === "done"
+    ? ["length", "repetition"].includes(message.statistics?.finishReason)
+    : message.state !== "running";
   return isCut && message.content !== "" && message.toolCalls.length === 0;
 }
 

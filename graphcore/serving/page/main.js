@@ -88,7 +88,7 @@ async function openNamed(chat, id) {
 }
 
 /** Shows the name of the conversation, and its settings. */
-function startHead(chat) {
+function startHead(chat, session) {
   const title = byId("conversation-title");
   const open = byId("settings-button");
   chat.addEventListener("change", () => {
@@ -97,7 +97,8 @@ function startHead(chat) {
     open.replaceChildren(icon("settings"), count ? `Settings (${count} set)` : "Settings");
   });
   open.addEventListener("click", async () => {
-    const found = await editSettings(chat.settings, !chat.conversation);
+    const status = await session.get("status?events=0").catch(() => ({})); // while it loads, fields stay empty
+    const found = await editSettings(chat.settings, !chat.conversation, status.sampling ?? {});
     if (found) await chat.saveSettings(found.settings, found.isForAll);
   });
 }
@@ -106,7 +107,7 @@ async function start() {
   const [session, health, store] = [new Session(), new HealthWatch(), await ConversationStore.open()];
   const chat = new Chat({ session, health, store });
   watchServer(session, health, store);
-  startHead(chat);
+  startHead(chat, session);
   new MessagesView(chat, byId("messages"), byId("newest-button"));
   const composer = new Composer(byId("composer"), byId("chat"), chat, store);
   chat.addEventListener("begun", () => composer.begun(chat.conversation.id));

@@ -18,6 +18,7 @@ export function requestBody(path, settings) {
     messages: [...system, ...messages].map(wellFormed),
     stream: true,
     stream_options: { include_usage: true },
+    repetition_detection: true,
     ...continued,
     ...settingsFields(settings),
   };

@@ -8,6 +8,7 @@ const TOOLS_HINT = "A JSON list of function definitions, as OpenAI's interface h
   + "you enter what the tools return.";
 const SCHEMA_HINT = "A JSON schema that the answer must match. The model can then write nothing else.";
 const TOP_P_HINT = "Only the likeliest tokens that have this share of the probability are drawn; 1 is all.";
+const MIN_P_HINT = "Only tokens that are at least so likely, as a share of the likeliest one, are drawn; 0 is all.";
 const EFFORTS = [
   ["", "The model's default"], ["none", "No thinking"], ["low", "Low"], ["medium", "Medium"], ["high", "High"],
 ];
@@ -16,11 +17,12 @@ const EFFORTS = [
  * Shows the settings until they are saved or the dialog is closed.
  * @param {object} settings
  * @param {boolean} isNew true before the conversation has a message
+ * @param {Object<string, number>} defaults sampling parameters that the server takes for empty fields, by their names
  * @returns {Promise<{settings: object, isForAll: boolean}|null>} null if nothing is to be saved
  */
-export async function editSettings(settings, isNew) {
+export async function editSettings(settings, isNew, defaults) {
   let found = null;
-  const fields = settingFields();
+  const fields = settingFields(defaults);
   const forAll = make("input", { type: "checkbox", id: "setting-for-all" });
   const save = (event) => {
     event.preventDefault();
@@ -46,14 +48,25 @@ export async function editSettings(settings, isNew) {
   return found;
 }
 
-function settingFields() {
-  const number = { type: "text", inputmode: "decimal", autocomplete: "off" };
+function settingFields(defaults) {
+  const number = (name) => make("input", {
+    type: "text", inputmode: "decimal", autocomplete: "off",
+    placeholder: defaults[name] === undefined ? null : String(Number(defaults[name].toPrecision(6))),
+  });
   const rows = [
     settingRow("system", "System prompt", area(4), "Tells the model who it is and how to answer."),
-    settingRow("temperature", "Temperature", make("input", number), "0 always takes the likeliest token."),
-    settingRow("topP", "Top p", make("input", number), TOP_P_HINT),
-    settingRow("maxTokens", "Longest answer", make("input", number), "In tokens."),
-    settingRow("seed", "Seed", make("input", number), "The same seed gives the same answer again."),
+    settingRow("temperature", "Temperature", number("temperature"), "0 always takes the likeliest token."),
+    settingRow("topK", "Top k", number("top_k"), "Only so many of the likeliest tokens are drawn; 0 is all."),
+    settingRow("topP", "Top p", number("top_p"), TOP_P_HINT),
+    settingRow("minP", "Min p", number("min_p"), MIN_P_HINT),
+    settingRow("repetition", "Repetition penalty", number("repetition_penalty"), "Above 1, tokens that the text has "
+      + "already become less likely; 1 is off."),
+    settingRow("presence", "Presence penalty", number("presence_penalty"), "Above 0, tokens that the answer has already "
+      + "become less likely; 0 is off."),
+    settingRow("frequency", "Frequency penalty", number("frequency_penalty"), "Above 0, tokens become less likely each "
+      + "time that the answer has them; 0 is off."),
+    settingRow("maxTokens", "Longest answer", number("max_tokens"), "In tokens."),
+    settingRow("seed", "Seed", number("seed"), "The same seed gives the same answer again."),
     settingRow("effort", "Thinking", choice(EFFORTS), "How much a model that can think does so before it answers."),
     settingRow("showsThinking", "Show thinking while it is written", make("input", { type: "checkbox" })),
     settingRow("tools", "Tools", area(5, "mono"), TOOLS_HINT),

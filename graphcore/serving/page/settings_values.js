@@ -8,7 +8,8 @@ const EFFORTS = ["none", "low", "medium", "high"];
 
 /** Names and values of a conversation without settings. */
 export const NO_SETTINGS = Object.freeze({
-  system: "", temperature: "", topP: "", maxTokens: "", seed: "",
+  system: "", temperature: "", topK: "", topP: "", minP: "", repetition: "", presence: "", frequency: "",
+  maxTokens: "", seed: "",
   effort: "", showsThinking: false, tools: "", schema: "",
 });
 
@@ -72,7 +73,12 @@ export function countSettings(settings) {
 
 const READERS = {
   temperature: (text) => numberField("temperature", text, 0, 100),
+  topK: (text) => wholeField("top_k", text, 0),
   topP: (text) => numberField("top_p", text, 0, 1),
+  minP: (text) => numberField("min_p", text, 0, 1),
+  repetition: (text) => numberField("repetition_penalty", text, 0.01, 100),
+  presence: (text) => numberField("presence_penalty", text, -2, 2),
+  frequency: (text) => numberField("frequency_penalty", text, -2, 2),
   maxTokens: (text) => wholeField("max_tokens", text, 1),
   seed: (text) => wholeField("seed", text, Number.MIN_SAFE_INTEGER),
   effort: (text) => (EFFORTS.includes(text) ? { reasoning_effort: text } : {}),
@@ -91,7 +97,7 @@ function wholeField(name, text, least) {
   if (!text.trim()) return {};
   const value = Number(text.trim());
   if (Number.isSafeInteger(value) && value >= least) return { [name]: value };
-  throw new Error(least === 1 ? "Enter a whole number from 1, or nothing." : "Enter a whole number, or nothing.");
+  throw new Error(`Enter a whole number${least >= 0 ? ` from ${least}` : ""}, or nothing.`);
 }
 
 function toolsField(text) {

@@ -26,6 +26,7 @@ class Session:
         params: sampling parameters; the seed of an answer depends on its number in the chat.
         max_new_tokens: most tokens of an answer; None is as many as the context allows.
         stops: texts that end an answer.
+        detects_repetition: True ends an answer that repeats one span.
         turns: records of the turns for result.json.
         is_over: True once the chat is to end.
         is_terminated: True once a signal has ended the last answer and the process is to end.
@@ -37,6 +38,7 @@ class Session:
     params: SamplingParams
     max_new_tokens: int | None
     stops: list[str]
+    detects_repetition: bool = True
     turns: list[Record] = field(default_factory=list)
     is_over: bool = False
     is_terminated: bool = False
@@ -117,7 +119,14 @@ class Session:
             raise ConfigError(_no_room(len(ids), engine.choices.context_length, is_more))
         most = self.max_new_tokens or engine.choices.context_length
         params = params_from(self.params, len(self.turns))
-        handle = engine.submit(ids, most, self.stops, reuse_cache=True, **asdict(params))
+        handle = engine.submit(
+            ids,
+            most,
+            self.stops,
+            reuse_cache=True,
+            repetition_detection=self.detects_repetition,
+            **asdict(params),
+        )
         newly = self.conversation.left_out - left_out
         if newly:
             turns = "turn is" if newly == 1 else f"{newly} turns are"
@@ -144,6 +153,7 @@ class Session:
         """Print why the answer was cut, if it was, and keep the turn's record."""
         full = f"the context of {self.conversation.engine.choices.context_length} tokens is full"
         cut = {
+            "repetition": "the answer repeated itself for 200 tokens; /retry answers anew, /continue goes on",
             "length": f"max_new_tokens={self.max_new_tokens} allows no more; /continue goes on",
             "context": f"{full}; /continue leaves out the oldest turns and goes on"
             if self.conversation.can_leave_out

@@ -17,6 +17,7 @@ from graphcore.engine.loading.runtime_config import DEFAULT_CONTEXT
 from graphcore.engine.speculation.speculation_record import speculation_record
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
+from graphcore.sampling_params import SamplingParams
 from graphcore.tasks.measuring.process_memory import Growth, PeakMemory, compiler_nbytes, resident_now
 from graphcore.tasks.measuring.random_batch import RandomBatch
 from graphcore.tasks.measuring.timed_runs import Spread, count_kernels, time_repeats
@@ -57,7 +58,7 @@ def run(context: Context, task: BenchSettings) -> Record:
         check_room(engine, task)
         context.console.note(describe(engine, load_seconds))
         loaded = resident_now()
-        compiled = engine.warm_up(task.batch)
+        compiled = engine.warm_up(task.batch, SamplingParams())
         growth = Growth(before, loaded, resident_now())
         work = random_batch(engine, task)
         watch = StreamWatch.begin(engine)
@@ -197,7 +198,7 @@ def show(context: Context, task: BenchSettings, record: Record, compiled: Compil
     context.console.table(f"{sizes}, {task.repeats} repeats", COLUMNS, rows)
     decode, memory, graph = record["decode"], record["memory"], record["graph"]
     share, whole = decode["bandwidth_share"], record["bandwidth"]["gb_per_second"]
-    beside = "" if share is None else f", {share:.0%} of the {whole:.1f} GB/s that memory gives"
+    beside = "" if share is None or share > 1 else f", {share:.0%} of the {whole:.1f} GB/s that memory gives"
     compiler = memory["compiler_bytes"]
     of_which = "" if compiler is None else f", of which the compiler {in_words(compiler)}"
     above = " above what it was before loading" if record["device"] == "cpu" else ""  # on the CPU the peak is a growth

@@ -24,9 +24,11 @@ from graphcore.tasks.requests.cache_files import cache_record, check_cache_files
 from graphcore.tasks.requests.prompts import read_prompts, uses_chat
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import (
+    default_params,
     describe,
     describe_compile,
     load_engine,
+    most_new_tokens,
     stops_of,
 )
 
@@ -50,13 +52,22 @@ def run(context: Context, _task: ChatSettings) -> Record:
         load_seconds = time.perf_counter() - began
         conversation = Conversation(engine, settings.system, uses_chat(engine.prompts, settings))
         console.note(describe(engine, load_seconds))
-        compiled = engine.warm_up(params=settings.sampling_params)
+        console.note(f"[sampling: {engine.loaded.sampling.words}]")
+        compiled = engine.warm_up(params=default_params(engine))
         console.note(f"[{describe_compile(compiled)}]")
         loaded = load_cache_file(context, engine)
         console.note(HINT)
         lines = ChatLines()
-        most = None if settings.max_new_tokens == UNLIMITED else settings.max_new_tokens
-        session = Session(conversation, console, lines.waiting, settings.sampling_params, most, stops_of(settings))
+        most = most_new_tokens(engine, is_chat=True)
+        session = Session(
+            conversation,
+            console,
+            lines.waiting,
+            default_params(engine),
+            None if most == UNLIMITED else most,
+            stops_of(settings),
+            settings.repetition_detection,
+        )
         status = _talk(session, opening, lines)
         saved, error = _save(context, session) if status == "ok" else (None, {})
         return {

@@ -33,6 +33,10 @@ from graphcore.tasks.requests.request_lines import RequestLine, read_request_lin
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import describe, describe_compile, load_engine
 
+REPEATED = (
+    "[cut: the answer repeated itself for 200 tokens; another sampling or a repetition_penalty may help, and "
+    "repetition_detection=false lets it go on]"
+)
 COUNT_INTERVAL = 10.0  # seconds between two lines with the number of answers in the file
 
 
@@ -96,6 +100,7 @@ def run(context: Context, task: GenerateSettings) -> Record:
             engine.check_request(**arguments_of(request))  # refuses an invalid request before any request runs
         together = min(settings.batching.max_sequences, len(requests))
         console.note(describe(engine, load_seconds))
+        console.note(f"[sampling: {engine.loaded.sampling.words}]")
         compiled = engine.warm_up(together, requests[0].params)
         loaded = load_cache_file(context, engine)
         saved = save_cache_file(context, engine, [request.prompt.token_ids for request in requests])
@@ -104,6 +109,8 @@ def run(context: Context, task: GenerateSettings) -> Record:
         _answer_all(context, engine, requests, progress)
         if not progress.streams and answers is None:
             _print_all(context, engine, requests, progress)
+        if any(answer.finish_reason == "repetition" for answer in progress.done):
+            console.note(REPEATED)
         console.note(speed_line(progress.done, time.perf_counter() - generating_since))
         console.note(start_line(progress, compiled))
         if settings.trace:
@@ -156,7 +163,11 @@ def _answer_all(context: Context, engine: Engine, requests: Sequence[GenerationR
         while len(progress.answered) < len(requests):
             with engine.holding_back():
                 while len(handles) < min(len(requests), len(progress.answered) + ahead):
-                    handle = engine.submit(logprobs=progress.wants_logprobs, **arguments_of(requests[len(handles)]))
+                    handle = engine.submit(
+                        logprobs=progress.wants_logprobs,
+                        repetition_detection=context.settings.repetition_detection,
+                        **arguments_of(requests[len(handles)]),
+                    )
                     handle.call_at_end(partial(ended.put, len(handles)))
                     handles.append(handle)
             if progress.first_token_at is None:

@@ -15,6 +15,7 @@ from graphcore.errors import ConfigError
 from graphcore.graph.cpu.native_decode import NativeStep
 from graphcore.graph.program import Program
 from graphcore.graph.state import StepState
+from graphcore.sampling_params import SamplingParams
 from graphcore.streaming.scheduler import run_program
 from graphcore.tasks.measuring.decode_operations import Clock, Operation, OperationName
 from graphcore.tasks.measuring.native_operations import native_operations
@@ -59,7 +60,7 @@ def run(context: Context, task: MicrobenchSettings) -> Record:
     with load_engine(context) as engine, torch.inference_mode():
         load_seconds = time.perf_counter() - began
         context.console.note(describe(engine, load_seconds))
-        compiled = engine.warm_up()
+        compiled = engine.warm_up(params=SamplingParams())
         program = own_runner(engine, "microbench").program("decode", 1, is_greedy=True)
         lengths = sorted({min(length, engine.choices.context_length) for length in task.lengths})
         work = StepWork.of(engine, program, task.repeats)
@@ -208,7 +209,7 @@ def show(context: Context, record: Record, task: MicrobenchSettings) -> None:
     context.console.table(f"one decode step, medians of {task.repeats}", COLUMNS, rows)
     for step in record["steps"]:
         share = step["bandwidth_share"]
-        beside = "" if share is None else f", {share:.0%} of what memory gives"
+        beside = "" if share is None or share > 1 else f", {share:.0%} of what memory gives"
         context.console.line(
             f"{step['length']} tokens: step {step['microseconds']:.0f} us, parts {step['sum_microseconds']:.0f} us, "
             f"difference {step['difference_microseconds']:+.0f} us; {step['weight_gb_per_second']:.2f} GB/s "

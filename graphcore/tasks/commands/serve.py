@@ -45,13 +45,14 @@ def serve_here(context: Context, settings: ServeSettings) -> Record:
         loaded["load_seconds"] = time.perf_counter() - began
         loaded["compile"] = compile_record(engine.warm_up(engine.runner.sizes.batch_size))
         context.console.note(describe(engine, loaded["load_seconds"]))
+        context.console.note(f"[sampling of requests that say nothing of it: {engine.loaded.sampling.words}]")
         return engine
 
     def say_address(port: int) -> None:
         for line in address_lines(settings, name, port):
             context.console.note(line)
 
-    served = serve_model(name, settings, context.settings.sampling_params, load, say_address)
+    served = serve_model(name, settings, load, say_address)
     try:
         ran = {} if served.loaded_engine is None else ran_record(served.loaded_engine)
         return {"model_name": name, "num_requests": served.num_answered, **ran, **loaded}

@@ -158,7 +158,7 @@ def run_ours(context: Context, task: VerifySettings, prompts: list[Prompt]) -> O
 def greedy_ids(engine: Engine, token_ids: list[int], new_tokens: int) -> list[int]:
     """Return greedy tokens after the sequence; empty if logits are not finite, which the comparison reports."""
     try:
-        return list(engine.generate([token_ids], new_tokens, ignore_eos=True)[0].token_ids)
+        return list(engine.generate([token_ids], new_tokens, ignore_eos=True, temperature=0)[0].token_ids)
     except GraphError:
         return []
 

@@ -43,6 +43,7 @@ def ran_record(engine: Engine, notes: Sequence[str] = ()) -> Record:
         },
         "streaming": {"policy": engine.settings.streaming.policy},
         "context_length": engine.choices.context_length,
+        "sampling": engine.loaded.sampling.record,
         "threads": torch.get_num_threads(),
         "late_seconds": engine.choices.backend.seconds_late(),
         "memory": {

@@ -21,7 +21,7 @@ from graphcore.tasks.requests.prompts import (
 from graphcore.tasks.requests.request_lines import RequestLine
 from graphcore.tasks.requests.sampling_keys import changed_params
 from graphcore.tasks.task import Context
-from graphcore.tasks.task_engine import DEFAULT_NEW_TOKENS, stops_of
+from graphcore.tasks.task_engine import default_params, most_new_tokens, stops_of
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,22 @@ def generation_requests(context: Context, engine: Engine, prompts: Sequence[Prom
         for note in notes_on([request.prompt for request in requests]):
             context.console.note(note)
         return requests
-    most = settings.max_new_tokens or DEFAULT_NEW_TOKENS
     encoded = encode_prompts(engine, settings, prompts, context.console.note)
-    return [GenerationRequest(prompt, settings.sampling_params, most, tuple(stops_of(settings))) for prompt in encoded]
+    params = default_params(engine)
+    stops = tuple(stops_of(settings))
+    return [GenerationRequest(prompt, params, most_new_tokens(engine, prompt.is_chat), stops) for prompt in encoded]
 
 
 def _request_of_line(context: Context, engine: Engine, line: RequestLine) -> GenerationRequest:
     """Return a line's request; its draws depend only on its own seed or, without one, on its number in the file."""
     settings = context.settings
-    params = settings.sampling_params
-    most = line.max_new_tokens or settings.max_new_tokens or DEFAULT_NEW_TOKENS
+    params = default_params(engine)
     stops = tuple(stops_of(settings) if line.stops is None else line.stops)
     with _named(line):
         params = changed_params(replace(params, seed=params.seed + line.number - 1), line.sampling)
-        request = GenerationRequest(encode_prompt(engine, settings, line), params, most, stops, line)
+        prompt = encode_prompt(engine, settings, line)
+        most = line.max_new_tokens or most_new_tokens(engine, prompt.is_chat)
+        request = GenerationRequest(prompt, params, most, stops, line)
         engine.check_request(**arguments_of(request))
     return request
 

@@ -43,12 +43,14 @@ class EncodedPrompt:
         text: text as the user wrote it, or that of the last message; None for token ids.
         label: a few words that tell the prompt from others.
         notes: lines for the user about how the text was encoded.
+        is_chat: True if it is answered, in the chat template; False if it is continued.
     """
 
     text: str | None
     token_ids: list[int]
     label: str
     notes: tuple[str, ...] = ()
+    is_chat: bool = False
 
 
 def read_prompts(settings: Settings) -> list[Prompt]:
@@ -156,7 +158,7 @@ def encode_prompt(engine: Engine, settings: Settings, prompt: Prompt) -> Encoded
     token_ids = engine.chat_ids(messages) if is_chat else engine.prompts.text_ids(text)
     notes = () if is_chat or not engine.prompts.spells_bos(text) else (NOTE_ON_BOS,)
     label = text if len(text) <= 60 else text[:57] + "..."
-    return EncodedPrompt(text, token_ids, label.replace("\n", " "), notes)
+    return EncodedPrompt(text, token_ids, label.replace("\n", " "), notes, is_chat)
 
 
 def _text_of(message: Mapping[str, Any]) -> str:

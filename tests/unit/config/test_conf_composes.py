@@ -53,7 +53,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
     settings = compose_settings([])
     assert (settings.model.name, settings.dtype.name, settings.graph.kind) == ("smollm2", "auto", "auto")
     assert (settings.streaming.policy, settings.quant.format, settings.task["name"]) == ("off", "stored", "generate")
-    assert settings.sampling.temperature == 0.0
+    assert settings.sampling.typed == {}
 
 
 @pytest.mark.thorough

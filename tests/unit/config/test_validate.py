@@ -29,7 +29,7 @@ REFUSED = [
     ("sampling=nucleus sampling.min_p=1.01", "sampling.min_p=1.01 must be 0 (off) to 1 (greedy)"),
     ("sampling=nucleus sampling.min_p=-0.1", "sampling.min_p=-0.1 must be"),
     ("sampling.repetition_penalty=0", "sampling.repetition_penalty=0.0 must be 0.01 to 100"),
-    ("sampling.top_k=5", "has no effect with sampling.temperature=0"),
+    ("sampling.temperature=0 sampling.top_k=5", "has no effect with sampling.temperature=0"),
     ("prompt=''", "prompt is empty"),
     ("prompt_ids=[]", "prompt_ids is empty"),
     ("prompt_ids=[1,-2]", "holds a negative token id"),

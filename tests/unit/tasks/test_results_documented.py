@@ -18,7 +18,15 @@ from graphcore.serving.served_model import ServedModel
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"
 COMMON = "Every task"
 RAN = "Tasks that got as far as a model"
-OPEN = ("settings", "versions", "timings", "quant.errors", "streaming.prefill", "llama_cpp")  # documented as a whole
+OPEN = (
+    "sampling",
+    "settings",
+    "versions",
+    "timings",
+    "quant.errors",
+    "streaming.prefill",
+    "llama_cpp",
+)  # documented as a whole
 
 
 @cache
@@ -66,6 +74,7 @@ RUNS = {
     "plan": ["task.disk=1GB", "task.bandwidth=10GB", "graph=captured", "streaming=on", "speculation=self"],
     "perplexity": ["task.window=8"],
     "pack": ["quant=q8_0"],
+    "doctor": [],
     "models": ["task.remove=one.gguf", "task.confirmed=true"],
     "serve": ["task.port=0", "task.max_sequences=1"],
 }
