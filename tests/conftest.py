@@ -4,7 +4,8 @@ import os
 import sys
 import tempfile
 
-# No test reads or fills the user's own Hugging Face cache:
+# No test reads or fills the user's own Hugging Face cache, nor reads their settings:
+os.environ["XDG_CONFIG_HOME"] = os.path.join(tempfile.gettempdir(), "graphcore-tests", "no-settings")  # noqa: PTH118
 os.environ["HF_HUB_CACHE"] = os.path.join(tempfile.gettempdir(), "graphcore-tests", "hub")  # noqa: PTH118  # before all else
 # Read by torch, here and in the processes that tests start:
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of two workers must not spin
@@ -47,7 +48,7 @@ PREFILL_CHUNK = 16
 BATCH_SIZE = 3
 CONTEXT = 256
 QUICK, ONLY_THOROUGH = "not slow and not thorough", "(thorough) and not slow"  # what no `-m`, and `-m thorough`, become
-THOROUGH_FILE = "\npytestmark = pytest.mark.thorough\n"
+LATER_FILES = ("\npytestmark = pytest.mark.thorough\n", "\npytestmark = pytest.mark.slow\n")
 
 if os.environ.get("GRAPHCORE_LIMIT_CPU"):
     from instruction_sets import apply_limit
@@ -109,7 +110,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     text = collection_path.read_text(encoding="utf-8")
     if asked == QUICK:
-        return THOROUGH_FILE in text or None
+        return any(mark in text for mark in LATER_FILES) or None
     return not ("thorough" in text or "library: str" in text) or None  # unit/kernels/conftest.py marks libraries
 
 

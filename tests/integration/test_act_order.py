@@ -59,11 +59,7 @@ def test_logits_are_those_of_the_same_weights_in_transformers(layout: str, bits:
     [
         # each model in each graph and from each layout
         *((LAYOUTS[(at + turn) % 2], graph, *model) for at, model in enumerate(MODELS) for turn, graph in GRAPHS),
-        *(
-            pytest.param(layout, "compiled", *model, marks=pytest.mark.thorough)
-            for layout in LAYOUTS
-            for model in MODELS
-        ),
+        *(pytest.param(layout, "compiled", *model, marks=pytest.mark.slow) for layout in LAYOUTS for model in MODELS),
     ],
     ids=str,
 )

@@ -104,6 +104,7 @@ def test_a_dense_model_gives_pefts_logits(name: str, config: str, tiny_model: Ti
     check(tiny.folder, tmp_path, expected, close=3 * tolerance_of(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "graph"),
     [
@@ -524,6 +525,7 @@ def test_an_adapter_is_not_merged_into_packed_matrices(tmp_path: Path) -> None:
     assert not (tmp_path / "out.gguf").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["folder", "model.gguf"])
 def test_the_command_compares_an_adapted_model_with_transformers(base: str, tmp_path: Path) -> None:
     """In task=verify transformers' model has merged weights; llama.cpp, which would run the file alone, is left out."""

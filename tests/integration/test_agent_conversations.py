@@ -20,11 +20,10 @@ from typing import Any
 import agent_clients
 import pytest
 from agent_clients import CHAT, INTERFACES, MESSAGES, RESPONSES, Said, Turn, Wish
-from scripted_engine import ScriptedServer, render_here
+from scripted_engine import ScriptedServer
 from tool_texts import CLOCK, PARALLEL, PARAMETERS, SEARCH, SILENT, SOURCES, format_named
 from written_answers import script_of, written
 
-from graphcore.tokenizer.chat_template import ChatTemplate
 from tests.support.cases import in_case
 
 SEEDS = int(os.environ.get("GRAPHCORE_SEEDS", "4"))
@@ -43,11 +42,6 @@ TEXTS = (
 THOUGHTS = ("", "I must look.", "One\n\n  two } so.", 'Not {"name": yet, `x`')
 DETAILS = ("", ' {"a": [1]}', "\n<tool_response>", " </tool_response> <|im_end|>", " \u00e9 </think>", " [TOOL_CALLS]")
 BROKEN = (("", {}), ("null", {}), ("{'city'}", {}), ('{"city": "Bern", "x": ', {"city": "Bern"}), ("[{}]", {}))
-
-
-@pytest.fixture(autouse=True)
-def templates_are_rendered_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ChatTemplate, "_text_of", render_here)
 
 
 class Talk:

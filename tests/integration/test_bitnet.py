@@ -109,6 +109,7 @@ def test_logits_are_those_of_transformers(name: str, form: str, seed: int, terna
         assert_same(engine.logits(model.ids), model.logits())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", COMPILED)
 def test_compiled_logits_are_those_of_transformers(
     form: str, ternary: Ternary, compiled: Callable[[str], Engine]

@@ -72,7 +72,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    opened = Terminal(tmp_path, "max_new_tokens=300")
+    opened = Terminal(tmp_path, "max_new_tokens=300", "context_length=4096", "repetition_detection=false")
     opened.wait_for("> ")
     yield opened
     if opened.process.returncode is None:
@@ -81,6 +81,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     os.close(opened.master)
 
 
+@pytest.mark.thorough
 def test_what_is_typed_while_it_answers_waits_unseen(terminal: Terminal) -> None:
     terminal.press("one\n")
     terminal.wait_for("one\n")
@@ -125,6 +126,7 @@ def test_a_mistake_is_said_and_the_chat_goes_on(terminal: Terminal) -> None:
     assert [turn["user"] for turn in terminal.turns()] == ["a\nb", "c \nd"]
 
 
+@pytest.mark.thorough
 def test_a_long_line_typed_while_it_answers_is_whole(terminal: Terminal) -> None:
     terminal.press("one\n")
     terminal.wait_for("one\n")
@@ -136,6 +138,7 @@ def test_a_long_line_typed_while_it_answers_is_whole(terminal: Terminal) -> None
     assert int(said.rpartition("takes")[2]) == taken  # characters are tokens here; the first turn is left out
 
 
+@pytest.mark.thorough
 def test_ctrl_d_while_it_answers_ends_the_chat_behind_the_answer(terminal: Terminal) -> None:
     terminal.press("one\n")
     terminal.wait_for("one\n")
@@ -161,6 +164,7 @@ def test_a_signal_that_ends_an_answer_leaves_the_terminal_as_it_was(terminal: Te
     assert modes & termios.ICANON
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_answering", [False, True])
 def test_a_terminal_that_closes_ends_the_chat_with_what_was_said(terminal: Terminal, is_answering: bool) -> None:
     terminal.press("one\n")
@@ -178,6 +182,7 @@ def test_a_terminal_that_closes_ends_the_chat_with_what_was_said(terminal: Termi
     assert [turn["user"] for turn in record["turns"]] == ["one", "two"][: 1 + is_answering]
 
 
+@pytest.mark.thorough
 def test_sigterm_ends_a_chat_that_waits_for_a_line(terminal: Terminal) -> None:
     terminal.press("one\n")
     terminal.wait_for(ANSWERED)

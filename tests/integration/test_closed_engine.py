@@ -34,6 +34,7 @@ def tensor_nbytes() -> int:
     return sum(storages.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("graph", "streaming"), [("captured", "off"), ("captured", "on"), ("eager", "on"), ("eager", "off")]
 )

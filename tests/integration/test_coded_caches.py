@@ -121,6 +121,7 @@ def steps_of(engine: Engine) -> list[Tensor]:
     return [one_by_one(engine, rows[1], 17), *together(engine, rows, PROMPTS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kv"), every(FORMATS, "q8_0,q4_0"))
 def test_native_and_eager_steps_agree_and_stay_near_transformers(name: str, kv: str, wide_model: Wide) -> None:
     model, row = wide_model(name), rows_of(seed=1)[1]
@@ -137,6 +138,7 @@ def test_native_and_eager_steps_agree_and_stay_near_transformers(name: str, kv: 
         assert relative(one, other) < SAME[kv]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "how"), every(SETTINGS, "native, bf16, streamed", SOME))
 def test_pages_of_codes_have_the_bits_of_one_page(
     name: str, how: str, wide_model: Wide, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@ def result_of(folder: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.thorough
 def test_text_reaches_the_model_unchanged_from_another_folder(tmp_path: Path) -> None:
     model = save_chat_folder(tmp_path / "a model, (with=odd) name's")
     prompt = 'What\'s 2+2, really? (a=b) ${oc.env:HOME} [x] {y: z} \\ "q" é語😀\nnext, line!'
@@ -255,7 +256,7 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in done.stderr + done.stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_second_run_compiles_from_a_warm_cache_and_says_so(tmp_path: Path) -> None:
     """Whatever its context length."""
     found = []
@@ -273,7 +274,7 @@ def test_the_second_run_compiles_from_a_warm_cache_and_says_so(tmp_path: Path) -
 
 
 def test_ctrl_c_ends_with_what_was_generated(tmp_path: Path) -> None:
-    endless = ("prompt_ids=[1,2,3]", "max_new_tokens=100000", "context_length=131072")
+    endless = ("prompt_ids=[1,2,3]", "max_new_tokens=100000", "context_length=131072", "repetition_detection=false")
     process = Piped(*LLAMA, *endless, cwd=tmp_path)
     assert process.stdout.read(40)  # some tokens have come
     process.send_signal(signal.SIGINT)

@@ -21,7 +21,6 @@ Load = Callable[[str, str], Engine]
 EAGER = [(name, "eager") for name in BUILDERS]
 COMPILED = {  # with those of test_model_parity.py, one model of each kind of block
     **dict.fromkeys(ARCHITECTURES, pytest.mark.slow),
-    **dict.fromkeys(("gpt_oss", "gemma4"), pytest.mark.thorough),
     **dict.fromkeys(("gemma3", "qwen3_5"), ()),
 }
 IN_BATCHES = [pytest.param(name, "compiled", marks=COMPILED[name]) for name in ARCHITECTURES]

@@ -17,6 +17,7 @@ def examples(name: str) -> list[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_readme_s_example_prints_what_it_promises(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     for example in examples("README.md"):
@@ -27,7 +28,7 @@ def test_readme_s_example_prints_what_it_promises(smollm2_gguf: Path, capsys: py
     assert names["logits"].shape[:2] == (1, 3)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_examples_about_threads_and_tasks_run(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Engine.load(smollm2_gguf, overrides=["context_length=256", "prefill_chunk=32"]) as engine:
         names: dict[str, object] = {"engine": engine}

@@ -343,8 +343,7 @@ def test_one_override_may_be_given_as_a_text(folder: Path) -> None:
     ("override", "said"),
     [
         ("prompt=hi", "overrides: prompt=hi has no effect on loading; give it to generate or stream"),
-        ("sampling.temperature=1", "has no effect on loading; give it to generate or stream"),
-        ("sampling=nucleus", "has no effect on loading"),
+        ("repetition_detection=true", "has no effect on loading; give it to generate or stream"),
         ("task=bench", "overrides: task=bench is for the command line"),
         ("model=gemma3", "overrides: model=gemma3 has no effect on an existing source; leave it out"),
         ("model.checkpoint=x", "has no effect on an existing source"),

@@ -5,7 +5,7 @@
 The engines (support/engines.py) have two layers of random weights. What they compute is compared with logits that
 transformers has computed (support/golden_models.py), and all else with what the same engine answers to one request at a
 time, with nothing cached, to the bit. Each test runs its property captured, and streamed or eager; the third way is
-thorough. A failure's notes say which of them it was.
+slow. A failure's notes say which of them it was.
 """
 
 import random
@@ -497,7 +497,7 @@ def test_sequences(name: str, kind: str, engines: EngineMatrix) -> None:
     check(name, kind, quick_ways(name, kind), engines)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [name for name in PROPERTIES if name not in IN_EVERY_WAY])
 def test_sequences_in_the_third_way(name: str, kind: str, engines: EngineMatrix) -> None:

@@ -55,6 +55,7 @@ def streamed(engine: Engine, prompt: list[int]) -> list[int]:
     return [event.token_id for event in engine.stream(prompt, max_new_tokens=NEW_TOKENS)]
 
 
+@pytest.mark.thorough
 def test_threads_that_generate_and_stream_get_their_own_tokens(engine: Engine, expected: list[list[int]]) -> None:
     calls = [(call, number) for call in (tokens, streamed) for number in range(len(PROMPTS))]
     with ThreadPoolExecutor(len(calls)) as pool:

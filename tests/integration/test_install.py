@@ -93,6 +93,7 @@ def run(bare: Path, folder: Path) -> dict[str, object]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not targets_here(), reason="kernels are built ahead on Linux, x86-64 and aarch64")
 @pytest.mark.skipif(find_own_compiler() is None, reason="needs a C++ compiler to build a wheel")
 def test_a_wheel_multiplies_packed_weights_where_there_is_no_compiler(bare: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_logits_are_those_of_the_same_weights_in_transformers(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-@pytest.mark.parametrize("graph", ["auto", pytest.param("compiled", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("graph", ["auto", pytest.param("compiled", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("layout", "bits"), [("gptq", 4), ("pack-quantized", 4), ("int-quantized", 8)])
 def test_every_graph_streams_to_the_bit_and_answers_as_transformers_does(
     layout: str, bits: int, graph: str, family: str, tmp_path: Path

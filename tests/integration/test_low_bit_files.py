@@ -33,7 +33,7 @@ FEW_EXPERTS = ("streaming.source=disk", "streaming.expert_cache=400KB")  # of 1 
     [
         # each file in each graph and in each shape
         *((name, SHAPES[(at + turn) % 2], graph) for at, name in enumerate(FILES) for turn, graph in GRAPHS),
-        *(pytest.param(name, shape, "compiled", marks=pytest.mark.thorough) for name in FILES for shape in SHAPES),
+        *(pytest.param(name, shape, "compiled", marks=pytest.mark.slow) for name in FILES for shape in SHAPES),
     ],
 )
 def test_a_mixed_file_answers_as_transformers_does(

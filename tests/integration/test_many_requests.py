@@ -371,6 +371,7 @@ def test_a_function_at_the_end_may_take_a_lock_while_the_engine_is_closed(tiny_m
                 handle.result(SECONDS)
 
 
+@pytest.mark.slow
 def test_a_forked_process_waits_for_no_lock_of_its_parent_and_a_thread_goes_on_after_the_main_thread(
     tiny_model: Tiny,
 ) -> None:

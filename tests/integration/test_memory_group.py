@@ -163,6 +163,7 @@ def check_pack(controller: Controller, case: Case, folder: Path) -> None:
     assert (folder / "packed.gguf").stat().st_size > case.weight_nbytes * 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task",
     [pytest.param(task, marks=() if task in ("generate", "perplexity") else pytest.mark.slow) for task in STREAMED],

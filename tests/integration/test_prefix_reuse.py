@@ -142,6 +142,7 @@ def answers(engine: Engine, prompts: Sequence[Sequence[int]], together: bool) ->
     return [(answer.token_ids, answer.logprobs, handle.cached) for handle, answer in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "multiplied"),
     [

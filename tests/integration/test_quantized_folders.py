@@ -102,7 +102,7 @@ def test_a_config_of_model_optimizer_beside_the_models_is_read(tmp_path: Path) -
     assert largest_error(found, model(input_ids=torch.tensor(IDS), use_cache=False).logits) < 2e-5
 
 
-@pytest.mark.parametrize("graph", ["auto", pytest.param("compiled", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("graph", ["auto", pytest.param("compiled", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", OF_EACH_FORMAT)
 def test_every_graph_streams_to_the_bit(layout: str, graph: str, tmp_path: Path) -> None:
     model = save_quantized(tmp_path, layout, "qwen2")
@@ -138,7 +138,7 @@ def add_factors(model: nn.Module, folder: Path) -> Path:
     [
         *(("act-order", "eager"), ("act-order", "auto"), ("awq", "eager"), ("fp8 blocks", "auto"), ("nf4", "eager")),
         *(
-            pytest.param(layout, "compiled", marks=pytest.mark.thorough)
+            pytest.param(layout, "compiled", marks=pytest.mark.slow)
             for layout in ("act-order", "awq", "fp8 blocks", "nf4")
         ),
     ],

@@ -25,7 +25,7 @@ from own_network import own_network
 from graphcore import Engine
 
 pytest.importorskip("ray", reason="Ray is an extra: pip install 'graphcore[ray]'")
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.slow
 SECONDS = 120
 NUM_REQUESTS, NUM_CLIENTS = 200, 8
 SETTINGS = (

@@ -176,7 +176,7 @@ def test_ctrl_c_ends_an_answer_on_a_ring_as_in_one_process(tmp_path: Path) -> No
     model = tmp_path / "long"
     BUILDERS["llama3"](max_position_embeddings=4096).save_pretrained(model)
     add_tokenizer(model)
-    asked = "prompt=hello", "max_new_tokens=3900", "hydra.run.dir=run"
+    asked = "prompt=hello", "max_new_tokens=3900", "repetition_detection=false", "hydra.run.dir=run"
     with torchrun(tmp_path, f"model.checkpoint={model}", *asked) as running:
         wait_for(lambda: len(running.output.read_text()) > 20, running)
         os.kill(running.pid_of(1), signal.SIGINT)  # Ctrl-C in a terminal reaches all ranks, in any order

@@ -61,6 +61,7 @@ def saved(tiny_model: Tiny, tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

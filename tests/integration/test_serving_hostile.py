@@ -7,6 +7,7 @@ import resource
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from served_engine import SECONDS, Running, running_server
 from tiny_models import TinyModel, add_tokenizer
 
 from graphcore import Engine
+from graphcore.engine.request import Request
 from graphcore.errors import ConfigError
 from graphcore.serving.event_streams import event_of
 from graphcore.serving.http_exchange import JsonLines
@@ -409,7 +411,17 @@ def test_an_event_has_one_line_for_every_client() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_answers_end_as_they_are_after_the_grace(engine: Engine, path: str, stream: bool) -> None:
+def test_answers_end_as_they_are_after_the_grace(
+    engine: Engine, path: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Request.take
+
+    def slowly(self: Request, *token: Any) -> None:
+        """Take a millisecond: a fast machine would be done before the signal."""
+        time.sleep(0.001)
+        take(self, *token)
+
+    monkeypatch.setattr(Request, "take", slowly)
     body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4000, "ignore_eos": True}
     with running_server(lambda: engine, grace=0) as running, running.client() as http:
         found: list[Any] = []
@@ -460,6 +472,7 @@ def test_arguments_of_calls_that_are_nested_too_deeply_are_left_out(running: Run
                 assert response.status_code == 200, response.text
 
 
+@pytest.mark.thorough
 def test_a_client_that_does_not_read_a_whole_answer_is_cut(engine: Engine) -> None:
     with running_server(lambda: engine, send_timeout=0.5) as running:
         host, _, port = running.url.removeprefix("http://").partition(":")

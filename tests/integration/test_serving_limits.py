@@ -222,6 +222,7 @@ def test_a_client_that_leaves_ends_its_request(running: Running) -> None:
     running.wait_for(lambda: running.served.num_running == 0, seconds=5)
 
 
+@pytest.mark.thorough
 def test_a_client_that_does_not_read_is_cut(running: Running) -> None:
     connection = connect(running)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -252,6 +253,7 @@ def test_others_are_served_beside_many_slow_connections(running: Running) -> Non
         connection.close()
 
 
+@pytest.mark.thorough
 def test_a_full_queue_is_429_and_says_when_to_come_back(running: Running) -> None:
     done = threading.Event()
 
@@ -354,6 +356,7 @@ def test_a_failed_engine_is_rebuilt_once(folder: Path, monkeypatch: pytest.Monke
         assert isinstance(running.served.failure, GraphError)
 
 
+@pytest.mark.thorough
 def test_a_pass_that_does_not_end_is_said_until_it_does(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

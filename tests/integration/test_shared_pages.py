@@ -105,6 +105,7 @@ def files_before() -> Iterator[set[str]]:
     assert nameless_files() <= before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fault"), [("qwen3_5", "disk is full"), ("llama3", "folder is a file"), ("qwen3_5", "end is lost")]
 )
@@ -212,6 +213,7 @@ def test_ctrl_c_ends_those_who_are_swapped_out_and_their_files_and_the_engine_go
         check_all_pages_free(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["llama3", pytest.param("gemma3", marks=pytest.mark.slow), pytest.param("qwen3_5", marks=pytest.mark.thorough)],

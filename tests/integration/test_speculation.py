@@ -154,6 +154,7 @@ def test_answers_with_drafts_are_those_without(name: str, check: Check) -> None:
     check(name, LOOKUP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", in_ci(STREAMED))
 def test_streamed_answers_with_drafts_are_those_without(name: str, check: Check) -> None:
     check(name, LOOKUP, streaming="on")
@@ -164,6 +165,7 @@ def test_answers_with_a_draft_model_are_those_without(name: str, check: Check) -
     check(name, SELF)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", in_ci(name for name in STREAMED if name not in MIXTURES))
 def test_streamed_answers_with_a_draft_model_are_those_without(name: str, check: Check) -> None:
     check(name, SELF, streaming="on")

@@ -171,13 +171,14 @@ def test_experts_in_larger_caches_give_resident_bits(files: Callable[[str], Path
     check(files("mxfp4"), "eager", "bf16", "disk", (12, 24))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "slots"), [("mxfp4", TOP_K), ("dense", 12), ("qwen_gguf_q4_0", TOP_K)])
 def test_experts_between_instructions_give_resident_bits(files: Callable[[str], Path], form: str, slots: int) -> None:
     """A decode step is native, of one sequence and of several; prompts run eager."""
     check(files(form), "auto", "bf16", "disk", (slots,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "dtype"),
     [

@@ -71,6 +71,7 @@ def check(folder: Path, resident: Resident, combination: Sequence[str], dtype: s
         assert differing(results(engine, NEW_TOKENS), expected) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "name"),
     [
@@ -102,6 +103,7 @@ def check_parts(folder: Path, resident: Resident, combination: Sequence[str], dt
         assert differing(results(engine, NEW_TOKENS), expected) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "name"), list(enumerate(KINDS)))
 def test_layers_in_parts_are_resident_ones_to_the_bit(tiny_model: Tiny, resident: Resident, at: int, name: str) -> None:
     """Each kind of block, its decode steps native and eager in turn."""

@@ -322,6 +322,7 @@ def test_two_engines_stream_the_same_file_at_once_without_disturbing_each_other(
         assert second.generate([PROMPT], max_new_tokens=20)[0].token_ids == alone
 
 
+@pytest.mark.thorough
 def test_two_engines_run_in_two_threads(folder: Path) -> None:
     with load(folder) as first, load(folder, "streaming.prefetch=2") as second:
         expected = first.generate([PROMPT], max_new_tokens=30)[0].token_ids

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.thorough
 LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
 SMALL = ("task=bench", "task.prompt_tokens=4", "task.new_tokens=2", "task.repeats=1")
 
+ENDLESS = ("context_length=131072", "repetition_detection=false")
+
 
 def sweep_folder(cwd: Path) -> Path:
     (found,) = (cwd / "outputs" / "sweeps").glob("*/*")
@@ -54,6 +56,7 @@ def test_a_failed_job_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "sweep: 3 jobs, 1 not ok" in done.stderr
 
 
+@pytest.mark.slow
 def test_text_reaches_every_job_unchanged(tmp_path: Path) -> None:
     model = save_chat_folder(tmp_path / "model, one")
     prompt = "Is it 1,2 or 'three'? ${x} \\ !"
@@ -78,7 +81,7 @@ def start_sweep(cwd: Path, *arguments: str, has_reader: bool = True) -> Piped:
 
 
 def test_ctrl_c_ends_a_sweep_with_a_summary_of_what_ran(tmp_path: Path) -> None:
-    process = start_sweep(tmp_path, "prompt_ids=[1,2]", "max_new_tokens=1,100000,5", "context_length=131072")
+    process = start_sweep(tmp_path, "prompt_ids=[1,2]", "max_new_tokens=1,100000,5", *ENDLESS)
     process.stdout.readline()  # of the first job, which is done
     assert process.stdout.read(20)  # of the second
     process.send_signal(signal.SIGINT)  # to the sweep alone: it tells its job
@@ -92,8 +95,9 @@ def test_ctrl_c_ends_a_sweep_with_a_summary_of_what_ran(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_gets_a_result_that_says_so(tmp_path: Path) -> None:
-    process = start_sweep(tmp_path, "prompt_ids=[1,2]", "max_new_tokens=100000,1", "context_length=131072")
+    process = start_sweep(tmp_path, "prompt_ids=[1,2]", "max_new_tokens=100000,1", *ENDLESS)
     assert process.stdout.read(20)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
@@ -106,6 +110,7 @@ def test_a_job_that_is_killed_gets_a_result_that_says_so(tmp_path: Path) -> None
     assert [row["status"] for row in summary(sweep_folder(tmp_path))] == ["failed", "ok"]
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_reader_leaves_ends_as_a_single_run_does(tmp_path: Path) -> None:
     process = start_sweep(tmp_path, *SMALL, "seed=1,2", has_reader=False)  # it left before a job printed its table
     err = process.read_errors()
@@ -119,6 +124,7 @@ def without_seconds(folder: Path) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if "seconds" not in key} for row in summary(folder)]
 
 
+@pytest.mark.slow
 def test_jobs_of_an_earlier_sweep_in_the_same_folder_do_not_count(tmp_path: Path) -> None:
     arguments = (*LLAMA, "task=plan", "-m", f"hydra.sweep.dir={tmp_path / 'sweep'}")
     assert graphcore(*arguments, "context_length=16,200000,32", cwd=tmp_path).returncode == 1

@@ -16,7 +16,7 @@ from command_process import ROOT, Piped, environment, run_program
 pytestmark = pytest.mark.thorough
 
 LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
-ENDLESS = ("max_new_tokens=100000", "context_length=131072", "hydra.run.dir=run")
+ENDLESS = ("max_new_tokens=100000", "context_length=131072", "repetition_detection=false", "hydra.run.dir=run")
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 
 
@@ -91,6 +91,7 @@ def test_loading_is_given_up(arguments: tuple[str, ...], tmp_path: Path) -> None
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_sweep_ends_its_job_and_writes_its_summary(number: int, tmp_path: Path) -> None:
     sweep = ("-m", "prompt_ids=[1,2]", "max_new_tokens=1,100000,5", "context_length=131072", "hydra.sweep.dir=sweep")

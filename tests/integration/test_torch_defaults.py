@@ -137,6 +137,7 @@ def test_answers_are_those_of_a_program_without_defaults(
     assert found == right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "defaults"),
     [

@@ -61,7 +61,7 @@ for folder in sys.argv[2:]:
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.skipif(not find_cpp_compiler(), reason="without a C++ compiler, decode steps run compiled")
 def test_no_family_brings_the_compiler(tiny_model: Callable[[str], TinyModel]) -> None:
     """Not even to check the shapes of its tensors: arithmetic on the meta device would import it."""
@@ -71,7 +71,7 @@ def test_no_family_brings_the_compiler(tiny_model: Callable[[str], TinyModel]) -
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_counting_the_kernels_of_an_eager_step_brings_no_compiler(tmp_path: Path) -> None:
     small = ("task.prompt_tokens=4", "task.new_tokens=2", "task.repeats=1", "graph=eager", "device=cpu")
     asked = ("task=bench", f"model.checkpoint={TINY / 'qwen3'}", "outputs=false", *small)

@@ -24,6 +24,7 @@ published:
   nbytes: 1000 # of its weights, to download and on disk
   checkpoint: hf:nobody/mira@0123456789abcdef0123456789abcdef01234567
   sha256: null # of the file, if it is one file; a commit of the hub is a pin of its own
+  sampling: {} # what the model card recommends where the files say nothing
 checkpoint: ${.published.checkpoint} # a local folder or file, hf:org/name, pypi:..., random:
 sha256: null # sha256 that the file of another checkpoint must have; null is not checked
 num_hidden_layers: null # run only the first layers; null is all

@@ -4,6 +4,7 @@ import pytest
 from checkout import Checkout, recipe_paths
 
 
+@pytest.mark.thorough
 def test_a_recipe_cannot_edit(checkout: Checkout) -> None:
     with pytest.raises(AssertionError, match="a recipe adds files and edits none"):
         checkout.add("graphcore/tasks/task.py", "")

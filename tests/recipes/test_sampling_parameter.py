@@ -26,7 +26,9 @@ LEAST = "const FloatPart gap = row.params.max_gap > 0 ? weight_of(splat(-row.par
 DEFAULT = "max_gap: 0.0 # keep tokens whose logits, divided by the temperature, are at most this far from the highest\n"
 PACKAGE: Edits = {
     "graphcore/sampling_params.py": (("    repetition_penalty: float = _parameter", FIELD),),
-    "graphcore/config/settings.py": (("    repetition_penalty: float = MISSING", "    max_gap: float = MISSING\n"),),
+    "graphcore/config/settings.py": (
+        ("    repetition_penalty: float | None = MISSING", "    max_gap: float | None = MISSING\n"),
+    ),
     "graphcore/kernels/ops/draw.py": (("    return weights.masked_fill(weights < _rounded(", STATEMENT),),
     "graphcore/kernels/cpu/native/draw.cpp": (
         ("const FloatPart min_p = ", LEAST),
@@ -40,6 +42,7 @@ PACKAGE: Edits = {
     ),
 }
 CONF: Edits = {f"conf/sampling/{name}.yaml": (("repetition_penalty:", DEFAULT),) for name in ("greedy", "nucleus")}
+CONF["conf/sampling/auto.yaml"] = (("repetition_penalty:", DEFAULT.replace("0.0", "null")),)
 SETUP = """
 import json, math, os, sys
 os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported: kernels run on the CPU
@@ -89,8 +92,11 @@ def test_a_parameter_touches_five_files_of_the_package() -> None:
 
 
 def test_a_parameter_is_checked_like_the_others_wherever_it_is_given(extended: Checkout) -> None:
-    for value, message in (("-1", "=-1.0 must be 0 (off) or more"), ("2", "=2.0 has no effect with sampling.temp")):
-        done = extended.run("prompt=a", f"sampling.max_gap={value}")
+    for value, message in (
+        ("-1", "=-1.0 must be 0 (off) or more"),
+        ("2 sampling.temperature=0", "=2.0 has no effect with sampling.temp"),
+    ):
+        done = extended.run("prompt=a", *f"sampling.max_gap={value}".split())
         assert done.status == 1
         assert f"sampling.max_gap{message}" in done.error
     code = """

@@ -155,6 +155,7 @@ print(before - psutil.Process().memory_info().rss)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how glibc keeps memory")
 @pytest.mark.parametrize(
     ("call", "least", "most"), [("", 0, 48 << 20), ("device.return_blocks_when_freed()", 60 << 20, 65 << 20)]

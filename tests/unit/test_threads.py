@@ -28,7 +28,6 @@ from graphcore.kernels.cpu.library import SOURCES
 from graphcore.parallel.liveness import Liveness
 from graphcore.parallel.nccl_transport import within
 from graphcore.progress import ignore_progress
-from graphcore.sampling_params import SamplingParams
 from graphcore.serving.serve_settings import ServeSettings
 from graphcore.serving.served_model import ServedModel
 from graphcore.streaming.thread_filler import ThreadFiller
@@ -210,7 +209,7 @@ def load_compiler() -> None:
 
 
 def load_served() -> None:
-    asyncio.run(ServedModel("tiny", ServeSettings(), SamplingParams(), lambda: cast("Any", None)).load())
+    asyncio.run(ServedModel("tiny", ServeSettings(), lambda: cast("Any", None)).load())
 
 
 COMPONENTS: Mapping[str, tuple[int, Callable[[], object]]] = {

@@ -110,6 +110,7 @@ def test_a_read_tensor_does_not_share_memory_with_the_file_or_another_read(tmp_p
     assert torch.equal(first, kept)
 
 
+@pytest.mark.thorough
 def test_a_vocabulary_of_262144_tokens_is_read_in_under_half_a_second(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     tokens = [f"token{index}" for index in range(262144)]

@@ -70,6 +70,7 @@ def test_chunks_after_a_start_give_eager_s_logits_without_recompiling(compiled: 
             at += count
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_traced_only")
 @pytest.mark.parametrize("layers", [2, 8])
 def test_number_of_compilations_does_not_depend_on_the_number_of_layers(layers: int) -> None:

@@ -144,6 +144,7 @@ def test_experts_are_chosen_as_by_the_router_of_transformers(
     assert (ranked.diff(dim=1) <= 0).all()  # best first
 
 
+@pytest.mark.thorough
 def test_any_number_of_tokens_is_one_graph_without_a_break() -> None:
     moe = ours(reference())
     compiled = torch.compile(MoE.forward, backend="aot_eager", fullgraph=True, dynamic=False)

@@ -282,6 +282,7 @@ def test_every_field_of_every_spec_is_changed_here() -> None:
     assert fields == CHANGES.keys() | ELSEWHERE
 
 
+@pytest.mark.thorough
 def test_a_changed_field_changes_the_logits() -> None:
     for field in CHANGES:
         with in_case(field):

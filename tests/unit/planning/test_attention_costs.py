@@ -61,6 +61,7 @@ def taken(context: int, window: int | None, is_native: bool) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a process's peak from Linux's /proc")
 @pytest.mark.parametrize(
     ("context", "window", "is_native"), [(1 << 16, None, True), (1 << 15, None, False), (1 << 16, 1 << 15, True)]

@@ -12,6 +12,7 @@ from graphcore.errors import ConfigError, TokenizerError
 CHAT = [{"role": "user", "content": "Name a river."}, {"role": "assistant", "content": "The river is "}]
 
 
+@pytest.mark.thorough
 def test_a_continued_message_is_that_of_transformers() -> None:
     for answer, template in every_pair(
         ["The river is", "The river is ", '  {"a": 1,', "x\n\n"], ["smollm2", "bitnet", "headers", "alternating"]

@@ -116,7 +116,7 @@ def test_smollm2_reads_what_a_user_spells_as_text(smollm2: Tokenizer, content: s
     assert smollm2.decode(ids, skip_special_tokens=False) == smollm2.render_chat([user(content)])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("content", HOSTILE)
 def test_gemma3_reads_what_a_user_spells_as_text(gemma3: Tokenizer, content: str) -> None:

@@ -253,7 +253,7 @@ def test_a_boolean_schema_has_a_meaning(tokens: GrammarTokens) -> None:
     assert source["grammars"][0]["json_schema"]["x-guidance"].keys() == {"whitespace_flexible", "whitespace_pattern"}
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_random_schemas_end_no_process_and_their_answers_are_valid(count: int) -> None:
     """In a process of their own, which is where a schema that ends it shows."""
     command = [sys.executable, str(TESTS / "random_schemas.py"), "0", str(count)]

@@ -31,7 +31,7 @@ def test_smollm2_has_the_golden_ids(smollm2_gguf: Path, tmp_path: Path) -> None:
     assert ids.count(1) == 3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.real
 def test_gemma3_has_the_golden_ids(gemma3_gguf: Path, tmp_path: Path) -> None:
     metadata = GGUFCheckpoint(gemma3_gguf).metadata

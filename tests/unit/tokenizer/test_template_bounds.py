@@ -80,6 +80,7 @@ def test_the_bounds_are_what_is_promised() -> None:
     assert Bounds() == Bounds(seconds=2, nbytes=256 * 2**20, room=2**20)
 
 
+@pytest.mark.thorough
 def test_two_seconds_are_the_bound_and_the_next_chat_is_answered() -> None:
     template = ChatTemplate("{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}" + PLAIN, "m")
     assert template.render(CHAT, {}) == "user: Hi"

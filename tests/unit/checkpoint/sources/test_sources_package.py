@@ -167,6 +167,7 @@ def test_a_download_tells_its_bytes_while_they_come_and_all_of_them(slow_index, 
     assert {total for done, total in downloads if done} == {size}
 
 
+@pytest.mark.thorough
 def test_an_interruption_ends_pip_and_leaves_nothing(slow_index, tmp_path, monkeypatch):
     def interrupt(stage, group, done, total):
         if done:

@@ -69,6 +69,7 @@ def fail(kept: SwappedSequence, folder: object) -> SwapFile:
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "has_disk"),
     [("qwen3", True), ("gemma3", True), ("gemma3", False)],

@@ -368,7 +368,7 @@ def count_of(pages: Sequence[int | None]) -> dict[int, int]:
     return found
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(40, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("examples", [8, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_answer_is_that_of_the_request_alone(name: str, examples: int) -> None:
     machine = type("Machine", (Schedule,), {"name": name})

@@ -94,6 +94,7 @@ def test_improbable_tokens_end_a_draft_early() -> None:
     assert unsure.calls.count("step") < 3
 
 
+@pytest.mark.thorough
 def test_it_switches_off_where_drafts_are_wrong_and_tries_again_now_and_then() -> None:
     one, model = request_of(), Scripted(1.0)
     speculation = speculation_of(model, 0.0, 0.3)

@@ -137,7 +137,7 @@ PACKABLE = sorted(name for name, one in FORMATS.items() if one.can_quantize and 
 KERNEL_PACKABLE = [name for name in PACKABLE if name != "tq1_0"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNEL_PACKABLE)
 def test_packed_matrices_decode_as_dense_ones_of_the_same_values(name: str) -> None:
     spec = model_of(WIDE, WIDE_EXPERTS, WIDE_PLAIN_EXPERTS)

@@ -74,6 +74,7 @@ def test_each_kind_of_block_takes_what_is_planned(name: str) -> None:
     assert allocated_nbytes(lambda: all_programs(builder, [1, 16]), planned) == planned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_steps_in_parts_take_what_is_planned(name: str) -> None:
     spec = model_of(BLOCKS[name], BLOCKS[name])
@@ -110,6 +111,7 @@ def test_packed_matrices_take_the_scratch_that_is_planned(rounding: str) -> None
     assert allocated_nbytes(lambda: all_programs(builder, [1, 5]), planned) == planned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "overrides"), zip(ARCHITECTURES, cycle([(), ("quant.format=q8_0",)]), strict=False))
 def test_a_plan_has_the_bytes_of_its_programs(
     tiny_model: Callable[[str], TinyModel], name: str, overrides: Sequence[str]

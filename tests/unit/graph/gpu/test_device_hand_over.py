@@ -95,7 +95,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     let_programs_be_few(monkeypatch)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("owners", PARTITIONS)
 def test_norms_are_fused_within_a_rank_s_neighbouring_layers_with_the_bits_of_one_process(
     owners: tuple[int, ...],

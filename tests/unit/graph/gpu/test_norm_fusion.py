@@ -68,7 +68,16 @@ def unfused(function: object) -> object:
     return function.func
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*((name, torch.bfloat16) for name in SPECS), ("full", torch.float32)])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("full", torch.float32),
+        *(
+            pytest.param(name, torch.bfloat16, marks=pytest.mark.slow if at % 4 else ())
+            for at, name in enumerate(SPECS)
+        ),
+    ],
+)
 def test_a_chain_has_the_bits_of_layers_alone(name: str, dtype: torch.dtype) -> None:
     alone = run(program_of(SPECS[name], dtype), is_alone=True)
     chained = program_of(SPECS[name], dtype)

@@ -196,6 +196,7 @@ def test_without_a_compiler_there_is_no_library(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "kernels").exists()
 
 
+@pytest.mark.thorough
 def test_structures_lie_in_memory_as_the_kernels_read_them(tmp_path: Path) -> None:
     """Every field's place and size is asserted by the compiler itself."""
     compiler = find_cpp_compiler()

@@ -300,7 +300,7 @@ def test_a_long_text_takes_time_in_proportion(name: str, word: str) -> None:
         assert time.process_time() - started < LIMIT
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("word", first_in_ci(["<", " ", "</parameter> ", "<tool_call>", '<|"|>']))
 @pytest.mark.parametrize("name", OPENED)
 def test_a_long_text_in_single_characters_takes_time_in_proportion(name: str, word: str) -> None:

@@ -8,7 +8,6 @@ from tool_texts import TOOLS
 
 from graphcore import Engine
 from graphcore.errors import ConfigError
-from graphcore.sampling_params import SamplingParams
 from graphcore.serving.answering import check_call
 from graphcore.serving.chat_call import ChatCall
 from graphcore.serving.request_errors import RequestError
@@ -65,7 +64,7 @@ def test_schemas_that_are_not_compiled_are_not_counted() -> None:
     def load() -> Engine:
         raise AssertionError("nothing is loaded")
 
-    served = ServedModel("tiny", serve_settings(), SamplingParams(), load)
+    served = ServedModel("tiny", serve_settings(), load)
     served._format = HERMES
     long = {"type": "object", "description": "d" * 2000}
     tools = [function(name=f"{at:0128}", parameters=long) for at in range(1023)]

@@ -52,6 +52,7 @@ WAYS = ("prefetch=0", "prefetch=1", "prefetch=3", "mode=sync")
 QUOTAS = (0, 1 << 40, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "how", "quota"),  # each source in each way and with each quota, and each way with two quotas
     [

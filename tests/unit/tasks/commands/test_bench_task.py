@@ -159,7 +159,7 @@ def test_decode_gives_the_engines_own_greedy_tokens_each_time() -> None:
         assert engine.status() == []
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_long_depth_makes_the_context_it_needs(run_task: RunTask) -> None:
     record = run_task(LLAMA, *SMALL, "task.depth=5000").record
     assert record["context_length"] == 5006

@@ -122,7 +122,7 @@ def test_window_and_stride_have_defaults_that_fit_the_context(
     assert "no interval from one window" in capsys.readouterr().out
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_long_window_gets_its_context(run_task: RunTask, chat_folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "long.txt"
     text.write_text("a b" * 2000, encoding="utf-8")

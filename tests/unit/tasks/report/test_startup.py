@@ -18,6 +18,7 @@ def test_the_cache_is_named_by_where_graphs_came_from(hits: int, misses: int, st
 CODE = "from graphcore.tasks.report.startup import seconds_since_start; print(seconds_since_start())"
 
 
+@pytest.mark.thorough
 def test_what_a_shell_did_before_it_became_python_is_not_counted() -> None:
     command = ["sh", "-c", 'sleep 0.5 && exec "$0" -c "$1"']
     began = time.monotonic()
@@ -25,6 +26,7 @@ def test_what_a_shell_did_before_it_became_python_is_not_counted() -> None:
     assert 0 < float(done.stdout) < time.monotonic() - began - 0.45  # a tick of the clock is 0.01
 
 
+@pytest.mark.thorough
 def test_the_clock_starts_with_the_process() -> None:
     code = CODE
     began = time.monotonic()

@@ -54,6 +54,7 @@ def test_ring_wraps_around_many_times(window: int, page: int) -> None:
     check(Sequences(Shape(window=window, context=64, page=page), 1), [1], [9], [1], [4], [5], [17], [1], [1], [3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "padding"), [(0, 0), (0, 3), (6, 0), (6, 3)])
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_rows_of_a_batch_grow_at_their_own_pace(window: int, padding: int, has_sinks: bool) -> None:

@@ -113,6 +113,7 @@ def test_every_past_is_split_and_added_up(start: int, tokens: int) -> None:
     Chunk(Shape(4, 2, 16, 400, has_sinks=tokens == 5), [start], [tokens]).check()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
     ("window", "is_ring"),
@@ -170,6 +171,7 @@ MORE_CODES += [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
     ("kinds", "window", "head_dim", "page"),
@@ -192,6 +194,7 @@ def test_a_few_tokens_after_a_long_past(tokens: int) -> None:
     Chunk(replace(LONG, has_sinks=tokens == 3), [1500], [tokens]).check()
 
 
+@pytest.mark.slow
 def test_a_later_tile_of_rows_has_splits_of_its_own() -> None:
     Chunk(replace(LONG, context=1024), [0, 700], [150, 90]).check()
 
@@ -204,6 +207,7 @@ def test_one_split_has_the_bits_of_a_kernel_without_splits(monkeypatch: pytest.M
         assert torch.equal(found[row, :count], chunk.attended()[row, :count])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_tiles")
 def test_bits_depend_neither_on_neighbours_nor_on_room_nor_on_the_order_of_programs(
     monkeypatch: pytest.MonkeyPatch,

@@ -251,6 +251,7 @@ def test_an_answer_has_the_same_bits_whatever_lies_beside_it(processors: int, mo
                 assert torch.equal(found[row], whole[row])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processors", "has_sinks"), [(1, True), (2, False), (5, True)])
 def test_long_and_short_sequences_are_split_on_devices_of_all_sizes(
     processors: int, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
