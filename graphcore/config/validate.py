@@ -5,9 +5,8 @@ Streaming settings that depend on the device are checked by the plan.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
 
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.dtype_names import DTYPES, KV_ALIASES, KV_DTYPES, real_kv_name
@@ -48,7 +47,10 @@ def validate_settings(settings: Settings) -> None:
     _check_sizes(settings)
     _check_adapter(settings)
     _check_parallel(settings)
-    _check_sampling(settings.sampling.typed)
+    typed = settings.sampling.typed
+    check_sampling({**NEUTRAL, **typed})
+    if "temperature" in typed:  # else it is the model's, which is checked when the model is opened
+        check_truncation({**NEUTRAL, **typed})
     _check_prompts(settings)
     _ = settings.cache_folder  # raises where it cannot be one
     check_streaming(settings)
@@ -56,13 +58,6 @@ def validate_settings(settings: Settings) -> None:
         raise ConfigError(
             "trace=true writes into the run's folder, and outputs=false makes none; leave one of them out"
         )
-
-
-def _check_sampling(typed: Mapping[str, Any]) -> None:
-    """Check the sampling parameters that are set; without a temperature, the model's own is not known yet."""
-    check_sampling({**NEUTRAL, **typed})
-    if "temperature" in typed:
-        check_truncation({**NEUTRAL, **typed})
 
 
 def _check_choices(settings: Settings) -> None:

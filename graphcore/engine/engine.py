@@ -202,7 +202,7 @@ class Engine:
 
     @property
     def default_sampling_params(self) -> SamplingParams:
-        """The sampling parameters of requests that set none, which one may also set in part.
+        """The default sampling parameters: a request that sets only some of them takes the others from here.
 
         They are those of the settings (`sampling.temperature=0.7`), then the model's own (generation_config.json, or
         general.sampling of a GGUF file), then graphcore's: common values for a model with a chat template, else greedy.

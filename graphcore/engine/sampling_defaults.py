@@ -53,11 +53,11 @@ class SamplingDefaults:
 
     @property
     def params(self) -> SamplingParams:
-        """The parameters of a request that sets none."""
+        """The sampling parameters of a request that sets none itself."""
         return SamplingParams(**self.values)
 
     def params_with(self, given: Mapping[str, Any]) -> SamplingParams:
-        """Return the parameters of a request. With a temperature of 0 it takes none of the model's own.
+        """Return the sampling parameters of a request. If it sets temperature=0, the model's defaults do not apply.
 
         Args:
             given: the parameters that it sets; None leaves one to the defaults.

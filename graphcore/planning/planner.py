@@ -152,7 +152,7 @@ def plan_streaming(sizes: WeightSizes, request: PlanRequest, costs: Costs, memor
 def _with_longer_context(
     sizes: WeightSizes, request: PlanRequest, costs: Costs, device: str, budget: int
 ) -> Plan | None:
-    """Return the resident plan with the longest context whose KV cache takes half of what it leaves, or None."""
+    """Return the resident plan with the longest context whose KV cache takes at most half of what is free, or None."""
     for context_length in request.longer_contexts if request.keeps != "nothing" else ():
         if sizes.total_nbytes + 2 * costs.kv_nbytes(context_length) > budget:
             continue  # before blocks are traced, to know the size of their programs

@@ -89,7 +89,7 @@ def default_params(engine: Engine) -> SamplingParams:
     return replace(engine.default_sampling_params, seed=engine.settings.seed)
 
 
-def most_new_tokens(engine: Engine, is_chat: bool) -> int:
+def default_max_new_tokens(engine: Engine, is_chat: bool) -> int:
     """Return the most tokens of an answer: as set, else the model's own limit, else as many as the context allows.
 
     Args:

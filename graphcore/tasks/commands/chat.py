@@ -24,11 +24,11 @@ from graphcore.tasks.requests.cache_files import cache_record, check_cache_files
 from graphcore.tasks.requests.prompts import read_prompts, uses_chat
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import (
+    default_max_new_tokens,
     default_params,
     describe,
     describe_compile,
     load_engine,
-    most_new_tokens,
     stops_of,
 )
 
@@ -58,7 +58,7 @@ def run(context: Context, _task: ChatSettings) -> Record:
         loaded = load_cache_file(context, engine)
         console.note(HINT)
         lines = ChatLines()
-        most = most_new_tokens(engine, is_chat=True)
+        most = default_max_new_tokens(engine, is_chat=True)
         session = Session(
             conversation,
             console,

@@ -54,9 +54,12 @@ class Listed:
 
 
 def run(context: Context, task: ModelsSettings) -> Record:
-    """Download, describe or remove a model if asked to; else, and after a removal, print the list."""
+    """Download, describe or remove a model as the settings say; print the list if none was downloaded or described."""
     refuse_unused_settings(context.settings, "models", PROMPT_KEYS)
-    _refuse_together(task)
+    asked = {"task.pull": task.pull, "task.show": task.show, "task.remove": task.remove is not None}
+    given = [name for name, is_asked in asked.items() if is_asked]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} are both given; choose one")
     folder = context.settings.cache_folder
     pulled = pull(context) if task.pull else None
     shown = show(context) if task.show else None
@@ -93,13 +96,6 @@ def run(context: Context, task: ModelsSettings) -> Record:
             {"name": one.name, "source": one.source, "licence": one.licence, "bytes": one.nbytes} for one in published
         ],
     }
-
-
-def _refuse_together(task: ModelsSettings) -> None:
-    asked = {"task.pull": task.pull, "task.show": task.show, "task.remove": task.remove is not None}
-    given = [name for name, is_asked in asked.items() if is_asked]
-    if len(given) > 1:
-        raise ConfigError(f"{given[0]} and {given[1]} are both given; choose one")
 
 
 def pull(context: Context) -> Record:

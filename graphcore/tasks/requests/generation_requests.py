@@ -21,7 +21,7 @@ from graphcore.tasks.requests.prompts import (
 from graphcore.tasks.requests.request_lines import RequestLine
 from graphcore.tasks.requests.sampling_keys import changed_params
 from graphcore.tasks.task import Context
-from graphcore.tasks.task_engine import default_params, most_new_tokens, stops_of
+from graphcore.tasks.task_engine import default_max_new_tokens, default_params, stops_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ def generation_requests(context: Context, engine: Engine, prompts: Sequence[Prom
     encoded = encode_prompts(engine, settings, prompts, context.console.note)
     params = default_params(engine)
     stops = tuple(stops_of(settings))
-    return [GenerationRequest(prompt, params, most_new_tokens(engine, prompt.is_chat), stops) for prompt in encoded]
+    return [
+        GenerationRequest(prompt, params, default_max_new_tokens(engine, prompt.is_chat), stops) for prompt in encoded
+    ]
 
 
 def _request_of_line(context: Context, engine: Engine, line: RequestLine) -> GenerationRequest:
@@ -77,7 +79,7 @@ def _request_of_line(context: Context, engine: Engine, line: RequestLine) -> Gen
     with _named(line):
         params = changed_params(replace(params, seed=params.seed + line.number - 1), line.sampling)
         prompt = encode_prompt(engine, settings, line)
-        most = line.max_new_tokens or most_new_tokens(engine, prompt.is_chat)
+        most = line.max_new_tokens or default_max_new_tokens(engine, prompt.is_chat)
         request = GenerationRequest(prompt, params, most, stops, line)
         engine.check_request(**arguments_of(request))
     return request
