@@ -58,7 +58,7 @@ def prepare(folder: Path, parts: Sequence[str]) -> None:
     if "commands" in parts:
         from answers.checkpoints import helper
 
-        helper("command_process").command_server("graphcore")  # all processes ask the same one
+        helper("support.processes").command_server("graphcore")  # all processes ask the same one
     gc.freeze()  # keeps imported objects out of the children's collections
     cache = folder / "cache"
     cache.mkdir()

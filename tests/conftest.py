@@ -33,10 +33,10 @@ import torch
 if not torch.cuda.is_available():  # Triton asks at its import; what is imported below may import it
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from composed_groups import compose_groups_once
 from hypothesis import settings
 from support.budget import ProcessorTime
-from tiny_models import TinyModel, save_tiny
+from support.task_runs import compose_groups_once
+from support.tiny_models import TinyModel, save_tiny
 
 from graphcore import Engine
 from graphcore.checkpoint.sources.fetch import resolve_source
@@ -56,7 +56,7 @@ if os.environ.get("GRAPHCORE_LIMIT_CPU"):
     apply_limit()
 
 if find_spec("triton"):
-    from triton_interpreter import mend_interpreter
+    from support.triton_interpreter import mend_interpreter
 
     mend_interpreter()
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import ring_ranks
-from captured_engines import fake_cuda
-from fake_cuda import FakeCuda
+from support.fake_cuda import FakeCuda, fake_cuda
 
 from graphcore.engine.batching import new_batching
 from graphcore.engine.batching.host_decode_loop import HostDecodeLoop

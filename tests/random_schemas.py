@@ -16,8 +16,8 @@ from decimal import Decimal
 from typing import Any
 
 import jsonschema
-from letters import letter_tokens
 from referencing.exceptions import Unresolvable
+from support.comparisons import letter_tokens
 
 from graphcore.errors import ConfigError
 from graphcore.tokenizer.grammar import GrammarMask, GrammarTokens

@@ -200,7 +200,7 @@ def _lose_rank_1(patch: Any, is_rank_1: bool) -> None:
 
 def _connect_in_vain(patch: Any, is_rank_1: bool) -> None:
     """Connect the ranks as GPUs are, which fails on rank 1 while rank 0 waits for it; NCCL's groups are gloo's."""
-    from fake_cuda import FakeCuda
+    from support.fake_cuda import FakeCuda
 
     import graphcore.engine.ring.follow  # noqa: F401  # before torch.cuda is replaced: annotations name its classes
     from graphcore.parallel.nccl_transport import NCCLTransport
@@ -394,7 +394,7 @@ def main(described: str, found: str) -> None:
 
 def run_answers(case: Case, patch: Any) -> dict[str, Any] | None:
     """Return the answers of rank 0, with drafts from known answers and errors, and facts about its engine."""
-    from fallible_drafter import KnownAnswers
+    from support.engine_fakes import KnownAnswers
 
     from graphcore.engine.speculation.speculation_record import speculation_record
 

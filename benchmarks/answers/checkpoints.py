@@ -22,21 +22,23 @@ def helper(name: str) -> Any:
 
 def families() -> list[str]:
     """Return the names of families that transformers builds."""
-    return list(helper("tiny_models").BUILDERS)
+    return list(helper("support.tiny_models").BUILDERS)
 
 
 def architectures() -> list[str]:
     """Return one name of each architecture."""
-    return list(helper("tiny_models").ARCHITECTURES)
+    return list(helper("support.tiny_models").ARCHITECTURES)
 
 
 FILES: dict[str, Callable[[Path], object]] = {
     "llama_wide.gguf": lambda path: _llama_file(path, "llama", "llama"),
     "mistral_wide.gguf": lambda path: _llama_file(path, "mistral", "llama"),
     "qwen3_wide.gguf": lambda path: _llama_file(path, "qwen3", "qwen3"),
-    "qwen3_moe.gguf": lambda path: _files("qwen_moe_files", lambda m: m.write_gguf(path, m.build(), None, False)),
+    "qwen3_moe.gguf": lambda path: _files(
+        "support.files.qwen_moe_files", lambda m: m.write_gguf(path, m.build(), None, False)
+    ),
     "qwen3_5.gguf": lambda path: _files(
-        "qwen_delta_files", lambda m: m.write_gguf(path, "qwen3_5", m.build("qwen3_5"))
+        "support.files.qwen_delta_files", lambda m: m.write_gguf(path, "qwen3_5", m.build("qwen3_5"))
     ),
     "gpt2_q4_k.gguf": lambda path: _gpt_file(path, "Q4_K"),
     "gpt2_mxfp4.gguf": lambda path: _gpt_file(path, "MXFP4"),
@@ -65,11 +67,11 @@ def _make(name: str, path: Path) -> None:
     if name in FILES:
         FILES[name](path)
     elif name == "chat":
-        helper("chat_folder").save_chat_folder(path)
+        helper("support.chat_folders").save_chat_folder(path)
     elif name.startswith("fallback_"):
-        helper("fallback_models").save_fallback(name.removeprefix("fallback_"), path)
+        helper("support.fallback_models").save_fallback(name.removeprefix("fallback_"), path)
     else:
-        helper("tiny_models").save_tiny(name, path)
+        helper("support.tiny_models").save_tiny(name, path)
 
 
 def _files(module: str, write: Callable[[Any], object]) -> None:
@@ -77,11 +79,11 @@ def _files(module: str, write: Callable[[Any], object]) -> None:
 
 
 def _llama_file(path: Path, name: str, architecture: str) -> None:
-    files = helper("llama_files")  # heads of 32, which the coded formats of keys and values need
+    files = helper("support.files.llama_files")  # heads of 32, which the coded formats of keys and values need
     files.write_gguf(path, files.build(name, head_dim=32), architecture)
 
 
 def _gpt_file(path: Path, kind: str) -> None:
-    files = helper("gpt_files")
+    files = helper("support.files.gpt_files")
     matrices = [name for name in files.CONSUMERS if name not in files.OUTSIDE]
     files.small_file(dict.fromkeys(matrices, files.Type[kind])).write(path)

@@ -1,6 +1,6 @@
 """Runs command lines as a shell does, each in a folder of its own, and records what they print and leave.
 
-tests/command_process.py runs them: a process that has imported graphcore forks for each.
+tests/support/processes.py runs them: a process that has imported graphcore forks for each.
 """
 
 import json
@@ -84,7 +84,7 @@ def answer(line: Line, is_fresh: bool, folder: Path) -> Record:
     for built in ("kernels", "compiled"):
         (cache / built).symlink_to(folder / "cache" / built)
     arguments = [re.sub("@(.+?)@", lambda found: str(_path(found[1], folder)), one) for one in line.whole]
-    process = helper("command_process")
+    process = helper("support.processes")
     variables = {**process.environment(), "HOME": str(home), "COLUMNS": "100", "TERM": "dumb", "TZ": "UTC"}
     if is_fresh:
         command = [sys.executable, str(ROOT / "run.py"), *arguments]

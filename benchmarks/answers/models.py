@@ -33,7 +33,7 @@ SAMPLED: dict[str, Any] = {
 }
 SIZES = ("threads=1", "batch_size=2", "context_length=96", "prefill_chunk=16")
 BUDGETS = ("450kB", "700kB", "1MB", "1.5MB", "2.2MB", "3MB")  # the first one that suffices lets little stay
-SHORT = "context_length=32"  # what a GPT-2 of tests/gpt_files.py was made for
+SHORT = "context_length=32"  # what a GPT-2 of tests/support/files/gpt_files.py was made for
 FORMATS = ("q4_0", "q4_1", "q5_0", "q5_k", "q4_k", "q6_k", "q8_0", "int8", "int4", "mxfp4")
 
 

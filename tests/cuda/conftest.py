@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from streamed_results import results
-from tiny_models import TinyModel
+from support.streaming import results
+from support.tiny_models import TinyModel
 
 from graphcore import Engine
 

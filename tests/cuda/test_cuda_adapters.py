@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapter_files import drawn, packed_file, write_peft
+from support.files.adapter_files import drawn, packed_file, write_peft
 
 IDS = torch.randint(0, 96, (2, 24), generator=torch.Generator().manual_seed(3))
 SHAPES = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from streamed_results import PROMPTS, differing, results
+from support.streaming import PROMPTS, differing, results
 
 from graphcore.errors import CheckpointError, PlanError
 from graphcore.gpu_memory import device_fence

@@ -7,8 +7,8 @@ may differ by what the dtype costs at all: the eager error against transformers 
 from collections.abc import Sequence
 
 import pytest
-from agreement import error_of_most, largest_error, step_logits
-from tiny_models import ARCHITECTURES, MIXTURES, TinyModel
+from support.comparisons import error_of_most, largest_error, step_logits
+from support.tiny_models import ARCHITECTURES, MIXTURES, TinyModel
 
 PROMPT = 20
 FLOAT32 = 1e-4

@@ -1,8 +1,8 @@
 """Compiled blocks are the eager ones on the device; tolerances are those of test_cuda_captured.py."""
 
 import pytest
-from agreement import assert_same_tokens, largest_error, step_logits
-from tiny_models import ARCHITECTURES, TinyModel
+from support.comparisons import assert_same_tokens, largest_error, step_logits
+from support.tiny_models import ARCHITECTURES, TinyModel
 
 NEW_TOKENS = 256
 PROMPT = 20

@@ -1,7 +1,7 @@
 """Experts that do not stay on a GPU: in slots, read where they wait, or fetched, they are resident to the bit."""
 
 import pytest
-from streamed_results import differing, results
+from support.streaming import differing, results
 
 WAYS = {
     "in slots": ("streaming.source=host",),

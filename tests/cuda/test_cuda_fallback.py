@@ -10,8 +10,8 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from agreement import largest_error
-from fallback_models import ISSUE, WITHOUT_SDPA, FallbackModel, save_fallback
+from support.comparisons import largest_error
+from support.fallback_models import ISSUE, WITHOUT_SDPA, FallbackModel, save_fallback
 
 from graphcore import Engine
 from graphcore.errors import ConfigError

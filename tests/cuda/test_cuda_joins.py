@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import assert_same_tokens
-from staggered import submit_staggered
-from tiny_models import VOCAB, TinyModel
+from support.comparisons import assert_same_tokens
+from support.engine_fakes import submit_staggered
+from support.tiny_models import VOCAB, TinyModel
 
 from graphcore import Engine
 from graphcore.engine.output import Generation

@@ -6,8 +6,8 @@ Golden lists lie in tests/golden/kernels, by GPU and torch version. Where there 
 
 import pytest
 import torch
-from kernel_lists import compare_or_store, drift, kernels_of, key_of
-from tiny_models import ARCHITECTURES, TinyModel
+from support.kernel_lists import compare_or_store, drift, kernels_of, key_of
+from support.tiny_models import ARCHITECTURES, TinyModel
 
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.tasks.measuring.random_batch import RandomBatch

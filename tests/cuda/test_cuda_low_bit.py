@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from low_bit_files import FILES, IDS, LEVELS, SHAPES, low_bit_file
+from support.files.low_bit_files import FILES, IDS, LEVELS, SHAPES, low_bit_file
 
 OPTIONS = {
     "disk": ("streaming.source=disk", "streaming.prefetch=1"),

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 import torch
-from draws import draw_of
-from tiny_models import TinyModel
+from support.engine_fakes import draw_of
+from support.tiny_models import TinyModel
 
 from graphcore.graph.gpu.sampling import RowSettings, SamplingBuffers, choose_step
 from graphcore.graph.state import StepState

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_engine import Running, running_server
-from tiny_models import add_tokenizer
+from support.serving import Running, running_server
+from support.tiny_models import add_tokenizer
 
 PROMPTS = [list(range(first, first + 7 + 5 * first)) for first in range(1, 9)]
 

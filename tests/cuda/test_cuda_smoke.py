@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from agreement import largest_error
-from tiny_models import ARCHITECTURES, TinyModel
+from support.comparisons import largest_error
+from support.tiny_models import ARCHITECTURES, TinyModel
 
 from graphcore import Engine
 

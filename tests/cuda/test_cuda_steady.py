@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_models import TinyModel
+from support.tiny_models import TinyModel
 
 from graphcore import Engine
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from streamed_results import IDS, PROMPTS, differing, results
-from tiny_models import BUILDERS
+from support.streaming import IDS, PROMPTS, differing, results
+from support.tiny_models import BUILDERS
 
 from graphcore import Engine
 

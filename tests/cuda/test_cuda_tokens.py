@@ -5,8 +5,8 @@ Float32; two tokens whose eager logits differ by less than twice the tolerance o
 
 import pytest
 import torch
-from agreement import assert_same_tokens
-from tiny_models import ARCHITECTURES, TinyModel
+from support.comparisons import assert_same_tokens
+from support.tiny_models import ARCHITECTURES, TinyModel
 
 NEW_TOKENS = 256
 PROMPT = 20

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gguf
-import llama_files
 import pytest
 import torch
-from device_runners import let_programs_be_few, runners_of
-from integer_files import SHAPE, gptq, integers, save_mixture, save_model
 from safetensors.torch import load_file, save_file
-from streamed_engine import runs_as
-from tiny_models import BUILDERS
+from support.files import llama_files
+from support.files.integer_files import SHAPE, gptq, integers, save_mixture, save_model
+from support.gpu_kernels import let_programs_be_few, runners_of
+from support.streaming import runs_as
+from support.tiny_models import BUILDERS
 from torch import Tensor
 
 from graphcore import Engine

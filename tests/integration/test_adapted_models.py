@@ -11,16 +11,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import llama_files
 import pytest
 import torch
-from adapter_files import drawn, packed_file, write_gguf_adapter, write_peft
-from command_process import graphcore
-from device_runners import let_programs_be_few, runners_of
-from streamed_engine import load, runs_as, smallest_budget
-from streamed_results import differing, results
-from ternary_models import save_ternary
-from tiny_models import TinyModel, tolerance_of
+from support.files import llama_files
+from support.files.adapter_files import drawn, packed_file, write_gguf_adapter, write_peft
+from support.files.ternary_files import save_ternary
+from support.gpu_kernels import let_programs_be_few, runners_of
+from support.processes import graphcore
+from support.streaming import differing, load, results, runs_as, smallest_budget
+from support.tiny_models import TinyModel, tolerance_of
 from torch import Tensor, nn
 
 from graphcore import Engine

@@ -1,7 +1,7 @@
 """Conversations of agents, made from seeds, for every family of calls and in each interface of the server.
 
 The model's answers are scripted (`scripted_engine.py`). Each turn is asked for in all interfaces, whole and streamed,
-and a client sends back what it got there (`agent_clients.py`), with results of tools and whatever else agents send.
+and a client sends back what it got there (`scripted_engine.py`), with results of tools and whatever else agents send.
 
     GRAPHCORE_SEEDS=300 pytest tests/integration/test_agent_conversations.py -k qwen3     more seeds of one family
 """
@@ -17,14 +17,12 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-import agent_clients
 import pytest
-from agent_clients import CHAT, INTERFACES, MESSAGES, RESPONSES, Said, Turn, Wish
-from scripted_engine import ScriptedServer
-from tool_texts import CLOCK, PARALLEL, PARAMETERS, SEARCH, SILENT, SOURCES, format_named
-from written_answers import script_of, written
-
-from tests.support.cases import in_case
+from support import agent_clients
+from support.agent_clients import CHAT, INTERFACES, MESSAGES, RESPONSES, Said, Turn, Wish
+from support.cases import in_case
+from support.scripted_engine import ScriptedServer, script_of, written
+from support.tool_texts import CLOCK, PARALLEL, PARAMETERS, SEARCH, SILENT, SOURCES, format_named
 
 SEEDS = int(os.environ.get("GRAPHCORE_SEEDS", "4"))
 ROUNDS = 5

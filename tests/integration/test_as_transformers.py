@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, VOCAB, TinyModel, tolerance_of
+from support.tiny_models import ARCHITECTURES, VOCAB, TinyModel, tolerance_of
 from torch import Tensor, nn
 
 from graphcore import Engine

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from chat_folder import save_chat_folder
-from served_engine import running_server
-from task_runs import run_in
+from support.chat_folders import save_chat_folder
+from support.serving import running_server
+from support.task_runs import run_in
 
 from graphcore import Engine
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ternary_models import FORMS, TernaryModel, save_ternary
+from support.files.ternary_files import FORMS, TernaryModel, save_ternary
 
 from graphcore import Engine
 from graphcore.kernels.ops.int8_rows import Int8Rows

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from ternary_gguf import I2_S, write_gguf
-from ternary_models import TernaryModel, save_ternary
+from support.files.ternary_files import I2_S, TernaryModel, save_ternary, write_gguf
 from torch import Tensor
 
 from graphcore import Engine

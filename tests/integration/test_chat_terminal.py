@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chat_folder import save_chat_folder
-from command_process import Started, environment
+from support.chat_folders import save_chat_folder
+from support.processes import Started, environment
 
 PATIENCE = 60.0  # seconds for anything to appear
 CTRL_C, CTRL_D = "\x03", "\x04"

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
-from streamed_engine import runs_as
+from support import tiny_models
+from support.streaming import runs_as
+from support.tiny_models import TinyModel
 from test_decode_equals_forward import PROMPTS, one_by_one, rows_of, together
 from test_paged_caches import BATCH, CHUNK, CONTEXT, PAGE, SETTINGS, answers, assert_bits_agree, engine_with_pages
-from tiny_models import TinyModel
 from torch import Tensor, nn
 
 from graphcore import Engine

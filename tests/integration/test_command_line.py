@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from chat_folder import TINY, save_chat_folder
-from command_process import ROOT, Piped, environment, graphcore, run_program
+from support.chat_folders import TINY, save_chat_folder
+from support.processes import ROOT, Piped, environment, graphcore, run_program
 
 LLAMA = ("graph=eager", "device=cpu", "progress=false", f"model.checkpoint={TINY / 'llama3'}")
 

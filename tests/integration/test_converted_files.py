@@ -6,11 +6,11 @@ Each family of `layered_files.WRITTEN`; test_llama_cpp_layers.py compares the sa
 from pathlib import Path
 
 import gguf
-import llama_files
 import numpy as np
 import pytest
 import torch
-from layered_files import WRITTEN, layered_file
+from support.files import llama_files
+from support.files.layered_files import WRITTEN, layered_file
 from torch import nn
 
 from graphcore import Engine

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, AT_BOTH_WIDTHS, BUILDERS, VOCAB, TinyModel, tolerance_of
+from support.tiny_models import ARCHITECTURES, AT_BOTH_WIDTHS, BUILDERS, VOCAB, TinyModel, tolerance_of
 
 from graphcore import Engine
 

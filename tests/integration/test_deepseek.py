@@ -11,11 +11,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from layered_files import packed_file
-from logit_errors import errors_of
 from safetensors.torch import load_file, save_file
-from streamed_engine import SIZES, runs_as
-from tiny_models import (
+from support.files.layered_files import packed_file
+from support.streaming import SIZES, errors_of, runs_as
+from support.tiny_models import (
     DEEPSEEK_V3_ODD,
     LATENT_YARN,
     VOCAB,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_runners import kernels_of, let_programs_be_few, runners_of
-from kernel_lists import DECODE, store_decode_kernels
-from tiny_models import ARCHITECTURES, RECURRENT, VOCAB, TinyModel
+from support.gpu_kernels import kernels_of, let_programs_be_few, runners_of
+from support.kernel_lists import DECODE, store_decode_kernels
+from support.tiny_models import ARCHITECTURES, RECURRENT, VOCAB, TinyModel
 
 from graphcore import Engine
 from graphcore.engine.program_runner import ProgramRunner

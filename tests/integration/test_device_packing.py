@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from chat_folder import TINY
-from streamed_engine import load
+from support.chat_folders import TINY
+from support.streaming import load
 from torch import Tensor
 
 from graphcore import Engine

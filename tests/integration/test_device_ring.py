@@ -9,7 +9,7 @@ import device_ranks
 import pytest
 import torch
 from ring_ranks import Case, answers_of, load, run_cases
-from tiny_models import save_tiny
+from support.tiny_models import save_tiny
 
 SCRIPT = device_ranks.__file__
 EAGER = ("graph=eager", "dtype=fp32")

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from packed_matrices import native_kernels
-from tiny_models import TinyModel
+from support.packed_matrices import native_kernels
+from support.tiny_models import TinyModel
 
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model

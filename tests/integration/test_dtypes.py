@@ -17,8 +17,8 @@ from statistics import median
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from streamed_engine import SIZES
-from tiny_models import BUILDERS, MIXTURES, TinyModel, build_reference
+from support.streaming import SIZES
+from support.tiny_models import BUILDERS, MIXTURES, TinyModel, build_reference
 
 from graphcore import Engine
 

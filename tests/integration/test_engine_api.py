@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_models import VOCAB, TinyModel, add_tokenizer
+from support.tiny_models import VOCAB, TinyModel, add_tokenizer
 
 from graphcore import Engine
 from graphcore.engine.arguments import check_messages

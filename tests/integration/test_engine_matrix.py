@@ -17,9 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from fallible_drafter import KnownAnswers
-from packed_matrices import native_kernels
-from staggered import submit_staggered
+from support.engine_fakes import KnownAnswers, submit_staggered
 from support.engines import (
     CHUNK,
     CONTEXT,
@@ -45,6 +43,7 @@ from support.golden_models import (
     recorded,
     write_checkpoint,
 )
+from support.packed_matrices import native_kernels
 
 from graphcore import ForwardState
 from graphcore.engine.sequence_state import SequenceState

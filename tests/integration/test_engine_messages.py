@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from chat_folder import TEMPLATE, save_chat_folder
+from support.chat_folders import TEMPLATE, save_chat_folder
 from tokenizers import Tokenizer
 
 from graphcore import Engine

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from paced import Paced
-from tiny_models import TinyModel
+from support.queues import Paced
+from support.tiny_models import TinyModel
 
 from graphcore import Engine
 from graphcore.engine.request_handle import TokenStream

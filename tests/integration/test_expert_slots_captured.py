@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from captured_engines import fake_cuda
-from device_runners import let_programs_be_few
-from fake_driver import Driver
-from simulated_queues import SimulatedQueues
-from tiny_models import DELTA_RULES, MIXTURES, TinyModel
+from support.fake_cuda import Driver, fake_cuda
+from support.gpu_kernels import let_programs_be_few
+from support.queues import SimulatedQueues
+from support.tiny_models import DELTA_RULES, MIXTURES, TinyModel
 from torch import Tensor
 
 from graphcore import Engine

@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 import torch
-from fallback_models import ALONE, CASES, ISSUE, NEW_TOKENS, FallbackModel, save_fallback
-from paced import Paced
+from support.fallback_models import ALONE, CASES, ISSUE, NEW_TOKENS, FallbackModel, save_fallback
+from support.queues import Paced
 
 from graphcore import Engine
 

@@ -5,9 +5,9 @@ from functools import cache
 
 import pytest
 import torch
-from fallback_models import ISSUE, MORE, FallbackModel, save_fallback
-from paced import Paced
-from streamed_engine import collect_until, fill_threads
+from support.fallback_models import ISSUE, MORE, FallbackModel, save_fallback
+from support.queues import Paced
+from support.streaming import collect_until, fill_threads
 from torch import Tensor
 
 from graphcore import Engine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from paced import Paced
+from support.queues import Paced
 
 from graphcore import Engine
 from graphcore.errors import GraphError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import TinyModel
+from support.tiny_models import TinyModel
 
 from graphcore import Engine, ForwardState
 from graphcore.errors import ConfigError

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from streamed_engine import runs_as
-from tiny_models import GEMMA4, GEMMA4_DENSE, GEMMA4_MOE, VOCAB, WINDOW, gemma4, randomise
+from support.streaming import runs_as
+from support.tiny_models import GEMMA4, GEMMA4_DENSE, GEMMA4_MOE, VOCAB, WINDOW, gemma4, randomise
 from torch import Tensor, nn
 
 from graphcore import Engine

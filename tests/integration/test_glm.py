@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from logit_errors import errors_of
 from safetensors.torch import load_file, save_file
-from tiny_models import BUILDERS, GLM4_MOE_AIR, build_reference, randomise
+from support.streaming import errors_of
+from support.tiny_models import BUILDERS, GLM4_MOE_AIR, build_reference, randomise
 from torch import nn
 
 from graphcore import Engine

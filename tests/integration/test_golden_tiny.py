@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import TinyModel
+from support.tiny_models import TinyModel
 
 from graphcore import Engine
 

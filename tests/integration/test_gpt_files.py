@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from gpt_files import CONSUMERS, VOCAB, GPTFile, small_file
+from support.files.gpt_files import CONSUMERS, VOCAB, GPTFile, small_file
 
 from graphcore import Engine
 from graphcore.engine.scoring import token_losses

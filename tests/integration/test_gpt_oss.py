@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpt_oss_files import build, gguf_tensors, pack, save_dense, save_mxfp4, write_gguf
-from streamed_engine import SIZES
-from tiny_models import GPT_OSS, VOCAB
+from support.files.gpt_oss_files import build, gguf_tensors, pack, save_dense, save_mxfp4, write_gguf
+from support.streaming import SIZES
+from support.tiny_models import GPT_OSS, VOCAB
 from torch import Tensor, nn
 
 from graphcore import Engine

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from gpt_files import CONSUMERS, DIM, HIDDEN, LAYERS, POSITIONS, VOCAB, GPTFile, Stored, small_file
+from support.files.gpt_files import CONSUMERS, DIM, HIDDEN, LAYERS, POSITIONS, VOCAB, GPTFile, Stored, small_file
 
 from graphcore import Engine
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint

@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tiny_models import TinyModel, add_tokenizer
+from support.tiny_models import TinyModel, add_tokenizer
 
 from graphcore import Engine
 from graphcore.engine.forward_pass import RowChunk

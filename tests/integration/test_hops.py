@@ -2,7 +2,7 @@
 
 import re
 
-from command_process import ROOT, run_program
+from support.processes import ROOT, run_program
 
 TINY = ROOT / "tests" / "golden" / "tiny" / "llama3"
 MOST_CALLS, MOST_FILES = 18, 12  # 9 calls to the queue of requests, 9 in the thread that computes

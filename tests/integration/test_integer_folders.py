@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import gguf
-import llama_files
 import pytest
 import torch
-from integer_files import LAYOUTS, SHAPE, save_mixture, save_model
-from streamed_engine import runs_as
+from support.files import llama_files
+from support.files.integer_files import LAYOUTS, SHAPE, save_mixture, save_model
+from support.streaming import runs_as
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_source import Wrapped
 from safetensors.torch import load_file
-from tiny_models import TinyModel
+from support.fake_sources import Wrapped
+from support.tiny_models import TinyModel
 from torch import Tensor, nn
 
 from graphcore import LayerLoader

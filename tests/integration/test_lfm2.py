@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from lfm2_files import build, save_multimodal, save_older, write_gguf
-from logit_errors import errors_of
 from safetensors.torch import save_file
-from streamed_engine import SIZES, runs_as
-from tiny_models import TOLERANCE, VOCAB
+from support.files.lfm2_files import build, save_multimodal, save_older, write_gguf
+from support.streaming import SIZES, errors_of, runs_as
+from support.tiny_models import TOLERANCE, VOCAB
 from torch import Tensor
 
 from graphcore import Engine

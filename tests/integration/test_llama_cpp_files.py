@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import LATENT_YARN, LLAMA3_ROPE, WINDOW, build_reference
+from support.tiny_models import LATENT_YARN, LLAMA3_ROPE, WINDOW, build_reference
 from torch import nn
 
 from graphcore.config.compose import compose_settings

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from layered_files import NAMES, SMOLLM2_IDS, TOKEN_IDS, WRITTEN, layered_file
+from support.files.layered_files import NAMES, SMOLLM2_IDS, TOKEN_IDS, WRITTEN, layered_file
 from torch import Tensor
 
 from graphcore import Engine

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from golden_vocab import golden_vocab
+from support.golden_vocab import golden_vocab
 
 from graphcore.tokenizer.gguf_vocab import TokenType
 from graphcore.tokenizer.tokenizer import Tokenizer

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from streamed_engine import runs_as
-from tiny_models import LONGROPE, phi3, randomise
+from support.streaming import runs_as
+from support.tiny_models import LONGROPE, phi3, randomise
 from torch import Tensor, nn
 
 from graphcore import Engine

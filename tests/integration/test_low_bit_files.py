@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import gguf
-import llama_files
 import pytest
 import torch
-from fake_driver import Driver
-from low_bit_files import FILES, IDS, LEVELS, SHAPES, low_bit_file, low_bit_mixture
-from packed_matrices import native_kernels
-from simulated_queues import simulated
-from streamed_engine import runs_as
+from support.fake_cuda import Driver
+from support.files import llama_files
+from support.files.low_bit_files import FILES, IDS, LEVELS, SHAPES, low_bit_file, low_bit_mixture
+from support.packed_matrices import native_kernels
+from support.queues import simulated
+from support.streaming import runs_as
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings

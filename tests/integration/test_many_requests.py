@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-from streamed_engine import collect_until
 from support.golden_models import write_checkpoint
-from tiny_models import VOCAB, TinyModel, add_tokenizer
+from support.streaming import collect_until
+from support.tiny_models import VOCAB, TinyModel, add_tokenizer
 
 from graphcore import Engine
 from graphcore.engine.output import Generation

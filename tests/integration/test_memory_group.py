@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from chat_folder import save_chat_folder
-from command_process import environment
+from support.chat_folders import save_chat_folder
+from support.processes import environment
 from test_streaming_budget import LLAMA_1B, Shape, random_llama
 
 from graphcore.config.byte_sizes import parse_nbytes

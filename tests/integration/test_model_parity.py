@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import ARCHITECTURES, AT_BOTH_WIDTHS, BUILDERS, TOLERANCE, WINDOW, TinyModel, tolerance_of
+from support.tiny_models import ARCHITECTURES, AT_BOTH_WIDTHS, BUILDERS, TOLERANCE, WINDOW, TinyModel, tolerance_of
 
 from graphcore import Engine
 

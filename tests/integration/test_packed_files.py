@@ -7,15 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gguf
-import llama_files
 import numpy as np
 import pytest
-import qwen_delta_files
-import qwen_moe_files
 import torch
-from chat_folder import TINY, save_chat_folder
 from safetensors.torch import load_file, save_file
-from tiny_models import DELTA_RULES, TinyModel, add_tokenizer
+from support.chat_folders import TINY, save_chat_folder
+from support.files import llama_files, qwen_delta_files, qwen_moe_files
+from support.tiny_models import DELTA_RULES, TinyModel, add_tokenizer
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from chat_folder import TINY
+from support.chat_folders import TINY
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D

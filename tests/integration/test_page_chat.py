@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import running_browser
-from chat_folder import END, save_chat_folder
-from page_visit import CHAT, Visit, answer, delta, events, files, new_visit, usage_chunk
 from playwright.sync_api import Browser, expect
-from served_engine import Running, running_server
+from support.chat_folders import END, save_chat_folder
+from support.page_visit import CHAT, Visit, answer, delta, events, files, new_visit, running_browser, usage_chunk
+from support.serving import Running, running_server
 
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams

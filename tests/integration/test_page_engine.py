@@ -11,15 +11,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser import running_browser
-from chat_folder import TINY
 from playwright.sync_api import Browser, Locator, Page, Route, expect
-from served_engine import Running, running_server
-from simulated_run import LAYER, NUM_SLOTS, TABLE, SimulatedRun, plan_of, request
-from streamed_engine import load
-from streamed_timeline import ring_events
-from task_runs import run_in
-from tiny_models import TinyModel
+from support.chat_folders import TINY
+from support.page_visit import running_browser
+from support.serving import Running, running_server
+from support.streaming import LAYER, NUM_SLOTS, TABLE, SimulatedRun, load, plan_of, request, ring_events
+from support.task_runs import run_in
+from support.tiny_models import TinyModel
 
 from graphcore.serving.page_files import HEADERS, page_files
 from graphcore.streaming.report import Measured, report_streaming

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged_caches import give_in_random_order, seen_by_next
-from streamed_engine import runs_as
+from support.engine_fakes import give_in_random_order, seen_by_next
+from support.streaming import runs_as
+from support.tiny_models import ARCHITECTURES, TinyModel
 from test_decode_equals_forward import LENGTHS, PROMPTS, one_by_one, rows_of, together
-from tiny_models import ARCHITECTURES, TinyModel
 from torch import Tensor
 
 from graphcore import Engine

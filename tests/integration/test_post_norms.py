@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from streamed_engine import SIZES, runs_as
-from tiny_models import BUILDERS, EXAONE4_FULL, LLAMA3_ROPE, VOCAB, randomise
+from support.streaming import SIZES, runs_as
+from support.tiny_models import BUILDERS, EXAONE4_FULL, LLAMA3_ROPE, VOCAB, randomise
 
 from graphcore import Engine
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from packed_matrices import native_kernels
-from tiny_models import NO_TOKENS, VOCAB, TinyModel, randomise
+from support.packed_matrices import native_kernels
+from support.tiny_models import NO_TOKENS, VOCAB, TinyModel, randomise
 from torch import nn
 
 from graphcore import Engine

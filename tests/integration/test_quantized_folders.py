@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from adapter_files import drawn, write_peft
-from integer_files import save_model
-from quantized_files import FOLDER_LAYOUTS, save_quantized, save_quantized_mixture
-from streamed_engine import runs_as
+from support.files.adapter_files import drawn, write_peft
+from support.files.integer_files import save_model
+from support.files.quantized_files import FOLDER_LAYOUTS, save_quantized, save_quantized_mixture
+from support.streaming import runs_as
 from torch import nn
 
 from graphcore import Engine

@@ -1,6 +1,6 @@
 """Qwen 3 Next and Qwen 3.5, dense and mixtures, from every form of their files give transformers' logits.
 
-Tolerance: transformers' own float32 logits of these small models are off by up to 9e-5 (tests/tiny_models.py).
+Tolerance: transformers' own float32 logits of these small models are off by up to 9e-5 (tests/support/tiny_models.py).
 """
 
 import json
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from logit_errors import errors_of
-from qwen_delta_files import build, save_multimodal, write_gguf
 from safetensors.torch import load_file, save_file
-from tiny_models import TOLERANCE_WITH_DELTA_RULES as TOLERANCE
-from tiny_models import VOCAB
+from support.files.qwen_delta_files import build, save_multimodal, write_gguf
+from support.streaming import errors_of
+from support.tiny_models import TOLERANCE_WITH_DELTA_RULES as TOLERANCE
+from support.tiny_models import VOCAB
 from torch import Tensor
 
 from graphcore import Engine

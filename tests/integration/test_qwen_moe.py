@@ -11,10 +11,10 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from qwen_moe_files import build, names_of, round_experts, save, write_gguf
 from safetensors.torch import save_file
-from streamed_engine import SIZES, runs_as
-from tiny_models import QWEN3_MOE, VOCAB
+from support.files.qwen_moe_files import build, names_of, round_experts, save, write_gguf
+from support.streaming import SIZES, runs_as
+from support.tiny_models import QWEN3_MOE, VOCAB
 from torch import Tensor, nn
 
 from graphcore import Engine

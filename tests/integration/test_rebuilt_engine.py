@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import TinyModel
+from support.tiny_models import TinyModel
 
 from graphcore import Engine
 from graphcore.engine import engine as engine_module

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, VOCAB, TinyModel
+from support.tiny_models import ARCHITECTURES, VOCAB, TinyModel
 from torch import Tensor
 
 from graphcore import Engine

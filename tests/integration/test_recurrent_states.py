@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from stepped_queue import SteppedQueue
-from streamed_engine import SIZES, runs_as
-from tiny_models import TOLERANCE, TinyModel
+from support.engine_fakes import SteppedQueue
+from support.streaming import SIZES, runs_as
+from support.tiny_models import TOLERANCE, TinyModel
 
 from graphcore import Engine
 from graphcore.engine.batching.admission import CacheAdmission

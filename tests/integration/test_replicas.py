@@ -17,10 +17,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from chat_folder import save_chat_folder
-from command_process import ROOT, environment
 from openai import APIError, OpenAI
-from own_network import own_network
+from support.chat_folders import save_chat_folder
+from support.processes import ROOT, environment, own_network
 
 from graphcore import Engine
 

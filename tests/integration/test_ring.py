@@ -13,10 +13,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import llama_files
 import pytest
 import torch
-from adapter_files import drawn, packed_file, write_peft
 from ring_ranks import (
     FAULTS,
     OTHER_FAULTS,
@@ -30,7 +28,9 @@ from ring_ranks import (
     run_ranks,
 )
 from safetensors.torch import save_file
-from tiny_models import BUILDERS, add_tokenizer, save_tiny
+from support.files import llama_files
+from support.files.adapter_files import drawn, packed_file, write_peft
+from support.tiny_models import BUILDERS, add_tokenizer, save_tiny
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from ring_ranks import Case, answers_of, ended, load, start_ranks
-from tiny_models import BUILDERS
+from support.tiny_models import BUILDERS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

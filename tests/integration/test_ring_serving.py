@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_folder import save_chat_folder
-from command_process import environment
 from ring_ranks import free_ports
-from tiny_models import BUILDERS, add_tokenizer
+from support.chat_folders import save_chat_folder
+from support.processes import environment
+from support.tiny_models import BUILDERS, add_tokenizer
 
 from graphcore import Engine
 from graphcore.memory_limit import physical_ram_nbytes

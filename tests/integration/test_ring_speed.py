@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from task_runs import run_in
-from tiny_models import BUILDERS
+from support.task_runs import run_in
+from support.tiny_models import BUILDERS
 
 pytestmark = pytest.mark.thorough
 

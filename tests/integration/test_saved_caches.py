@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from packed_matrices import native_kernels
-from tiny_models import VOCAB, TinyModel
+from support.packed_matrices import native_kernels
+from support.tiny_models import VOCAB, TinyModel
 
 from graphcore import Engine
 from graphcore.errors import BusyError, ConfigError, GraphcoreError

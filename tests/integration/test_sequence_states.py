@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny_models import TinyModel, tolerance_of
+from support.tiny_models import TinyModel, tolerance_of
 
 from graphcore import Engine
 from graphcore.engine.sequence_state import SequenceState

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from chat_folder import TINY
-from command_process import ROOT, Piped, environment, graphcore
+from support.chat_folders import TINY
+from support.processes import ROOT, Piped, environment, graphcore
 
 from graphcore.serving.serve_settings import KEY_VARIABLE, ServeSettings, check_serving
 from graphcore.tasks.report.secret_keys import HIDDEN, hide_secrets, secrets_in, without_secrets
@@ -104,7 +104,7 @@ def test_a_key_opens_another_address(serve_keys: ServeSettings) -> None:
 
 @pytest.fixture
 def serve_keys() -> ServeSettings:
-    from served_engine import serve_settings
+    from support.serving import serve_settings
 
     return serve_settings()
 

@@ -17,8 +17,8 @@ import numpy as np
 import openai
 import pytest
 import torch
-from served_engine import SECONDS, Running, running_server
-from tiny_models import TinyModel, add_tokenizer
+from support.serving import SECONDS, Running, running_server
+from support.tiny_models import TinyModel, add_tokenizer
 
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams

@@ -13,9 +13,9 @@ import anthropic
 import httpx
 import openai
 import pytest
-from calling_folder import BRIEF, CONTROLS, save_calling_folder
 from pydantic import BaseModel, Field
-from served_engine import SECONDS, Running, running_server
+from support.chat_folders import BRIEF, CONTROLS, save_calling_folder
+from support.serving import SECONDS, Running, running_server
 
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import llm_comply
 import pytest
-from calling_folder import BRIEF, TOKEN_IDS, save_calling_folder
 from llm_comply.config import ComplianceConfig
 from llm_comply.runner import TestRunner as ComplianceRunner
 from llm_comply.schema import SpecLoader
 from llm_comply.test_case import TestCase as ComplianceCase
 from llm_comply.test_case import TestCategory as ComplianceCategory
 from llm_comply.tests import get_tests
-from served_engine import SECONDS, Running, running_server
+from support.chat_folders import BRIEF, TOKEN_IDS, save_calling_folder
+from support.serving import SECONDS, Running, running_server
 
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams

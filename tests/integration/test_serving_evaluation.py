@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from calling_folder import save_calling_folder
-from served_engine import SECONDS, Running, running_server
+from support.chat_folders import save_calling_folder
+from support.serving import SECONDS, Running, running_server
 
 from graphcore import Engine
 

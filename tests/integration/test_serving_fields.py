@@ -18,7 +18,9 @@ from typing import Any, get_args, get_origin
 import httpx
 import numpy as np
 import pytest
-from asked_fields import (
+from pydantic import BaseModel
+from support.chat_folders import BYTE_IDS, TOKEN_IDS
+from support.serving import (
     BODIES,
     CHAT,
     COMPLETIONS,
@@ -33,11 +35,10 @@ from asked_fields import (
     TOKENIZE,
     Answered,
     Ask,
+    Running,
+    running_server,
     save_asked_folder,
 )
-from calling_folder import BYTE_IDS, TOKEN_IDS
-from pydantic import BaseModel
-from served_engine import Running, running_server
 
 from graphcore import Engine
 from graphcore.engine.speculation.step_costs import StepCosts

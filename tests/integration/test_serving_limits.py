@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_engine import SECONDS, Running, running_server
-from tiny_models import TinyModel, add_tokenizer
+from support.serving import SECONDS, Running, running_server
+from support.tiny_models import TinyModel, add_tokenizer
 
 from graphcore import Engine
 from graphcore.errors import ConfigError, GraphError

@@ -12,8 +12,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from calling_folder import BRIEF, TOKEN_IDS, save_calling_folder
-from served_engine import Running, running_server
+from support.chat_folders import BRIEF, TOKEN_IDS, save_calling_folder
+from support.serving import Running, running_server
 
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams

@@ -9,10 +9,10 @@ from typing import Any
 import llm_comply
 import pytest
 import schemathesis
-from calling_folder import BRIEF, save_calling_folder
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
-from served_engine import SECONDS, Running, running_server
+from support.chat_folders import BRIEF, save_calling_folder
+from support.serving import SECONDS, Running, running_server
 
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams

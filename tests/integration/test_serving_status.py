@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_engine import SECONDS, Running, running_server
-from streamed_engine import SIZES, load, smallest_budget
-from tiny_models import TinyModel
+from support.serving import SECONDS, Running, running_server
+from support.streaming import SIZES, load, smallest_budget
+from support.tiny_models import TinyModel
 
 from graphcore import Engine
 from graphcore.engine.loading import prepared_decoder

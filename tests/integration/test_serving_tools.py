@@ -1,6 +1,6 @@
 """Calls of tools and thinking, as the clients of OpenAI and Anthropic get them from a model of random weights.
 
-The model's template is of Qwen's kind (calling_folder.py). Grammars make it call validly: `tool_choice`, and `strict`.
+The model's template is of Qwen's kind (chat_folders.py). Grammars make it call validly: `tool_choice`, and `strict`.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ import openai
 import pytest
 import torch
 from anthropic import beta_tool
-from calling_folder import BRIEF, TOKEN_IDS, VOCAB, save_calling_folder
 from openai.lib.responses_tool_runner import RegisteredFunction, ResponsesToolRunner
 from pydantic import BaseModel, Field
-from served_engine import SECONDS, Running, running_server
+from support.chat_folders import BRIEF, TOKEN_IDS, VOCAB, save_calling_folder
+from support.serving import SECONDS, Running, running_server
 
 from graphcore import Engine
 from graphcore.sampling_params import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCAB, TinyModel
+from support.tiny_models import VOCAB, TinyModel
 
 from graphcore import Engine, ForwardState
 from graphcore.engine.output import Generation

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from plain_masks import causal_mask, sliding_window_causal_mask
 from safetensors.torch import save_file
+from support.comparisons import causal_mask, sliding_window_causal_mask
 from torch import Tensor, nn
 
 from graphcore.arch.config_from_json import load_model_config

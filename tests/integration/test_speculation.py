@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_files import drawn, write_peft
-from fallible_drafter import KnownAnswers
-from packed_matrices import native_kernels
-from tiny_models import ARCHITECTURES, MIXTURES, VOCAB, TinyModel
+from support.engine_fakes import KnownAnswers
+from support.files.adapter_files import drawn, write_peft
+from support.packed_matrices import native_kernels
+from support.tiny_models import ARCHITECTURES, MIXTURES, VOCAB, TinyModel
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings

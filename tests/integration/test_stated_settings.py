@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from llama_files import build, write_gguf
 from safetensors.torch import load_file, save_file
-from tiny_models import VOCAB
+from support.files.llama_files import build, write_gguf
+from support.tiny_models import VOCAB
 
 from graphcore import Engine
 from graphcore.errors import CheckpointError, ConfigError

@@ -8,9 +8,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from layered_files import packed_file
 from safetensors.torch import load_file, save_file
-from tiny_models import MINISTRAL3, TOLERANCE, TinyModel, ministral3, mistral3, randomise
+from support.files.layered_files import packed_file
+from support.tiny_models import MINISTRAL3, TOLERANCE, TinyModel, ministral3, mistral3, randomise
 from torch import Tensor, nn
 
 from graphcore import Engine

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_runners import let_programs_be_few
 from gguf import GGMLQuantizationType
-from gpt_oss_files import save_mxfp4
-from qwen_moe_files import build, write_gguf
-from simulated_queues import SimulatedQueues
+from support.files.gpt_oss_files import save_mxfp4
+from support.files.qwen_moe_files import build, write_gguf
+from support.gpu_kernels import let_programs_be_few
+from support.queues import SimulatedQueues
 from torch import Tensor
 
 from graphcore import Engine

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-import qwen_delta_files
-import qwen_moe_files
 import torch
 from gguf import GGMLQuantizationType
-from gpt_oss_files import build, gguf_tensors, pack, save_dense, save_mxfp4, write_gguf
-from streamed_engine import SIZES
-from tiny_models import VOCAB
+from support.files import qwen_delta_files, qwen_moe_files
+from support.files.gpt_oss_files import build, gguf_tensors, pack, save_dense, save_mxfp4, write_gguf
+from support.streaming import SIZES
+from support.tiny_models import VOCAB
 from torch import Tensor, nn
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock

@@ -13,11 +13,10 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from gpt_files import small_file
-from streamed_engine import load, smallest_budget, stream_of
-from streamed_results import IDS, differing, results
-from ternary_models import save_ternary
-from tiny_models import ARCHITECTURES, BUILDERS, MIXTURES, TinyModel
+from support.files.gpt_files import small_file
+from support.files.ternary_files import save_ternary
+from support.streaming import IDS, differing, load, results, smallest_budget, stream_of
+from support.tiny_models import ARCHITECTURES, BUILDERS, MIXTURES, TinyModel
 
 pytestmark = pytest.mark.thorough
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from paced import Paced
-from streamed_engine import collect_until, fill_threads, load, stream_of, unwrap, wrap
-from tiny_models import TinyModel
+from support.queues import Paced
+from support.streaming import collect_until, fill_threads, load, stream_of, unwrap, wrap
+from support.tiny_models import TinyModel
 
 from graphcore import Engine
 from graphcore.engine.request import Request

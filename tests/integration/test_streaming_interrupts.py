@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command_process import ROOT, run_program
-from tiny_models import add_tokenizer, save_tiny
+from support.processes import ROOT, run_program
+from support.tiny_models import add_tokenizer, save_tiny
 
 pytestmark = pytest.mark.thorough
 

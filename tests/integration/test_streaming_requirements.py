@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from streamed_engine import load, smallest_budget, stream_of, wrap
-from ternary_models import save_ternary
-from tiny_models import TinyModel
+from support.files.ternary_files import save_ternary
+from support.streaming import load, smallest_budget, stream_of, wrap
+from support.tiny_models import TinyModel
 
 from graphcore import Engine
 from graphcore.errors import ConfigError, PlanError

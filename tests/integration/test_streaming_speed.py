@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from streamed_engine import load, stream_of
-from tiny_models import BUILDERS
+from support.streaming import load, stream_of
+from support.tiny_models import BUILDERS
 
 from graphcore import Engine
 from graphcore.streaming.report import Measured, report_streaming

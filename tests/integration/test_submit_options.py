@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from plain_grammar import Grammar, allowed_after, words_of
-from tiny_models import VOCAB, TinyModel, add_tokenizer
+from support.comparisons import Grammar, allowed_after, words_of
+from support.tiny_models import VOCAB, TinyModel, add_tokenizer
 from torch import Tensor
 from transformers import LogitsProcessorList, MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 from transformers.generation.logits_process import SequenceBiasLogitsProcessor

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chat_folder import TINY, save_chat_folder
-from command_process import Piped, graphcore
+from support.chat_folders import TINY, save_chat_folder
+from support.processes import Piped, graphcore
 
 from graphcore.cli.sweep.child_processes import finish_sweep
 from graphcore.cli.sweep.kept_folder import StartedSweep

@@ -10,8 +10,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from chat_folder import TINY, save_chat_folder
-from command_process import ROOT, Piped, environment, run_program
+from support.chat_folders import TINY, save_chat_folder
+from support.processes import ROOT, Piped, environment, run_program
 
 pytestmark = pytest.mark.thorough
 

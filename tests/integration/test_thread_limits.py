@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chat_folder import save_chat_folder
-from command_process import ROOT, run_program
+from support.chat_folders import save_chat_folder
+from support.processes import ROOT, run_program
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from control_group import ControlGroup

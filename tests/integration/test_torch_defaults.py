@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from tiny_models import TinyModel
+from support.tiny_models import TinyModel
 
 from graphcore import Engine, ForwardState
 from graphcore.engine.scoring import token_losses

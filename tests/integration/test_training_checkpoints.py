@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import TOLERANCE, TinyModel
+from support.tiny_models import TOLERANCE, TinyModel
 from torch import Tensor
 
 from graphcore import Engine

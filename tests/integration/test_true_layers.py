@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import BUILDERS, MINISTRAL_ROPE, VOCAB, randomise
+from support.tiny_models import BUILDERS, MINISTRAL_ROPE, VOCAB, randomise
 from torch import Tensor
 
 from graphcore import Engine

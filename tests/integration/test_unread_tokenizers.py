@@ -4,7 +4,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from tiny_models import save_tiny
+from support.tiny_models import save_tiny
 
 from graphcore import Engine
 from graphcore.errors import TokenizerError

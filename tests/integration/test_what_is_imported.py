@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tiny_models import ARCHITECTURES, TinyModel
+from support.tiny_models import ARCHITECTURES, TinyModel
 
 from graphcore.device import find_cpp_compiler
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from command_process import run_program
+from support.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("graphcore", "conf", "benchmarks", "run.py")

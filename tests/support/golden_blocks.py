@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import packed_matrices
-from folder_formats import FOLDER_FORMATS, folder_blocks, folder_weights
-from packed_matrices import put_iq1_m_scales
 
 from graphcore.quant import FORMATS
+from support import packed_matrices
+from support.packed_matrices import FOLDER_FORMATS, folder_blocks, folder_weights, put_iq1_m_scales
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 VOCAB, TOKENS = 96, 50  # more tokens than three chunks of a prompt, and than six windows
-KINDS = {  # kind of block: builder of tests/tiny_models.py and what is changed in its config
+KINDS = {  # kind of block: builder of tests/support/tiny_models.py and what is changed in its config
     "dense": ("_llama3", {}),
     "window": ("gemma3", {"layer_types": ["sliding_attention", "full_attention"]}),
     "mixture": ("qwen3_moe", {}),
@@ -108,7 +108,7 @@ def tamed(kind: str, rules: dict[str, Rule]) -> dict[str, Rule]:
 
 def builder_of(kind: str) -> Callable[[], nn.Module]:
     """Return a function that builds transformers' model of a kind, as transformers initialises it."""
-    import tiny_models
+    from support import tiny_models
 
     name, changes = KINDS[kind]
     changes = {"num_hidden_layers": 2, **changes}
@@ -142,7 +142,7 @@ def describe(kind: str) -> dict[str, Any]:
 def logits_of_transformers(kind: str, folder: Path, ids: Tensor) -> Tensor:
     """Return transformers' float32 logits with the checkpoint in a folder, [B, T, V]."""
     if kind == "ternary":  # transformers' own loader needs accelerate
-        from ternary_models import with_transformers_layers
+        from support.files.ternary_files import with_transformers_layers
 
         plain = builder_of(kind)()
         model = with_transformers_layers(plain, load_file(folder / "model.safetensors"), "default")

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import hydra
 import pytest
-from composed_groups import compose_groups_once
 from omegaconf import DictConfig
+from support.task_runs import compose_groups_once
 
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings

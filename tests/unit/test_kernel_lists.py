@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from kernel_lists import (
+from support.kernel_lists import (
     DECODE,
     GOLDEN,
     MOST_LINES,
@@ -19,7 +19,7 @@ from kernel_lists import (
     store_list,
     stored_lists,
 )
-from tiny_models import ARCHITECTURES
+from support.tiny_models import ARCHITECTURES
 
 LLAMA = json.loads(DECODE.read_text(encoding="utf-8"))["llama3"]
 

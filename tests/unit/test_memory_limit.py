@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from process_groups import write_groups
+from support.processes import write_groups
 
 from graphcore.memory_limit import GroupMemory, affordable_nbytes, free_ram_nbytes, groups_of_self, physical_ram_nbytes
 

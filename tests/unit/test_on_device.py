@@ -1,7 +1,7 @@
 """Launches get copies of their tensors' memory, and what they write comes back; the "device" here is the CPU."""
 
 import torch
-from on_device import launch_on
+from support.gpu_kernels import launch_on
 
 from graphcore.kernels.gpu.layout import DEVICE_LAYOUTS
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from command_process import ROOT
-from process_groups import write_groups
+from support.processes import ROOT, write_groups
 
 from graphcore import processors
 from graphcore.processors import bound_spinning, seconds_queued, spinning_note, usable_processors

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from process_groups import write_groups
+from support.processes import write_groups
 
 import graphcore
 from graphcore import threads

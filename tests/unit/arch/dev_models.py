@@ -1,7 +1,7 @@
 """A config.json of each model type, as on the Hub: those of hub_configs.py, and of types that it lacks."""
 
-import hub_configs
-from hub_configs import (
+from support import hub_configs
+from support.hub_configs import (
     DEEPSEEK_V3,
     GLM4,
     GLM4_MOE,

@@ -6,8 +6,8 @@ from itertools import product as every_pair
 from pathlib import Path
 
 import pytest
-from hub_configs import FAMILIES, GEMMA3_1B, GEMMA3_4B, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, parse, without
 from support.cases import in_case
+from support.hub_configs import FAMILIES, GEMMA3_1B, GEMMA3_4B, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, parse, without
 
 from graphcore.arch.config_from_json import load_model_config, parse_model_config
 from graphcore.errors import CheckpointError, CheckpointNotFoundError

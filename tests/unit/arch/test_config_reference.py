@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from dev_models import EVERY, LLAMA, config_of
-from hub_configs import FAMILIES, parse
 from support.cases import in_case
+from support.hub_configs import FAMILIES, parse
 
 from graphcore.arch.config.other_names import HuggingFaceNames
 from graphcore.arch.config_from_json import ModelConfig, load_model_config, parse_model_config

@@ -6,8 +6,8 @@ from itertools import product as every_pair
 
 import pytest
 from dev_models import GRANITE, GRANITE_MOE, MINISTRAL3, MIXTRAL, SMOLLM3, config_of
-from hub_configs import FAMILIES, parse, without
 from support.cases import in_case
+from support.hub_configs import FAMILIES, parse, without
 
 from graphcore.arch.architecture import TensorSource
 from graphcore.arch.config.model_config import ModelConfig

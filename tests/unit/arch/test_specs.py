@@ -35,8 +35,8 @@ from dev_models import (
     STARCODER2,
     config_of,
 )
-from hub_configs import KIMI_K2
 from support.cases import in_case
+from support.hub_configs import KIMI_K2
 
 from graphcore.activations import CLAMPED_SWIGLU, Gating
 from graphcore.arch.registry import ARCHITECTURES, GGUF_ARCHITECTURES, architecture_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapter_files import WRAPPER, drawn, write_gguf_adapter, write_peft
+from support.files.adapter_files import WRAPPER, drawn, write_gguf_adapter, write_peft
 
 from graphcore.checkpoint.open_checkpoint import open_adapter
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError

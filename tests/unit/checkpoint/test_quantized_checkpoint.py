@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from integer_files import LAYOUTS, integers
 from safetensors.torch import save_file
+from support.files.integer_files import LAYOUTS, integers
 from torch import Tensor
 
 from graphcore.checkpoint.quantized.quantized_checkpoint import QuantizedCheckpoint

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from quantized_files import FOLDER_LAYOUTS, FolderLayout
 from safetensors.torch import save_file
+from support.files.quantized_files import FOLDER_LAYOUTS, FolderLayout
 from torch import Tensor
 
 from graphcore.arch.config.quantization_config import read_quantized_scheme

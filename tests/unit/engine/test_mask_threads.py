@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import pytest
-from tiny_models import TinyModel
+from support.tiny_models import TinyModel
 
 from graphcore import Engine
 from graphcore.engine import masks

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from allocations import peak_nbytes
+from support.comparisons import peak_nbytes
 
 from graphcore.engine.pooling import Pooled
 

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 import torch
-from golden_vocab import golden_tokenizer
-from tiny_models import add_tokenizer
+from support.golden_vocab import golden_tokenizer
+from support.tiny_models import add_tokenizer
 
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.errors import ConfigError, TokenizerError

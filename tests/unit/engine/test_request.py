@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tiny_models import add_tokenizer
+from support.tiny_models import add_tokenizer
 
 from graphcore.engine.output import Timings
 from graphcore.engine.request import Request, TokenTotals

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from stepped_queue import SteppedQueue
+from support.engine_fakes import SteppedQueue
 
 from graphcore.engine import queue as queue_module
 from graphcore.engine.batching.interface import Batching

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from packed_matrices import native_backend
+from support.packed_matrices import native_backend
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,

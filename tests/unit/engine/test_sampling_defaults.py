@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from chat_folder import save_chat_folder
 from support.cases import in_case
+from support.chat_folders import save_chat_folder
 
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 import torch
-from allocations import peak_nbytes
-from tiny_models import VOCAB, TinyModel, llama
+from support.comparisons import peak_nbytes
+from support.tiny_models import VOCAB, TinyModel, llama
 
 from graphcore import Engine
 from graphcore.engine.batching.prompt_outputs import PromptOutputs

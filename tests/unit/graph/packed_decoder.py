@@ -1,7 +1,7 @@
 """Packing a decoder's matrices at random, without a checkpoint."""
 
 import torch
-from packed_matrices import native_kernels
+from support.packed_matrices import native_kernels
 
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.nn.decoder import Decoder, Embedding

@@ -8,8 +8,8 @@ from itertools import cycle
 import pytest
 import torch
 from block_specs import BLOCKS
-from packed_matrices import native_backend
 from support.cases import in_case
+from support.packed_matrices import native_backend
 from tiny_graph import CONTEXT, CPU, DIM, VOCAB, feed, filled_decoder, model_of
 from torch import Tensor
 

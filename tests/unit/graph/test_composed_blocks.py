@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 from composed_blocks import COMPOSED, DIM, ComposedBlock
-from device_runners import let_programs_be_few
-from packed_matrices import native_kernels
+from support.gpu_kernels import let_programs_be_few
+from support.packed_matrices import native_kernels
 from torch import Tensor, nn
 
 from graphcore.graph.compile import compile_whole

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 import torch
-from tiny_models import save_tiny
+from support.tiny_models import save_tiny
 from torch import Tensor
 
 from graphcore import Engine

@@ -10,9 +10,9 @@ import pytest
 import torch
 from block_specs import ARCHITECTURES, BLOCKS
 from cpu.test_native_decode import builder_of, run_all
-from device_runners import let_programs_be_few
 from gpu.test_device_blocks import outputs
 from support.cases import in_case
+from support.gpu_kernels import let_programs_be_few
 from tiny_graph import FULL, filled_decoder, model_of
 from torch import Tensor
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from paged_caches import same, snapshot
+from support.engine_fakes import same, snapshot
 from tiny_graph import CPU, FULL, SLIDING, VOCAB, builder_of, feed, model_of, random_ids, scored
 
 from graphcore.graph.builder import GraphBuilder

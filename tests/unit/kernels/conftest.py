@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from packed_matrices import kernels_for, native_kernels
+from support.packed_matrices import kernels_for, native_kernels
 
 from graphcore.compiler import prebuilt_name, targets_here
 from graphcore.kernels.cpu.library import PREBUILT, SOURCES, prebuilt_library

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 import torch
-from oldest_first import OldestFirst
+from support.comparisons import OldestFirst
 from torch import Tensor
 
 from graphcore.kernels.ops.expert_slots import HITS, IN_PLACE, LOADED, ExpertSlots

@@ -5,8 +5,8 @@ from itertools import product as every_pair
 import numpy as np
 import pytest
 import torch
-from packed_matrices import native_backend
 from support.cases import in_case
+from support.packed_matrices import native_backend
 
 from graphcore.kernels.backend import TorchBackend
 from graphcore.kernels.bandwidth import LEAST_NBYTES, measure_read_bandwidth, native_sum, read_buffer

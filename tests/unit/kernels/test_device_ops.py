@@ -1,7 +1,7 @@
 """The ops of matrices packed for a GPU are one node each of a compiled graph."""
 
 import torch
-from packed_matrices import stored_matrix
+from support.packed_matrices import stored_matrix
 
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.quant.level_formats import grid_tensor

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from packed_matrices import KERNEL_FORMATS, native_kernels, stored_matrix
 from support.cases import in_case
+from support.packed_matrices import KERNEL_FORMATS, native_kernels, stored_matrix
 from torch import Tensor
 
 from graphcore.kernels.cpu.kernel_packing import KernelPacking

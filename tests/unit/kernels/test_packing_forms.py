@@ -8,8 +8,15 @@ from itertools import product as every_pair
 
 import pytest
 import torch
-from packed_matrices import KERNEL_FORMATS, StoredMatrix, native_kernels, num_differing, relative_error, stored_matrix
 from support.cases import in_case
+from support.packed_matrices import (
+    KERNEL_FORMATS,
+    StoredMatrix,
+    native_kernels,
+    num_differing,
+    relative_error,
+    stored_matrix,
+)
 from torch import Tensor
 
 from graphcore.activations import CLAMPED_SWIGLU, SILU, Gating

@@ -5,8 +5,8 @@ from itertools import product as every_pair
 
 import pytest
 import torch
-from packed_matrices import KERNEL_FORMATS, native_kernels, stored_matrix
 from support.cases import in_case
+from support.packed_matrices import KERNEL_FORMATS, native_kernels, stored_matrix
 
 from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS, KernelPacking
 from graphcore.kernels.gpu.device_packing import DevicePacking

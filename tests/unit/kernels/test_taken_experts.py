@@ -5,8 +5,8 @@ from itertools import product as every_pair
 import pytest
 import torch
 from expert_slot_cases import check, layer_of, walk
-from oldest_first import OldestFirst
 from support.cases import in_case
+from support.comparisons import OldestFirst
 
 from graphcore.activations import SILU
 from graphcore.kernels.ops.expert_slots import IN_PLACE, ExpertSlots, cached_experts, take_experts

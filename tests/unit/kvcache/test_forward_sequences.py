@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from hash_runner import MODELS, HashRunner
 from support.cases import in_case
+from support.engine_fakes import MODELS, HashRunner
 
 from graphcore.kvcache.forward_sequences import ForwardSequencePool, ForwardSequences
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from counted_steps import CountedTokens, steps_of
+from support.comparisons import CountedTokens, steps_of
 
 from graphcore.kvcache.buffers import KVCache, RecurrentCache, allocate_cache
 from graphcore.kvcache.chunks import Chunks

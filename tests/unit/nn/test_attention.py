@@ -6,8 +6,8 @@ from itertools import product as every_pair
 import pytest
 import torch
 from plain_attention import fill, plain, run
-from plain_masks import causal_mask, sliding_window_causal_mask
 from support.cases import in_case
+from support.comparisons import causal_mask, sliding_window_causal_mask
 
 from graphcore.nn.attention import Attention
 from graphcore.nn.rope_spec import RopeSpec

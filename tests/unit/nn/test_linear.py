@@ -7,8 +7,8 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from packed_matrices import native_backend
 from support.cases import in_case
+from support.packed_matrices import native_backend
 
 from graphcore.kernels.ops.int8_rows import Int8Rows
 from graphcore.kernels.stored_packing import StoredPacking

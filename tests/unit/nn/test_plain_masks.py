@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from plain_masks import causal_mask, sliding_window_causal_mask
+from support.comparisons import causal_mask, sliding_window_causal_mask
 from torch import Tensor
 from transformers import Gemma3TextConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask

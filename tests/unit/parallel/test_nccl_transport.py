@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from support.fake_cuda import FakeCuda
 from torch import Tensor
 
 from graphcore.errors import ConfigError
@@ -224,7 +224,7 @@ def test_a_device_that_does_not_end_its_work_is_an_error_within_the_limit(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = NCCLTransport(noticing, 1, CPU, timedelta(seconds=0.05))
-    monkeypatch.setattr("fake_cuda.FakeEvent.query", lambda _: False)
+    monkeypatch.setattr("support.fake_cuda.FakeEvent.query", lambda _: False)
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"the device does not end a step: its work did not end within parallel\."):
         transport.send(torch.zeros(1), 0, 0)

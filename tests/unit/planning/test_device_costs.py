@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import TinyModel
+from support.tiny_models import TinyModel
 
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model

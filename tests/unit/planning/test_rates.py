@@ -4,8 +4,8 @@ import random
 
 import pytest
 import torch
-from fake_driver import Driver
-from simulated_queues import SimulatedQueues
+from support.fake_cuda import Driver
+from support.queues import SimulatedQueues
 
 from graphcore.planning import rates
 from graphcore.streaming.device.stream import DeviceLink

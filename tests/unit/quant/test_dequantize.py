@@ -5,9 +5,9 @@ from itertools import product as every_pair
 import gguf
 import numpy as np
 import torch
-from folder_formats import FOLDER_FORMATS, folder_weights
 from support.cases import in_case
 from support.golden_blocks import load_golden, random_blocks
+from support.packed_matrices import FOLDER_FORMATS, folder_weights
 
 from graphcore.quant import FORMATS, dequantize
 from graphcore.quant.block_slices import SLICE_ELEMENTS

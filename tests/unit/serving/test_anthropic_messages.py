@@ -14,12 +14,7 @@ from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from llm_comply.schema import SpecLoader
 from pydantic import TypeAdapter
 from starlette.responses import JSONResponse
-
-from graphcore.serving.anthropic_events import SIGNATURE, messages_body, messages_events
-from graphcore.serving.anthropic_messages import read_count_tokens, read_message_request
-from graphcore.serving.chat_call import ChatCall, Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
-from graphcore.serving.request_errors import RequestError, anthropic_error
-from tests.scripted_answers import (
+from support.scripted_answers import (
     ANSWERS,
     CALLS,
     FAILURE,
@@ -32,6 +27,11 @@ from tests.scripted_answers import (
     streamed,
     unknown_fields,
 )
+
+from graphcore.serving.anthropic_events import SIGNATURE, messages_body, messages_events
+from graphcore.serving.anthropic_messages import read_count_tokens, read_message_request
+from graphcore.serving.chat_call import ChatCall, Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from graphcore.serving.request_errors import RequestError, anthropic_error
 
 SPEC = SpecLoader(str(Path(llm_comply.__file__).parent / "specs" / "anthropic.json"))
 MOST = sys.float_info.max

@@ -13,13 +13,7 @@ from llm_comply.schema import SSE_EVENT_TO_SCHEMA, SpecLoader
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
-
-from graphcore.serving.chat_call import ChatCall, Content, Part, Reasoning
-from graphcore.serving.openai_response_events import responses_body, responses_events
-from graphcore.serving.openai_responses import read_responses
-from graphcore.serving.request_errors import RequestError
-from graphcore.serving.token_texts import TokenTexts
-from tests.scripted_answers import (
+from support.scripted_answers import (
     ANSWERS,
     CALLS,
     FAILURE,
@@ -32,6 +26,12 @@ from tests.scripted_answers import (
     streamed,
     unknown_fields,
 )
+
+from graphcore.serving.chat_call import ChatCall, Content, Part, Reasoning
+from graphcore.serving.openai_response_events import responses_body, responses_events
+from graphcore.serving.openai_responses import read_responses
+from graphcore.serving.request_errors import RequestError
+from graphcore.serving.token_texts import TokenTexts
 
 OPEN_RESPONSES = SpecLoader(str(Path(llm_comply.__file__).parent / "specs" / "openresponses.json"))
 EVENT = TypeAdapter(ResponseStreamEvent)

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from tool_texts import (
+from support.scripted_answers import answer, collected, finished, streamed
+from support.tool_texts import (
     ASKED,
     PARALLEL,
     SOURCES,
@@ -28,7 +29,6 @@ from graphcore.serving.openai_responses import read_responses
 from graphcore.serving.token_texts import TokenTexts
 from graphcore.serving.tool_formats.answer_parser import AnswerParser
 from graphcore.serving.tool_formats.template_messages import template_messages
-from tests.scripted_answers import answer, collected, finished, streamed
 
 STEP = 17  # characters between two places where an answer is cut
 TEXTS = TokenTexts(None, False)

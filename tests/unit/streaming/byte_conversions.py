@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from fake_source import FakeSource
+from support.fake_sources import FakeSource
 from torch import Tensor
 
 from graphcore.checkpoint.file_bytes import FileSpan

@@ -6,9 +6,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from fake_source import FakeSource
-from packed_matrices import stored_matrix
 from safetensors.torch import save_file
+from support.fake_sources import FakeSource
+from support.packed_matrices import stored_matrix
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource

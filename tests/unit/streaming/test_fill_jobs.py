@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 from byte_conversions import FILE, ByteConversion, conversion
-from fake_source import FakeSource, numbered_bytes
+from support.fake_sources import FakeSource, numbered_bytes
 
 from graphcore.checkpoint.checkpoint import TensorInfo
 from graphcore.checkpoint.file_bytes import FileSpan

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import build_reference, save_tiny
+from support.tiny_models import build_reference, save_tiny
 
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from byte_conversions import FILE, conversion
-from fake_source import FakeSource, numbered_bytes
+from support.fake_sources import FakeSource, numbered_bytes
 
 from graphcore.streaming.fill_jobs import file_jobs
 from graphcore.streaming.link_rate import measure_jobs

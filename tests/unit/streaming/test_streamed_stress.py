@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from byte_conversions import ByteConversion, live_threads
-from fake_source import FakeSource, numbered_bytes
+from support.fake_sources import FakeSource, numbered_bytes
 from torch import Tensor
 
 from graphcore.checkpoint.file_bytes import FileSpan

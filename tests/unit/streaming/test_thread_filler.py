@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from byte_conversions import FILE, ByteConversion, conversion, filler_of, live_threads
-from fake_source import FakeSource, numbered_bytes
+from support.fake_sources import FakeSource, numbered_bytes
 from torch import Tensor
 
 from graphcore.checkpoint.file_bytes import FileSpan

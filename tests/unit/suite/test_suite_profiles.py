@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from device_runners import let_programs_be_few, runners_of
 from suite.profiling import Launch, Run, recorded_step, runs_of, summed
 from suite.report import launch_lines
-from tiny_models import TinyModel
+from support.gpu_kernels import let_programs_be_few, runners_of
+from support.tiny_models import TinyModel
 
 from graphcore import Engine
 from graphcore.tasks.measuring.weight_reads import step_nbytes

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from chat_folder import save_chat_folder
-from task_runs import NEW, RunTask, TaskRun, run_in
+from support.chat_folders import save_chat_folder
+from support.task_runs import NEW, RunTask, TaskRun, run_in
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from typing import Any
 
 import gguf
 import pytest
-from chat_folder import TINY
-from low_bit_files import SHAPES, low_bit_file
-from task_runs import RunTask
+from support.chat_folders import TINY
+from support.files.low_bit_files import SHAPES, low_bit_file
+from support.task_runs import RunTask
 
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from chat_folder import TINY
-from task_runs import RunTask
+from support.chat_folders import TINY
+from support.task_runs import RunTask
+from support.tiny_models import BUILDERS, save_tiny
 from test_results_documented import COMMON, documented, written
-from tiny_models import BUILDERS, save_tiny
 
 pytestmark = pytest.mark.thorough
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_folder import TINY
-from task_runs import RunTask
+from support.chat_folders import TINY
+from support.task_runs import RunTask
 
 from graphcore.serving.served_model import ServedModel
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fallback_models import NEW_TOKENS, FallbackModel, save_fallback
-from task_runs import RunTask
+from support.fallback_models import NEW_TOKENS, FallbackModel, save_fallback
+from support.task_runs import RunTask
+from support.tiny_models import add_tokenizer
 from test_results_documented import fields_of, written
-from tiny_models import add_tokenizer
 from torch.nn import functional
 
 from graphcore import Engine

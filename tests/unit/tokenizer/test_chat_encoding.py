@@ -10,9 +10,9 @@ from threading import Thread
 
 import pytest
 import tokenizers
-from golden_vocab import golden_vocab
 from hypothesis import given
 from hypothesis import strategies as st
+from support.golden_vocab import golden_vocab
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 

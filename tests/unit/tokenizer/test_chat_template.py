@@ -5,8 +5,8 @@ from datetime import datetime
 from itertools import product as every_pair
 
 import pytest
-from golden_vocab import golden_tokenizer, golden_vocab
 from support.cases import in_case
+from support.golden_vocab import golden_tokenizer, golden_vocab
 from transformers import PreTrainedTokenizerFast
 
 from graphcore.errors import TokenizerError

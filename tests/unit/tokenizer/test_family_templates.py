@@ -5,11 +5,10 @@ from typing import Any
 
 import jinja2
 import pytest
-from chats import ASKED, BRIEF, CALLS, CHATS, CLOCK, WEATHER
-from family_templates import FAMILY_TEMPLATES
-from golden_vocab import golden_vocab
 from support.cases import in_case
-from tool_texts import format_named
+from support.chat_templates import ASKED, BRIEF, CALLS, CHATS, CLOCK, FAMILY_TEMPLATES, WEATHER
+from support.golden_vocab import golden_vocab
+from support.tool_texts import format_named
 from transformers import PreTrainedTokenizerFast
 
 from graphcore.errors import TokenizerError

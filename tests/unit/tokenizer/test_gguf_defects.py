@@ -7,8 +7,8 @@ that stands there twice; there the later id is expected, as in its table and in 
 from itertools import product as every_pair
 
 import pytest
-from golden_vocab import golden_vocab
 from support.cases import in_case
+from support.golden_vocab import golden_vocab
 
 from graphcore.errors import TokenizerError
 from graphcore.tokenizer.text_stream import IncrementalDecoder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from golden_vocab import NAMES, golden_tokenizer, golden_vocab
+from support.golden_vocab import NAMES, golden_tokenizer, golden_vocab
 from tokenizers import models, pre_tokenizers
 
 from graphcore.errors import TokenizerError

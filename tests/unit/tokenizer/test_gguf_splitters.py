@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from golden_vocab import FOLDER
 from support.cases import in_case
+from support.golden_vocab import FOLDER
 
 from graphcore.tokenizer.gguf_splitters import SPLITTERS, SPM_LIKE
 from graphcore.tokenizer.tokenizer import Tokenizer

@@ -3,8 +3,8 @@
 from itertools import product as every_pair
 
 import pytest
-from golden_vocab import NAMES, golden_tokenizer, golden_vocab
 from support.cases import in_case
+from support.golden_vocab import NAMES, golden_tokenizer, golden_vocab
 from tokenizers import Regex, pre_tokenizers
 
 from graphcore.errors import TokenizerError

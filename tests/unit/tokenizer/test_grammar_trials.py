@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from letters import letter_tokens
+from support.comparisons import letter_tokens
 
 from graphcore.errors import ConfigError
 from graphcore.tokenizer import grammar

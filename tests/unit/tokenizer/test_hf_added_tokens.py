@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from golden_vocab import golden_tokenizer
+from support.golden_vocab import golden_tokenizer
 from transformers import AutoTokenizer
 
 from graphcore.tokenizer.tokenizer import Tokenizer

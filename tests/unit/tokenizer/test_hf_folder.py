@@ -7,8 +7,8 @@ from itertools import product as every_pair
 from pathlib import Path
 
 import pytest
-from golden_vocab import golden_tokenizer, golden_vocab
 from support.cases import in_case
+from support.golden_vocab import golden_tokenizer, golden_vocab
 from tokenizers import pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer

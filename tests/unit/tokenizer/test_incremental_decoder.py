@@ -1,9 +1,9 @@
 """Text printed id by id is the text of all ids."""
 
 import pytest
-from golden_vocab import NAMES, golden_tokenizer, golden_vocab
 from hypothesis import given
 from hypothesis import strategies as st
+from support.golden_vocab import NAMES, golden_tokenizer, golden_vocab
 
 from graphcore.tokenizer.text_stream import IncrementalDecoder
 from graphcore.tokenizer.tokenizer import Tokenizer

@@ -6,11 +6,11 @@ from typing import Any
 
 import jinja2
 import pytest
-from family_templates import GUARDED_TEMPLATES
-from golden_vocab import golden_vocab
+from support.chat_templates import GUARDED_TEMPLATES
+from support.golden_vocab import golden_vocab
+from support.tool_texts import SILENT, SOURCES, TOOLS
 from test_chat_template import BITNET
 from test_template_bounds import LOOPS
-from tool_texts import SILENT, SOURCES, TOOLS
 from transformers import PreTrainedTokenizerFast
 
 from graphcore.errors import TemplateError

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from golden_vocab import FOLDER
+from support.golden_vocab import FOLDER
 
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.tokenizer.tokenizer import Tokenizer

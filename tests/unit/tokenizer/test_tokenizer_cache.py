@@ -5,7 +5,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from golden_vocab import golden_tokenizer, golden_vocab
+from support.golden_vocab import golden_tokenizer, golden_vocab
 
 import graphcore.tokenizer.gguf_tokenizer as gguf_tokenizer
 from graphcore.errors import TokenizerError

@@ -5,9 +5,9 @@ from itertools import product as every_pair
 
 import jinja2
 import pytest
-from chats import ASKED, CHATS, CLOCK, TEMPLATES, WEATHER, call
-from golden_vocab import golden_vocab
 from support.cases import in_case
+from support.chat_templates import ASKED, CHATS, CLOCK, TEMPLATES, WEATHER, call
+from support.golden_vocab import golden_vocab
 from transformers import PreTrainedTokenizerFast
 
 from graphcore.errors import TokenizerError

@@ -11,8 +11,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from packed_matrices import KERNEL_FORMATS, native_kernels, stored_matrix
 from safetensors.torch import save_file
+from support.packed_matrices import KERNEL_FORMATS, native_kernels, stored_matrix
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource

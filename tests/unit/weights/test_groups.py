@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from fake_checkpoint import GPT2, LLAMA, config_of, meta_decoder
-from packed_matrices import stored_matrix
+from support.fake_sources import GPT2, LLAMA, config_of, meta_decoder
+from support.packed_matrices import stored_matrix
 
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.nn.decoder import Decoder

@@ -5,7 +5,7 @@ from itertools import pairwise
 import gguf
 import pytest
 import torch
-from fake_checkpoint import (
+from support.fake_sources import (
     GPT2,
     LLAMA,
     FakeCheckpoint,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fake_checkpoint import GPT2, LLAMA, FakeCheckpoint, config_of, shapes_of, stored_gpt2, stored_tensors
+from support.fake_sources import GPT2, LLAMA, FakeCheckpoint, config_of, shapes_of, stored_gpt2, stored_tensors
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource

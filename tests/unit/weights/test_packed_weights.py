@@ -9,9 +9,18 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from allocations import peak_nbytes
-from fake_checkpoint import GPT2, LLAMA, FakeCheckpoint, config_of, meta_decoder, shapes_of, stored_gpt2, stored_tensors
-from packed_matrices import GOLDEN, native_backend, native_kernels, stored_matrix
+from support.comparisons import peak_nbytes
+from support.fake_sources import (
+    GPT2,
+    LLAMA,
+    FakeCheckpoint,
+    config_of,
+    meta_decoder,
+    shapes_of,
+    stored_gpt2,
+    stored_tensors,
+)
+from support.packed_matrices import GOLDEN, native_backend, native_kernels, stored_matrix
 from torch import Tensor
 
 from graphcore.arch.architecture import TensorSource

@@ -4,7 +4,16 @@ import re
 
 import pytest
 import torch
-from fake_checkpoint import GPT2, LLAMA, FakeCheckpoint, config_of, meta_decoder, shapes_of, stored_gpt2, stored_tensors
+from support.fake_sources import (
+    GPT2,
+    LLAMA,
+    FakeCheckpoint,
+    config_of,
+    meta_decoder,
+    shapes_of,
+    stored_gpt2,
+    stored_tensors,
+)
 from torch import Tensor
 
 from graphcore.arch.config.model_config import ModelConfig

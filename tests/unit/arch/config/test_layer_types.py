@@ -1,7 +1,7 @@
 """Which layers slide: explicit lists, patterns and each model type's rule."""
 
 import pytest
-from hub_configs import GEMMA3_1B, LLAMA, MISTRAL, QWEN2, QWEN3, parse
+from support.hub_configs import GEMMA3_1B, LLAMA, MISTRAL, QWEN2, QWEN3, parse
 
 from graphcore.errors import CheckpointError, UnsupportedError
 

@@ -4,9 +4,9 @@ from itertools import product as every_pair
 from typing import Any
 
 import pytest
-from hub_configs import GEMMA3_4B, LLAMA, parse
-from integer_files import compressed_config, gptq_config
 from support.cases import in_case
+from support.files.integer_files import compressed_config, gptq_config
+from support.hub_configs import GEMMA3_4B, LLAMA, parse
 
 from graphcore.checkpoint.quantized.scheme import QuantizedScheme, Width
 from graphcore.errors import CheckpointError, UnsupportedError

@@ -4,8 +4,20 @@ import contextlib
 from itertools import product as every_pair
 
 import pytest
-from hub_configs import FAMILIES, GEMMA3_1B, GEMMA3_4B, GPT2, GPT_OSS, LLAMA, MISTRAL, QWEN3, QWEN3_MOE, parse, without
 from support.cases import in_case
+from support.hub_configs import (
+    FAMILIES,
+    GEMMA3_1B,
+    GEMMA3_4B,
+    GPT2,
+    GPT_OSS,
+    LLAMA,
+    MISTRAL,
+    QWEN3,
+    QWEN3_MOE,
+    parse,
+    without,
+)
 
 from graphcore.arch.registry import MODEL_TYPES, NESTED_TYPES
 from graphcore.errors import CheckpointError, GraphcoreError, UnsupportedError

@@ -3,8 +3,8 @@
 from itertools import product as every_pair
 
 import pytest
-from hub_configs import BITNET, GEMMA3_1B, GPT2, LLAMA, QWEN3, parse
 from support.cases import in_case
+from support.hub_configs import BITNET, GEMMA3_1B, GPT2, LLAMA, QWEN3, parse
 
 from graphcore.checkpoint.ternary_checkpoint import TernaryScaling
 from graphcore.errors import UnsupportedError

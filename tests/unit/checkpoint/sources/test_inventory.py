@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_hub import hub_of, share_weights
+from support.fake_sources import hub_of, share_weights
 
 from graphcore.checkpoint.sources.fetch import resolve_source
 from graphcore.checkpoint.sources.inventory import cached_models, nbytes_of, remove

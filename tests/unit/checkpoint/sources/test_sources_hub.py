@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fake_hub import COMMIT, hub_of, share_weights
+from support.fake_sources import COMMIT, hub_of, share_weights
 
 from graphcore.checkpoint.sources import known_hash
 from graphcore.checkpoint.sources.fetch import resolve_source

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counted_steps import steps_of
-from hash_runner import MODELS, HashRunner, Moving, do_nothing
-from stepped_queue import SteppedQueue
+from support.comparisons import steps_of
+from support.engine_fakes import MODELS, HashRunner, Moving, SteppedQueue, do_nothing
 
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.continuous import ContinuousBatching

@@ -2,11 +2,10 @@
 
 from contextlib import closing
 
-import plain_choice
 import pytest
-from captured_engines import captured_engine, engine_of, fake_cuda
-from fake_cuda import FakeCuda
-from paced import Paced
+from support.engine_fakes import choose_plainly
+from support.fake_cuda import FakeCuda, captured_engine, engine_of, fake_cuda
+from support.queues import Paced
 from test_device_joins import Call, engine_tokens
 
 MODEL = "qwen3_5"
@@ -15,7 +14,7 @@ MODEL = "qwen3_5"
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch: pytest.MonkeyPatch, tiny_model) -> FakeCuda:
     tiny_model(MODEL)  # transformers makes it before a device is faked
-    plain_choice.install(monkeypatch)
+    choose_plainly(monkeypatch)
     return fake_cuda(monkeypatch)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from support.fake_cuda import FakeCuda
 
 from graphcore.engine.batching.device_decode_loop import Readback
 

@@ -4,12 +4,11 @@ Where a test compares tokens of batches or log probabilities, Triton's interpret
 they are in plain torch.
 """
 
-import plain_choice
 import pytest
 import torch
-from captured_engines import captured_engine, engine_of, fake_cuda
-from fake_cuda import CountedOps, FakeCuda
-from paced import Paced
+from support.engine_fakes import choose_plainly
+from support.fake_cuda import CountedOps, FakeCuda, captured_engine, engine_of, fake_cuda
+from support.queues import Paced
 
 from graphcore import Engine
 from graphcore.engine.batching.device_decode_loop import LAG
@@ -27,7 +26,7 @@ PLAIN = {"temperature": 1.0, "min_p": 0.01, "seed": 1}
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    plain_choice.install(monkeypatch)
+    choose_plainly(monkeypatch)
     return fake_cuda(monkeypatch)
 
 

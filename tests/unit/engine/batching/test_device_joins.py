@@ -9,14 +9,12 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-import plain_choice
 import pytest
 import torch
-from captured_engines import captured_engine, engine_of, fake_cuda
-from fake_cuda import FakeCuda
-from paced import Paced
-from plain_grammar import Grammar
-from staggered import submit_staggered
+from support.comparisons import Grammar
+from support.engine_fakes import choose_plainly, submit_staggered
+from support.fake_cuda import FakeCuda, captured_engine, engine_of, fake_cuda
+from support.queues import Paced
 
 from graphcore import Engine
 from graphcore.engine.batching.device_decode_loop import LAG
@@ -38,7 +36,7 @@ SETTINGS = (GREEDY, PLAIN, NUCLEUS, PENALISED)
 
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    plain_choice.install(monkeypatch)
+    choose_plainly(monkeypatch)
     return fake_cuda(monkeypatch)
 
 

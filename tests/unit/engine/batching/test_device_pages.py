@@ -9,13 +9,12 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
-import plain_choice
 import pytest
 import torch
-from captured_engines import TINY, captured_engine, engine_of, fake_cuda
-from fake_cuda import FakeCuda
+from support.engine_fakes import choose_plainly
+from support.fake_cuda import TINY, FakeCuda, captured_engine, engine_of, fake_cuda
+from support.tiny_models import add_tokenizer
 from test_device_joins import GREEDY, NUCLEUS, PENALISED, PLAIN, SECONDS, VOCAB, Call, odd, what
-from tiny_models import add_tokenizer
 
 from graphcore import Engine
 from graphcore.engine.batching.admission import CacheAdmission
@@ -32,7 +31,7 @@ SMALL = ("context_length=64", "batching.cache_tokens=96")
 
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    plain_choice.install(monkeypatch)
+    choose_plainly(monkeypatch)
     return fake_cuda(monkeypatch)
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from fallible_drafter import FallibleDrafter, FallibleModel, FreeSteps
-from hash_runner import MODELS, VOCAB, DraftPrograms, HashRunner, Moving, do_nothing
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,7 +22,18 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from stepped_queue import SteppedQueue
+from support.engine_fakes import (
+    MODELS,
+    VOCAB,
+    DraftPrograms,
+    FallibleDrafter,
+    FallibleModel,
+    FreeSteps,
+    HashRunner,
+    Moving,
+    SteppedQueue,
+    do_nothing,
+)
 
 from graphcore.engine.batching.admission import CacheAdmission
 from graphcore.engine.batching.continuous import ContinuousBatching

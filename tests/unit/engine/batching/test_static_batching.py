@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hash_runner import VOCAB, one_hot
-from stepped_queue import SteppedQueue
+from support.engine_fakes import VOCAB, SteppedQueue, one_hot
 
 from graphcore.engine.batching.static import StaticBatching
 from graphcore.engine.model_runner import RunnerSizes

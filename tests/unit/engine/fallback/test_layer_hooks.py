@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fallback_models import ISSUE, FallbackModel, save_fallback
+from support.fallback_models import ISSUE, FallbackModel, save_fallback
 from torch import Tensor, nn
 
 from graphcore.config.compose import compose_settings

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fallback_models import CONFIGS, build_fallback
+from support.fallback_models import CONFIGS, build_fallback
 from torch import nn
 
 from graphcore.engine.fallback.config import read_transformers_config

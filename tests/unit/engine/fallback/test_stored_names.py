@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fallback_models import build_fallback, save_fallback
 from safetensors.torch import load_file, save_file
+from support.fallback_models import build_fallback, save_fallback
 from torch import Tensor
 
 from graphcore.checkpoint.open_checkpoint import open_checkpoint

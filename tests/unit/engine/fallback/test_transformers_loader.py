@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fallback_models import save_fallback
+from support.fallback_models import save_fallback
 
 from graphcore import Engine
 from graphcore.config.compose import compose_settings

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from packed_matrices import native_kernels
-from tiny_models import save_tiny
+from support.packed_matrices import native_kernels
+from support.tiny_models import save_tiny
 
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings

@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 import torch
-from packed_matrices import native_kernels
+from support.packed_matrices import native_kernels
 
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.decoder_loader import DecoderLoader

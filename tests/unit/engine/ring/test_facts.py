@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapter_files import drawn, write_peft
-from tiny_models import save_tiny
+from support.files.adapter_files import drawn, write_peft
+from support.tiny_models import save_tiny
 
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model

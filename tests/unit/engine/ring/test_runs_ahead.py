@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from captured_engines import captured_engine, fake_cuda
+from support.fake_cuda import captured_engine, fake_cuda
 
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph.hand_over import HandOver

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from fallible_drafter import KnownAnswers
-from tiny_models import save_tiny
+from support.engine_fakes import KnownAnswers
+from support.tiny_models import save_tiny
 
 from graphcore import Engine
 from graphcore.engine.batching.admission import CacheAdmission

@@ -16,9 +16,9 @@ import pytest
 import torch
 from block_specs import BLOCKS, EXPERTS, PLAIN, WIDE, WIDE_EXPERTS, WIDE_PLAIN_EXPERTS, attending
 from packed_decoder import pack_all, unpack_all
-from packed_matrices import GOLDEN, native_backend, native_kernels
+from support.packed_matrices import GOLDEN, native_backend, native_kernels
+from support.tiny_models import ARCHITECTURES, BUILDERS, TinyModel
 from tiny_graph import CONTEXT, CPU, SLIDING, filled_decoder, model_of, random_ids
-from tiny_models import ARCHITECTURES, BUILDERS, TinyModel
 from torch import Tensor
 
 from graphcore import Engine

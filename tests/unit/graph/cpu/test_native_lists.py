@@ -14,8 +14,8 @@ if __name__ == "__main__":
 import pytest
 import torch
 from block_specs import ARCHITECTURES, BLOCKS, PLAIN, WIDE, WIDE_EXPERTS, attending, feeding
-from native_lists import GOLDEN, native_list
 from packed_decoder import pack_all
+from support.kernel_lists import PROGRAMS, native_list
 from test_native_decode import builder_of
 from tiny_graph import CONTEXT, FULL, filled_decoder, model_of
 
@@ -68,7 +68,7 @@ def found_list(name: str) -> str:
 
 
 def golden_lists() -> dict[str, str]:
-    parts = GOLDEN.read_text(encoding="utf-8").split("== ")[1:]
+    parts = PROGRAMS.read_text(encoding="utf-8").split("== ")[1:]
     return dict(part.split("\n", 1) for part in parts)
 
 
@@ -101,4 +101,4 @@ def sections() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text("".join(sections()), encoding="utf-8")
+    PROGRAMS.write_text("".join(sections()), encoding="utf-8")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from block_specs import BLOCKS, WIDE, WIDE_EXPERTS
 from packed_decoder import pack_all
-from packed_matrices import native_backend, native_kernels
+from support.packed_matrices import native_backend, native_kernels
+from support.tiny_models import ARCHITECTURES, TinyModel
 from test_native_lists import WHOLE
 from test_native_rows import SEQUENCES, builder_of
 from tiny_graph import filled_decoder, model_of
-from tiny_models import ARCHITECTURES, TinyModel
 from torch import Tensor
 
 from graphcore import Engine

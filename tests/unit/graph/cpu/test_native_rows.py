@@ -12,11 +12,11 @@ import pytest
 import torch
 from block_specs import BLOCKS, WIDE, WIDE_EXPERTS, WIDE_PLAIN_EXPERTS, attending, feeding
 from packed_decoder import pack_all
-from packed_matrices import native_backend, native_kernels
-from paged_caches import pages_of, shuffle_pages
+from support.engine_fakes import pages_of, shuffle_pages
+from support.packed_matrices import native_backend, native_kernels
+from support.tiny_models import ARCHITECTURES, TinyModel
 from test_native_decode import KERNEL_PACKABLE
 from tiny_graph import CONTEXT, CPU, FULL, SLIDING, VOCAB, filled_decoder, model_of
-from tiny_models import ARCHITECTURES, TinyModel
 from torch import Tensor
 
 from graphcore import Engine

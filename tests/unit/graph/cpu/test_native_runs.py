@@ -13,11 +13,11 @@ import pytest
 import torch
 from block_specs import BLOCKS, WIDE, WIDE_EXPERTS, attending
 from packed_decoder import pack_all
-from packed_matrices import native_kernels
+from support.packed_matrices import native_kernels
+from support.tiny_models import ARCHITECTURES, TinyModel
 from test_native_lists import FEATURED, SHARING
 from test_native_rows import PAGE, SEQUENCES, Caches, Row, builder_of, run
 from tiny_graph import CONTEXT, CPU, FULL, SLIDING, VOCAB, filled_decoder, model_of
-from tiny_models import ARCHITECTURES, TinyModel
 from torch import Tensor
 
 from graphcore import Engine

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from support.fake_cuda import FakeCuda
 from tiny_graph import CPU, FULL, SLIDING, builder_of, feed, model_of, random_ids
 
 from graphcore.errors import GraphError

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from block_specs import ARCHITECTURES, LATENT, LAYER_NORM, ORDERED, PLAIN, SCORED, attending, feeding
-from device_runners import kernels_of, let_programs_be_few
+from support.gpu_kernels import kernels_of, let_programs_be_few
 from tiny_graph import DIM, FULL, NORM, builder_of, filled_decoder, model_of
 from torch import Tensor
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from device_runners import let_programs_be_few
-from fake_cuda import FakeCuda
+from support.fake_cuda import FakeCuda
+from support.gpu_kernels import let_programs_be_few
 from tiny_graph import CPU, FULL, SLIDING, builder_of, model_of
 from torch import Tensor
 

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from block_specs import ARCHITECTURES, ORDERED
-from device_runners import kernels_of, let_programs_be_few
+from support.gpu_kernels import kernels_of, let_programs_be_few
 from tiny_graph import CPU, FULL, builder_of, filled_decoder, model_of
 from torch import Tensor
 

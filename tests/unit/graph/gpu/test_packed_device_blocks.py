@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from block_specs import ARCHITECTURES, PLAIN, attending, feeding
-from device_runners import let_programs_be_few
+from support.gpu_kernels import let_programs_be_few
 from test_device_blocks import inputs_of, outputs
 from tiny_graph import filled_decoder, model_of
 

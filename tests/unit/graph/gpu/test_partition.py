@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from support.fake_cuda import FakeCuda
 from tiny_graph import FULL, SLIDING, builder_of, feed, model_of, random_ids
 
 from graphcore.graph.builder import GraphBuilder

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from packed_matrices import relative_error, stored_matrix
+from support.packed_matrices import relative_error, stored_matrix
 from torch import Tensor
 
 from graphcore.activations import SILU

@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from packed_matrices import GOLDEN
 from support.cases import in_case
+from support.packed_matrices import GOLDEN
 from torch import Tensor
 
 from graphcore.errors import CheckpointError

@@ -9,7 +9,8 @@ from itertools import product as every_pair
 import numpy as np
 import pytest
 import torch
-from packed_matrices import (
+from support.cases import in_case
+from support.packed_matrices import (
     GOLDEN,
     KERNEL_FORMATS,
     StoredMatrix,
@@ -19,7 +20,6 @@ from packed_matrices import (
     relative_error,
     stored_matrix,
 )
-from support.cases import in_case
 from torch import Tensor
 
 from graphcore.checkpoint.ternary_checkpoint import pack_i2_s

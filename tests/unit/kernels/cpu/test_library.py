@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from packed_matrices import native_kernels
+from support.packed_matrices import native_kernels
 
 from graphcore.activations import Activation
 from graphcore.compiler import TARGETS, find_compiler, prebuilt_name

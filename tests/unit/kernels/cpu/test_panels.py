@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from packed_matrices import KERNEL_FORMATS, native_kernels, relative_error, stored_matrix
 from support.cases import in_case
+from support.packed_matrices import KERNEL_FORMATS, native_kernels, relative_error, stored_matrix
 from torch import Tensor
 
 from graphcore.activations import Activation

@@ -3,8 +3,8 @@
 from itertools import product as every_pair
 
 import torch
-from packed_matrices import stored_matrix
 from support.cases import in_case
+from support.packed_matrices import stored_matrix
 from torch import Tensor
 
 from graphcore.activations import Activation

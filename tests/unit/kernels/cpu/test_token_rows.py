@@ -5,8 +5,8 @@ from itertools import product as every_pair
 
 import pytest
 import torch
-from packed_matrices import native_kernels
 from support.cases import in_case
+from support.packed_matrices import native_kernels
 from torch import Tensor
 
 from graphcore.activations import Activation

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from on_device import launch_on
+from support.gpu_kernels import launch_on
 
 HERE = Path(__file__).parent
 COMPILES = "test_gpu_compile"  # for GPUs that are not there

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
-from folder_formats import SCALE_NBYTES
-from packed_matrices import stored_matrix
+from support.packed_matrices import SCALE_NBYTES, stored_matrix
 from torch import Tensor
 
 from graphcore.activations import ACTIVATIONS, CLAMPED_SWIGLU, Gating

@@ -1,4 +1,4 @@
-"""The mended interpreter (tests/triton_interpreter.py) still checks what Triton's own does."""
+"""The mended interpreter (tests/support/triton_interpreter.py) still checks what Triton's own does."""
 
 import pytest
 import torch

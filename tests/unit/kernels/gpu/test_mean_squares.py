@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 from mixture_cases import dense_case, packed_case
-from packed_matrices import stored_matrix
+from support.packed_matrices import stored_matrix
 from torch import Tensor
 
 from graphcore.kernels.gpu.device_packing import DevicePacking

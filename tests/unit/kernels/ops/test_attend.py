@@ -9,8 +9,8 @@ import torch
 from attend_cases import SENTINEL, Implementation, Sequences, Shape, beyond_the_cap
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_matrices import native_kernels
 from support.cases import in_case
+from support.packed_matrices import native_kernels
 from torch import Tensor
 
 from graphcore.kernels.cpu.attention import sliced_attend

@@ -5,9 +5,9 @@ from itertools import product as every_pair
 
 import pytest
 import torch
-from latent_cases import LatentSequences
-from packed_matrices import native_kernels
 from support.cases import in_case
+from support.comparisons import LatentSequences
+from support.packed_matrices import native_kernels
 from torch import Tensor
 
 from graphcore.kernels.cpu.attention import sliced_attend

@@ -10,9 +10,9 @@ from itertools import product as every_pair
 import numpy as np
 import pytest
 import torch
-from draws import changed, draw_of
-from packed_matrices import native_kernels
 from support.cases import in_case
+from support.engine_fakes import changed, draw_of
+from support.packed_matrices import native_kernels
 from torch import Tensor
 
 from graphcore.errors import GraphError

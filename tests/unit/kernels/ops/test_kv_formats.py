@@ -12,8 +12,8 @@ import torch
 from attend_cases import Implementation
 from attend_instruction import attend_as_a_program
 from coded_cases import PAIRS, PASSES, SCALE, Grown, hadamard, pool
-from packed_matrices import native_kernels
 from support.cases import in_case
+from support.packed_matrices import native_kernels
 from torch import Tensor
 
 from graphcore.kernels.cpu.attention import sliced_attend

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from served_engine import serve_settings
+from support.serving import serve_settings
 
 from graphcore.config.compose import compose_settings
 from graphcore.errors import ConfigError

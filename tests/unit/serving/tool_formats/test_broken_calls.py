@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tool_texts import SOURCES, STREAMED, format_named, parsed, pieces, rendered, turn
+from support.tool_texts import SOURCES, STREAMED, format_named, parsed, pieces, rendered, turn
 
 from graphcore.serving.tool_formats.families import (
     DEEPSEEK_V3,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tool_texts import PARAMETERS, SOURCES, SPECIAL, TOOLS, format_named, rendered, turn
 from test_rendered_calls import arguments, texts_in
-from tool_texts import PARAMETERS, SOURCES, SPECIAL, TOOLS, format_named, rendered, turn
 
 from graphcore.serving.chat_call import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from graphcore.serving.tool_formats.answer_parser import AnswerParser, AnswerStops, split_stops

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tool_texts import (
+from support.tool_texts import (
     PARALLEL,
     SILENT,
     SOURCES,

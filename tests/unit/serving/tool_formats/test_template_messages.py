@@ -5,8 +5,8 @@ import time
 from copy import deepcopy
 
 import pytest
-from golden_vocab import golden_vocab
-from tool_texts import ASKED, SOURCES, TOOLS, call, chat_template, format_named, template_options, turn
+from support.golden_vocab import golden_vocab
+from support.tool_texts import ASKED, SOURCES, TOOLS, call, chat_template, format_named, template_options, turn
 
 from graphcore.serving.tool_formats.families import GRANITE3, MISTRAL_LIST, tool_format_of
 from graphcore.serving.tool_formats.template_messages import StandIns, template_messages

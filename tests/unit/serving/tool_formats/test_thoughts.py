@@ -1,7 +1,7 @@
 """Thoughts in answers: opened by the prompt or by the model, cut anywhere; control tokens are no text."""
 
 import pytest
-from tool_texts import SOURCES, THINK, TOOLS, format_named, parsed, pieces
+from support.tool_texts import SOURCES, THINK, TOOLS, format_named, parsed, pieces
 
 from graphcore.serving.chat_call import Content, Reasoning
 from graphcore.serving.tool_formats.answer_parser import AnswerParser

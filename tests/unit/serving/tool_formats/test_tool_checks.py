@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from served_engine import serve_settings
-from tool_texts import TOOLS
+from support.serving import serve_settings
+from support.tool_texts import TOOLS
 
 from graphcore import Engine
 from graphcore.errors import ConfigError

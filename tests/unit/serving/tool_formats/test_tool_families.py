@@ -1,8 +1,8 @@
 """The family of a checkpoint is told by its chat template."""
 
 import pytest
-from chats import TEMPLATES
-from tool_texts import GPT_OSS, LLAMA3, SOURCES, THINK
+from support.chat_templates import TEMPLATES
+from support.tool_texts import GPT_OSS, LLAMA3, SOURCES, THINK
 
 from graphcore.serving.tool_formats.families import FAMILIES, tool_format_of
 from graphcore.serving.tool_formats.tool_format import CallSyntax

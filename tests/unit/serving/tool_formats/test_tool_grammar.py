@@ -12,8 +12,7 @@ import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
-from test_rendered_calls import HARD, arguments, can_be_written, texts_in
-from tool_texts import (
+from support.tool_texts import (
     CLOCK,
     ENDS,
     PARALLEL,
@@ -30,7 +29,8 @@ from tool_texts import (
     tokenizer_text,
     turn,
 )
-from tool_texts import SOURCES as ALL
+from support.tool_texts import SOURCES as ALL
+from test_rendered_calls import HARD, arguments, can_be_written, texts_in
 
 from graphcore.errors import ConfigError
 from graphcore.serving import answering

@@ -4,8 +4,8 @@ import random
 
 import pytest
 import torch
-from failing_queues import SAYS, FailingQueues
-from streamed_engine import fill_threads
+from support.queues import SAYS, FailingQueues
+from support.streaming import fill_threads
 from test_copies import ROOM, Device, bytes_of, expanded_from, transfer_of
 
 from graphcore.errors import StreamingError

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from failing_queues import FailingQueues
-from fake_driver import Driver
-from simulated_queues import SimulatedQueues, simulated
-from streamed_engine import fill_threads
+from support.fake_cuda import Driver
+from support.queues import FailingQueues, SimulatedQueues, simulated
+from support.streaming import fill_threads
 from torch import Tensor
 
 from graphcore import Engine

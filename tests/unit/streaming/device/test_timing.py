@@ -2,7 +2,7 @@
 
 import random
 
-from simulated_queues import SimulatedQueues
+from support.queues import SimulatedQueues
 from test_copies import ROOM, device_of
 
 from graphcore.streaming.device.timing import DeviceWatch, LateEvent

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_driver import Driver
-from simulated_queues import simulated
-from tiny_models import TinyModel
+from support.fake_cuda import Driver
+from support.queues import simulated
+from support.tiny_models import TinyModel
 from torch import Tensor
 
 from graphcore import Engine

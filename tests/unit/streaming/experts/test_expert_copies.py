@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from simulated_queues import SimulatedQueues
+from support.queues import SimulatedQueues
 from torch import Tensor
 
 from graphcore.errors import CheckpointError

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from counted_steps import steps_of
+from support.comparisons import steps_of
 
 from graphcore.streaming.experts import cache
 from graphcore.streaming.experts.cache import HALF_LIFE, ExpertHeat, Slots

@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from oldest_first import OldestFirst
+from support.comparisons import OldestFirst
 
 from graphcore.weights.plan import EXPERT_HITS
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_driver import Driver
-from simulated_queues import SimulatedQueues, simulated
+from support.fake_cuda import Driver
+from support.queues import SimulatedQueues, simulated
 from torch import Tensor
 
 from graphcore import Engine

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpt_oss_files import build, gguf_tensors, pack, save_dense, save_mxfp4, write_gguf
-from packed_matrices import native_backend
+from support.files.gpt_oss_files import build, gguf_tensors, pack, save_dense, save_mxfp4, write_gguf
+from support.packed_matrices import native_backend
 
 from graphcore.checkpoint.file_bytes import read_span
 from graphcore.config.compose import compose_settings

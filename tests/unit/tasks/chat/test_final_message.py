@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from golden_vocab import golden_tokenizer, golden_vocab
+from support.golden_vocab import golden_tokenizer, golden_vocab
 
 from graphcore.tasks.chat.conversation import final_message
 from graphcore.tokenizer.text_stream import IncrementalDecoder

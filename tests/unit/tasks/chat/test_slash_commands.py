@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from task_runs import NEW, RunTask
+from support.task_runs import NEW, RunTask
 
 from graphcore import Engine
 from graphcore.engine.loading.load_model import LoadedModel

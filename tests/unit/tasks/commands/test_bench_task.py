@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from chat_folder import TINY
-from packed_matrices import native_kernels
-from task_runs import RunTask
+from support.chat_folders import TINY
+from support.packed_matrices import native_kernels
+from support.task_runs import RunTask
 
 from graphcore import Engine
 from graphcore.engine.batching.continuous import ContinuousBatching

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from task_runs import NEW
+from support.task_runs import NEW
 
 from graphcore import Engine
 from graphcore.engine.request import Request

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from task_runs import RunTask
+from support.task_runs import RunTask
 
 from graphcore.kernels.backend import TorchBackend
 from graphcore.tasks.commands import doctor

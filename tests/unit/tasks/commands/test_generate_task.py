@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from chat_folder import TINY, save_chat_folder
-from command_process import graphcore
-from task_runs import RunTask
-from tiny_models import add_tokenizer
+from support.chat_folders import TINY, save_chat_folder
+from support.processes import graphcore
+from support.task_runs import RunTask
+from support.tiny_models import add_tokenizer
 
 from graphcore import Engine
 from graphcore.engine.batching.continuous import ContinuousBatching

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from chat_folder import TINY
-from task_runs import RunTask
+from support.chat_folders import TINY
+from support.task_runs import RunTask
 
 NATIVE_KINDS = {"embed", "linear", "attend", "head", "argmax", "advance"}
 TORCH_KINDS = {"embed", "norm", "linear", "rope", "attend", "activation", "head", "argmax"}

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from task_runs import RunTask
+from support.task_runs import RunTask
 
 from graphcore.checkpoint.sources.cached_file import keep
 from graphcore.config.conf_folder import published_models

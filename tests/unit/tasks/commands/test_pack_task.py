@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from chat_folder import TINY, save_chat_folder
-from task_runs import RunTask, TaskRun
-from tiny_models import add_tokenizer, save_tiny
+from support.chat_folders import TINY, save_chat_folder
+from support.task_runs import RunTask, TaskRun
+from support.tiny_models import add_tokenizer, save_tiny
 
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.export.gguf_file import GGUFFile

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chat_folder import TINY
-from task_runs import RunTask
-from tiny_models import TinyModel, add_tokenizer, save_tiny
+from support.chat_folders import TINY
+from support.task_runs import RunTask
+from support.tiny_models import TinyModel, add_tokenizer, save_tiny
 
 TEXT = (
     "The river had been low all summer, and the boats lay on the mud like old shoes. Nobody in the village spoke of "

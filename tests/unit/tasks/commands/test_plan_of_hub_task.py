@@ -8,11 +8,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from chat_folder import TINY
-from fake_hub import COMMIT, FakeHub, hub_of
 from huggingface_hub import snapshot_download
 from safetensors.torch import load_file, save_file
-from task_runs import RunTask
+from support.chat_folders import TINY
+from support.fake_sources import COMMIT, FakeHub, hub_of
+from support.task_runs import RunTask
 
 from graphcore.checkpoint.open_checkpoint import open_checkpoint
 from graphcore.checkpoint.sources import remote_headers

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from chat_folder import TINY
-from gpt_oss_files import save_mxfp4
 from safetensors.torch import load_file
-from task_runs import RunTask
+from support.chat_folders import TINY
+from support.files.gpt_oss_files import save_mxfp4
+from support.task_runs import RunTask
 
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.planning import rates

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chat_folder import TINY
-from layered_files import TOKEN_IDS
 from safetensors.torch import load_file
-from task_runs import RunTask
-from ternary_models import save_ternary
+from support.chat_folders import TINY
+from support.files.layered_files import TOKEN_IDS
+from support.files.ternary_files import save_ternary
+from support.task_runs import RunTask
 
 from graphcore.arch.config.model_config import ModelConfig
 from graphcore.config.byte_sizes import both_in_words

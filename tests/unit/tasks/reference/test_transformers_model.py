@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chat_folder import TINY
-from layered_files import packed_file
-from tiny_models import ARCHITECTURES, LATENT_ATTENTION, VOCAB, build_reference
+from support.chat_folders import TINY
+from support.files.layered_files import packed_file
+from support.tiny_models import ARCHITECTURES, LATENT_ATTENTION, VOCAB, build_reference
 from transformers import AutoModelForCausalLM
 
 from graphcore.config.compose import compose_settings

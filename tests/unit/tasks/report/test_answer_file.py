@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_folder import TINY
-from task_runs import RunTask, TaskRun
+from support.chat_folders import TINY
+from support.task_runs import RunTask, TaskRun
 
 from graphcore.engine.request_handle import RequestHandle
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from simulated_run import plan_of
-from streamed_timeline import ring_events
+from support.streaming import plan_of, ring_events
 
 from graphcore.streaming.timeline import Event
 from graphcore.tasks.report.chrome_trace import chrome_trace, write_trace

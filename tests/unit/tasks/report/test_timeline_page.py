@@ -9,8 +9,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from simulated_run import plan_of
-from streamed_timeline import ring_events
+from support.streaming import plan_of, ring_events
 
 from graphcore.serving.page_files import FOLDER
 from graphcore.streaming.timeline import join_copies

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chat_folder import TINY
-from command_process import graphcore
-from task_runs import RunTask, TaskRun
+from support.chat_folders import TINY
+from support.processes import graphcore
+from support.task_runs import RunTask, TaskRun
 
 IDS = [at * 7 % 90 for at in range(70)]
 LLAMA = (f"model.checkpoint={TINY / 'llama3'}", "max_new_tokens=5", "prefill_chunk=16", "context_length=128")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from latent_cases import LatentSequences
+from support.comparisons import LatentSequences
 from torch import Tensor
 
 from graphcore.kernels.gpu.attention import latent

@@ -4,7 +4,7 @@ import pytest
 import torch
 from expert_slot_cases import check, layer_of, walk
 from mixture_cases import NAN, Case, answers_of, dense_case, packed_case
-from oldest_first import OldestFirst
+from support.comparisons import OldestFirst
 
 from graphcore.kernels.gpu.experts.fetch import take_slots
 from graphcore.kernels.gpu.experts.launch import launch_add_experts, launch_cached_experts, launch_packed_experts

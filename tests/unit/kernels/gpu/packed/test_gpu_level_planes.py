@@ -4,8 +4,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from low_bit_files import LEVELS
-from packed_matrices import golden_matrix, native_kernels, num_differing, put_iq1_m_scales, stored_matrix
+from support.files.low_bit_files import LEVELS
+from support.packed_matrices import golden_matrix, native_kernels, num_differing, put_iq1_m_scales, stored_matrix
 from torch import Tensor
 
 from graphcore.kernels.gpu.device_packing import DevicePacking

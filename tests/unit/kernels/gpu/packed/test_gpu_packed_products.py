@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from packed_matrices import StoredMatrix, golden_matrix, relative_error, stored_matrix
+from support.packed_matrices import StoredMatrix, golden_matrix, relative_error, stored_matrix
 from torch import Tensor
 
 from graphcore.activations import Activation

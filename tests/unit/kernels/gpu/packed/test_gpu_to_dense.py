@@ -5,7 +5,7 @@ Legend: O rows (output features), I columns (input features).
 
 import pytest
 import torch
-from packed_matrices import StoredMatrix, golden_matrix, num_differing, stored_matrix
+from support.packed_matrices import StoredMatrix, golden_matrix, num_differing, stored_matrix
 from torch import Tensor
 
 from graphcore.kernels.gpu.device_packing import DevicePacking

@@ -4,7 +4,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from packed_matrices import num_differing, stored_matrix
+from support.packed_matrices import num_differing, stored_matrix
 
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.experts.grouped import tile_at

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from draws import changed, draw_of
+from support.engine_fakes import changed, draw_of
 
 from graphcore.graph.gpu.sampling import MOST_ENDS, RowSettings, SamplingBuffers, SamplingRows, choose_step
 from graphcore.graph.state import StepState

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 from choosing import drawn, likeliest
-from draws import changed, draw_of
+from support.engine_fakes import changed, draw_of
 from torch import Tensor
 
 from graphcore.kernels.gpu.sampling.likeliest import PART

@@ -1,0 +1,1 @@
+"""Small models as files, in the formats of each family and quantiser."""
