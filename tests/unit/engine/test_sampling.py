@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,11 +19,13 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from graphcore.engine.sampler import Sampler
+from graphcore.engine.request import Request
+from graphcore.engine.sampler import Sampler, SequenceSampler
 from graphcore.errors import GraphError
 from graphcore.kernels.backend import TorchBackend
 from graphcore.kernels.ops.draw import Draw, kept_weights, penalise, weight_of
 from graphcore.sampling_params import SamplingParams
+from graphcore.tokenizer.text_stream import StopStrings
 
 CPU = torch.device("cpu")
 VOCAB = 50
@@ -192,3 +196,17 @@ def test_a_mask_that_allows_nothing_is_an_error_by_name(sampler: Sampler) -> Non
     row.mask = torch.zeros(VOCAB, dtype=torch.bool)
     with pytest.raises(GraphError, match="mask of a request allows no token"):
         sampler.choose(torch.zeros(1, VOCAB), [row])
+
+
+def test_logits_of_tokens_that_run_again_wait_for_no_mask() -> None:
+    backend = SimpleNamespace(draw_kernel=lambda: None)
+    runner = SimpleNamespace(sizes=SimpleNamespace(vocab=4, context=64), device=torch.device("cpu"), backend=backend)
+    sampler = SequenceSampler(runner)
+    asked = [Request([1], 5, frozenset(), None, StopStrings([])) for _ in range(2)]
+    for request in asked:
+        request.mask = SimpleNamespace(future=Future())
+    sampler.choose(asked, [torch.zeros(4)] * 2)
+    sampler.supersede(asked[:1])
+    assert sampler.has_pending
+    sampler.supersede(asked[1:])
+    assert not sampler.has_pending

@@ -17,6 +17,7 @@ def ring(owners: str, slots: int, hand_over: float = 0.0, compute: float = 0.0) 
 def test_disks_that_read_in_turn_read_at_once() -> None:
     assert ring("0" * 12, 2).seconds == pytest.approx(12)
     assert ring("01" * 6, 2).seconds == pytest.approx(6)
+    assert ring("01" * 6, 2).tokens_per_second == pytest.approx(1 / 6)  # of one sequence
     assert ring("0123" * 3, 2).seconds == pytest.approx(3)
 
 

@@ -99,6 +99,10 @@ def test_gpt_oss_experts_are_apart_and_their_biases_stay() -> None:
 
 
 def test_a_tied_head_counts_once() -> None:
+    decoder = decoder_of("bitnet")
+    decoder.embed_tokens.weight = torch.empty(16, 64, dtype=torch.uint8, device="meta")
+    decoder.head.lm_head.weight = torch.empty(16, 192, dtype=torch.uint8, device="meta")
+    assert [sizes_of(decoder, is_tied).head for is_tied in (True, False)] == [1024, 3072]  # the table is multiplied by
     assert WeightSizes(1000, 1000, (600, 400), True, (300, 310), 5).total_nbytes == 1000 + 610 + 5
     assert WeightSizes(1000, 1000, (600, 400), False, (300, 310), 5).total_nbytes == 2000 + 610 + 5
 

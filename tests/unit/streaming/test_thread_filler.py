@@ -91,6 +91,18 @@ def test_a_slot_is_not_written_before_it_is_released_though_it_is_read_for(make:
     assert torch.equal(out, CONTENT[8192:8292])
 
 
+@pytest.mark.parametrize("num_jobs", [1, 3])
+def test_a_file_that_changed_while_it_was_read_fails_the_ticket(make: Make, num_jobs: int) -> None:
+    source = FakeSource(FILE, CONTENT)
+    filler = make(source)
+    jobs = [job for at in range(num_jobs) for job in file_jobs([conversion(300_000 * at, 100)])]
+    filler.wait(filler.begin(1, jobs, None))
+    assert source.checks == 1  # once all of it is read
+    source.change = CheckpointError("model.safetensors: it changed")
+    with pytest.raises(CheckpointError, match="it changed"):
+        filler.wait(filler.begin(1, jobs, None))
+
+
 def test_jobs_that_share_a_buffer_never_wait_for_a_slot_with_it(make: Make) -> None:
     """The slot would wait for the ticket before, and that one for the buffer."""
     filler = make(FakeSource(FILE, CONTENT), num_threads=4, buffer_nbytes=4096, large_nbytes=16384)
