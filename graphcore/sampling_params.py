@@ -6,8 +6,9 @@ A new parameter is added as a field here; these are derived from the fields (CON
     the struct of a row in C++                 kernels/cpu/native/sampling_params.h (native_header.py writes it)
     columns of the rows on a GPU               kernels/gpu/sampling/kept_tokens.py, graph/gpu/sampling.py
 
-Parameters that change logits before a token is drawn (logit_bias, penalties of new tokens) or hide tokens (min_tokens)
-are not in kernels: the host applies them (kernels/ops/draw.py), also to logits that a GPU has computed.
+Parameters that change logits before a token is drawn (logit_bias, penalties of new tokens, DRY) or hide tokens
+(min_tokens, top-n-sigma, XTC) are not in kernels: the host applies them (kernels/ops/draw.py), also to logits that a
+GPU has computed.
 
 `SamplingSettings` (config/settings.py) has the same fields for Hydra; a test compares them with this table.
 """
@@ -24,6 +25,7 @@ from graphcore.errors import ConfigError
 COLDEST = 1e-5  # temperatures below are greedy, as in vLLM
 HOTTEST = 1e30  # at far lower temperatures all kept tokens are equally likely already; products with it stay finite
 MOST_BIAS = 100  # as in OpenAI's interface
+DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's (common/common.h)
 MOST_KEPT = 1 << 30  # more than any vocabulary has, so that it keeps all
 
 
@@ -36,7 +38,8 @@ class SamplingBounds:
         least: smallest value.
         most: largest value; infinity itself is no value.
         beside_greedy: values allowed with a temperature of 0, because they are off or also greedy; None if all are
-            allowed. Only the parameters that truncate the distribution (top-k, top-p, min-p) have such values.
+            allowed. Only the parameters that truncate the distribution (top-k, top-p, min-p, top-n-sigma, XTC) have
+            such values.
         in_kernels: smallest and largest value that kernels take; clamping to them does not change the result.
         is_by_host: True if the host applies the parameter before kernels draw.
     """
@@ -58,8 +61,9 @@ def _parameter(neutral: float, *bounds: Any, **more: Any) -> Any:
 class SamplingParams:
     """Sampling parameters; the defaults are neutral: greedy, without truncation and without penalty.
 
-    Order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, then top_k, temperature, top_p, min_p.
-    That of the first four and what they do is vLLM's (v1/sample/sampler.py).
+    Order: logit_bias, repetition_penalty, frequency_penalty, presence_penalty, DRY, top_n_sigma, top_k, temperature,
+    top_p, min_p, XTC. That of the first four and what they do is vLLM's (v1/sample/sampler.py), that of the others
+    llama.cpp's (common/common.h), which applies the temperature last.
 
     Attributes:
         temperature: float, divisor of the logits; 0 is greedy.
@@ -71,6 +75,19 @@ class SamplingParams:
             1 is off.
         presence_penalty: float, subtracted from the logits of tokens that the answer has already; 0 is off.
         frequency_penalty: float, subtracted from the logit of a token as often as the answer has it; 0 is off.
+        dry_multiplier: float, what a token's logit loses if it would continue a repetition of `dry_allowed_length`
+            tokens (DRY, `graphcore.kernels.ops.dry`); 0 is off.
+        dry_base: float, factor of that for each further token of the repetition; below 1 DRY is off.
+        dry_allowed_length: int, number of tokens whose repetition may not be continued without a penalty.
+        dry_penalty_last_n: int, number of tokens of prompt and answer in which repetitions are looked for; -1 is all, 0
+            is off. Texts that break a sequence are those of DRY_BREAKERS.
+        top_n_sigma: float, number of standard deviations of the logits; tokens whose logit is further below the highest
+            are dropped; 0 and -1 are off. The deviation is that of the model's own logits, before bias and penalties
+            (in llama.cpp: after them).
+        xtc_probability: float, share of the tokens that are drawn with XTC; 0 is off. XTC ("exclude top choices") drops
+            all tokens of at least `xtc_threshold` but the least likely of these.
+        xtc_threshold: float, probability of tokens that XTC may drop, among those that the other parameters keep, and
+            at a temperature of 1; above 0.5 XTC is off.
         min_tokens: int, number of tokens before which no end token or stop token is sampled, and no stop string is
             looked for; a mask that allows nothing but an end, or forces one, has precedence.
         logit_bias: pairs of a token id and a number that is added to its logit, from -100 to 100; a mapping is taken,
@@ -87,6 +104,13 @@ class SamplingParams:
     repetition_penalty: float = _parameter(1.0, "0.01 to 100; 1 is off", 0.01, 100)
     presence_penalty: float = _parameter(0.0, "-2 to 2; 0 is off", -2, 2, is_by_host=True)
     frequency_penalty: float = _parameter(0.0, "-2 to 2; 0 is off", -2, 2, is_by_host=True)
+    dry_multiplier: float = _parameter(0.0, "0 (off) or more", 0, is_by_host=True)
+    dry_base: float = _parameter(1.75, "0 or more; below 1 DRY is off", 0, is_by_host=True)
+    dry_allowed_length: int = _parameter(2, "0 or more", 0, is_by_host=True)
+    dry_penalty_last_n: int = _parameter(-1, "-1 (all), 0 (off), or more", -1, is_by_host=True)
+    top_n_sigma: float = _parameter(0.0, "0 or -1 (off), or more", -1, beside_greedy=(-1, 0), is_by_host=True)
+    xtc_probability: float = _parameter(0.0, "0 (off) to 1", 0, 1, beside_greedy=(0,), is_by_host=True)
+    xtc_threshold: float = _parameter(0.1, "0 to 1; above 0.5 XTC is off", 0, 1, is_by_host=True)
     min_tokens: int = _parameter(0, "0 (off) or more", 0, is_by_host=True)
     logit_bias: tuple[tuple[int, float], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -108,9 +132,19 @@ class SamplingParams:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
+    def has_dry(self) -> bool:
+        """Whether a penalty depends on what the sequence repeats."""
+        return self.dry_multiplier > 0.0 and self.dry_base >= 1.0 and self.dry_penalty_last_n != 0
+
+    @property
+    def truncates_by_host(self) -> bool:
+        """Whether top-n-sigma or XTC may drop tokens."""
+        return not self.keeps_one and (self.top_n_sigma > 0.0 or self.xtc_probability > 0.0)
+
+    @property
     def changes_logits(self) -> bool:
-        """Whether the host changes logits before a token is drawn."""
-        return self.counts_tokens or bool(self.logit_bias)
+        """Whether the host changes logits, or drops tokens, before a token is drawn."""
+        return self.counts_tokens or bool(self.logit_bias) or self.has_dry or self.truncates_by_host
 
     @property
     def keeps_one(self) -> bool:
@@ -129,7 +163,7 @@ class SamplingParams:
         return values
 
     def without_truncation(self) -> "SamplingParams":
-        """Return the parameters without top-k, top-p and min-p."""
+        """Return the parameters without those that truncate: top-k, top-p, min-p, top-n-sigma and XTC."""
         return replace(self, **{name: NEUTRAL[name] for name in TRUNCATING})
 
     def for_kernels(self) -> "SamplingParams":
@@ -177,7 +211,7 @@ def check_sampling(values: Mapping[str, Any]) -> None:
 
 
 def check_truncation(values: Mapping[str, Any]) -> None:
-    """Check that top-k, top-p and min-p are off if temperature is 0: a user who sets them expects sampling.
+    """Check that the parameters that truncate are off if temperature is 0: a user who sets them expects sampling.
 
     Raises:
         ConfigError: a value has no effect.

@@ -168,6 +168,13 @@ class SamplingSettings:
     repetition_penalty: float | None = MISSING
     presence_penalty: float | None = MISSING
     frequency_penalty: float | None = MISSING
+    dry_multiplier: float | None = MISSING
+    dry_base: float | None = MISSING
+    dry_allowed_length: int | None = MISSING
+    dry_penalty_last_n: int | None = MISSING
+    top_n_sigma: float | None = MISSING
+    xtc_probability: float | None = MISSING
+    xtc_threshold: float | None = MISSING
     min_tokens: int | None = MISSING
     logit_bias: dict[int, float] = MISSING
     stop_token_ids: list[int] | None = MISSING

@@ -117,6 +117,7 @@ class Request:
         deadline: time.perf_counter() at which the request ends; None for none.
         detects_repetition: True to end the answer when it `repeats`.
         speculates: True to check draft tokens beside the known ones, if the engine drafts; no token changes.
+        dry_breakers: token ids that end a sequence for DRY; empty without DRY.
         reuses_cache: True to continue from the cached tokens of an ended request, too, those of its answer included.
         totals: the engine's cumulative counters, which the request updates.
         token_ids: token ids of the answer so far.
@@ -158,6 +159,7 @@ class Request:
     detects_repetition: bool = False
     speculates: bool = True
     reuses_cache: bool = False
+    dry_breakers: frozenset[int] = frozenset()
     totals: TokenTotals = field(default_factory=TokenTotals)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

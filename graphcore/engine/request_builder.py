@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
@@ -27,7 +27,7 @@ from graphcore.engine.pooling import POOLINGS, Pooled
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.engine.request import Request, TokenTotals
 from graphcore.errors import ConfigError
-from graphcore.sampling_params import SamplingParams
+from graphcore.sampling_params import DRY_BREAKERS, SamplingParams
 from graphcore.tokenizer.text_stream import IncrementalDecoder, StopCondition
 
 
@@ -118,6 +118,7 @@ class RequestBuilder:
     ) -> Request:
         self._check_logprobs(logprobs, prompt_logprobs)
         check_bool("repetition_detection", repetition_detection, "ends an answer that repeats one span")
+        params = self._params(sampling, number)
         until = None if deadline is None else time.perf_counter() + seconds_left(deadline)
         self._sizes.check_context(len(ids))
         return self._new_request(
@@ -126,7 +127,7 @@ class RequestBuilder:
             frozenset() if ignore_eos else self._loaded.end_ids,
             self._decoder(skip_special_tokens),
             self._stop_condition(stop),
-            self._params(sampling, number),
+            params,
             output,
             row=number,
             request_id=self._checked_id(request_id),
@@ -136,6 +137,7 @@ class RequestBuilder:
             prompt_logprobs=[PromptLogprob(ids[0], None, ())],
             deadline=until,
             reuses_cache=reuse_cache,
+            dry_breakers=self._dry_breakers if params.has_dry else frozenset(),
             speculates=self._speculates(speculation),
             detects_repetition=bool(repetition_detection),
         )
@@ -145,6 +147,11 @@ class RequestBuilder:
         params = self._loaded.sampling.params_with(sampling)
         check_token_ids(params, self._sizes.vocab)
         return params_from(params, number)
+
+    @cached_property
+    def _dry_breakers(self) -> frozenset[int]:
+        tokenizer = self._loaded.prompts.known
+        return tokenizer.ids_with(DRY_BREAKERS, self._sizes.vocab) if tokenizer else frozenset()
 
     def _speculates(self, kind: str | None) -> bool:
         """Return whether draft tokens may be checked for a request that asks for a kind of them."""

@@ -201,7 +201,7 @@ class SequenceSampler:
         """Return a request's sampling state."""
         if request not in self._rows:
             known = request.prompt_ids, request.params, self._sizes.vocab, self._device, request.token_ids
-            self._rows[request] = Draw.after(*known)
+            self._rows[request] = Draw.after(*known, request.dry_breakers)
         return self._rows[request]
 
     def _masked_row(self, request: Request) -> Draw:

@@ -16,8 +16,8 @@ from graphcore.engine.arguments import is_whole, sampling_params
 from graphcore.sampling_params import NEUTRAL, PARAMETERS, TRUNCATING, WHOLE_NUMBERS, SamplingParams, check_truncation
 
 OF_CHATS = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-NEUTRAL_TRUNCATION = {name: NEUTRAL[name] for name in TRUNCATING}
 STATED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+NEUTRAL_TRUNCATION = {name: NEUTRAL[name] for name in TRUNCATING if name in STATED}
 MOST_STATED = 1e9  # of any parameter
 GGUF_KEYS = {  # of general.sampling; llama.cpp, gguf-py/gguf/constants.py
     "temperature": "general.sampling.temp",

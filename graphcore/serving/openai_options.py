@@ -36,6 +36,13 @@ class SamplingFields(RequestFields):
     repetition_penalty: float | None = Field(None, gt=0)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    dry_multiplier: float | None = Field(None, ge=0)
+    dry_base: float | None = Field(None, ge=0)
+    dry_allowed_length: int | None = Field(None, ge=0)
+    dry_penalty_last_n: int | None = Field(None, ge=-1)
+    top_n_sigma: float | None = Field(None, ge=-1)
+    xtc_probability: float | None = Field(None, ge=0, le=1)
+    xtc_threshold: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0)
     logit_bias: Annotated[dict[str, float], at_most(MOST_BIASES)] | None = None
     stop_token_ids: ListOf[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
@@ -62,6 +69,13 @@ SAMPLING = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
     "min_tokens",
     "logit_bias",
     "stop_token_ids",

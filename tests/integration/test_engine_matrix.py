@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.comparisons import dry_penalties
 from support.engine_fakes import KnownAnswers, submit_staggered
 from support.engines import (
     CHUNK,
@@ -35,7 +36,6 @@ from support.engines import (
 )
 from support.golden_models import (
     KINDS,
-    VOCAB,
     describe,
     golden_ids,
     golden_logits,
@@ -160,9 +160,9 @@ def ends(tested: MatrixEngine, engines: EngineMatrix) -> None:
 
 
 def allowed_tokens(logits: torch.Tensor, asked: Asked, ids: Sequence[int]) -> Callable[[float], set[int]]:
-    """Return a function from a slack in logits to the tokens that the settings allow: penalties, then cuts."""
+    """Return a function from a slack in logits to the tokens that the settings allow before XTC: penalties, cuts."""
     get = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "logit_bias": {}, **asked.settings}.get
-    logits = logits.clone()
+    own, logits = logits, logits.clone()
     for token, bias in get("logit_bias").items():
         logits[token] += bias
     for token in set(ids):
@@ -171,12 +171,15 @@ def allowed_tokens(logits: torch.Tensor, asked: Asked, ids: Sequence[int]) -> Ca
     answer = list(ids[len(asked.prompt) :])
     for token in set(answer):
         logits[token] -= get("frequency_penalty", 0.0) * answer.count(token) + get("presence_penalty", 0.0)
+    for token, loss in dry_penalties(ids, frozenset(), get("dry_multiplier", 0.0), 1.75, 1, -1).items():
+        logits[token] -= loss
+    margin = get("top_n_sigma", 1e9) * own.double().std(correction=0)
 
     def within(slack: float) -> set[int]:
         if not get("temperature"):
             return set(torch.nonzero(logits >= logits.max() - slack).flatten().tolist())
         order = logits.sort(descending=True)
-        kept = torch.ones(VOCAB, dtype=torch.bool)
+        kept = order.values >= order.values[0] - margin - slack
         if get("top_k"):
             kept &= order.values >= order.values[get("top_k") - 1] - slack
         scaled = (order.values / get("temperature")).masked_fill(~kept, float("-inf")).softmax(-1)

@@ -249,6 +249,58 @@ def check_penalty(ask: Ask, name: str) -> None:
     assert counts[0] < counts[1] < counts[2]
 
 
+def longest_of_one(ask: Ask, **fields: Any) -> int:
+    """Return the most times in a row that "A" comes in an answer that prefers it by far."""
+    wanted = {"logit_bias": {LETTER: 30}, "temperature": 0, MOST_OF[ask.path]: 40, **fields}
+    return max(map(len, re.findall("A+", ask(**wanted).text)))
+
+
+@effect("dry_multiplier", *SAMPLED)
+def dry_ends_a_repetition(ask: Ask) -> None:
+    assert longest_of_one(ask, dry_multiplier=0) == 40
+    assert longest_of_one(ask, dry_multiplier=1000) == 3  # the third A repeats one token, the fourth would repeat two
+
+
+@effect("dry_base", *SAMPLED)
+def dry_s_penalty_grows_with_the_repetition(ask: Ask) -> None:
+    assert longest_of_one(ask, dry_multiplier=1, dry_base=0.9) == 40  # off
+    found = [longest_of_one(ask, dry_multiplier=1, dry_base=base) for base in (1, 1.75, 4)]
+    assert found[0] == 40 > found[1] > found[2]
+
+
+@effect("dry_allowed_length", *SAMPLED)
+def a_repetition_of_the_allowed_length_is_not_penalised(ask: Ask) -> None:
+    for allowed in (1, 2, 6):
+        assert longest_of_one(ask, dry_multiplier=1000, dry_allowed_length=allowed) == allowed + 1
+
+
+@effect("dry_penalty_last_n", *SAMPLED)
+def dry_looks_at_the_last_tokens(ask: Ask) -> None:
+    assert longest_of_one(ask, dry_multiplier=1000, dry_penalty_last_n=0) == 40
+    assert longest_of_one(ask, dry_multiplier=1000, dry_penalty_last_n=2) == 40
+    assert longest_of_one(ask, dry_multiplier=1000, dry_penalty_last_n=3) == 3
+
+
+@effect("top_n_sigma", *SAMPLED)
+def few_deviations_keep_one_token(ask: Ask) -> None:
+    check_greedy(ask, top_n_sigma=1e-6)
+    assert ask(top_n_sigma=-1).text == ask(top_n_sigma=0).text == ask().text
+
+
+@effect("xtc_probability", *SAMPLED)
+def xtc_drops_the_likeliest_token(ask: Ask) -> None:
+    wanted = {"logit_bias": {LETTER: 30}, "xtc_threshold": 0}
+    assert ask(**wanted).text == ask(**wanted, xtc_probability=0).text == "A" * NUM_TOKENS
+    assert "A" not in ask(**wanted, xtc_probability=1).text
+
+
+@effect("xtc_threshold", *SAMPLED)
+def xtc_drops_only_tokens_above_the_threshold(ask: Ask) -> None:
+    wanted = {"logit_bias": {LETTER: 30}, "xtc_probability": 1}
+    assert ask(**wanted, xtc_threshold=0.6).text == "A" * NUM_TOKENS
+    assert "A" not in ask(**wanted, xtc_threshold=0).text
+
+
 @effect("logit_bias", *SAMPLED)
 def logit_bias_forces_a_token(ask: Ask) -> None:
     assert ask(logit_bias={LETTER: 100}).text == "A" * NUM_TOKENS
@@ -1028,6 +1080,13 @@ LIMITS: list[tuple[tuple[str, ...], str, list[Any], list[Any]]] = [
     (SAMPLED, "repetition_penalty", [0.01, 100], [0.009, 0, 100.1]),
     (SAMPLED, "presence_penalty", [-2, 2], [-2.1, 2.1]),
     (SAMPLED, "frequency_penalty", [-2, 2], [-2.1, 2.1]),
+    (SAMPLED, "dry_multiplier", [0, 100], [-0.1]),
+    (SAMPLED, "dry_base", [0, 4], [-0.1]),
+    (SAMPLED, "dry_allowed_length", [0, 10**6], [-1]),
+    (SAMPLED, "dry_penalty_last_n", [-1, 10**6], [-2]),
+    (SAMPLED, "top_n_sigma", [-1, 100], [-1.1]),
+    (SAMPLED, "xtc_probability", [0, 1], [-0.1, 1.1]),
+    (SAMPLED, "xtc_threshold", [0, 1], [-0.1, 1.1]),
     (SAMPLED, "logit_bias", [biases(4096), {LETTER: -100}], [biases(4097), {LETTER: 101}, {"x": 1}]),
     (SAMPLED, "stop_token_ids", [[0] * 4096], [[0] * 4097, [10**6]]),
     (SAMPLED, "min_tokens", [0], [-1]),

@@ -38,6 +38,8 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "greedy": {},
     "drawn": {"temperature": 1.3, "seed": 5, "top_p": 0.9},
     "penalties": {"repetition_penalty": 1.4, "frequency_penalty": 0.6, "presence_penalty": 0.2, "temperature": 0.7},
+    "dry": {"dry_multiplier": 1.5, "dry_allowed_length": 1},
+    "cuts": {"temperature": 1.3, "seed": 5, "top_n_sigma": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.02},
     "least": {"min_tokens": 9, "logit_bias": {3: 2.0}},
     "top": {"top_logprobs": 3, "temperature": 0.9},
 }

@@ -55,13 +55,19 @@ def what(answer: Generation) -> tuple[Any, ...]:
     return answer.token_ids, answer.finish_reason, answer.logprobs
 
 
-DRAWN = {"temperature": 1.3, "seed": 5, "top_p": 0.9}
-PENALISED = {"repetition_penalty": 1.4, "frequency_penalty": 0.6, "presence_penalty": 0.2}
+DRAWN = {"temperature": 1.3, "seed": 5, "top_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.02}
+PENALISED = {
+    "repetition_penalty": 1.4,
+    "frequency_penalty": 0.6,
+    "presence_penalty": 0.2,
+    "dry_multiplier": 0.8,
+    "dry_allowed_length": 1,
+}
 REQUESTS = (  # less than a chunk, a chunk, more than one, more than the tiny models' window of 8
     Asked(words(1, 1), 9),
     Asked(words(2, 5), 7, DRAWN),
     Asked(words(3, 16), 6),
-    Asked(words(4, 17), 10, {"temperature": 0.9, "seed": 1 << 40, "top_k": 20, "min_p": 0.02}),
+    Asked(words(4, 17), 10, {"temperature": 0.9, "seed": 1 << 40, "top_k": 20, "top_n_sigma": 1.5}),
     Asked(words(5, 33), 5),
     Asked(words(6, 50), 8, {**PENALISED, "temperature": 0.7, "seed": 7}),
     Asked(words(7, 20), 4, {"min_tokens": 3, "logit_bias": {3: 2.0}}),

@@ -9,7 +9,7 @@ are copied before, and put back afterwards.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -118,12 +118,12 @@ class DraftModel:
     def _draw_of(self, request: Request) -> Draw:
         """Return a copy of a request's sampling state after its known tokens."""
         if request not in self._draws:
-            self._draws[request] = Draw.after(request.prompt_ids, request.params, self._vocab, self._device)
+            known = request.prompt_ids, request.params, self._vocab, self._device, (), request.dry_breakers
+            self._draws[request] = Draw.after(*known)
         draw = self._draws[request]
         for token_id in request.token_ids[draw.position - len(request.prompt_ids) :]:
             draw.append(token_id)
-        seen, counts = (None if one is None else one.clone() for one in (draw.seen, draw.counts))
-        return replace(draw, seen=seen, counts=counts)
+        return draw.copy()
 
 
 def probability_of(logits: Tensor, token_id: int) -> float:

@@ -2,7 +2,10 @@
 
 Legend: B rows, V vocab.
 
-    bias -> penalties -> mask -> top-k -> temperature -> top-p -> min-p -> exponential race
+    bias -> penalties -> DRY -> mask -> top-n-sigma -> top-k -> temperature -> top-p -> min-p -> XTC -> exponential race
+
+Bias, DRY, top-n-sigma and XTC, and penalties beside them, are applied here also where a kernel draws. If XTC is to drop
+tokens at a position, all cuts of that row are made here, because XTC comes after them.
 
 Each token that the filters keep has a weight w = exp((logit - highest) / temperature) and noise e = -log(u) from the
 exponential distribution; the token with the largest w / e is chosen (the Gumbel-max trick), which is a draw from the
@@ -12,6 +15,9 @@ tokens depend neither on the batch, nor on the sequence's row, nor on earlier co
 
     u       (upper 23 bits of a word + 1/2) / 2^23
     word    Philox4x32-10, key: seed, counter: (c, position, position >> 32, 0)
+
+Whether XTC is applied at a position is one more such draw, u < xtc_probability, from the first word of the counter (0,
+position, position >> 32, 1).
 
     token   0 .. 15   16 .. 31   32 .. 47   48 .. 63   64 .. 79  ...
     c       0 .. 15    0 .. 15    0 .. 15    0 .. 15   16 .. 31             one counter for each lane of a vector
@@ -24,8 +30,8 @@ rarely; for top-p, tokens below 1e-9 of the likeliest weigh nothing.
 """
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +39,7 @@ from torch import Tensor
 from graphcore.device import on_device
 from graphcore.errors import GraphError
 from graphcore.kernels.cpu.library import open_library
+from graphcore.kernels.ops.dry import DryHistory
 from graphcore.sampling_params import KERNEL_PARAMETERS, WHOLE_NUMBERS, SamplingParams
 
 HIDDEN = float("-inf")
@@ -70,6 +77,7 @@ class Draw:
         mask: [V] bool, tokens that may be chosen; None for all. It is applied before all other filters.
         counts: [V] float32, how often the answer has each token; None without a presence or frequency penalty.
         bias: token ids, int64, and what is added to their logits, float32; None for nothing.
+        dry: tokens of the sequence, in which DRY looks for repetitions; None without DRY.
     """
 
     params: SamplingParams
@@ -78,10 +86,17 @@ class Draw:
     mask: Tensor | None = None
     counts: Tensor | None = None
     bias: tuple[Tensor, Tensor] | None = None
+    dry: DryHistory | None = None
 
     @classmethod
     def after(
-        cls, prompt: Sequence[int], params: SamplingParams, vocab: int, device: torch.device, answer: Sequence[int] = ()
+        cls,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        vocab: int,
+        device: torch.device,
+        answer: Sequence[int] = (),
+        dry_breakers: Collection[int] = (),
     ) -> "Draw":
         """Return the settings for the token that follows a prompt and the tokens of its answer so far."""
         draw = cls(params.for_kernels(), len(prompt))
@@ -95,7 +110,14 @@ class Draw:
             draw.bias = on_device(ids, device), on_device(values, device, torch.float32)
         for token_id in answer:
             draw.append(token_id)
+        if params.has_dry:
+            draw.dry = DryHistory.of([*prompt, *answer], dry_breakers)
         return draw
+
+    def copy(self) -> "Draw":
+        """Return the same settings, to which tokens can be appended apart from these."""
+        seen, counts = (None if one is None else one.clone() for one in (self.seen, self.counts))
+        return replace(self, seen=seen, counts=counts, dry=None if self.dry is None else replace(self.dry))
 
     def append(self, token_id: int) -> None:
         """Append a token to the sequence, and advance to the next position."""
@@ -104,11 +126,14 @@ class Draw:
             self.seen[token_id] = True
         if self.counts is not None:
             self.counts[token_id] += 1
+        if self.dry is not None:
+            self.dry.append(token_id)
 
     @property
     def changes_logits(self) -> bool:
-        """Whether `changed_logits` has to be applied before a kernel draws; kernels know the repetition penalty."""
-        return self.counts is not None or self.bias is not None
+        """Whether `changed_by_host` has to be applied before a kernel draws; kernels know the repetition penalty."""
+        has_changes = self.counts is not None or self.bias is not None or self.dry is not None
+        return has_changes or self.params.truncates_by_host
 
 
 class _Params(ctypes.Structure):
@@ -147,14 +172,12 @@ class DrawKernel:
     def choose(self, logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[int]:
         """Return each row's token, as `choose_tokens` does; logits: [V] float32 of each row, contiguous, on the CPU."""
         count, vocab = len(draws), len(logits[0])
-        logits = [
-            changed_logits(*pair) if pair[1].changes_logits else pair[0] for pair in zip(logits, draws, strict=True)
-        ]
+        pairs = [changed_by_host(*pair) if pair[1].changes_logits else pair for pair in zip(logits, draws, strict=True)]
         threads = 1 if count == 1 else self._threads
         nbytes = threads * self._library.graphcore_draw_nbytes(vocab)
         if len(self._scratch) < nbytes:
             self._scratch = torch.empty(nbytes, dtype=torch.uint8, device="cpu")  # torch aligns to 64 bytes
-        rows = (_Row * count)(*map(_row, logits, draws))
+        rows = (_Row * count)(*(_row(*pair) for pair in pairs))
         self._library.graphcore_draw(threads, ctypes.byref(rows), count, vocab, self._scratch.data_ptr())
         if any(row.num_bad for row in rows):
             raise not_finite()
@@ -167,7 +190,7 @@ def _row(logits: Tensor, draw: Draw) -> _Row:
     assert logits.dtype is torch.float32, f"logits of {logits.dtype}"
     assert logits.is_cpu, f"logits on {logits.device}"
     assert logits.is_contiguous(), "the logits of a row are one run of memory"
-    own = None if draw.changes_logits else draw.seen, draw.mask
+    own = draw.seen, draw.mask
     for one in own:
         assert one is None or (one.is_contiguous() and one.shape == logits.shape and one.element_size() == 1)
     seen, mask = (None if one is None else one.data_ptr() for one in own)
@@ -192,7 +215,7 @@ def choose_tokens(logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[int]:
 
 def choose_token(logits: Tensor, draw: Draw) -> int:
     """Return the token that `draw` chooses from finite logits, [V] float32."""
-    logits = changed_logits(logits, draw)
+    logits, draw = changed_by_host(logits, draw)
     if draw.mask is not None:
         logits = logits.masked_fill(~draw.mask, HIDDEN)
         if not bool(draw.mask.any()):
@@ -204,8 +227,39 @@ def choose_token(logits: Tensor, draw: Draw) -> int:
     )
 
 
-def changed_logits(logits: Tensor, draw: Draw) -> Tensor:
-    """Return logits with the bias and the penalties of a row, [V] float32, in the order of vLLM's sampler."""
+def changed_by_host(logits: Tensor, draw: Draw) -> tuple[Tensor, Draw]:
+    """Return logits with the bias and the penalties of a row, [V] float32, and what is left to do to draw from them."""
+    changed, row = _penalised(logits, draw), replace(draw, seen=None, counts=None, bias=None, dry=None)
+    if not row.params.truncates_by_host:
+        return changed, row
+    mask = torch.ones_like(changed, dtype=torch.bool) if row.mask is None else row.mask
+    if row.params.top_n_sigma > 0.0:
+        # In float64, whose sums differ by far less than two logits where another order of summation differs.
+        margin = row.params.top_n_sigma * logits.double().std(correction=0)
+        mask = mask & (changed.double() >= changed.masked_fill(~mask, HIDDEN).max().double() - margin)
+    if not is_xtc_applied(row):
+        return changed, replace(row, mask=mask)
+    mask = mask & (kept_weights(changed.masked_fill(~mask, HIDDEN), row) > 0.0)
+    probabilities = changed.double().masked_fill(~mask, HIDDEN).softmax(0)
+    likely = (mask & (probabilities >= row.params.xtc_threshold)).nonzero().flatten()
+    if len(likely) > 1:
+        order = probabilities[likely].sort(descending=True, stable=True).indices  # ties: lower ids first
+        mask = mask.index_fill(0, likely[order[:-1]], False)
+    return changed, replace(row, mask=mask, params=row.params.without_truncation())
+
+
+def is_xtc_applied(draw: Draw) -> bool:
+    """Return whether XTC is applied at a row's position: a draw that is independent of the tokens' noise."""
+    if draw.params.xtc_probability == 0.0:
+        return False
+    words = (0, draw.position & LOW, draw.position >> 32 & LOW, 1)
+    first, second, third, fourth = (torch.tensor([word], device="cpu") for word in words)
+    word = int(philox(draw.params.seed, (first, second, third, fourth))[0])
+    return ((word >> 9) + 0.5) * 2.0**-23 < draw.params.xtc_probability
+
+
+def _penalised(logits: Tensor, draw: Draw) -> Tensor:
+    """Return logits with the bias and the penalties of a row, in the order of vLLM's sampler, DRY's last."""
     if draw.bias is not None:
         logits = logits.index_add(0, *draw.bias)
     if draw.seen is not None:
@@ -213,6 +267,10 @@ def changed_logits(logits: Tensor, draw: Draw) -> Tensor:
     if draw.counts is not None:
         logits = logits - _rounded(draw.params.frequency_penalty, logits) * draw.counts
         logits = logits - _rounded(draw.params.presence_penalty, logits) * (draw.counts > 0)
+    if draw.dry is not None:
+        losses = draw.dry.penalties(draw.params)
+        ids, values = on_device([*losses], logits.device), on_device([*losses.values()], logits.device, torch.float32)
+        logits = logits.index_add(0, ids, values, alpha=-1)
     return logits
 
 

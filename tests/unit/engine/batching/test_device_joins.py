@@ -246,6 +246,8 @@ def test_a_mask_narrows_its_own_row_and_keeps_no_other_waiting(
 BY_HOST: dict[str, dict[str, Any]] = {
     "bias": {"logit_bias": {7: 4.0, 50: -100.0}},
     "penalties": {"frequency_penalty": 0.8, "presence_penalty": 0.4, **NUCLEUS},
+    "dry": {"dry_multiplier": 2.0, "dry_allowed_length": 1},
+    "cuts": {"top_n_sigma": 2.0, "xtc_probability": 0.6, "xtc_threshold": 0.02, **NUCLEUS},
     "min_tokens": {"min_tokens": 8, "stop_token_ids": [*range(0, 96, 5)]},
     "top_logprobs": {"top_logprobs": 3, "logprobs": True, **PLAIN},
     "prompt_logprobs": {"prompt_logprobs": 2},
