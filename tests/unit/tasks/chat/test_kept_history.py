@@ -33,6 +33,17 @@ def test_the_last_thousand_lines_are_kept_for_the_user_alone(tmp_path: Path) -> 
     assert said == []
 
 
+def test_a_file_that_others_can_read_is_closed_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "chat_history"
+    file.touch(mode=0o644)
+    # GNU readline writes a new file, which is the user's alone; libedit's keeps the mode of the one that exists.
+    monkeypatch.setattr(readline, "write_history_file", lambda path: path.write_text("typed\n", encoding="utf-8"))
+    with kept_history(file, pytest.fail):
+        pass
+    assert file.read_text(encoding="utf-8") == "typed\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_file_that_cannot_be_used_is_said_and_the_chat_goes_on(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said: list[str] = []
