@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from graphcore.tasks.registry import task_named
 from graphcore.tasks.report.output_files import write_json
 from graphcore.tasks.report.result_json import FILE_NAME, ProcessorWait, failed, minimal_record, neighbours_line
 from graphcore.tasks.report.secret_keys import hide_secrets, without_secrets
+from graphcore.tasks.requests.presets import system_text
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.termination import undisturbed
 
@@ -45,6 +46,8 @@ def run_job(composed: DictConfig, folder: Path | None, has_chosen_model: bool = 
         hide_secrets(folder, plain_settings(composed))
     try:
         settings = to_settings(composed)
+        if settings.system is not None:
+            settings = replace(settings, system=system_text(settings.system, "system="))
         check_source(settings.model.checkpoint)
         from graphcore.tasks.report.console import Console  # imports rich; errors in settings are reported without it
 

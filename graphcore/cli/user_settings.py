@@ -8,7 +8,6 @@ They are settings of the command, not of `Engine.load`. Those of a model and its
 those of the machine for all. An experiment, which has its own, takes none of them.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import yaml  # type: ignore[import-untyped]
 from graphcore.cli.bare_words import ROOTS
 from graphcore.cli.quoting import prepared_arguments, quote, split_flags
 from graphcore.config.conf_folder import group_options
+from graphcore.config.user_path import xdg_folder
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
@@ -32,8 +32,7 @@ ON_OFF = ("chat", "dependent_launches")  # keys, beside groups, whose words YAML
 
 def user_file() -> Path:
     """Return the path of the user's file, which need not exist."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")  # noqa: PTH111, PTH118  # "~" stays where no home is known
-    return Path(folder) / "graphcore" / "config.yaml"
+    return xdg_folder("XDG_CONFIG_HOME", ".config") / "config.yaml"
 
 
 def with_user_settings(prepared: Sequence[str], keeps_results: bool = True) -> list[str]:

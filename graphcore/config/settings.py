@@ -231,6 +231,7 @@ class Settings:
     system: str | None = MISSING
     stop: list[str] = MISSING
     chat: str = MISSING
+    chat_history: bool = MISSING
     special_tokens: str = MISSING
     max_new_tokens: int | None = MISSING
     repetition_detection: bool = MISSING

@@ -1,5 +1,6 @@
 """Paths as people write them, in settings and in a chat: "~" and "~name" stand for home folders."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +36,19 @@ def user_path(text: str, where: str) -> Path:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"{where}{text} is no path that a file can have ({reason}); choose another") from error
     return path
+
+
+def xdg_folder(variable: str, otherwise: str) -> Path:
+    """Return the user's folder of graphcore in one of the XDG base directories; it need not exist.
+
+    Source: XDG Base Directory Specification 0.8, "Environment variables".
+
+    Args:
+        variable: environment variable that names the directory, such as "XDG_CONFIG_HOME".
+        otherwise: the directory in the home folder where the variable is not set, such as ".config".
+    """
+    folder = os.environ.get(variable) or os.path.join(os.path.expanduser("~"), otherwise)  # noqa: PTH111, PTH118  # "~" stays where no home is known
+    return Path(folder) / "graphcore"
 
 
 def lacks_home(text: str) -> bool:

@@ -25,7 +25,7 @@ Stop: TypeAlias = str | Sequence[str] | Callable[[], StopCondition]
 """Texts that end an answer, wherever they stand in it, or a function that returns what ends one answer's text."""
 
 OF_CALLS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", "max_new_tokens", "repetition_detection")
-OF_COMMANDS = ("task", "cache", "outputs", "trace", "progress", "debug", "hydra")
+OF_COMMANDS = ("task", "cache", "chat_history", "outputs", "trace", "progress", "debug", "hydra")
 DEFAULT_OPTIONS = {"dtype": "auto", "quant": "stored", "streaming": "off", "device": "auto", "graph": "auto"}
 
 MOST_SECONDS = 10**9  # of a deadline

@@ -18,6 +18,7 @@ class PlannedGroup:
     Attributes:
         numbers: numbers that groups of it have in the plan and the timeline; none if its weights are in no group.
         nbytes: bytes of its weights; 0 for a tied head.
+        layers: indices of its layers if it is whole layers; else none.
         parts: names of the parts of a layer that are groups, by their numbers; empty if the numbers are whole layers.
         place: "resident", "streamed" (through slots), "gathered" (row by row), "cached" (experts) or "mapped"
             (experts that kernels read in RAM, each time).
@@ -28,6 +29,7 @@ class PlannedGroup:
     nbytes: int
     place: str
     parts: Sequence[str] = ()
+    layers: range = range(0)
 
 
 def planned_groups(plan: Plan, layer_groups: Sequence[LayerGroup], expert_nbytes: int) -> list[PlannedGroup]:
@@ -67,9 +69,10 @@ def _layers(plan: Plan, layer_groups: Sequence[LayerGroup]) -> Iterator[PlannedG
         name = f"layers.{first}" if first == last else f"layers.{first}-{last}"
         parts = [group.part_name for group in members if group.matrices]
         nbytes = sum(plan.groups.group_nbytes[number] for number in numbers)
+        whole = layers
         if parts and len(members) < sum(group.layers == layers for group in layer_groups):
-            name = f"{name}: {', '.join(parts)}"
-        yield PlannedGroup(name, numbers, nbytes, "resident" if is_resident else "streamed", parts)
+            name, whole = f"{name}: {', '.join(parts)}", range(0)
+        yield PlannedGroup(name, numbers, nbytes, "resident" if is_resident else "streamed", parts, whole)
 
 
 def _expert_groups(plan: Plan, nbytes: int) -> Iterator[PlannedGroup]:

@@ -77,12 +77,12 @@ class PlannedRing:
         return sorted({name for rank in self.ranks for name in rank.missing})
 
 
-def machines_of(settings: Settings, ranks: Any, ram: Any, disk: Any, bandwidth: Any) -> list[RankMachine]:
+def machines_of(settings: Settings, ranks: Any, ram: Any, disk: Any, bandwidth: Any, memory: Any) -> list[RankMachine]:
     """Return the machines of the ranks.
 
     Args:
         ranks: number of ranks.
-        ram, disk, bandwidth: as for `machine_of` and `speeds_of`, or a list with one of each rank.
+        ram, disk, bandwidth, memory: as for `machine_of` and `speeds_of`, or a list with one of each rank.
 
     Raises:
         ConfigError: the number of ranks is missing, a list has another length, or a size is invalid.
@@ -92,7 +92,7 @@ def machines_of(settings: Settings, ranks: Any, ram: Any, disk: Any, bandwidth: 
             f"task.ranks={ranks}: a plan with parallel=ring is for a number of ranks of 2 or more; give task.ranks=4, "
             "and what each has: task.ram=16GiB task.disk=3GB task.bandwidth=50GB"
         )
-    given = {"ram": ram, "disk": disk, "bandwidth": bandwidth}
+    given = {"ram": ram, "disk": disk, "bandwidth": bandwidth, "memory": memory}
     for name, value in given.items():
         if isinstance(value, list) and len(value) != ranks:
             raise ConfigError(f"task.{name} has {len(value)} values, and task.ranks={ranks}; give one for each rank")
@@ -101,7 +101,8 @@ def machines_of(settings: Settings, ranks: Any, ram: Any, disk: Any, bandwidth: 
         own = {name: value[rank] if isinstance(value, list) else value for name, value in given.items()}
         here = machine_of(settings, None, own["ram"])
         described = Machine(here.device, here.memory, here.ram_nbytes, is_here=False)  # no rank runs here
-        found.append(RankMachine(described, speeds_of(None, own["disk"], own["bandwidth"])))
+        speeds = speeds_of(described, None, own["disk"], own["bandwidth"], own["memory"])
+        found.append(RankMachine(described, speeds))
     return found
 
 

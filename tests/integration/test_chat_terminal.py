@@ -19,7 +19,8 @@ from support.processes import Started, environment
 
 PATIENCE = 60.0  # seconds for anything to appear
 CTRL_C, CTRL_D = "\x03", "\x04"
-ANSWERED = "\n> "
+ARROW_UP = "\x1b[A"
+ANSWERED = "%> "  # the model's name and the context's fill stand before it
 
 
 class Terminal:
@@ -145,6 +146,26 @@ def test_ctrl_d_while_it_answers_ends_the_chat_behind_the_answer(terminal: Termi
     time.sleep(0.3)
     (turn,) = terminal.turns()
     assert turn["finish_reason"] in ("length", "end")
+
+
+@pytest.mark.thorough
+def test_typed_lines_are_kept_between_chats_only_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    file = tmp_path / "state" / "graphcore" / "chat_history"
+    for folder, key, presses in (("a", "false", "one\n"), ("b", "true", "two\n"), ("c", "true", ARROW_UP + "\n")):
+        (tmp_path / folder).mkdir()
+        opened = Terminal(tmp_path / folder, "max_new_tokens=3", f"chat_history={key}")
+        opened.wait_for(ANSWERED)
+        opened.press(presses)
+        opened.wait_for("\n")
+        opened.wait_for(ANSWERED)
+        said = [turn["user"] for turn in opened.turns()]
+        os.close(opened.master)
+        assert file.exists() == (key == "true")
+    assert said == ["two"]
+    assert file.read_text(encoding="utf-8") == "two\n"  # readline adds no line that equals the last
 
 
 @pytest.mark.parametrize("deadly", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])

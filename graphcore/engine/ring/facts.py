@@ -23,7 +23,7 @@ from graphcore.weights.adapted_checkpoint import adapter_facts, adapters_of
 LIMITS = ("batching", "context_length")
 """Settings of rank 0 that hold for all ranks; its task may have set them."""
 OWN = (
-    *("task", "sampling", *LIMITS, "batch_size", "max_new_tokens", "system", "stop", "chat"),
+    *("task", "sampling", *LIMITS, "batch_size", "max_new_tokens", "system", "stop", "chat", "chat_history"),
     "repetition_detection",
     *("special_tokens", "device", "threads", "cache_dir", "progress", "outputs", "cache", "debug"),
     *("prompt", "prompt_file", "prompt_ids"),

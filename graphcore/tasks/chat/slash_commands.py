@@ -1,15 +1,19 @@
 """The commands of a chat: lines that begin with a slash."""
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from graphcore.config.conf_folder import group_options
 from graphcore.config.user_path import user_path
 from graphcore.config.validate import UNLIMITED
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 from graphcore.sampling_params import PARAMETERS, WHOLE_NUMBERS
 from graphcore.tasks.chat.session import Session
+from graphcore.tasks.requests.presets import system_text
 from graphcore.tasks.requests.sampling_keys import changed_params
 from graphcore.tasks.task_engine import describe
 
@@ -72,7 +76,7 @@ def _system(session: Session, text: str) -> None:
     if text:
         if not conversation.has_template:
             raise ConfigError("/system needs a chat template, and none is used here; say it as part of the text")
-        conversation.system = None if text == TAKEN_AWAY else text
+        conversation.system = None if text == TAKEN_AWAY else system_text(text, "/system ")
     session.console.note(
         "[there is no system message]" if conversation.system is None else f"[system message: {conversation.system}]"
     )
@@ -158,6 +162,22 @@ def _show(session: Session, _argument: str) -> None:
     session.console.note(describe(session.conversation.engine))
 
 
+def _model(session: Session, name: str) -> None:
+    """Print which model is loaded and, with the name of another, how to chat with that: a process has one engine."""
+    model = session.conversation.engine.settings.model
+    if not name or name == model.display_name:
+        session.console.note(f"[{model.display_name} is loaded, from {model.checkpoint}]")
+        return
+    known = group_options()["model"]
+    if name.isidentifier() and name not in known and not Path(name).exists():
+        raise ConfigError(f"/model knows no '{name}'{nearest(name, known)}; graphcore list has the names")
+    command = f"graphcore chat {shlex.quote(name)}"
+    session.console.note(
+        f"[{model.display_name} stays loaded until the chat ends; for {name} type /exit, then {command}; "
+        "/save FILE here and /load FILE there carry the chat over]"
+    )
+
+
 def _clear(session: Session, _argument: str) -> None:
     session.conversation.clear()
     session.console.note("[forgotten]")
@@ -169,13 +189,14 @@ def _exit(session: Session, _argument: str) -> None:
 
 COMMANDS = {
     "help": Command("", "lists the commands", _help),
-    "system": Command("[TEXT]", "sets the system message; - removes it, without TEXT it is shown", _system),
+    "system": Command("[TEXT]", "sets the system message; @NAME is a preset, - none; without TEXT shows it", _system),
     "set": Command("[KEY=VALUE ...]", f"sets {', '.join(NUMBERS)}, max_new_tokens; without KEY it shows them", _set),
     "retry": Command("", "answers your last message again", _retry),
     "continue": Command("", "continues the last answer", _continue),
     "undo": Command("", "takes your last message and its answer back", _undo),
     "save": Command("FILE", "writes the chat to a file", _save),
     "load": Command("FILE", "continues a saved chat", _load),
+    "model": Command("[NAME]", "says which model is loaded, or how to chat with another", _model),
     "show": Command("", "shows the model and what it runs with", _show),
     "stats": Command("", "shows how full the context is, and the speed of the last answer", _stats),
     "clear": Command("", "clears the conversation; the system message stays", _clear),

@@ -13,13 +13,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 
 from graphcore.errors import ConfigError
 from graphcore.tasks.requests.text_input import LONGEST_PROMPT
 from graphcore.tasks.termination import Terminated
 
-MARK, MORE = "> ", ". "
+MORE = ". "
+MOST_LINES = 1000  # of a history
 BLOCK = '"""'
 DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 INTERRUPTED = "[Ctrl-C stops an answer; /exit or Ctrl-D ends the chat, /help lists the commands]"
@@ -43,13 +45,21 @@ class ChatLines:
 
     Attributes:
         is_terminal: True if standard input is a terminal.
+        is_edited: True if lines can be edited.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mark: Callable[[], str]) -> None:
+        """Prepare the terminal, if there is one.
+
+        Args:
+            mark: function that returns what stands before a line that is typed.
+        """
         self.is_terminal = sys.stdin.isatty()
-        self._is_edited = self.is_terminal and sys.stdout.isatty()
+        self._is_shown = self.is_terminal and sys.stdout.isatty()
+        self.is_edited = self._is_shown and find_spec("readline") is not None
+        self._mark = mark
         self._number = 0
-        if self._is_edited and find_spec("readline"):
+        if self.is_edited:
             import_module("readline")  # from now on input() knows arrow keys and earlier lines
 
     def __iter__(self) -> Iterator[Entry]:
@@ -75,7 +85,7 @@ class ChatLines:
 
     def _entry(self) -> Entry | None:
         """Return the next entry, which may be blank; None at the end of the input."""
-        line = self._line(MARK)
+        line = self._line(self._mark() if self.is_terminal else "")
         if line is None:
             return None
         where = "" if self.is_terminal else f"standard input, line {self._number}"
@@ -105,7 +115,7 @@ class ChatLines:
     def _line(self, mark: str) -> str | None:
         """Return the next line without its line break; None at the end."""
         self._number += 1
-        if self._is_edited:
+        if self._is_shown:
             try:
                 return input(mark)
             except EOFError:  # Ctrl-D leaves the cursor behind the mark
@@ -132,7 +142,7 @@ class ChatLines:
         terminal = sys.stdin.fileno()
         before = termios.tcgetattr(terminal)
         silent = [*before]
-        silent[3] &= ~(termios.ECHO | (termios.ICANON if self._is_edited else 0))
+        silent[3] &= ~(termios.ECHO | (termios.ICANON if self._is_shown else 0))
 
         def restore() -> None:
             with suppress(termios.error):  # the terminal may be gone
@@ -144,6 +154,32 @@ class ChatLines:
                 yield
             finally:
                 restore()
+
+
+@contextmanager
+def kept_history(file: Path, note: Callable[[str], None]) -> Iterator[None]:
+    """Give readline the lines of a file, and write its last lines there at the end, for nobody else to read.
+
+    Args:
+        note: function that prints a line, for a file that cannot be read or written.
+    """
+    readline = import_module("readline")
+    try:
+        with suppress(FileNotFoundError):
+            readline.read_history_file(file)
+    except OSError as error:
+        note(f"[{file} cannot be read ({error.strerror}); the history begins anew]")
+    readline.set_history_length(MOST_LINES)
+    try:
+        yield
+    finally:
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file.touch(mode=0o600)
+            file.chmod(0o600)  # before it holds the lines, if it existed
+            readline.write_history_file(file)
+        except OSError as error:
+            note(f"[{file} cannot be written ({error.strerror}); the lines are not kept]")
 
 
 def _check_length(length: int, where: str) -> None:

@@ -5,6 +5,7 @@ pipe. docs/prompts.md describes it.
 """
 
 import time
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -12,13 +13,15 @@ from itertools import chain
 from omegaconf import MISSING
 
 from graphcore.config.settings import Settings
+from graphcore.config.user_path import xdg_folder
 from graphcore.config.validate import UNLIMITED, refuse_unused_settings
 from graphcore.engine.prompt_encoder import PromptEncoder
 from graphcore.errors import ConfigError, GraphcoreError
 from graphcore.tasks.chat.conversation import Conversation
 from graphcore.tasks.chat.session import Session
 from graphcore.tasks.chat.slash_commands import run_command
-from graphcore.tasks.chat.typed_lines import ChatLines, Entry
+from graphcore.tasks.chat.typed_lines import ChatLines, Entry, kept_history
+from graphcore.tasks.report.console import Console
 from graphcore.tasks.report.run_record import compile_record, ran_record
 from graphcore.tasks.requests.cache_files import cache_record, check_cache_files, load_cache_file, save_cache_file
 from graphcore.tasks.requests.prompts import read_prompts, uses_chat
@@ -32,6 +35,7 @@ from graphcore.tasks.task_engine import (
     stops_of,
 )
 
+LONGEST_NAME = 24  # characters of a model's name before a typed line
 HINT = "[type a message; /help lists the commands, Ctrl-C stops an answer, /exit or Ctrl-D ends the chat]"
 
 
@@ -57,7 +61,7 @@ def run(context: Context, _task: ChatSettings) -> Record:
         console.note(f"[{describe_compile(compiled)}]")
         loaded = load_cache_file(context, engine)
         console.note(HINT)
-        lines = ChatLines()
+        lines = ChatLines(partial(typed_mark, conversation))
         most = default_max_new_tokens(engine, is_chat=True)
         session = Session(
             conversation,
@@ -68,7 +72,8 @@ def run(context: Context, _task: ChatSettings) -> Record:
             stops_of(settings),
             settings.repetition_detection,
         )
-        status = _talk(session, opening, lines)
+        with _history(settings, console, lines):
+            status = _talk(session, opening, lines)
         saved, error = _save(context, session) if status == "ok" else (None, {})
         return {
             "status": status,
@@ -82,6 +87,23 @@ def run(context: Context, _task: ChatSettings) -> Record:
             "reused_tokens": sum(turn["reused_tokens"] for turn in session.turns),
             "turns": session.turns,
         }
+
+
+def typed_mark(conversation: Conversation) -> str:
+    """Return what stands before a typed line: the model, and how full its context is, "smollm2 3%> "."""
+    engine = conversation.engine
+    name = engine.settings.model.display_name.removesuffix(".gguf")
+    name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
+    with suppress(GraphcoreError):  # a chat from a file may be one that the template refuses
+        return f"{name} {conversation.num_tokens / engine.choices.context_length:.0%}> "
+    return f"{name}> "
+
+
+def _history(settings: Settings, console: Console, lines: ChatLines) -> AbstractContextManager[None]:
+    """Keep typed lines for later chats, if the settings ask for it and lines can be edited."""
+    if not settings.chat_history or not lines.is_edited:
+        return nullcontext()
+    return kept_history(xdg_folder("XDG_STATE_HOME", ".local/state") / "chat_history", console.note)
 
 
 def _talk(session: Session, opening: list[Entry], lines: ChatLines) -> str:

@@ -41,9 +41,10 @@ from graphcore.planning.rates import measure_rates, moved_bytes_per_stored_byte,
 from graphcore.planning.sizes import sizes_of
 from graphcore.progress import Progress
 from graphcore.quant.format_choice import STORED
+from graphcore.registry import nearest
 from graphcore.streaming.moving_weights import find_moving
 from graphcore.streaming.weight_stream import link_opener
-from graphcore.tasks.plan_machine import machine_of, speeds_of, target_on
+from graphcore.tasks.plan_machine import GPUS, machine_of, named, speeds_of, target_on
 from graphcore.tasks.plan_ring import (
     drafts_note,
     machines_of,
@@ -70,7 +71,8 @@ from graphcore.weights.plan import Plan, Tier
 PREDICTED_SEQUENCES = (1, 8, 32)  # batch sizes whose speeds are predicted
 SMALLER = ("q8_0", "q6_k", "q4_k", "q2_k")  # formats that are tried where the stored weights do not fit
 RING_KEYS = ("ranks", "network", "latency")  # of the task, for a ring only
-GPU_KEYS = ("device_memory", "link")
+GPU_KEYS = ("gpu", "device_memory", "link")
+ROWS = ("folded", "all")
 
 
 @dataclass
@@ -78,14 +80,17 @@ class PlanSettings:
     """The keys of conf/task/plan.yaml."""
 
     name: str = MISSING
+    gpu: str | None = MISSING
     device_memory: Any = MISSING  # a size for `byte_sizes.parse_nbytes`, or None; likewise the next four
     ram: Any = MISSING
     link: Any = MISSING
     disk: Any = MISSING
     bandwidth: Any = MISSING
+    memory: Any = MISSING  # a name, or a list with one for each rank
     ranks: int | None = MISSING
     network: Any = MISSING
     latency: float | None = MISSING
+    rows: str = MISSING
 
 
 @dataclass(frozen=True)
@@ -125,8 +130,9 @@ def run(context: Context, task: PlanSettings) -> Record:
     use_threads(settings.threads)
     if settings.parallel.kind == "ring":
         return _run_ring(context, task)
-    speeds = speeds_of(task.link, task.disk, task.bandwidth)
-    machine = machine_of(settings, task.device_memory, task.ram)
+    gpu = named("task.gpu", task.gpu, GPUS)
+    machine = machine_of(settings, task.device_memory, task.ram, gpu)
+    speeds = speeds_of(machine, task.link, task.disk, task.bandwidth, task.memory, gpu)
     alternatives: list[tuple[str, Outcome]] = []
     with model_to_plan(settings, console.progress) as (model, note):  # its headers are read once
         here = replace(settings, model=model)
@@ -145,7 +151,7 @@ def run(context: Context, task: PlanSettings) -> Record:
     groups = planned_groups(plan, outcome.layer_groups, outcome.expert_nbytes)
     free = machine.memory.free_nbytes
     title = f"{settings.model.display_name} ({config.model_type}) on {plan.device}, streaming={plan.policy}"
-    tiers = [("weights", group_rows(groups)), ("device", tier_rows(plan, free))]
+    tiers = [("weights", group_rows(groups, is_folded=task.rows != "all")), ("device", tier_rows(plan, free))]
     if outcome.ram_nbytes:
         tiers.append(("RAM", ram_rows(outcome.ram_nbytes, machine.ram_nbytes)))
     for name, rows in tiers:
@@ -188,7 +194,9 @@ def _alternatives(
 
 
 def _refuse_unused_keys(settings: Settings, task: PlanSettings) -> None:
-    """Check that no key is given that a plan does not use, for one process or for a ring."""
+    """Check that no key is given that a plan does not use, for one process or for a ring, and the choice of rows."""
+    if task.rows not in ROWS:
+        raise ConfigError(f"task.rows={task.rows} must be folded or all{nearest(task.rows, ROWS)}", is_unknown=True)
     refuse_unused_settings(settings, "plan", PROMPT_KEYS)
     kind = settings.parallel.kind
     keys = GPU_KEYS if kind == "ring" else RING_KEYS
@@ -201,7 +209,7 @@ def _refuse_unused_keys(settings: Settings, task: PlanSettings) -> None:
 def _run_ring(context: Context, task: PlanSettings) -> Record:
     """Print the plan of the ranks of a ring, a row for each."""
     settings, console = context.settings, context.console
-    machines = machines_of(settings, task.ranks, task.ram, task.disk, task.bandwidth)
+    machines = machines_of(settings, task.ranks, task.ram, task.disk, task.bandwidth, task.memory)
     network = network_of(task.network, task.latency)
     with model_to_plan(settings, console.progress) as (model, note):
         opened = open_model(model, settings.seed, settings.cache_folder, console.progress)

@@ -1,7 +1,6 @@
 """A plan as rows of a table, and as a line of text."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from graphcore.config.byte_sizes import in_words
 from graphcore.planning.draft_prediction import DraftPrediction
@@ -10,6 +9,7 @@ from graphcore.planning.prediction import Prediction
 from graphcore.weights.plan import ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token
 
 Row = tuple[str, int, str]
+MOST_RUNS = 4  # of layers in a folded row
 TIERS = {"disk": "the checkpoint's files", "host": "RAM"}
 
 
@@ -39,12 +39,34 @@ def fit_words(plan: Plan, source: str) -> str:
     )
 
 
-def group_rows(groups: Sequence[PlannedGroup]) -> Iterator[Row]:
-    """Yield the table's rows for the groups; adjacent groups of the same size and place share a row."""
-    for (nbytes, place), run_of in groupby(groups, key=lambda group: (group.nbytes, group.place)):
-        same = [group.name for group in run_of]
-        label = same[0] if len(same) == 1 else f"{same[0]} ... {same[-1]} (each)"
-        yield label if nbytes else f"{label} (the bytes of embed_tokens)", nbytes, place
+def group_rows(groups: Sequence[PlannedGroup], is_folded: bool) -> Iterator[Row]:
+    """Yield the table's rows for the groups.
+
+    Args:
+        is_folded: True if layers of the same size and place share a row, whatever is between them, as where every
+            third layer of a file has another format.
+    """
+    same: dict[tuple[object, ...], list[PlannedGroup]] = {}
+    for group in groups:
+        alike = (len(group.layers), group.nbytes, group.place)
+        same.setdefault(alike if is_folded and group.layers else (group.name,), []).append(group)
+    for first, *others in same.values():
+        label = _layers_in_words([first, *others]) if others else first.name
+        yield label if first.nbytes else f"{label} (the bytes of embed_tokens)", first.nbytes, first.place
+
+
+def _layers_in_words(groups: Sequence[PlannedGroup]) -> str:
+    """Return the layers of groups: "layers 0-25 (26, each)", or of many runs the first three and the last."""
+    runs: list[range] = []
+    for group in groups:
+        if runs and runs[-1].stop == group.layers.start:
+            runs[-1] = range(runs[-1].start, group.layers.stop)
+        else:
+            runs.append(group.layers)
+    words = [str(run.start) if len(run) == 1 else f"{run.start}-{run[-1]}" for run in runs]
+    shown = ", ".join(words) if len(words) <= MOST_RUNS else f"{', '.join(words[: MOST_RUNS - 1])} ... {words[-1]}"
+    number = f"{len(groups)}" if len(groups[0].layers) == 1 else f"{len(groups)} groups"
+    return f"layers {shown} ({number}, each)"
 
 
 def tier_rows(plan: Plan, free: int) -> Iterator[Row]:

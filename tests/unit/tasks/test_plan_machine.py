@@ -158,7 +158,7 @@ def test_what_fits_streams_nothing_and_needs_the_bandwidth_alone(run_task: RunTa
     ("overrides", "said"),
     [
         (["device=cpu", "task.device_memory=14GiB"], "device=cpu contradicts the machine that task=plan describes"),
-        (["device=cuda", "task.ram=14GiB"], "give task.device_memory, too"),
+        (["device=cuda", "task.ram=14GiB"], "give task.gpu or task.device_memory, too"),
         (["device=auto", "task.device_memory=0"], "task.device_memory=0 must be more than 0 bytes"),
         (["task.ram=8GiB", "streaming=on", "streaming.memory_budget=9GiB"], "8.00 GiB in all"),
     ],

@@ -13,6 +13,7 @@ from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.errors import TokenizerError
 from graphcore.tasks.chat.conversation import Conversation
 from graphcore.tasks.chat.typed_lines import ChatLines, Entry
+from graphcore.tasks.commands.chat import typed_mark
 
 ASSISTANT = len("assistant:")
 
@@ -34,8 +35,10 @@ def alone(folder: Path, messages: list[dict[str, str]], most: int = NEW, **param
 def test_help_names_every_command(say, capsys: pytest.CaptureFixture[str]) -> None:
     assert say("/help\n").status == 0
     shown = capsys.readouterr().err
-    names = ("help", "system", "set", "retry", "continue", "undo", "save", "load", "show", "stats", "clear", "exit")
-    assert re.findall(r"^/(\w+)", shown, re.MULTILINE) == list(names)
+    names = re.findall(r"^/(\w+)", shown, re.MULTILINE)
+    assert " ".join(names) == "help system set retry continue undo save load model show stats clear exit"
+    documented = (Path(__file__).parents[4] / "docs" / "prompts.md").read_text(encoding="utf-8")
+    assert [name for name in (*names, "?", "bye", "quit") if f"`/{name}" not in documented] == []
 
 
 @pytest.mark.thorough
@@ -50,6 +53,7 @@ def test_help_names_every_command(say, capsys: pytest.CaptureFixture[str]) -> No
         ("/set\ttop_k=1.5", "top_k=1.5 must be a whole number"),
         ("/clear now", "/clear takes nothing, found 'now'"),
         ("/save", "/save needs FILE"),
+        ("/model smolm2", r"/model knows no 'smolm2' \(did you mean 'smollm2'\?\); graphcore list has the names"),
         ("/load /nowhere/chat.json", r"/nowhere/chat.json cannot be read \(No such file"),
         ("/retry", "/retry needs an answer, and there is none yet"),
         ("/continue", "/continue needs an answer"),
@@ -106,6 +110,52 @@ def test_a_system_message_is_set_shown_and_taken_away(say, capsys: pytest.Captur
     shown = capsys.readouterr().err
     assert shown.count("[system message: be brief]") == 2
     assert "[there is no system message]" in shown
+
+
+def test_a_preset_is_a_system_message_by_name(
+    say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "own"))
+    presets = tmp_path / "own" / "graphcore" / "presets"
+    error = say("/system @brief\n").error
+    assert f"/system @brief: unknown preset; there are none; write one into {presets}/NAME.txt" in str(error)
+    presets.mkdir(parents=True)
+    (presets / "brief.txt").write_text("be brief\n", encoding="utf-8")
+    (presets / "blank.txt").write_text(" \n", encoding="utf-8")
+    turns = say("one\n/clear\n/system @brief\none\n").record["turns"]
+    assert [turn["prompt_tokens"] for turn in turns] == [
+        tokens_of("user:one"),
+        tokens_of("system:be brief", "user:one"),
+    ]
+    assert "[system message: be brief]" in capsys.readouterr().err
+    (turn,) = say("one\n", "system=@brief").record["turns"]
+    assert turn["prompt_tokens"] == tokens_of("system:be brief", "user:one")
+    for name, said in (
+        ("brie", "system=@brie: unknown preset (did you mean 'brief'?); known: blank, brief"),
+        ("../presets/brief", "unknown preset"),
+        ("blank", "blank.txt is empty"),
+    ):
+        assert said in str(say("one\n", f"system=@{name}").error)
+
+
+def test_the_model_is_said_and_how_to_chat_with_another(
+    say, chat_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert say("/model\n/model smollm3\n/model 'my models/a.gguf'\n").status == 0
+    shown = capsys.readouterr().err
+    name = chat_folder.name
+    assert f"[{name} is loaded, from {chat_folder}]" in shown
+    assert f"[{name} stays loaded until the chat ends; for smollm3 type /exit, then graphcore chat smollm3; " in shown
+
+
+def test_the_line_that_is_typed_begins_with_the_model_and_the_context_s_fill(chat_folder: Path) -> None:
+    with Engine.load(chat_folder, graph="eager", device="cpu", overrides="context_length=200") as engine:
+        conversation = Conversation(engine, "s" * 12, True)
+        name = chat_folder.name
+        assert typed_mark(conversation) == f"{name} 0%> "
+        conversation.add("u" * 10, "a" * 20, [5] * 20)
+        taken = tokens_of("system:" + "s" * 12, "user:" + "u" * 10) + 20
+        assert typed_mark(conversation) == f"{name} {100 * taken / 200:.0f}%> "
 
 
 def test_sampling_is_set_for_the_answers_that_follow(say, chat_folder: Path) -> None:
@@ -362,7 +412,7 @@ def test_a_path_that_can_be_none_is_said_in_one_line(
 
 def test_a_command_that_was_pasted_with_its_line_break_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    lines = ChatLines()
+    lines = ChatLines(lambda: "> ")
     monkeypatch.setattr(lines, "_line", lambda mark: "/exit\n")
     assert next(iter(lines)) == Entry("/exit", True, "standard input, line 0")
     monkeypatch.setattr(lines, "_line", lambda mark: "/exit\nis a line")

@@ -15,6 +15,7 @@ from support.task_runs import RunTask
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.planning import rates
 from graphcore.streaming.link_rate import LinkRate
+from graphcore.tasks.plan_machine import DISKS, GPUS, MEMORIES
 
 LLAMA = f"model.checkpoint={TINY / 'llama3'}"
 
@@ -42,7 +43,7 @@ def test_the_plan_is_the_checkpoints_bytes(
     assert record["memory"]["workspace_bytes"] > 0
     assert record["fits"] is True
     out = capsys.readouterr().out
-    assert "layers.0 ... layers.1 (each)" in out
+    assert "layers 0-1 (2, each)" in out
     assert f"{layer:,}" in out
     assert "llama3 (llama) on cpu, streaming=off: weights" in out  # the checkpoint's name, not the model group's
 
@@ -120,6 +121,43 @@ def test_rates_predict_the_speed(run_task: RunTask, capsys: pytest.CaptureFixtur
     assert "at the same time, by the same processors" in out
 
 
+def test_names_of_hardware_stand_for_their_rates(run_task: RunTask) -> None:
+    streamed = ("task=plan", "model=llama3", "model.checkpoint=random:", "streaming=auto", "device=auto", "graph=auto")
+    on_gpu = run_task(*streamed, "task.gpu=rtx4090", "task.ram=64GiB", "task.disk=nvme4").record["planned_for"]
+    # 384 bits x 21 Gbit/s; 16 lanes of 16 Gbit/s with 128 of 130 bits
+    assert on_gpu["device_memory_bytes"] == 24 * 1024**3
+    assert on_gpu["bandwidth_bytes_per_second"] == 384 * 21e9 / 8
+    assert on_gpu["link_bytes_per_second"] == pytest.approx(31.5e9, rel=1e-3)
+    assert on_gpu["disk_bytes_per_second"] == 7.45e9
+    slow_ram = ("task.gpu=rtx4090", "task.ram=64GiB", "task.memory=ddr4-1ch", "task.device_memory=20GiB")
+    limited = run_task(*streamed, *slow_ram).record["planned_for"]
+    assert limited["link_bytes_per_second"] == 3200e6 * 8  # DDR4-3200 cannot fill the link
+    assert limited["device_memory_bytes"] == 20 * 1024**3
+    alone = ("task.ram=64GiB", "task.memory=ddr5")
+    on_cpu = run_task(*streamed, *alone).record["planned_for"]
+    assert on_cpu["bandwidth_bytes_per_second"] == 5600e6 * 8 * 2
+    typed = run_task(*streamed, *alone, "task.bandwidth=50GB").record["planned_for"]
+    assert typed["bandwidth_bytes_per_second"] == 50e9
+    error = run_task(*streamed, "task.device_memory=8GiB", "task.memory=ddr5").error
+    assert str(error) == "task.memory=ddr5 has no effect on cuda:0; give task.gpu, too, or leave it out"
+
+
+def test_every_name_of_hardware_is_documented() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "streaming.md").read_text(encoding="utf-8")
+    assert [name for name in (*GPUS, *DISKS, *MEMORIES) if f"`{name}`" not in text] == []
+
+
+def test_every_layer_has_a_row_where_it_is_asked_for(run_task: RunTask, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("task=plan", "model=llama3", "model.checkpoint=random:", "dtype=bf16", "context_length=512")
+    record = run_task(*asked).record
+    assert [group["name"] for group in record["groups"]].count("layers.7") == 1
+    assert "layers 0-15 (16, each)" in capsys.readouterr().out
+    run_task(*asked, "task.rows=all")
+    shown = capsys.readouterr().out
+    assert "(16, each)" not in shown
+    assert all(f" layers.{index} " in shown for index in range(16))
+
+
 def test_the_verdict_comes_first_and_says_what_would_fit(run_task: RunTask, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("task=plan", "model=llama3", "model.checkpoint=random:", "task.ram=2GB", "task.bandwidth=4GB/s")
     record = run_task(*asked, "task.disk=1GB/s").record
@@ -169,6 +207,11 @@ def test_where_only_experts_move_the_rate_is_that_of_reading_one_in_each_layer(
         ("task.bandwidth=.inf", "task.bandwidth=.inf is no rate; write bytes per second"),
         ("task.disk=25", "would be 25 bytes; write the unit"),
         ("task.disk=auto", "task.disk=auto is no rate; write bytes per second"),
+        ("task.disk=nvme6", "3GB, 600MB/s; or a name: hdd, sata, nvme3, nvme4, nvme5 (did you mean 'nvme5'?)"),
+        ("task.bandwidth=nvme4", "task.bandwidth=nvme4 is no rate"),
+        ("task.gpu=rtx409", "unknown task.gpu=rtx409 (did you mean 'rtx4090'?); known: rtx3060, rtx3090, "),
+        ("task.memory=ddr6", "unknown task.memory=ddr6 (did you mean 'ddr5'?); known: ddr4-1ch, ddr4, "),
+        ("task.rows=al", "task.rows=al must be folded or all (did you mean 'all'?)"),
         ("task.disk=3Gbit/s", "task.disk=3Gbit has the unknown unit 'Gbit'"),
         ("task.ram=some", "task.ram=some is no size; write whole bytes"),
         ("task.ram=auto", "task.ram=auto is no size; write whole bytes"),
