@@ -10,7 +10,7 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -172,6 +172,7 @@ def serve_model(
     settings: ServeSettings,
     load: Callable[[], Engine],
     on_start: Callable[[int], None],
+    other_names: Iterable[str] = (),
 ) -> ServedModel:
     """Serve a model until a signal ends it, or its engine has failed twice.
 
@@ -180,6 +181,7 @@ def serve_model(
         settings: keys of the task.
         load: function that loads the engine; it is called in a thread while the server listens already.
         on_start: function that is called with the port when the server listens.
+        other_names: further names by which requests may ask for the model.
 
     Returns:
         The model, after the last answer.
@@ -189,7 +191,7 @@ def serve_model(
         Exception: the engine cannot be loaded, or has failed twice.
     """
     allow_files(settings.max_connections + SPARE_CONNECTIONS + OTHER_FILES)
-    served, server = new_served(name, settings, load)
+    served, server = new_served(name, settings, load, other_names)
     listener = bound_socket(settings.host, settings.port)
     server.on_start = lambda: on_start(listener.getsockname()[1])
     server.run([listener])
@@ -211,9 +213,11 @@ def allow_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
-def new_served(name: str, settings: ServeSettings, load: Callable[[], Engine]) -> tuple[ServedModel, DrainingServer]:
+def new_served(
+    name: str, settings: ServeSettings, load: Callable[[], Engine], other_names: Iterable[str] = ()
+) -> tuple[ServedModel, DrainingServer]:
     """Return a model and the server that answers for it; arguments as for `serve_model`."""
-    served = ServedModel(name, settings, load)
+    served = ServedModel(name, settings, load, other_names)
     app = new_app(served, Guard.of(settings), ServingMetrics(served, settings.metric_aliases), settings.cors_origins)
     server = new_server(app, served)
     served.on_failure = server.drain

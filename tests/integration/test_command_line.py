@@ -194,6 +194,9 @@ def test_with_outputs_hydra_keeps_what_was_asked(tmp_path: Path) -> None:
 def test_the_version_is_printed(tmp_path: Path) -> None:
     done = graphcore("--version", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"graphcore {version('graphcore')}\n")
+    module = "import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('graphcore', run_name='__main__')"
+    started = run_program([], tmp_path, code=module)
+    assert (started.returncode, started.stdout) == (0, done.stdout), "python -m graphcore"
 
 
 def test_a_text_without_a_key_is_the_prompt_and_a_tasks_name_the_task(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from graphcore.checkpoint.sources.source import (
     Source,
     parse_source,
 )
+from graphcore.config.conf_folder import group_options, likely_option
 from graphcore.errors import CheckpointNotFoundError, ConfigError, quoted
 from graphcore.progress import Progress, ignore_progress
 
@@ -89,8 +90,14 @@ def _local_path(text: str) -> Path:
     if is_there:
         return path
     looks_like_repo = len(path.parts) == 2 and not path.is_absolute() and not text.startswith((".", "~"))
-    hint = f"; for the Hugging Face repository write hf:{text}" if looks_like_repo else ""
+    hint = f"; for the Hugging Face repository write hf:{text}" if looks_like_repo else _nearest_group(text)
     raise CheckpointNotFoundError(f"checkpoint {quoted(text)}: no such file or folder{hint}; {HOW_TO_NAME}")
+
+
+def _nearest_group(text: str) -> str:
+    """Return advice for a text that names a model group, or nearly does; else an empty string."""
+    names = group_options()["model"]
+    return f"; the published model is model={text}" if text in names else likely_option("model", text, names)
 
 
 def _verified(path: Path, sha256: str | None, hashes: Path) -> Path:

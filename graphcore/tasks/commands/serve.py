@@ -52,7 +52,7 @@ def serve_here(context: Context, settings: ServeSettings) -> Record:
         for line in address_lines(settings, name, port):
             context.console.note(line)
 
-    served = serve_model(name, settings, load, say_address)
+    served = serve_model(name, settings, load, say_address, context.settings.model.served_names)
     try:
         ran = {} if served.loaded_engine is None else ran_record(served.loaded_engine)
         return {"model_name": name, "num_requests": served.num_answered, **ran, **loaded}
