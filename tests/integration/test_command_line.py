@@ -72,6 +72,33 @@ def test_help_and_config_do_not_import_torch(tmp_path: Path, arguments: list[str
     assert seconds < 10  # it takes 0.4 on an idle machine; importing torch alone takes two
 
 
+def test_what_a_file_or_a_name_shows_is_refused_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "zero.gguf").write_bytes(bytes(100))
+    (tmp_path / "short.gguf").write_bytes(b"GGUF\3\0\0\0")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/model.safetensors").write_bytes((1000).to_bytes(8, "little") + b"{}")
+    refused = {
+        "model.checkpoint=gone.gguf": "no such file or folder",
+        "model.checkpoint=zero.gguf": "is neither safetensors nor GGUF",
+        "model.checkpoint=short.gguf": "the number of tensors needs 8 bytes",
+        "model.checkpoint=folder": "it is damaged or cut off",
+        "device=cuda9": r"did you mean 'cuda'\?",
+    }
+    code = (
+        "import sys\nfrom graphcore.cli.main import main\n"
+        f"for argument in {list(refused)!r}:\n"
+        "    try:\n        main([argument, 'prompt_ids=[1]', 'outputs=false'])\n"
+        "    except SystemExit as ended:\n        assert ended.code, argument\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for line, message in zip(done.stderr.splitlines(), refused.values(), strict=True):
+        assert re.search(message, line), line
+
+
 REFUSED_BEFORE_A_RUN = [
     (["promt=hi"], "unknown key 'promt'", 2),
     (["max_new_tokens=abc"], "max_new_tokens=abc must be a whole number", 2),

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from graphcore.checkpoint.file_front import check_front
 from graphcore.checkpoint.sources.cached_file import check_sha256
 from graphcore.checkpoint.sources.hub import fetch_hub
 from graphcore.checkpoint.sources.known_hash import known_sha256
@@ -28,15 +29,16 @@ def resolve_source(
 
 
 def check_source(text: str) -> None:
-    """Check that `text` is a valid source and that a local path exists. Nothing is downloaded or opened.
+    """Check that `text` is a valid source, and a local path by `check_front`. Nothing is downloaded.
 
     Raises:
         ConfigError: the text follows no scheme's grammar.
         CheckpointNotFoundError: the local path does not exist.
+        CheckpointError: the local file is of a kind that is not read, or its header is damaged.
     """
     source = parse_source(text)
     if isinstance(source, LocalSource):
-        _local_path(source.path)
+        check_front(_local_path(source.path))
 
 
 def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progress: Progress | None = None) -> Path:

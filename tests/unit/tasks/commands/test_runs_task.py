@@ -11,6 +11,8 @@ from graphcore.errors import ConfigError
 OLD, NEW = "2020-01-31/12-00-00-000001", "2999-01-31/12-00-00-000001"
 CHECKPOINT = {"name": "mine", "checkpoint": "/a/b.gguf", "published": {"checkpoint": "hf:a/b"}}
 
+UNRESOLVED = {**CHECKPOINT, "checkpoint": "${.published.checkpoint}"}
+
 
 def write(folder: Path, **fields: object) -> Path:
     folder.mkdir(parents=True)
@@ -22,7 +24,7 @@ def write(folder: Path, **fields: object) -> Path:
 def outputs(tmp_path: Path) -> Path:
     top = tmp_path / "outputs"
     write(top / OLD, task="chat", status="ok", settings={"model": CHECKPOINT})
-    write(top / NEW, task="bench", status="failed", settings=None)
+    write(top / NEW, task="bench", status="failed", settings={"model": UNRESOLVED})
     (top / "2020-01-31/13-00-00-000001/.hydra").mkdir(parents=True)  # it may still run
     (top / "2020-01-31/14-00-00-000001").mkdir()  # not known to be graphcore's
     (top / "2020-01-31/15-00-00-000001").symlink_to(write(tmp_path / "elsewhere", task="chat"))
@@ -34,7 +36,7 @@ def outputs(tmp_path: Path) -> Path:
 def test_runs_are_listed_newest_first(run_task: RunTask, outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_task("task=runs", f"task.folder={outputs}")
     assert [(one["task"], one["model"], one["status"]) for one in run.record["runs"]] == [
-        ("bench", "-", "failed"),
+        ("bench", "mine", "failed"),
         ("-", "-", "unfinished"),
         ("chat", "b.gguf", "ok"),
     ]
@@ -45,7 +47,7 @@ def test_runs_are_listed_newest_first(run_task: RunTask, outputs: Path, capsys: 
         "2999-01-31",
         "12:00:00",
         "bench",
-        "-",
+        "mine",
         "failed",
         str(sizes[0]),
         "bytes",
