@@ -8,7 +8,6 @@ import asyncio
 import logging
 import resource
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError
 from graphcore.serving.app import new_app
 from graphcore.serving.guard import Guard
+from graphcore.serving.listener import bound_socket
 from graphcore.serving.metrics import ServingMetrics
 from graphcore.serving.serve_settings import ServeSettings
 from graphcore.serving.served_model import ServedModel
@@ -222,23 +222,6 @@ def new_served(
     server = new_server(app, served)
     served.on_failure = server.drain
     return served, server
-
-
-def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket with an address, on which a server can listen.
-
-    Raises:
-        ConfigError: the address is none of this machine's, or another program has the port.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # of others, asyncio delays small pieces
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; set task.host or task.port") from None
-    return listener
 
 
 def new_server(app: ASGIApp, served: ServedModel) -> DrainingServer:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -72,7 +73,8 @@ def test_help_and_config_do_not_import_torch(tmp_path: Path, arguments: list[str
     assert seconds < 10  # it takes 0.4 on an idle machine; importing torch alone takes two
 
 
-def test_what_a_file_or_a_name_shows_is_refused_without_torch(tmp_path: Path) -> None:
+def test_what_a_file_a_name_or_a_port_shows_is_refused_without_torch(tmp_path: Path) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
     (tmp_path / "zero.gguf").write_bytes(bytes(100))
     (tmp_path / "short.gguf").write_bytes(b"GGUF\3\0\0\0")
     (tmp_path / "folder").mkdir()
@@ -83,17 +85,19 @@ def test_what_a_file_or_a_name_shows_is_refused_without_torch(tmp_path: Path) ->
         "model.checkpoint=short.gguf": "the number of tensors needs 8 bytes",
         "model.checkpoint=folder": "it is damaged or cut off",
         "device=cuda9": r"did you mean 'cuda'\?",
+        f"task=serve task.port={listener.getsockname()[1]}": "cannot listen on 127.0.0.1",
     }
     code = (
         "import sys\nfrom graphcore.cli.main import main\n"
         f"for argument in {list(refused)!r}:\n"
-        "    try:\n        main([argument, 'prompt_ids=[1]', 'outputs=false'])\n"
+        "    try:\n        main([*argument.split(), 'outputs=false'])\n"
         "    except SystemExit as ended:\n        assert ended.code, argument\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
     )
+    listener.close()
     assert done.returncode == 0, done.stderr
     for line, message in zip(done.stderr.splitlines(), refused.values(), strict=True):
         assert re.search(message, line), line
