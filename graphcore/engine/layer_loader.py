@@ -14,9 +14,8 @@ from typing import Self
 
 import torch
 
-from graphcore.config.compose import compose_settings
 from graphcore.device import dtype_name
-from graphcore.engine.arguments import check_count, is_whole, load_overrides
+from graphcore.engine.arguments import check_count, is_whole, load_settings
 from graphcore.engine.loading.load_model import LoadedModel, load_model
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import ConfigError
@@ -80,9 +79,7 @@ class LayerLoader:
         given = [overrides] if isinstance(overrides, str) else list(overrides)
         groups = [f"streaming.layer_group_size={layers_per_group}", f"streaming.prefetch={num_slots - 1}"]
         smallest = "context_length=16"  # no token runs, so that the KV cache is never used
-        is_random = str(source).startswith("random:")
-        settings = compose_settings(load_overrides(options, [smallest, *groups, *given], is_random))
-        settings.model.checkpoint = str(source)
+        settings = load_settings(source, options, [smallest, *groups, *given])
         if settings.model.fallback is not None:
             raise ConfigError("LayerLoader: a transformers model loads its layers by itself; leave out model.fallback")
         return cls(load_model(settings, on_progress or ignore_progress), layers_per_group)

@@ -40,7 +40,7 @@ from graphcore.serving.openai_embeddings import embedding_body, read_embedding
 from graphcore.serving.openai_response_events import responses_body, responses_events
 from graphcore.serving.openai_responses import read_responses
 from graphcore.serving.page_files import HEADERS, PREFIX, page_files
-from graphcore.serving.request_errors import RequestError, error_body, request_error
+from graphcore.serving.request_errors import RETRY_AFTER, RequestError, error_body, request_error
 from graphcore.serving.served_model import ServedModel
 from graphcore.serving.token_texts import TokenTexts
 from graphcore.threads import ThreadPool
@@ -151,7 +151,7 @@ class Application:
             raise RequestError(f"{unknown[0]!r} is unknown, or cannot be given (task.strict=true)", field=unknown[0])
         if model == "":
             raise RequestError("model is missing (task.strict=true)", field="model")
-        if model is not None and model != self._served.name:
+        if model is not None and model not in self._served.names:
             raise RequestError(
                 f"the model {model!r:.60} is not served; ask for {self._served.name!r}",
                 field="model",
@@ -227,7 +227,7 @@ class Application:
 
     async def model(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """GET /v1/models/{name}."""
-        if exchange.request.path_params["name"] != self._served.name:
+        if exchange.request.path_params["name"] not in self._served.names:
             raise RequestError("there is no such model; GET /v1/models lists it", status=404, code="model_not_found")
         return JSONResponse(self._model_body())
 
@@ -312,7 +312,9 @@ class Application:
 
     async def health(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """GET /health: 200 if requests are taken and computed."""
-        return JSONResponse({"status": self._served.health}, 200 if self._served.is_healthy else 503)
+        is_healthy = self._served.is_healthy
+        headers = {} if is_healthy else {"Retry-After": str(RETRY_AFTER)}
+        return JSONResponse({"status": self._served.health}, 200 if is_healthy else 503, headers)
 
     async def ping(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """GET /ping: 200 while the server answers at all."""

@@ -8,9 +8,8 @@ import asyncio
 import logging
 import resource
 import signal
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -23,6 +22,7 @@ from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError
 from graphcore.serving.app import new_app
 from graphcore.serving.guard import Guard
+from graphcore.serving.listener import bound_socket
 from graphcore.serving.metrics import ServingMetrics
 from graphcore.serving.serve_settings import ServeSettings
 from graphcore.serving.served_model import ServedModel
@@ -172,6 +172,7 @@ def serve_model(
     settings: ServeSettings,
     load: Callable[[], Engine],
     on_start: Callable[[int], None],
+    other_names: Iterable[str] = (),
 ) -> ServedModel:
     """Serve a model until a signal ends it, or its engine has failed twice.
 
@@ -180,6 +181,7 @@ def serve_model(
         settings: keys of the task.
         load: function that loads the engine; it is called in a thread while the server listens already.
         on_start: function that is called with the port when the server listens.
+        other_names: further names by which requests may ask for the model.
 
     Returns:
         The model, after the last answer.
@@ -189,7 +191,7 @@ def serve_model(
         Exception: the engine cannot be loaded, or has failed twice.
     """
     allow_files(settings.max_connections + SPARE_CONNECTIONS + OTHER_FILES)
-    served, server = new_served(name, settings, load)
+    served, server = new_served(name, settings, load, other_names)
     listener = bound_socket(settings.host, settings.port)
     server.on_start = lambda: on_start(listener.getsockname()[1])
     server.run([listener])
@@ -211,30 +213,15 @@ def allow_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
-def new_served(name: str, settings: ServeSettings, load: Callable[[], Engine]) -> tuple[ServedModel, DrainingServer]:
+def new_served(
+    name: str, settings: ServeSettings, load: Callable[[], Engine], other_names: Iterable[str] = ()
+) -> tuple[ServedModel, DrainingServer]:
     """Return a model and the server that answers for it; arguments as for `serve_model`."""
-    served = ServedModel(name, settings, load)
+    served = ServedModel(name, settings, load, other_names)
     app = new_app(served, Guard.of(settings), ServingMetrics(served, settings.metric_aliases), settings.cors_origins)
     server = new_server(app, served)
     served.on_failure = server.drain
     return served, server
-
-
-def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket with an address, on which a server can listen.
-
-    Raises:
-        ConfigError: the address is none of this machine's, or another program has the port.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # of others, asyncio delays small pieces
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; set task.host or task.port") from None
-    return listener
 
 
 def new_server(app: ASGIApp, served: ServedModel) -> DrainingServer:

@@ -133,7 +133,7 @@ class Replica:
         self._id = serve.get_replica_context().replica_id.unique_id
         log_requests(task.log, self._id)
         name = task.model_name or settings.model.display_name
-        self._served = ServedModel(name, task, load)
+        self._served = ServedModel(name, task, load, settings.model.served_names)
         metrics = ServingMetrics(self._served, task.metric_aliases)
         self._app = new_app(self._served, Guard.of(task), metrics, task.cors_origins)
         use_request_threads()

@@ -7,7 +7,7 @@ from typing import Any
 from graphcore.errors import BusyError, ConfigError, GraphcoreError, TokenizerError
 from graphcore.sampling_params import NEUTRAL
 
-RETRY_AFTER = 1  # seconds after which a client may ask again while the queue is full
+RETRY_AFTER = 1  # seconds after which a client may ask again while the queue is full or the model is loading
 TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -5,7 +5,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 
@@ -40,8 +40,10 @@ class ServedModel:
         name: name of the model for clients.
         settings: keys of the task.
         load: function that loads the engine; it is called in a thread.
+        other_names: further names by which requests may ask for the model.
 
     Attributes:
+        names: all names by which requests may ask for the model.
         state: what the server can do at present.
         created: time.time() of the start.
         num_running: requests that are being answered.
@@ -54,8 +56,11 @@ class ServedModel:
         on_failure: function that ends the server after a failure.
     """
 
-    def __init__(self, name: str, settings: ServeSettings, load: Callable[[], Engine]) -> None:
+    def __init__(
+        self, name: str, settings: ServeSettings, load: Callable[[], Engine], other_names: Iterable[str] = ()
+    ) -> None:
         self.name, self.settings, self._load = name, settings, load
+        self.names = frozenset((name, *other_names))
         self.special_ids: Mapping[str, int] = {}
         self._engine: Engine | None = None
         self._format: ToolFormat | None = None
@@ -158,7 +163,9 @@ class ServedModel:
             RequestError: it is loading, has failed, or the server is ending.
         """
         if self._engine is None or self.state is not ServingState.READY:
-            raise RequestError(f"the server is {self.state.value}; ask again later", status=503, code="not_ready")
+            is_loading = self.state in (ServingState.LOADING, ServingState.REBUILDING)
+            what = "the model is loading" if is_loading else f"the server is {self.state.value}"
+            raise RequestError(f"{what}; ask again later", status=503, code="not_ready")
         return self._engine
 
     @property

@@ -38,10 +38,12 @@ class Task:
         name: name, as in task=name.
         settings: dataclass of the keys in conf/task/<name>.yaml.
         run: function that does the task and returns its part of result.json, with "status" unless that is "ok".
+        check: function that refuses settings of the task, or a machine that cannot run it, before torch is imported.
         needs_torch: bool, False if the task computes nothing and torch need not be imported.
     """
 
     name: str
     settings: type
     run: Callable[[Context, Any], Record]
+    check: Callable[[Settings, Any], None] = lambda settings, task: None
     needs_torch: bool = True

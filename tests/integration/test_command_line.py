@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -70,6 +71,36 @@ def test_help_and_config_do_not_import_torch(tmp_path: Path, arguments: list[str
     assert done.stdout.splitlines()[-2:] == ["status 0", "heavy []"]
     assert list(tmp_path.iterdir()) == []
     assert seconds < 10  # it takes 0.4 on an idle machine; importing torch alone takes two
+
+
+def test_what_a_file_a_name_or_a_port_shows_is_refused_without_torch(tmp_path: Path) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    (tmp_path / "zero.gguf").write_bytes(bytes(100))
+    (tmp_path / "short.gguf").write_bytes(b"GGUF\3\0\0\0")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/model.safetensors").write_bytes((1000).to_bytes(8, "little") + b"{}")
+    refused = {
+        "model.checkpoint=gone.gguf": "no such file or folder",
+        "model.checkpoint=zero.gguf": "is neither safetensors nor GGUF",
+        "model.checkpoint=short.gguf": "the number of tensors needs 8 bytes",
+        "model.checkpoint=folder": "it is damaged or cut off",
+        "device=cuda9": r"did you mean 'cuda'\?",
+        f"task=serve task.port={listener.getsockname()[1]}": "cannot listen on 127.0.0.1",
+    }
+    code = (
+        "import sys\nfrom graphcore.cli.main import main\n"
+        f"for argument in {list(refused)!r}:\n"
+        "    try:\n        main([*argument.split(), 'outputs=false'])\n"
+        "    except SystemExit as ended:\n        assert ended.code, argument\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    listener.close()
+    assert done.returncode == 0, done.stderr
+    for line, message in zip(done.stderr.splitlines(), refused.values(), strict=True):
+        assert re.search(message, line), line
 
 
 REFUSED_BEFORE_A_RUN = [
@@ -194,6 +225,9 @@ def test_with_outputs_hydra_keeps_what_was_asked(tmp_path: Path) -> None:
 def test_the_version_is_printed(tmp_path: Path) -> None:
     done = graphcore("--version", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"graphcore {version('graphcore')}\n")
+    module = "import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('graphcore', run_name='__main__')"
+    started = run_program([], tmp_path, code=module)
+    assert (started.returncode, started.stdout) == (0, done.stdout), "python -m graphcore"
 
 
 def test_a_text_without_a_key_is_the_prompt_and_a_tasks_name_the_task(tmp_path: Path) -> None:

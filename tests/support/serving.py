@@ -20,7 +20,8 @@ from graphcore.config.conf_folder import conf_dir
 from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.engine.sampling_defaults import SamplingDefaults
 from graphcore.sampling_params import NEUTRAL, SamplingParams
-from graphcore.serving.http_server import DrainingServer, bound_socket, new_served
+from graphcore.serving.http_server import DrainingServer, new_served
+from graphcore.serving.listener import bound_socket
 from graphcore.serving.serve_settings import ServeSettings
 from graphcore.serving.served_model import ServedModel
 from support.chat_folders import BYTE_IDS, CONTROLS, MESSAGES, TOKEN_IDS, TOOLS, save_calling_folder

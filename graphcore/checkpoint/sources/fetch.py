@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from graphcore.checkpoint.file_front import check_front
 from graphcore.checkpoint.sources.cached_file import check_sha256
 from graphcore.checkpoint.sources.hub import fetch_hub
 from graphcore.checkpoint.sources.known_hash import known_sha256
@@ -15,6 +16,7 @@ from graphcore.checkpoint.sources.source import (
     Source,
     parse_source,
 )
+from graphcore.config.conf_folder import group_options, likely_option
 from graphcore.errors import CheckpointNotFoundError, ConfigError, quoted
 from graphcore.progress import Progress, ignore_progress
 
@@ -27,15 +29,16 @@ def resolve_source(
 
 
 def check_source(text: str) -> None:
-    """Check that `text` is a valid source and that a local path exists. Nothing is downloaded or opened.
+    """Check that `text` is a valid source, and a local path by `check_front`. Nothing is downloaded.
 
     Raises:
         ConfigError: the text follows no scheme's grammar.
         CheckpointNotFoundError: the local path does not exist.
+        CheckpointError: the local file is of a kind that is not read, or its header is damaged.
     """
     source = parse_source(text)
     if isinstance(source, LocalSource):
-        _local_path(source.path)
+        check_front(_local_path(source.path))
 
 
 def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progress: Progress | None = None) -> Path:
@@ -89,8 +92,14 @@ def _local_path(text: str) -> Path:
     if is_there:
         return path
     looks_like_repo = len(path.parts) == 2 and not path.is_absolute() and not text.startswith((".", "~"))
-    hint = f"; for the Hugging Face repository write hf:{text}" if looks_like_repo else ""
+    hint = f"; for the Hugging Face repository write hf:{text}" if looks_like_repo else _nearest_group(text)
     raise CheckpointNotFoundError(f"checkpoint {quoted(text)}: no such file or folder{hint}; {HOW_TO_NAME}")
+
+
+def _nearest_group(text: str) -> str:
+    """Return advice for a text that names a model group, or nearly does; else an empty string."""
+    names = group_options()["model"]
+    return f"; the published model is model={text}" if text in names else likely_option("model", text, names)
 
 
 def _verified(path: Path, sha256: str | None, hashes: Path) -> Path:

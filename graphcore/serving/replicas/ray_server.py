@@ -19,7 +19,7 @@ from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
 from graphcore.errors import ConfigError
 from graphcore.processors import usable_processors
-from graphcore.serving.http_server import bound_socket
+from graphcore.serving.listener import bound_socket
 from graphcore.serving.ray_app import SPARE_SECONDS, replicated
 from graphcore.serving.replicas.replica_resources import replica_resources, replica_settings
 from graphcore.serving.serve_settings import ServeSettings

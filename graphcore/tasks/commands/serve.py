@@ -3,15 +3,24 @@
 import threading
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from graphcore.engine.engine import Engine
+from graphcore.config.settings import Settings
 from graphcore.errors import ConfigError
+from graphcore.serving.listener import bound_socket
 from graphcore.serving.serve_settings import ServeSettings, checked_settings
-from graphcore.tasks.report.run_record import compile_record, ran_record
 from graphcore.tasks.task import Context, Record, Task
-from graphcore.tasks.task_engine import describe, load_engine
+
+if TYPE_CHECKING:
+    from graphcore.engine.engine import Engine
 
 STAGES_OF_REQUESTS = ("prefill", "generate")  # whose progress is no matter of the server's log
+
+
+def check(settings: Settings, task: ServeSettings) -> None:
+    """Check the settings, and that the address can be listened on."""
+    _, checked = checked_settings(settings, task)
+    bound_socket(checked.host, checked.port).close()
 
 
 def run(context: Context, task: ServeSettings) -> Record:
@@ -26,6 +35,8 @@ def serve_here(context: Context, settings: ServeSettings) -> Record:
     """Serve from this process until a signal ends it."""
     from graphcore.serving.http_exchange import log_requests
     from graphcore.serving.http_server import serve_model
+    from graphcore.tasks.report.run_record import compile_record, ran_record
+    from graphcore.tasks.task_engine import describe, load_engine
 
     log_requests(settings.log)
     name = settings.model_name or context.settings.model.display_name
@@ -39,7 +50,7 @@ def serve_here(context: Context, settings: ServeSettings) -> Record:
             raise ConfigError("the server has ended while the model was loaded")
         context.console.progress(stage, group, done, total)
 
-    def load() -> Engine:
+    def load() -> "Engine":
         began = time.perf_counter()
         engine = load_engine(context, on_progress=progress)
         loaded["load_seconds"] = time.perf_counter() - began
@@ -52,7 +63,7 @@ def serve_here(context: Context, settings: ServeSettings) -> Record:
         for line in address_lines(settings, name, port):
             context.console.note(line)
 
-    served = serve_model(name, settings, load, say_address)
+    served = serve_model(name, settings, load, say_address, context.settings.model.served_names)
     try:
         ran = {} if served.loaded_engine is None else ran_record(served.loaded_engine)
         return {"model_name": name, "num_requests": served.num_answered, **ran, **loaded}
@@ -96,4 +107,4 @@ def address_lines(settings: ServeSettings, name: str, port: int) -> list[str]:
     return lines
 
 
-TASK = Task("serve", ServeSettings, run)
+TASK = Task("serve", ServeSettings, run, check)

@@ -75,6 +75,7 @@ RUNS = {
     "perplexity": ["task.window=8"],
     "pack": ["quant=q8_0"],
     "doctor": [],
+    "runs": ["task.prune=30d"],
     "models": ["task.remove=one.gguf", "task.confirmed=true"],
     "serve": ["task.port=0", "task.max_sequences=1"],
 }
@@ -104,6 +105,9 @@ def test_every_field_of_a_task_is_documented_and_every_documented_one_is_there(
     own += [f"task.output={tmp_path / 'packed.gguf'}"] if task == "pack" else []
     if task == "serve":
         end_after_loading(monkeypatch)
+    if task == "runs":
+        (tmp_path / "2999-01-31/12-00-00-000001/.hydra").mkdir(parents=True)
+        own.append(f"task.folder={tmp_path}")
     if task == "models":
         own.append(f"cache_dir={tmp_path}")
         (tmp_path / "benchmarks").mkdir()

@@ -200,10 +200,10 @@ def test_a_model_is_downloaded_or_described_by_name(
     run_task: RunTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "own.gguf"
-    file.write_bytes(b"GGUF")
+    file.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))  # a header without metadata and tensors
     run = run_task("task=models", "task.pull=true", f"model.checkpoint={file}", f"cache_dir={tmp_path}")
-    assert run.record["pulled"] == {"source": str(file), "path": str(file), "bytes": 4}
-    assert capsys.readouterr().out == f"own.gguf: 4 bytes in {file}\n"
+    assert run.record["pulled"] == {"source": str(file), "path": str(file), "bytes": 24}
+    assert capsys.readouterr().out == f"own.gguf: 24 bytes in {file}\n"
     run = run_task("task=models", "task.show=true", "model=smollm2", f"cache_dir={tmp_path}")
     shown = run.record["shown"]
     assert (shown["name"], shown["licence"], shown["cached"]) == ("smollm2", "Apache-2.0", "no")
