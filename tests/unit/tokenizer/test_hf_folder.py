@@ -400,3 +400,13 @@ def test_mistrals_own_form_is_converted_with_its_bos_and_end(tmp_path: Path) -> 
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, (2,))
     assert tokenizer.decode([264, 265]) == "hello w"
     assert not tokenizer.has_chat_template
+
+
+def test_ids_are_found_by_what_their_text_contains() -> None:
+    """Also if a vocabulary spells a character in another way, as GPT-2's a new line; ids beyond it have no text."""
+    tokenizer = golden_tokenizer("gpt-2")
+    vocab = tokenizer.vocab_size + 3
+    found = tokenizer.ids_with(("\n", ":"), vocab)
+    assert found == {at for at in range(vocab) if {"\n", ":"} & {*tokenizer.decode([at], skip_special_tokens=False)}}
+    assert {*tokenizer.encode("\n"), *tokenizer.encode(":")} <= found
+    assert not found.intersection(tokenizer.encode("Hello"))

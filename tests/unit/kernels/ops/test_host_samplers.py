@@ -28,7 +28,11 @@ PI_WORDS = (0x243F6A88, 0x85A308D3)
 
 def penalties_of(ids: list[int], breakers: frozenset[int] = frozenset(), **dry: float) -> dict[int, float]:
     params = SamplingParams(**{"dry_multiplier": 0.8, **dry})  # type: ignore[arg-type]  # numbers of both kinds
-    return DryHistory.of(ids, breakers).penalties(params)
+    found, grown = DryHistory.of(ids, breakers).penalties(params), DryHistory.of([], breakers)
+    for token_id in ids:
+        grown.append(token_id)
+    assert grown.penalties(params) == found, "token by token"
+    return found
 
 
 def test_dry_penalises_what_continues_a_repetition() -> None:
@@ -39,6 +43,7 @@ def test_dry_penalises_what_continues_a_repetition() -> None:
     assert penalties_of([5, 5, 5, 5]) == {5: pytest.approx(0.8 * 1.75)}, "a repetition may overlap what it repeats"
     assert penalties_of([1, 2, 3, 4, 9, 1, 2, 3], frozenset({2})) == {}, "a breaker"
     assert penalties_of([1, 2, 3, 4, 9, 1, 2, 3], frozenset({4})) == {}, "a breaker is not penalised"
+    assert penalties_of([2, 4, 9, 2], frozenset({2}), dry_allowed_length=1) == {}, "the last token is a breaker"
     assert penalties_of([1, 2, 3, 4, 9, 1, 2, 3], dry_penalty_last_n=7) == {4: pytest.approx(0.8)}
     assert penalties_of([1] * 4000) == {1: MOST_PENALTY}
 
