@@ -47,7 +47,7 @@ from graphcore.threads import ThreadPool
 
 LOG = logging.getLogger("graphcore.serving")
 MOST_ASKED = 10**9  # largest number that a query may have
-MOST_SEQUENCES = 4096  # of a plan
+MOST_SEQUENCES = 1024  # of a what-if: its plan takes most of a second of the processors
 NUM_THREADS = 32  # of those that encode prompts and compile grammars: a slow one must not keep others waiting
 Endpoint = Callable[[HttpExchange, dict[str, Any]], Awaitable[Response]]
 
