@@ -1,6 +1,7 @@
 """Memory plans of a loaded model for other budgets, without reloading: placement and predicted decode speed.
 
-Sizes come from the decoder that runs, so a plan takes milliseconds. The context stays the one that runs.
+Sizes come from the decoder that runs, so a plan takes milliseconds. Context and sequences are those that run, or others
+that are asked for; weights keep the formats that they were loaded in.
 """
 
 import threading
@@ -8,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from graphcore.config.settings import Settings
 from graphcore.engine.engine import Engine
 from graphcore.engine.loading.load_model import LoadedModel
 from graphcore.engine.loading.plan_run import plan_run
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
+from graphcore.engine.loading.runtime_config import choose_context_length, choose_snapshots
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import ConfigError, PlanError
 from graphcore.planning.machine import RESERVE_NBYTES, Machine, Memory, Speeds
@@ -24,6 +27,20 @@ from graphcore.weights.groups import LayerGroup, split_layers
 from graphcore.weights.plan import Plan, Tier
 
 TOO_SMALL = "1kB"  # a budget that no model fits in: its refusal has the smallest plan
+MOST_KNOWN = 100  # sizes whose smallest budget is remembered
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a what-if besides its budget; None is that of the engine that runs.
+
+    Attributes:
+        context_length: most tokens of a sequence.
+        max_sequences: most sequences that run at once.
+    """
+
+    context_length: int | None = None
+    max_sequences: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,8 +57,11 @@ class BudgetPlan:
     error: str | None = None
 
 
+AS_IT_RUNS = Sizes()
+
+
 class WhatIf:
-    """Plans an engine's model for other memory budgets, with streaming=auto.
+    """Plans an engine's model for other memory budgets and sizes, with streaming=auto.
 
     Args:
         engine: the engine; it may be rebuilt meanwhile.
@@ -49,45 +69,50 @@ class WhatIf:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._lock = engine, threading.Lock()
-        self._smallest: tuple[LoadedModel, int] | None = None
+        self._smallest: tuple[LoadedModel, dict[Sizes, int]] | None = None
         self._rates: dict[tuple[str, bool, bool], Rates | None] = {}
 
-    def plan(self, memory_budget: Any) -> BudgetPlan:
+    def plan(self, memory_budget: Any, sizes: Sizes = AS_IT_RUNS) -> BudgetPlan:
         """Return the plan for a budget: a size for `byte_sizes.parse_nbytes`, such as "8GB", or "auto".
 
         Raises:
-            ConfigError: it is no size, the model runs through transformers' own class, or other ranks share it.
+            ConfigError: the budget is no size, the context is longer than the model's, the model runs through
+                transformers' own class, or other ranks share it.
         """
         if self._engine.loaded.ranks is not None:
             raise ConfigError(
                 "memory_budget: plans for other budgets are made for one process, and here layers would be split "
                 "among the ranks anew; use task=plan parallel=ring, with task.ranks and streaming.memory_budget"
             )
-        return self._planned(memory_budget)
+        return self._planned(memory_budget, sizes)
 
-    def _planned(self, memory_budget: Any) -> BudgetPlan:
+    def _planned(self, memory_budget: Any, sizes: Sizes) -> BudgetPlan:
         """Return the plan for a budget, on a ring of this rank's layers."""
         loaded = self._engine.loaded
-        streaming = replace(loaded.settings.streaming, policy="auto", memory_budget=memory_budget)
+        parts, settings = resized(parts_of(loaded), loaded.settings, sizes)
+        streaming = replace(settings.streaming, policy="auto", memory_budget=memory_budget)
         try:
-            settings = replace(loaded.settings, streaming=streaming, context_length=loaded.runtime.context_length)
-            _, plan, tier = plan_run(settings, parts_of(loaded), unloaded_machine(loaded))
+            _, plan, tier = plan_run(replace(settings, streaming=streaming), parts, unloaded_machine(loaded))
         except PlanError as error:
-            if not isinstance(error.smallest, Plan):
-                return BudgetPlan(loaded.plan, None, str(error))
-            return BudgetPlan(error.smallest, None, str(error))
+            smallest = error.smallest if isinstance(error.smallest, Plan) else loaded.plan
+            return BudgetPlan(smallest, None, str(error))
         return BudgetPlan(plan, tier)
 
-    def smallest_nbytes(self) -> int:
+    def smallest_nbytes(self, sizes: Sizes = AS_IT_RUNS) -> int:
         """Return the smallest budget that works, in bytes; on a ring for this rank's layers.
 
         Raises:
-            ConfigError: the model runs through transformers' own class.
+            ConfigError: the context is longer than the model's, or the model runs through transformers' own class.
         """
         loaded = self._engine.loaded
         if self._smallest is None or self._smallest[0] is not loaded:
-            self._smallest = loaded, self._planned(TOO_SMALL).plan.peak_nbytes
-        return self._smallest[1]
+            self._smallest = loaded, {}
+        known = self._smallest[1]
+        if sizes not in known:
+            if len(known) == MOST_KNOWN:
+                known.clear()
+            known[sizes] = self._planned(TOO_SMALL, sizes).plan.peak_nbytes
+        return known[sizes]
 
     def predict(self, planned: BudgetPlan) -> Prediction | None:
         """Return the predicted decode speed of one sequence; None if the plan does not fit.
@@ -127,6 +152,28 @@ def parts_of(loaded: LoadedModel) -> PreparedDecoder:
     if not isinstance(loaded.runner, ProgramRunner):
         raise ConfigError("plans for other budgets need graphcore's own programs; leave out model.fallback")
     return PreparedDecoder(loaded.runtime, [], loaded.loader, loaded.runner.builder.decoder, loaded.draft)
+
+
+def resized(parts: PreparedDecoder, settings: Settings, sizes: Sizes) -> tuple[PreparedDecoder, Settings]:
+    """Return the inputs of the planner and the settings, both with the sizes.
+
+    Raises:
+        ConfigError: the context is longer than the model's, or than batching.cache_tokens.
+    """
+    runtime, batching = parts.runtime, settings.batching
+    context, sequences = sizes.context_length or runtime.context_length, sizes.max_sequences or batching.max_sequences
+    settings = replace(settings, context_length=context, batching=replace(batching, max_sequences=sequences))
+    if sizes == AS_IT_RUNS:
+        return parts, settings
+    spec = parts.decoder.spec
+    runtime = replace(
+        runtime,
+        context_length=choose_context_length(settings, spec.context),
+        prefill_chunk=min(settings.prefill_chunk, context),
+        batch_size=sequences,
+        snapshots=choose_snapshots(settings, spec),
+    )
+    return replace(parts, runtime=runtime), settings
 
 
 def unloaded_machine(loaded: LoadedModel) -> Machine:

@@ -8,7 +8,7 @@ CORS (if asked for) -> guard (key, Host, Origin, JSON) -> endpoint -> engine
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from graphcore.engine.what_if import WhatIf
+from graphcore.engine.what_if import Sizes, WhatIf
 from graphcore.serving.answering import answer_chat, begin, count_prompt, limits_of, prompt_ids
 from graphcore.serving.anthropic_events import messages_body, messages_events
 from graphcore.serving.anthropic_messages import read_count_tokens, read_message_request
@@ -46,6 +46,8 @@ from graphcore.serving.token_texts import TokenTexts
 from graphcore.threads import ThreadPool
 
 LOG = logging.getLogger("graphcore.serving")
+MOST_ASKED = 10**9  # largest number that a query may have
+MOST_SEQUENCES = 1024  # of a what-if: its plan takes most of a second of the processors
 NUM_THREADS = 32  # of those that encode prompts and compile grammars: a slow one must not keep others waiting
 Endpoint = Callable[[HttpExchange, dict[str, Any]], Awaitable[Response]]
 
@@ -332,27 +334,26 @@ class Application:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def plan(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
-        """GET /plan: what runs, and the bytes that the plan placed; with memory_budget, the plan for another budget."""
-        engine, budget = self._served.engine, self._query(exchange, "memory_budget")
+        """GET /plan: what runs, and the bytes that the plan placed; with a query, the plan for other sizes."""
+        engine, asked = self._served.engine, self._query(exchange, "memory_budget", "context_length", "max_sequences")
         if self._what_if is None:
             self._what_if = WhatIf(engine)
         work = partial(running_plan_body, self._served, engine, self._what_if)
-        if budget is not None:
-            work = partial(what_if_body, self._served, engine, self._what_if, budget)
+        if asked:
+            sizes = Sizes(_number(asked, "context_length", 1), _number(asked, "max_sequences", 1, MOST_SEQUENCES))
+            work = partial(what_if_body, self._served, engine, self._what_if, asked.get("memory_budget"), sizes)
         return JSONResponse(await asyncio.get_running_loop().run_in_executor(self._planning, work))
 
     async def status(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
         """GET /status: what the engine does at present; with events=N, the newest events of its timeline."""
-        asked = self._query(exchange, "events") or "0"
-        if not asked.isascii() or not asked.isdecimal() or len(asked) > 9:
-            raise RequestError(f"events={asked!r:.40} must be a whole number of up to 9 digits", field="events")
-        return JSONResponse(await asyncio.to_thread(status_body, self._served, self._metrics, int(asked)))
+        num_events = _number(self._query(exchange, "events"), "events", 0) or 0
+        return JSONResponse(await asyncio.to_thread(status_body, self._served, self._metrics, num_events))
 
-    def _query(self, exchange: HttpExchange, name: str) -> str | None:
-        """Return the one parameter that a path takes in its query; None if it is left out."""
+    def _query(self, exchange: HttpExchange, *names: str) -> dict[str, str]:
+        """Return the parameters that a path takes in its query, without those that are left out."""
         query = exchange.request.query_params
-        self._check_ignored(exchange, [other for other in query if other != name])
-        return query.get(name)
+        self._check_ignored(exchange, [other for other in query if other not in names])
+        return {name: query[name] for name in names if name in query}
 
     # Shared
 
@@ -416,6 +417,16 @@ async def _events_of(
 async def _named_events(events: AsyncIterator[tuple[str, dict[str, Any]]]) -> AsyncGenerator[Event, None]:
     async for name, data in events:
         yield event_of(data, name)
+
+
+def _number(asked: Mapping[str, str], name: str, least: int, most: int = MOST_ASKED) -> int | None:
+    """Return a parameter of a query as a number; None if it is left out."""
+    text = asked.get(name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdecimal() or not least <= int(text[:20]) <= most:
+        raise RequestError(f"{name}={text!r:.40} must be a whole number from {least} to {most}", field=name)
+    return int(text)
 
 
 def use_request_threads() -> None:

@@ -12,7 +12,7 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import RequestStatus
 from graphcore.engine.ring.lead import LeadBatching
 from graphcore.engine.speculation.speculation_record import speculation_record
-from graphcore.engine.what_if import BudgetPlan, WhatIf, plan_record, unloaded_machine
+from graphcore.engine.what_if import BudgetPlan, Sizes, WhatIf, plan_record, unloaded_machine
 from graphcore.errors import ConfigError
 from graphcore.planning.plan_record import prediction_record
 from graphcore.planning.prediction import Prediction
@@ -153,14 +153,20 @@ def running_plan_body(served: ServedModel, engine: Engine, what_if: WhatIf) -> d
     return _plan_body(served, engine, running, None, smallest)
 
 
-def what_if_body(served: ServedModel, engine: Engine, what_if: WhatIf, memory_budget: str) -> dict[str, Any]:
-    """Return the plan for another budget, in the form of `running_plan_body`; nothing is loaded.
+def what_if_body(
+    served: ServedModel, engine: Engine, what_if: WhatIf, memory_budget: str | None, sizes: Sizes
+) -> dict[str, Any]:
+    """Return the plan for another budget and other sizes, in the form of `running_plan_body`; nothing is loaded.
+
+    Args:
+        memory_budget: the budget; None is the one that runs.
 
     Raises:
-        ConfigError: the budget is no size, or the model has one plan only.
+        ConfigError: the budget is no size, the context is longer than the model's, or the model has one plan only.
     """
-    planned = what_if.plan(memory_budget)
-    return _plan_body(served, engine, planned, what_if.predict(planned), what_if.smallest_nbytes())
+    planned = what_if.plan(engine.settings.streaming.memory_budget if memory_budget is None else memory_budget, sizes)
+    body = _plan_body(served, engine, planned, what_if.predict(planned), what_if.smallest_nbytes(sizes))
+    return {**body, "max_sequences": sizes.max_sequences or body["max_sequences"]}
 
 
 def _plan_body(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 from support.chat_folders import END, save_chat_folder
-from support.page_visit import CHAT, Visit, answer, delta, events, files, new_visit, running_browser, usage_chunk
+from support.page_visit import CHAT, USAGE, Visit, answer, delta, events, files, new_visit, running_browser, usage_chunk
 from support.serving import Running, running_server
 
 from graphcore import Engine
@@ -251,6 +251,21 @@ def test_a_reload_keeps_what_had_arrived(visit: Visit, running: Running) -> None
     assert body["messages"][-1] == {"role": "assistant", "content": "It had **begun"}
     assert body["continue_final_message"] is True
     assert visit.answers() == ["It had begun and ended."]
+
+
+def test_a_reload_while_the_server_answers_is_no_error(visit: Visit) -> None:
+    visit.open().say("Talk.")
+    visit.wait_for("document.querySelector('.answer-text')?.innerText")
+    visit.page.evaluate("""() => {
+      new MutationObserver(() => {
+        const found = document.querySelector(".message-error, [data-state=unreachable]");
+        if (found) sessionStorage.setItem("broken", found.outerHTML);
+      }).observe(document.body, { childList: true, subtree: true, attributes: true });
+    }""")
+    visit.page.reload()
+    expect(visit.page.locator(".end")).to_contain_text("Interrupted")
+    expect(visit.page.locator(".message-error")).to_have_count(0)
+    assert visit.page.evaluate("sessionStorage.getItem('broken')") is None
 
 
 def test_a_draft_outlives_a_reload_that_the_database_did_not_wait_for(visit: Visit) -> None:
@@ -904,6 +919,230 @@ def test_conversations_are_renamed_and_deleted(visit: Visit) -> None:
     assert visit.page.evaluate("(async () => Promise.all(" + ALL_RECORDS + "))()") == [[], [], []]
 
 
+def test_a_search_finds_titles_and_texts(visit: Visit) -> None:
+    visit.open().answer_with(answer("The \u00c4pfel of (this) answer are *red*."))
+    visit.say("About apples?")
+    visit.wait_answer()
+    visit.page.get_by_role("link", name="New conversation").click()
+    visit.answer_with(answer("Nothing of that."))
+    visit.say("About *pears*?")
+    visit.wait_answer()
+    field = visit.page.get_by_role("searchbox", name="Search conversations")
+    links, said = visit.page.locator(".conversation-link"), visit.page.locator(".list-said")
+    for wanted, found in {
+        "about *PEARS": ["About *pears*?"],
+        "\u00e4PFEL": ["About apples?"],
+        "(this) a": ["About a"],
+    }.items():
+        field.fill(wanted)
+        expect(said).to_have_text("Found in 1 conversation.")
+        expect(links).to_contain_text(found)
+    expect(links.locator(".excerpt")).to_have_text("The \u00c4pfel of (this) answer are *red*.")
+    expect(links.locator("mark")).to_have_text("(this) a")
+    visit.check_axe()
+    links.click()
+    expect(visit.page.locator("#conversation-title")).to_have_text("About apples?")
+    field.fill("(((")
+    expect(said).to_have_text("Nothing found.")
+    expect(links).to_have_count(0)
+    field.press("Escape")
+    expect(links).to_have_count(2)
+    expect(said).to_be_empty()
+
+
+def test_a_search_in_many_texts_does_not_freeze_the_page(visit: Visit) -> None:
+    visit.open()
+    visit.page.evaluate(
+        """(one) => {
+          const conversations = Array.from({ length: 100 }, (_, at) => ({ ...one, id: `c${at}` }));
+          const made = { format: "graphcore.conversations", version: 1, conversations };
+          const list = new DataTransfer();
+          list.items.add(new File([JSON.stringify(made)], "saved.json"));
+          const field = document.querySelector(".list-files input");
+          field.files = list.files;
+          field.dispatchEvent(new Event("change"));
+        }""",
+        conversation("c", "word " * 100_000),
+    )
+    expect(visit.page.locator(".list-said")).to_have_text("Imported 100 conversations.")
+    visit.page.evaluate("longTasks.length = 0")
+    visit.page.get_by_role("searchbox").fill("in no conversation")
+    expect(visit.page.locator(".list-said")).to_have_text("Nothing found.", timeout=30_000)
+    assert visit.longest_task() < LONGEST_FREEZE
+
+
+def test_an_export_can_be_imported_where_nothing_is_kept(browser: Browser, running: Running, tmp_path: Path) -> None:
+    with new_visit(browser, running.url) as one, new_visit(browser, running.url) as two:
+        one.open().answer_with(answer("First."))
+        set_settings(one, temperature="0.5")
+        one.say("A question?")
+        one.wait_answer()
+        one.answer_with(answer("Second **version**."))
+        one.page.get_by_role("button", name="Retry").click()
+        expect(one.page.locator(".answer-text")).to_have_text("Second version.")
+        one.wait_answer()
+        one.page.get_by_role("button", name="Export A question?").click()
+        one.check_axe()
+        with one.page.expect_download() as markdown:
+            one.page.get_by_role("button", name="Markdown").click()
+        assert markdown.value.suggested_filename == "A-question.md"
+        text = markdown.value.path().read_text("utf-8")
+        assert text == "# A question?\n\n## User\n\nA question?\n\n## Assistant\n\nSecond **version**.\n"
+        with one.page.expect_download() as saved:
+            one.page.get_by_role("button", name="Export all").click()
+        content = saved.value.path().read_text("utf-8")
+        two.open()
+        import_file(two, content)
+        two.page.get_by_role("link", name="A question?").click()
+        expect(two.page.locator(".answer-text")).to_have_text("Second version.")
+        expect(two.page.locator(".versions")).to_contain_text("2 of 2")
+        expect(two.page.locator("#settings-button")).to_have_text("Settings (1 set)")
+        kept, copied = [
+            [
+                sorted(map(bare, records), key=json.dumps)
+                for records in one_of.page.evaluate(f"Promise.all({ALL_RECORDS})")[:2]
+            ]
+            for one_of in (one, two)
+        ]
+        assert copied == kept
+        import_file(two, content)
+        expect(two.page.locator(".list-said")).to_contain_text("Here already, and left as they are: 1.")
+        two.page.get_by_role("button", name="Delete A question?").click()
+        two.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+        expect(two.page.locator(".conversation-link")).to_have_count(0)
+        import_file(two, content)
+        two.page.get_by_role("link", name="A question?").click()
+        two.answer_with(answer("Third."))
+        two.say("And?")
+        two.wait_answer(2)
+        two.page.reload()
+        expect(two.page.locator(".answer-text").last).to_have_text("Third.")
+        for visit in (one, two):
+            visit.check_errors()
+
+
+def bare(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record without the ids that an import renews."""
+    return {name: value for name, value in record.items() if name not in ("id", "parentId", "chosen")}
+
+
+def conversation(name: str, *texts: str, **changes: Any) -> dict[str, Any]:
+    """Return a conversation of an exported file, with messages of the user one after another."""
+    messages = [
+        {
+            "id": f"m{at}",
+            "parentId": f"m{at - 1}" if at else "",
+            "role": "user",
+            "createdAt": at,
+            "text": text,
+            "files": [],
+        }
+        for at, text in enumerate(texts)
+    ]
+    return {"id": name, "title": name, "updatedAt": 1, "settings": {}, "chosen": {}, "messages": messages, **changes}
+
+
+def exported(*conversations: Any) -> dict[str, Any]:
+    return {"format": "graphcore.conversations", "version": 1, "conversations": conversations}
+
+
+def import_file(visit: Visit, content: str) -> None:
+    visit.page.locator(".list-files input").set_input_files(files(("saved.json", content.encode())))
+
+
+def with_message(**changes: Any) -> dict[str, Any]:
+    """Return a file with one conversation, whose message is changed."""
+    made = conversation("c", "text")
+    made["messages"][0] |= changes
+    return exported(made)
+
+
+REFUSED = {
+    "[" * 100_000: "it is no JSON",
+    "\ud800": "it is no JSON",
+    "[]": "the file is no JSON object",
+    "null": "the file is no JSON object",
+    json.dumps({"a": 1}): "it is no export of conversations of this page",
+    json.dumps(exported() | {"version": 2}): "it has version 2",
+    json.dumps(exported() | {"conversations": {}}): "the file has no list of conversations",
+    json.dumps(exported(*[0] * 10_001)): "10,001 conversations, and at most 10,000",
+    json.dumps(exported("c")): "conversation 1 is no JSON object",
+    json.dumps(exported(conversation("c"), conversation("c"))): "two conversations have the same id",
+    json.dumps(exported(conversation("<img>"))): "id of conversation 1 is not",
+    json.dumps(exported(conversation("c", title=7))): "title of conversation 1 is no text",
+    json.dumps(exported(conversation("c", updatedAt=1e300))): "updatedAt of conversation 1",
+    json.dumps(exported(conversation("c", settings={"system": 1}))): "the setting system of conversation 1",
+    json.dumps(exported(conversation("c", messages=[None]))): "message 1 of conversation 1 is no JSON object",
+    json.dumps(with_message(role="system")): "message 1 of conversation 1 has no role",
+    json.dumps(with_message(text=["a"])): "text of message 1 of conversation 1 is no text",
+    json.dumps(with_message(files=[{"name": "a", "size": -1, "text": ""}])): "size of a file of message 1",
+    json.dumps(with_message(parentId="elsewhere")): "a message of conversation 1 comes after none",
+    json.dumps(with_message(parentId="m0")): "a message of conversation 1 comes after none",
+    json.dumps(exported(conversation("c", messages=conversation("c", "a")["messages"] * 2))): "the same id",
+}
+
+
+def test_files_that_are_no_export_are_refused_in_a_sentence(visit: Visit) -> None:
+    visit.open()
+    said = visit.page.locator(".list-said")
+    for content, words in REFUSED.items():
+        file = files(("saved.json", content.encode("utf-8", "surrogatepass")))
+        visit.page.locator(".list-files input").set_input_files(file)
+        expect(said).to_contain_text(words)
+        expect(said).to_contain_text("saved.json was not imported: ")
+    visit.page.evaluate("""() => {
+      const field = document.querySelector(".list-files input");
+      const file = new File([new Uint8Array(64 * 2 ** 20 + 1)], "huge.json");
+      const list = new DataTransfer();
+      list.items.add(file);
+      field.files = list.files;
+      field.dispatchEvent(new Event("change"));
+    }""")
+    expect(said).to_contain_text("huge.json was not imported: it has 64.0 MiB, and at most 64.0 MiB are read.")
+    assert visit.page.evaluate("(async () => Promise.all(" + ALL_RECORDS + "))()") == [[], [], []]
+
+
+def test_the_theme_is_chosen_and_kept(browser: Browser, running: Running) -> None:
+    with new_visit(browser, running.url, color_scheme="dark") as visit:
+        visit.open()
+        background = "getComputedStyle(document.body).backgroundColor"
+        light, dark = "rgb(245, 246, 248)", "rgb(15, 18, 22)"  # --page of style.css
+        assert visit.page.evaluate(background) == dark
+        button = visit.page.locator("#theme-button")
+        expect(button).to_have_accessible_name("Theme: as the system")
+        button.click()
+        expect(button).to_have_accessible_name("Theme: light")
+        assert visit.page.evaluate(background) == light
+        visit.page.reload()
+        expect(button).to_have_accessible_name("Theme: light")
+        assert visit.page.evaluate(background) == light
+        visit.check_axe()
+        button.click()
+        visit.page.emulate_media(color_scheme="light")
+        assert visit.page.evaluate(background) == dark
+        visit.check_axe()
+        button.click()
+        assert visit.page.evaluate(background) == light
+        visit.check_errors()
+
+
+def test_the_composer_says_how_much_of_the_context_is_used(scripted: Visit) -> None:
+    fill = scripted.page.locator(".context-fill")
+    expect(fill).to_be_hidden()
+    for at, (used, words) in enumerate(
+        {29: "Context: 29 of 4,096 tokens", 4000: "Context nearly full: 4,000 of"}.items(), 1
+    ):
+        scripted.say("Hello?")
+        scripted.wait_for(f"asked.length === {at}")
+        usage = {"choices": [], "usage": USAGE | {"prompt_tokens": used - 9, "completion_tokens": 9}}
+        scripted.push(delta(content="Hi."), delta("stop"), usage, is_last=True)
+        scripted.wait_answer(at)
+        expect(fill).to_contain_text(words)
+        widths = [scripted.page.locator(f".fill-bar{part}").bounding_box() for part in ("", " i")]
+        assert all(widths)
+        assert widths[1]["width"] == pytest.approx(widths[0]["width"] * used / 4096, abs=0.6)  # type: ignore[index]
+
+
 def test_everything_by_keyboard(visit: Visit) -> None:
     visit.script().open()
     page = visit.page
@@ -985,6 +1224,8 @@ def test_a_phone(browser: Browser, running: Running, colours: str) -> None:
         visit.wait_answer()
         visit.wait_for("document.querySelectorAll('.answer-text pre').length === 2")
         assert visit.fits()
+        expect(visit.page.locator(".context-fill")).to_be_visible()
+        expect(visit.page.get_by_text("Enter sends")).to_have_count(0)  # a phone has no such keys
         visit.check_axe()
         assert small_targets(visit) == []
         menu = visit.page.get_by_role("button", name="Conversations")

@@ -110,6 +110,28 @@ def test_a_plan_for_another_budget_has_its_speed_and_changes_nothing(running: Ru
     complete(running)
 
 
+def test_a_plan_for_other_sizes_is_that_of_an_engine_with_them(
+    running: Running, tiny_model: Callable[[str], TinyModel], no_buffers: None
+) -> None:
+    folder, sizes = tiny_model("llama3").folder, ("context_length=128", "batching.max_sequences=5")
+    smallest = smallest_budget(folder, *sizes, streaming="auto")
+    with load(folder, f"streaming.memory_budget={smallest}", *sizes, streaming="auto") as other:
+        expected = other.plan
+    asked = {"memory_budget": str(smallest), "context_length": "128", "max_sequences": "5"}
+    with running.client() as http:
+        found = http.get("/plan", params=asked).json()
+        less = http.get("/plan", params=asked | {"memory_budget": str(smallest - 1)}).json()
+        assert found["fits"]
+        assert not less["fits"]
+        assert found["memory"]["total_bytes"] == expected.total_nbytes
+        assert found["kv_bytes"] == expected.kv_nbytes
+        assert found["smallest_budget_bytes"] == smallest
+        assert (found["context_length"], found["max_sequences"]) == (128, 5)
+        assert http.get("/plan").json()["context_length"] == 256
+        for wrong in ({"context_length": "100000000"}, {"context_length": "x"}, {"max_sequences": "0"}):
+            assert http.get("/plan", params=wrong).status_code == 400
+
+
 def test_a_plan_records_no_program_of_a_loaded_model_again(
     tiny_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 /** One answer that is being made: the request, its stream, and what the server's status says of it. */
 
 import { newId } from "./dom.js";
+import { isLeaving } from "./leaving.js";
 import { serverEvents } from "./server_events.js";
 import { errorFrom, ServerError } from "./session.js";
 
@@ -161,6 +162,10 @@ export class AnswerRun extends EventTarget {
       message.state = "stopped";
       return;
     }
+    if (isLeaving()) {
+      message.state = "interrupted";
+      return;
+    }
     message.state = "failed";
     const isKnown = error instanceof ServerError;
     const words = this.#times.first ? "The connection broke off before the answer was complete." : String(error);
@@ -175,6 +180,7 @@ export class AnswerRun extends EventTarget {
       promptTokens: this.#usage?.prompt_tokens ?? null,
       cachedTokens: this.#usage?.prompt_tokens_details?.cached_tokens ?? 0,
       newTokens: newTokens + (this.#before?.newTokens ?? 0),
+      contextTokens: this.#usage ? this.#usage.prompt_tokens + this.#usage.completion_tokens : null,
       tokensPerSecond: newTokens > 1 && seconds > 0 ? (newTokens - 1) / seconds : null,
       firstTokenSeconds: first ? (first - sent) / 1000 : null,
       finishReason: this.#finishReason,

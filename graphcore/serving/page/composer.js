@@ -1,5 +1,6 @@
 /** The field for the next message, with its files. What is typed is kept until it is sent. */
 
+import { ContextFill } from "./context_fill.js";
 import { announce, button, icon, make } from "./dom.js";
 import { size } from "./number_texts.js";
 import { readFiles } from "./text_files.js";
@@ -7,6 +8,7 @@ import { readFiles } from "./text_files.js";
 const SAVE_MILLISECONDS = 250;
 const TALLEST = 0.4; // of the window
 const FINE_POINTER = matchMedia("(pointer: fine)"); // where no keyboard covers the page when the field has the focus
+const COARSE_POINTER = matchMedia("(pointer: coarse)"); // a finger: what is said of keys does not help there
 const LATE_MILLISECONDS = 500; // after an answer, for which a click was meant to stop it
 const LONG_TEXT = 5_000; // characters, for which the field has its full height without being measured
 
@@ -20,6 +22,9 @@ export class Composer {
   #timer = 0;
   #field = make("textarea", { id: "message-field", rows: 1, placeholder: "Write a message", enterkeyhint: "send",
     "aria-describedby": "composer-hint composer-said" });
+  #hint = make("p", { id: "composer-hint", class: "hint", hidden: COARSE_POINTER.matches },
+    COARSE_POINTER.matches ? "" : "Enter sends, Shift+Enter starts a new line.");
+  #fill;
   #chips = make("ul", { class: "chips", "aria-label": "Files of the message", hidden: true });
   #said = make("p", { id: "composer-said", class: "field-error", role: "alert" });
   #send = make("button", { type: "submit", class: "send-button" });
@@ -36,15 +41,24 @@ export class Composer {
   constructor(form, target, chat, store) {
     this.#chat = chat;
     this.#store = store;
+    this.#fill = new ContextFill(chat);
     const attach = button("Add files of text", () => this.#input.click(), { icon: "attach" });
     form.append(this.#chips, this.#said,
       make("div", { class: "composer-row" }, attach,
         make("label", { for: "message-field", class: "visually-hidden" }, "Message"), this.#field, this.#send),
-      make("p", { id: "composer-hint", class: "hint" }, "Enter sends, Shift+Enter starts a new line."), this.#input);
+      make("div", { class: "composer-foot" }, this.#hint, this.#fill.element), this.#input);
     this.#listen(form, target);
     chat.addEventListener("opened", () => this.#load(chat.conversation?.id ?? "new"));
     chat.addEventListener("opened", () => FINE_POINTER.matches && this.#field.focus());
     chat.addEventListener("change", () => this.#drawSend());
+  }
+
+  /**
+   * Sets the size of the model's context.
+   * @param {number|null} tokens
+   */
+  setContext(tokens) {
+    this.#fill.setSize(tokens);
   }
 
   #listen(form, target) {
@@ -187,7 +201,7 @@ export class Composer {
     if (this.#isBusy) this.#ended = performance.now();
     this.#isBusy = isBusy;
     this.#send.replaceChildren(icon(isBusy ? "stop" : "send"), isBusy ? "Stop" : "Send");
-    this.#send.title = isBusy ? "Stop (Escape)" : "Send (Enter)";
+    if (!COARSE_POINTER.matches) this.#send.title = isBusy ? "Stop (Escape)" : "Send (Enter)";
     if (!isBusy) this.#say("");
   }
 

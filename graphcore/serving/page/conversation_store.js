@@ -26,8 +26,8 @@ const LEFT_DRAFT = "graphcore.draft"; // in sessionStorage: what was typed last 
 
 /**
  * Events: "conversations" (the list has changed, `detail` is the conversation's id), "deleted" (`detail` is the
- * conversation's id), "message" (another tab has changed one, `detail` is its id and conversation), "failed" (`detail`
- * is an error: nothing is kept).
+ * conversation's id), "imported" (`detail` is a list of conversations' ids), "message" (another tab has changed one,
+ * `detail` is its id and conversation), "failed" (`detail` is an error: nothing is kept).
  */
 export class ConversationStore extends EventTarget {
   #database;
@@ -88,6 +88,28 @@ export class ConversationStore extends EventTarget {
   async addConversation(conversation) {
     await this.#write(["conversations"], ({ conversations }) => conversations.put(conversation));
     this.#tell("conversations", conversation.id);
+  }
+
+  /**
+   * Adds conversations with their messages, all or none. One that is kept already stays as it is.
+   * @param {Conversation[]} conversations
+   * @param {Message[]} messages
+   * @returns {Promise<number>} how many were added
+   * @throws {Error} the browser keeps none of them
+   */
+  async addImported(conversations, messages) {
+    let added = [];
+    const isKept = await this.#write(["conversations", "messages"], async (stores) => {
+      const keys = await Promise.all(conversations.map(({ id }) => resultOf(stores.conversations.getKey(id))));
+      const fresh = conversations.filter((_, at) => keys[at] === undefined);
+      const ids = new Set(fresh.map(({ id }) => id));
+      for (const conversation of fresh) stores.conversations.put(conversation);
+      for (const message of messages) if (ids.has(message.conversationId)) stores.messages.put(message);
+      added = [...ids];
+    });
+    if (!isKept) throw new Error("the browser has no room for it.");
+    this.#tell("imported", added);
+    return added.length;
   }
 
   /**
@@ -179,6 +201,7 @@ export class ConversationStore extends EventTarget {
     return Object.fromEntries(names.map((name) => [name, transaction.objectStore(name)]));
   }
 
+  /** Does some work in a transaction; returns false if nothing of it is kept. */
   async #write(names, work) {
     try {
       const transaction = this.#database.transaction(names, "readwrite");
@@ -186,8 +209,10 @@ export class ConversationStore extends EventTarget {
       const working = work(Object.fromEntries(names.map((name) => [name, transaction.objectStore(name)])));
       if (!(working instanceof Promise)) transaction.commit?.(); // else a page that is left ends without it
       await Promise.all([working, end]);
+      return true;
     } catch (error) {
       this.#emit("failed", error);
+      return false;
     }
   }
 
@@ -202,6 +227,7 @@ export class ConversationStore extends EventTarget {
 
   #emit(type, detail) {
     if (type === "deleted") this.#deleted.add(detail);
+    if (type === "imported") detail.forEach((id) => this.#deleted.delete(id)); // they are back
     this.dispatchEvent(new CustomEvent(type, { detail }));
   }
 }

@@ -19,20 +19,20 @@ export function shown(dialog) {
 }
 
 /**
- * Asks for a yes.
- * @param {{title: string, text: string, action: string}} words
- * @returns {Promise<boolean>}
+ * Asks which of some actions to do.
+ * @param {{title: string, text: string, actions: string[], kind: string}} words kind is the class of their buttons
+ * @returns {Promise<string|null>} null if the dialog was closed
  */
-export async function askYes({ title, text, action }) {
-  let isYes = false;
-  const yes = button(action, () => ((isYes = true), dialog.close()), { kind: "danger-button" });
+export async function askWhich({ title, text, actions, kind }) {
+  let chosen = null;
+  const choices = actions.map((action) => button(action, () => ((chosen = action), dialog.close()), { kind }));
   const no = button("Cancel", () => dialog.close());
   const dialog = make("dialog", { class: "dialog", "aria-labelledby": "dialog-title" },
-    make("h2", { id: "dialog-title" }, title), make("p", {}, text), make("div", { class: "dialog-end" }, no, yes));
+    make("h2", { id: "dialog-title" }, title), make("p", {}, text), make("div", { class: "dialog-end" }, no, ...choices));
   const closed = shown(dialog);
   no.focus();
   await closed;
-  return isYes;
+  return chosen;
 }
 
 /**

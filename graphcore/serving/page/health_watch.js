@@ -1,5 +1,7 @@
 /** Watches whether the server answers and its model is ready. */
 
+import { isLeaving } from "./leaving.js";
+
 const CALM_MILLISECONDS = 10_000; // between two looks while all is well
 const LOADING_MILLISECONDS = 1_000;
 const FIRST_RETRY_MILLISECONDS = 1_000;
@@ -25,7 +27,8 @@ export class HealthWatch extends EventTarget {
   /** Looks now. */
   async look() {
     clearTimeout(this.#timer);
-    const state = await currentState();
+    const found = await currentState();
+    const state = found === "unreachable" && isLeaving() ? this.state : found;
     this.#failures = state === "unreachable" ? this.#failures + 1 : 0;
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => this.look(), this.#pause(state));

@@ -11,6 +11,7 @@ import { MessagesView } from "./messages_view.js";
 import { Session } from "./session.js";
 import { editSettings } from "./settings_dialog.js";
 import { countSettings } from "./settings_values.js";
+import { startTheme } from "./theme.js";
 
 const byId = (id) => document.getElementById(id);
 const NOTICES = {
@@ -25,7 +26,7 @@ const NOTICES = {
 const NOT_KEPT = "This browser keeps no data for this page: conversations last until it is closed or loaded again.";
 
 /** Shows what the server is doing: the model's name, its state, and a notice if something is not as it should be. */
-function watchServer(session, health, store) {
+function watchServer(session, health, store, composer) {
   let keptText = store.isKept ? "" : NOT_KEPT;
   const draw = () => {
     byId("model-state").textContent = health.state;
@@ -38,6 +39,7 @@ function watchServer(session, health, store) {
     if (data.length === 0) return;
     byId("model-name").textContent = data[0].id;
     document.title = `${data[0].id} \u2013 graphcore`;
+    composer.setContext(data[0].max_model_len ?? null);
   };
   health.addEventListener("state", () => (draw(), name()));
   session.addEventListener("key", () => (draw(), session.needsKey || name()));
@@ -104,13 +106,14 @@ function startHead(chat, session) {
 }
 
 async function start() {
+  startTheme(byId("theme-button"));
   const [session, health, store] = [new Session(), new HealthWatch(), await ConversationStore.open()];
   const chat = new Chat({ session, health, store });
-  watchServer(session, health, store);
   startHead(chat, session);
   new MessagesView(chat, byId("messages"), byId("newest-button"));
   const composer = new Composer(byId("composer"), byId("chat"), chat, store);
   chat.addEventListener("begun", () => composer.begun(chat.conversation.id));
+  watchServer(session, health, store, composer);
   await new ConversationList(byId("conversations"), byId("conversations-button"), chat, store).draw();
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open]")) chat.stop();

@@ -1,7 +1,7 @@
 /** Numbers as the page writes them. */
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const SIZES = ["bytes", "kB", "MB", "GB"];
+const SIZES = ["bytes", "KiB", "MiB", "GiB"];
 
 /**
  * @param {number} value
@@ -30,10 +30,10 @@ export function short(value) {
 
 /**
  * @param {number} bytes
- * @returns {string} such as "12 bytes" or "3.4 MB"
+ * @returns {string} such as "12 bytes" or "3.4 MiB"
  */
 export function size(bytes) {
   let [value, at] = [bytes, 0];
-  while (value >= 1000 && at < SIZES.length - 1) [value, at] = [value / 1000, at + 1];
+  while (value >= 1024 && at < SIZES.length - 1) [value, at] = [value / 1024, at + 1];
   return `${at === 0 ? whole(value) : value.toFixed(1)} ${SIZES[at]}`;
 }

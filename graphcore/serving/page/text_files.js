@@ -2,7 +2,7 @@
 
 import { size } from "./number_texts.js";
 
-const LARGEST_BYTES = 8_000_000; // of all files of a message: the server's default limit is 16 MiB of JSON
+const LARGEST_BYTES = 8 * 2 ** 20; // of all files of a message: the server's default limit is 16 MiB of JSON
 const FENCE = /^ {0,3}(`{3,})/gm;
 
 /**

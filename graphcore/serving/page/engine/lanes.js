@@ -9,6 +9,7 @@ const LANE_ORDER = ["compute", "draft", "stall", "copy", "read"];
 const LANE_NAMES = { compute: "compute", draft: "draft", stall: "waiting", copy: "copy", read: "read" };
 const NARROW = 560; // pixels from which on the lanes' names lie beside the bars
 const LANE_SIZES = { bar: 20, gap: 6, name: 15, beside: 76, axis: 22 };
+const HALO = 4; // pixels, of the line around a label
 const LETTER = 6.6; // pixels, approximately
 const LANES_EMPTY = "Nothing has moved yet: send a message, and its passes are drawn here.";
 const LANE_COLUMNS = ["Lane", "Busy", "Bytes", "Events"];
@@ -123,10 +124,12 @@ class LaneDrawing {
       this.#across = entry.contentRect.width;
       requestAnimationFrame(() => this.#again()); // not here, where a change of the height would be an error
     }).observe(canvas);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    const recolour = () => {
       this.#styles = null;
       this.#again();
-    });
+    };
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+    document.addEventListener("theme", recolour);
   }
 
   /** Draws lanes in a part of the time, with a line at the cursor's time if there is one. */
@@ -188,7 +191,7 @@ class LaneDrawing {
       const right = Math.max(left + 0.75, this.#x(Math.min(event[3], part.end), part));
       context.fillStyle = this.#fill(lane.lane, event[1]);
       context.fillRect(left, top, right - left, LANE_SIZES.bar);
-      if (before !== null && before.group === event[1]) before.right = right;
+      if (before !== null && before.group === event[1]) before.right = right; // also across a gap
       else {
         this.#label(before, lane.lane, top);
         before = { group: event[1], left, right };
@@ -209,13 +212,19 @@ class LaneDrawing {
     if (text.length * LETTER + 4 > bars.right - bars.left) return;
     const { stallInk, groupInk, residentInk } = this.#styles;
     const ink = lane === "stall" ? stallInk : this.colours.has(bars.group) ? groupInk : residentInk;
-    this.#text(text, (bars.left + bars.right) / 2, top + LANE_SIZES.bar / 2 + 0.5, ink, "center");
+    const halo = this.#fill(lane, bars.group); // a letter between two bars is read like one on a bar
+    this.#text(text, (bars.left + bars.right) / 2, top + LANE_SIZES.bar / 2 + 0.5, ink, "center", halo);
   }
 
-  #text(text, x, y, colour, align) {
-    this.#context.fillStyle = colour;
-    this.#context.textAlign = align;
-    this.#context.fillText(text, x, y);
+  #text(text, x, y, colour, align, halo = null) {
+    const context = this.#context;
+    context.textAlign = align;
+    if (halo !== null) {
+      Object.assign(context, { strokeStyle: halo, lineWidth: HALO, lineJoin: "round" });
+      context.strokeText(text, x, y);
+    }
+    context.fillStyle = colour;
+    context.fillText(text, x, y);
   }
 
   #line(x, bottom, colour, width) {

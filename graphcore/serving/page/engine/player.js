@@ -42,7 +42,9 @@ export class Player {
     this.#scrubber.addEventListener("keydown", (press) => this.#key(press));
     const speed = make("label", { for: "engine-speed", text: "Speed" });
     const buttons = make("div", { class: "engine-buttons" }, this.#play, back, on, speed, this.#speed, this.#words);
-    const keys = make("p", { class: "engine-note", id: "engine-keys", text: PLAYER_KEYS });
+    const isCoarse = matchMedia("(pointer: coarse)").matches; // a finger: what is said of keys does not help there
+    const text = isCoarse ? "" : PLAYER_KEYS;
+    const keys = make("p", { class: "engine-note", id: "engine-keys", text, hidden: isCoarse });
     this.element = make("div", { class: "engine-player", role: "group", "aria-label": "Player" });
     this.element.append(buttons, this.#scrubber, keys);
   }

@@ -1,4 +1,5 @@
-// What-if: the plan for another memory budget beside the present one, without loading anything.
+// What-if: the plan for another memory budget, context and number of sequences beside the present one, without loading
+// anything.
 
 import { numLayersAt, sumBytes } from "./groups.js";
 import { fillRows, make, makeSection, makeTable, setAttribute, setText } from "./elements.js";
@@ -11,9 +12,13 @@ const STEPS = 1000; // of the slider
 const DECIMAL = { "": 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12 };
 const UNITS = { ...DECIMAL, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30, tib: 2 ** 40 };
 const EXPLAINED =
-  "Ask how the model would run with another memory budget. This only computes a plan: nothing is loaded, and what " +
-  "runs now does not change.";
-const HINT = "A size such as 8GB or 6.5GiB.";
+  "Ask how the model would run with other sizes. This only computes a plan: nothing is loaded, and what runs now does " +
+  "not change.";
+const HINT = "The budget is a size such as 6.5GiB; the context is in tokens.";
+const SIZES = [
+  ["context_length", "Context length"],
+  ["max_sequences", "Requests at once"],
+];
 
 /**
  * Returns the bytes of a size as it is written on the command line; null if it is none.
@@ -28,7 +33,7 @@ export function parseSize(text) {
 
 /**
  * Returns the command line that serves a model with a budget, and with the sizes that the plan is for.
- * @param {{model: string, context_length: number | null, max_sequences: number}} plan
+ * @param {{model: string, context_length: number | null, max_sequences: number}} sizes
  * @param {string} budget
  * @returns {string}
  */
@@ -50,7 +55,11 @@ export class WhatIf {
   #hint = make("p", { class: "engine-note", id: "engine-budget-hint", text: HINT });
   #answer = make("div", { class: "engine-answer", hidden: true });
   #error = make("p", { class: "engine-error", role: "alert" });
-  #smallest = make("button", { type: "button", class: "engine-button", hidden: true });
+  #offer = make("button", { type: "button", class: "engine-button", hidden: true }); // a budget that works
+  #sizes = SIZES.map(([key, label]) => {
+    const names = { id: `engine-${key}`, type: "text", inputmode: "numeric", autocomplete: "off" };
+    return { key, label, field: make("input", { ...names, "aria-describedby": "engine-budget-hint" }) };
+  });
   #comparison = makeComparison();
   #command = makeCommand();
   #said = make("p", { class: "visually-hidden", role: "status" });
@@ -60,17 +69,21 @@ export class WhatIf {
     this.#get = get;
     const controls = make("div", { class: "engine-controls" });
     controls.append(make("label", { for: "engine-budget", text: "Memory budget" }), this.#field, this.#slider);
+    for (const { label, field } of this.#sizes) {
+      controls.append(make("label", { for: field.id, text: label }), field);
+      field.addEventListener("input", () => this.#read());
+    }
     setAttribute(this.#field, "aria-describedby", "engine-budget-hint");
     this.#answer.append(this.#comparison.element, this.#command.element);
-    const problem = make("div", { class: "engine-problem" }, this.#error, this.#smallest);
+    const problem = make("div", { class: "engine-problem" }, this.#error, this.#offer);
     const note = make("p", { class: "engine-note", text: EXPLAINED });
     this.section = makeSection("panel-what-if", "What if", note, controls, this.#hint, problem);
     this.section.append(this.#answer, this.#said);
-    this.#field.addEventListener("input", () => this.#fromField());
+    this.#field.addEventListener("input", () => this.#read());
     this.#slider.addEventListener("input", () => this.#choose(this.#sliderSetting()));
-    this.#smallest.addEventListener("click", () => {
+    this.#offer.addEventListener("click", () => {
       this.#field.focus();
-      this.#choose(this.#smallest.value);
+      this.#choose(this.#offer.value);
     });
   }
 
@@ -78,26 +91,43 @@ export class WhatIf {
   setPlan(plan) {
     const isFirst = this.#plan === null;
     this.#plan = plan;
-    if (isFirst) this.#show(asSetting(plan.budget_bytes ?? plan.memory.total_bytes));
+    if (!isFirst) return;
+    this.#show(asSetting(plan.budget_bytes ?? plan.memory.total_bytes));
+    for (const { key, field } of this.#sizes) field.value = String(plan[key] ?? "");
   }
 
-  #fromField() {
-    const bytes = parseSize(this.#field.value);
+  /** Reads the fields, and asks for the plan unless one of them is wrong. */
+  #read() {
+    const budget = this.#field.value.trim();
+    const bytes = parseSize(budget);
     const isSize = bytes !== null && bytes > 0;
     setAttribute(this.#field, "aria-invalid", isSize ? null : "true");
-    if (isSize) {
-      this.#slider.value = String(this.#position(bytes));
-      this.#ask(this.#field.value.trim());
+    if (isSize) this.#slider.value = String(this.#position(bytes));
+    const wrong = this.#sizes.filter(({ field }) => {
+      const isNumber = /^\s*[1-9]\d{0,8}\s*$/.test(field.value);
+      setAttribute(field, "aria-invalid", isNumber ? null : "true");
+      return !isNumber;
+    });
+    if (isSize && wrong.length === 0) {
+      this.#ask(budget);
       return;
     }
     this.#cancel();
-    const written = this.#field.value.trim();
-    this.#fail(written === "" ? "" : `${written} is no size. Write a number with a unit, such as 8GB.`);
+    const [name, text, advice] = isSize
+      ? [wrong[0].field.value.trim(), "is no number of 1 or more.", `${wrong[0].label} is a whole number.`]
+      : [budget, "is no size.", "Write a number with a unit, such as 8GiB."];
+    this.#fail(name === "" ? "" : `${name} ${text} ${advice}`);
+  }
+
+  /** Returns the sizes that are asked for: those that differ from the plan that runs. */
+  #askedSizes() {
+    const asked = this.#sizes.map(({ key, field }) => [key, Number(field.value)]);
+    return Object.fromEntries(asked.filter(([key, value]) => value !== this.#plan[key]));
   }
 
   #choose(setting) {
     this.#show(setting);
-    this.#ask(setting);
+    this.#read();
   }
 
   /** Shows a setting in both controls. */
@@ -122,7 +152,7 @@ export class WhatIf {
 
   #sliderSetting() {
     const [least, most] = this.#range();
-    const setting = settingBelow(least + ((most - least) * Number(this.#slider.value)) / STEPS);
+    const setting = asSetting(least + ((most - least) * Number(this.#slider.value)) / STEPS);
     return parseSize(setting) < least ? String(least) : setting;
   }
 
@@ -136,17 +166,17 @@ export class WhatIf {
   #ask(budget) {
     this.#cancel();
     setAttribute(this.#answer, "aria-busy", "true");
-    const number = this.#number;
+    const [number, sizes] = [this.#number, this.#askedSizes()];
     this.#abort = new AbortController();
-    this.#timer = setTimeout(() => this.#fetch(number, budget), WAIT);
+    this.#timer = setTimeout(() => this.#fetch(number, budget, sizes), WAIT);
   }
 
-  async #fetch(number, budget) {
+  async #fetch(number, budget, sizes) {
     let plan = null;
     let problem = "";
     try {
       const { signal } = this.#abort;
-      plan = await this.#get(pathOf(budget), { signal });
+      plan = await this.#get(pathOf(budget, sizes), { signal });
       await this.#predictPresent(signal);
     } catch (error) {
       problem = error.message;
@@ -154,46 +184,48 @@ export class WhatIf {
     if (number !== this.#number) return;
     setAttribute(this.#answer, "aria-busy", null);
     if (plan === null) this.#fail(problem);
-    else this.#succeed(plan, budget);
+    else this.#succeed(plan, budget, sizes);
   }
 
   /** Adds the predicted speed to the plan that runs, by asking for its own budget. */
   async #predictPresent(signal) {
     const present = this.#plan;
     if (present.predicted || present.budget_bytes === null) return;
-    present.predicted = (await this.#get(pathOf(present.budget_bytes), { signal })).predicted;
+    present.predicted = (await this.#get(pathOf(present.budget_bytes, {}), { signal })).predicted;
   }
 
-  #fail(problem, smallest = null) {
+  #fail(problem, offer = null) {
     this.#answer.hidden = true;
     setText(this.#error, problem);
-    this.#smallest.hidden = smallest === null;
-    if (smallest === null) return;
-    this.#smallest.value = String(smallest);
-    setText(this.#smallest, `Use the smallest budget, ${inBytes(smallest)}`);
+    this.#offer.hidden = offer === null;
+    if (offer === null) return;
+    this.#offer.value = offer.setting;
+    setText(this.#offer, offer.words);
   }
 
-  #succeed(plan, budget) {
+  #succeed(plan, budget, sizes) {
     if (!plan.fits) {
-      this.#fail(plan.error ?? `The model does not fit into ${budget}.`, plan.smallest_budget_bytes);
+      this.#fail(plan.error ?? `The model does not fit into ${budget}.`, offerOf(plan, parseSize(budget)));
       return;
     }
     this.#fail("");
     this.#answer.hidden = false;
     this.#comparison.update(this.#plan, plan, budget);
-    this.#command.update(commandLine(this.#plan, budget));
+    this.#command.update(commandLine({ ...this.#plan, ...sizes }, budget));
     setText(this.#said, `With ${budget}: ${layersWords(plan)} stay in memory, ${speedWords(plan)}.`);
   }
 }
 
-function pathOf(budget) {
-  return `plan?memory_budget=${encodeURIComponent(budget)}`;
+function pathOf(budget, sizes) {
+  return `plan?${new URLSearchParams({ memory_budget: budget, ...sizes })}`;
 }
 
-/** Returns the largest setting of three digits that is not above a size. */
-function settingBelow(bytes) {
-  const digit = 10 ** Math.max(0, Math.floor(Math.log10(bytes)) - 2);
-  return asSetting(Math.floor(bytes / digit) * digit);
+/** Returns a budget that works instead of one that does not: the largest, the smallest, or null if none does. */
+function offerOf({ smallest_budget_bytes: least, memory_bytes: most }, asked) {
+  if (least > most) return null;
+  if (asked <= most) return { setting: String(least), words: `Use the smallest budget, ${inBytes(least)}` };
+  const setting = parseSize(asSetting(most)) < least ? String(least) : asSetting(most);
+  return { setting, words: `Use the largest budget, ${inBytes(parseSize(setting))}` };
 }
 
 function makeComparison() {
@@ -225,6 +257,7 @@ function comparedRows(present, other) {
     both("Read again for each token", (plan) => inBytes(plan.streaming.expected_bytes_per_token)),
     both("Predicted speed of one request", speedWords),
     both("Tokens that a conversation can have", (plan) => plan.context_length?.toLocaleString("en") ?? "not known"),
+    both("Requests at once", (plan) => plan.max_sequences.toLocaleString("en")),
     both("Memory: weights that stay", (plan) => inBytes(plan.memory.weight_bytes - plan.memory.slot_bytes)),
     both("Memory: slots", (plan) => inBytes(plan.memory.slot_bytes)),
     both("Memory: KV cache", (plan) => inBytes(plan.memory.kv_bytes)),

@@ -1,6 +1,6 @@
 // Amounts in words: bytes, rates, times, shares and counts, to three digits.
 
-const BYTE_UNITS = ["bytes", "kB", "MB", "GB", "TB", "PB"];
+const BYTE_UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const TIME_UNITS = [
   [3600, "h", 7200],
   [60, "min", 120],
@@ -19,27 +19,36 @@ export function threeDigits(value) {
 }
 
 /**
- * Returns a size in decimal units, as budgets are written on the command line: "118 GB".
+ * Returns a size in binary units, the only ones that the page has: "118 GiB".
  * @param {number} bytes
  * @returns {string}
  */
 export function inBytes(bytes) {
-  let power = 0;
-  while (power < BYTE_UNITS.length - 1 && Math.abs(Number((bytes / 1000 ** power).toPrecision(3))) >= 1000) power += 1;
-  return `${threeDigits(bytes / 1000 ** power)} ${BYTE_UNITS[power]}`;
+  const power = unitOf(Math.abs(bytes));
+  return `${threeDigits(bytes / 1024 ** power)} ${BYTE_UNITS[power]}`;
 }
 
 /**
- * Returns a size as a setting, without a space: "8GB".
+ * Returns the largest setting of three digits that is not above a size: "8GiB".
  * @param {number} bytes
  * @returns {string}
  */
 export function asSetting(bytes) {
-  return inBytes(bytes).replace(" bytes", "").replace(" ", "");
+  const power = unitOf(bytes);
+  if (power === 0) return String(bytes);
+  const value = bytes / 1024 ** power;
+  const parts = 10 ** (2 - Math.floor(Math.log10(value))); // of the third digit in one
+  return `${Math.floor(value * parts) / parts}${BYTE_UNITS[power]}`;
+}
+
+function unitOf(bytes) {
+  let power = 0;
+  while (power < BYTE_UNITS.length - 1 && Math.round(bytes / 1024 ** power) >= 1024) power += 1;
+  return power;
 }
 
 /**
- * Returns a rate: "2.1 GB/s".
+ * Returns a rate: "2.1 GiB/s".
  * @param {number} bytesPerSecond
  * @returns {string}
  */
