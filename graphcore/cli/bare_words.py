@@ -4,6 +4,7 @@ chat              task=chat; words that other programs have for a task count, to
 smollm2           model=smollm2
 my.gguf           model.checkpoint=my.gguf: a file or folder that exists, hf:..., pypi:... or random:...
 my.gguf Hi        behind a model, a word is the prompt
+run smollm2 Hi    task=generate, as a prompt is there; without one, run is chat
 Is 2+2=4?         the prompt: white space, and no key before the first "="
 one Thai word     also the prompt: letters of a script that is written without white space
 caht              refused: did you mean task=chat?
@@ -47,6 +48,8 @@ def with_keys(arguments: Sequence[str]) -> list[str]:
     keyed: list[str] = []
     for index, argument in enumerate(arguments):
         keyed += _with_key(argument, arguments[:index], keyed)
+    if "run" in arguments and any(one.startswith("prompt=") for one in keyed):
+        keyed = ["task=generate" if one in WORDS["run"] else one for one in keyed]  # as ollama: an answer, and the end
     if REMOVES in arguments and not any(one.startswith("task.remove=") for one in keyed):
         raise ConfigError("rm needs the name of a cached model; graphcore list has them", is_unknown=True)
     _check_word_of_models(arguments, keyed)

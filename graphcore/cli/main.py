@@ -120,6 +120,8 @@ def _drop_output() -> None:
 def compose_and_run(arguments: Sequence[str], is_quoted: bool, keeps_results: bool) -> int:
     """Answer --help and --version, or let Hydra compose the settings and run each job; return the exit status."""
     if not is_quoted:
+        if arguments[:1] == ["help"]:
+            arguments = ["--help", *arguments[1:]]
         if any(flag in arguments for flag in HELP_FLAGS):
             print(help_text(split_flags(arguments)[1]))
             return 0

@@ -56,6 +56,7 @@ def test_a_model_s_name_or_place_is_the_model_and_a_word_behind_it_the_prompt(
         ("folder bench seed=1", ["model.checkpoint=folder", "task=bench", "seed=1"]),
         ("hf:Qwen/Qwen3-1.7B Hi", ["model.checkpoint=hf:Qwen/Qwen3-1.7B", "prompt=Hi"]),
         ("run gemma3", ["task=chat", "model=gemma3"]),
+        ("run gemma3 Hi", ["task=generate", "model=gemma3", "prompt=Hi"]),
         ("list", ["task=models"]),
         ("ls", ["task=models"]),
         ("pull smollm3", ["task=models", "task.pull=true", "model=smollm3"]),

@@ -120,22 +120,21 @@ def test_tokens_are_drawn_from_what_the_cuts_keep(library: str) -> None:
     """By torch and by the kernel, which choose the same; all tokens that are kept come, and no other."""
     kernel, generator = DrawKernel(library, 1), torch.Generator().manual_seed(4)
     for cut in CUTS:
-        for temperature in (0.7, 3.0):
-            for has_mask in (False, True):
-                with in_case(cut, temperature, has_mask):
-                    logits = torch.randn(24, generator=generator) * 2
-                    mask = torch.rand(24, generator=generator) < 0.5 if has_mask else None
-                    values = {"temperature": temperature, **cut}
-                    draws = [draw_of(**values, seed=8, position=at, mask=mask) for at in range(300)]
-                    found = choose_tokens([logits] * len(draws), draws)
-                    assert found == kernel.choose([logits] * len(draws), draws)
-                    kept = kept_of(logits, mask, values)
-                    assert set(found) <= set(kept)
-                    assert kept[0] in found, "the likeliest that is left"
-                    row = changed_by_host(logits, draws[0])[1]
-                    if "xtc_probability" in cut:
-                        assert row.mask is not None
-                        assert row.mask.nonzero().flatten().tolist() == sorted(kept)
+        for temperature, has_mask in ((0.7, False), (3.0, True)):
+            with in_case(cut, temperature, has_mask):
+                logits = torch.randn(24, generator=generator) * 2
+                mask = torch.rand(24, generator=generator) < 0.5 if has_mask else None
+                values = {"temperature": temperature, **cut}
+                draws = [draw_of(**values, seed=8, position=at, mask=mask) for at in range(60)]
+                found = choose_tokens([logits] * len(draws), draws)
+                assert found == kernel.choose([logits] * len(draws), draws)
+                kept = kept_of(logits, mask, values)
+                assert set(found) <= set(kept)
+                assert kept[0] in found, "the likeliest that is left"
+                row = changed_by_host(logits, draws[0])[1]
+                if "xtc_probability" in cut:
+                    assert row.mask is not None
+                    assert row.mask.nonzero().flatten().tolist() == sorted(kept)
 
 
 def test_of_equally_likely_tokens_xtc_keeps_one() -> None:
@@ -146,7 +145,7 @@ def test_of_equally_likely_tokens_xtc_keeps_one() -> None:
 
 def test_xtc_is_drawn_from_a_word_of_its_own() -> None:
     """The word's counter is stated here; token noise has a counter that ends with 0."""
-    positions = [*range(2000), (5 << 32) + 3]
+    positions = [*range(400), (5 << 32) + 3]
     for seed in (7, (PI_WORDS[0] << 32) + PI_WORDS[1]):
         counters = (torch.zeros(len(positions), dtype=torch.int64), torch.tensor([at & 0xFFFFFFFF for at in positions]))
         high = torch.tensor([at >> 32 for at in positions])
@@ -157,7 +156,7 @@ def test_xtc_is_drawn_from_a_word_of_its_own() -> None:
                 for at in positions
             ]
             assert found == [((word >> 9) + 0.5) / 2**23 < probability for word in words]
-            assert sum(found) / len(found) == pytest.approx(probability, abs=0.04)  # four deviations of 2000 draws
+            assert sum(found) / len(found) == pytest.approx(probability, abs=0.1)  # four deviations of 400 draws
 
 
 def test_parameters_that_are_off_change_nothing() -> None:
