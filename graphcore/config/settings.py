@@ -3,6 +3,7 @@
 OmegaConf checks names and types at compose; `validate_settings` (validate.py) checks ranges and combinations.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,9 +76,9 @@ class ModelSettings:
     @property
     def served_names(self) -> frozenset[str]:
         """Names that a client may give for the model: the display name, the checkpoint's file or folder, org/name."""
-        path = self.checkpoint.removeprefix("hf:").rstrip("/")
-        repository = {path} if self.checkpoint.startswith("hf:") else set()
-        return frozenset({self.display_name, path.rpartition("/")[2], *repository})
+        names = {self.display_name, self.checkpoint.rstrip("/").rpartition("/")[2]}
+        repository = re.match(r"hf:([\w.-]+/([\w.-]+))", self.checkpoint)  # before @commit, :tag or /file
+        return frozenset(names | set(repository.groups() if repository else ()))
 
 
 @dataclass

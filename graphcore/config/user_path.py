@@ -47,7 +47,9 @@ def xdg_folder(variable: str, otherwise: str) -> Path:
         variable: environment variable that names the directory, such as "XDG_CONFIG_HOME".
         otherwise: the directory in the home folder where the variable is not set, such as ".config".
     """
-    folder = os.environ.get(variable) or os.path.join(os.path.expanduser("~"), otherwise)  # noqa: PTH111, PTH118  # "~" stays where no home is known
+    folder = os.environ.get(variable, "")
+    if not os.path.isabs(folder):  # noqa: PTH117  # which the specification has programs ignore
+        folder = os.path.join(os.path.expanduser("~"), otherwise)  # noqa: PTH111, PTH118  # "~" stays where no home is known
     return Path(folder) / "graphcore"
 
 

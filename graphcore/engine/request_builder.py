@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
+from threading import Lock
 from typing import Any
 
 from graphcore.engine.arguments import (
@@ -49,6 +50,8 @@ class RequestBuilder:
         self._loaded, self._prompts, self._sizes = loaded, prompts, sizes
         self._new_request = partial(Request, totals=totals)
         self._mask_threads, self._numbers = threads, count(1)
+        self._breakers: frozenset[int] | None = None  # of DRY, when the first request asks for it
+        self._breakers_lock = Lock()
 
     def one(self, name: str, prompt: Prompt, n: int = 1, mask: Mask | None = None, **settings: Any) -> list[Request]:
         """Return the requests of one prompt's n answers, which write to one output.
@@ -148,10 +151,13 @@ class RequestBuilder:
         check_token_ids(params, self._sizes.vocab)
         return params_from(params, number)
 
-    @cached_property
+    @property
     def _dry_breakers(self) -> frozenset[int]:
-        tokenizer = self._loaded.prompts.known
-        return tokenizer.ids_with(DRY_BREAKERS, self._sizes.vocab) if tokenizer else frozenset()
+        with self._breakers_lock:  # a large vocabulary takes a second
+            if self._breakers is None:
+                tokenizer = self._loaded.prompts.known
+                self._breakers = tokenizer.ids_with(DRY_BREAKERS, self._sizes.vocab) if tokenizer else frozenset()
+            return self._breakers
 
     def _speculates(self, kind: str | None) -> bool:
         """Return whether draft tokens may be checked for a request that asks for a kind of them."""

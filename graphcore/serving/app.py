@@ -48,6 +48,7 @@ from graphcore.threads import ThreadPool
 LOG = logging.getLogger("graphcore.serving")
 MOST_ASKED = 10**9  # largest number that a query may have
 MOST_SEQUENCES = 1024  # of a what-if: its plan takes most of a second of the processors
+LONGEST_NUMBER = 10  # digits
 NUM_THREADS = 32  # of those that encode prompts and compile grammars: a slow one must not keep others waiting
 Endpoint = Callable[[HttpExchange, dict[str, Any]], Awaitable[Response]]
 
@@ -424,7 +425,8 @@ def _number(asked: Mapping[str, str], name: str, least: int, most: int = MOST_AS
     text = asked.get(name)
     if text is None:
         return None
-    if not text.isascii() or not text.isdecimal() or not least <= int(text[:20]) <= most:
+    is_number = text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER
+    if not is_number or not least <= int(text) <= most:
         raise RequestError(f"{name}={text!r:.40} must be a whole number from {least} to {most}", field=name)
     return int(text)
 

@@ -185,7 +185,7 @@ def rate_of(key: str, value: Any) -> float:
         ConfigError: the value is no rate.
     """
     names: Mapping[str, float] = DISKS if key == "task.disk" else {}
-    if value in names:
+    if isinstance(value, str) and value in names:
         return names[value]
     amount = value.removesuffix(PER_SECOND) if isinstance(value, str) else value
     or_name = f"; or a name: {', '.join(names)}{nearest(str(value), names)}" if names else ""

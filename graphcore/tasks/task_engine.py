@@ -7,7 +7,7 @@ from graphcore.config.settings import Settings
 from graphcore.config.validate import UNLIMITED
 from graphcore.engine.engine import Engine
 from graphcore.engine.loading.load_model import Check, no_check
-from graphcore.engine.loading.runtime_config import describe_runtime, refuse_graph
+from graphcore.engine.loading.runtime_config import WHOLE_CHUNKS, describe_runtime, refuse_graph
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
@@ -35,7 +35,8 @@ def load_engine(context: Context, check: Check = no_check, on_progress: Progress
     engine = Engine.from_settings(settings, on_progress or context.console.progress, check)
     context.console.expect_groups(moved_nbytes(engine.plan))
     for note in (*engine.notes, *group_note(context, engine.config.model_type), *note_on_toy(context)):
-        context.console.note(note)
+        if settings.task["name"] == "serve" or not note.startswith(WHOLE_CHUNKS):  # others have few prompts to reuse
+            context.console.note(note)
     return engine
 
 

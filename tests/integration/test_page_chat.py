@@ -1072,12 +1072,13 @@ REFUSED = {
     json.dumps(exported(conversation("c", title=7))): "title of conversation 1 is no text",
     json.dumps(exported(conversation("c", updatedAt=1e300))): "updatedAt of conversation 1",
     json.dumps(exported(conversation("c", settings={"system": 1}))): "the setting system of conversation 1",
+    json.dumps(
+        exported(conversation("c", settings={"temperature": "hot"}))
+    ): "the setting temperature of conversation 1",
     json.dumps(exported(conversation("c", messages=[None]))): "message 1 of conversation 1 is no JSON object",
     json.dumps(with_message(role="system")): "message 1 of conversation 1 has no role",
     json.dumps(with_message(text=["a"])): "text of message 1 of conversation 1 is no text",
     json.dumps(with_message(files=[{"name": "a", "size": -1, "text": ""}])): "size of a file of message 1",
-    json.dumps(with_message(parentId="elsewhere")): "a message of conversation 1 comes after none",
-    json.dumps(with_message(parentId="m0")): "a message of conversation 1 comes after none",
     json.dumps(exported(conversation("c", messages=conversation("c", "a")["messages"] * 2))): "the same id",
 }
 

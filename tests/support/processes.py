@@ -37,7 +37,7 @@ def command_server(imported: str) -> socket.socket:
         imported: package that the process has imported: "graphcore", or "torch" alone.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, str(Path(__file__).with_name("command_server.py")), str(theirs.fileno()), imported]
+    command = [sys.executable, str(Path(__file__).parents[1] / "command_server.py"), str(theirs.fileno()), imported]
     subprocess.Popen(command, env=environment(), pass_fds=[theirs.fileno()], start_new_session=True)
     theirs.close()
     atexit.register(ours.close)  # which ends the process

@@ -27,6 +27,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FREE_SHARE = 0.8  # share of free memory that weights may take when they are unpacked at load
 NO_HOME = "no home folder is known: cache_dir is a temporary folder, which the next start does not find; set cache_dir"
 DEFAULT_CONTEXT = 4096  # tokens; where weights stream, or memory is short; else `longest_context`
+WHOLE_CHUNKS = "prompts reuse cached prefixes in whole chunks"
 
 
 @dataclass(frozen=True)
@@ -299,8 +300,7 @@ def note_on_chunks(runtime: RuntimeConfig, spec: ModelSpec) -> Sequence[str]:
     reason = f"torch computes a part of {DTYPE_NAMES[runtime.dtype]} prompts, with sums that depend on a chunk's length"
     if runtime.prefill == "compiled":
         reason = "the numbers of compiled prompts depend on a chunk's length"
-    whole = f"prompts reuse cached prefixes in whole chunks of prefill_chunk={runtime.prefill_chunk} tokens"
-    return (f"{whole}: {reason}",)
+    return (f"{WHOLE_CHUNKS} of prefill_chunk={runtime.prefill_chunk} tokens: {reason}",)
 
 
 def describe_runtime(runtime: RuntimeConfig, settings: Settings) -> Sequence[str]:

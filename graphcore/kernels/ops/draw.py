@@ -229,6 +229,8 @@ def choose_token(logits: Tensor, draw: Draw) -> int:
 
 def changed_by_host(logits: Tensor, draw: Draw) -> tuple[Tensor, Draw]:
     """Return logits with the bias and the penalties of a row, [V] float32, and what is left to do to draw from them."""
+    if draw.seen is None and not draw.changes_logits:
+        return logits, draw
     changed, row = _penalised(logits, draw), replace(draw, seen=None, counts=None, bias=None, dry=None)
     if not row.params.truncates_by_host:
         return changed, row

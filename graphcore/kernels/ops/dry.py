@@ -50,15 +50,15 @@ class DryHistory:
         begin = 0 if params.dry_penalty_last_n < 0 else max(0, len(self.ids) - params.dry_penalty_last_n)
         ids, lengths = self.ids[begin:], self.lengths[begin:]
         lengths = np.minimum(lengths, np.arange(len(lengths)))  # none begins before the range
-        at = np.nonzero(lengths >= params.dry_allowed_length)[0]
-        longest: dict[int, int] = {}
-        for token_id, length in zip(ids[at].tolist(), lengths[at].tolist(), strict=True):
-            if token_id not in self.breakers:
-                longest[token_id] = max(length, longest.get(token_id, 0))
-        beyond = np.array(list(longest.values()), np.float64) - params.dry_allowed_length
+        allowed = float(min(params.dry_allowed_length, len(self.ids) + 1))  # none is longer
+        at = np.nonzero(lengths >= allowed)[0]
+        found, places = np.unique(ids[at], return_inverse=True)
+        longest = np.zeros(len(found), np.int64)
+        np.maximum.at(longest, places, lengths[at])
         with np.errstate(over="ignore"):
-            values = np.minimum(params.dry_multiplier * params.dry_base**beyond, MOST_PENALTY)
-        return dict(zip(longest, values.tolist(), strict=True))
+            values = np.minimum(params.dry_multiplier * params.dry_base ** (longest - allowed), MOST_PENALTY)
+        losses = zip(found.tolist(), values.tolist(), strict=True)
+        return {token_id: value for token_id, value in losses if token_id not in self.breakers}
 
 
 def repeated_lengths(ids: Sequence[int], breakers: Collection[int]) -> list[int]:

@@ -123,7 +123,9 @@ export class Chat extends EventTarget {
    */
   async retry(message) {
     if (this.runningMessage) return;
-    if (!message.content && !message.thinking && message.toolCalls.length === 0) await this.#remove(message);
+    const isEmpty = !message.content && !message.thinking && message.toolCalls.length === 0;
+    const isLast = this.#messages.every(({ parentId }) => parentId !== message.id);
+    if (isEmpty && isLast) await this.#remove(message);
     await this.#answer(message.parentId);
   }
 

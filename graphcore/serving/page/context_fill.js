@@ -30,7 +30,7 @@ export class ContextFill {
   }
 
   #draw() {
-    const used = this.#chat.path.findLast(({ statistics }) => statistics?.contextTokens)?.statistics.contextTokens;
+    const used = this.#chat.path.findLast(({ role }) => role === "assistant")?.statistics?.contextTokens;
     this.element.hidden = !used || !this.#size;
     if (this.element.hidden) return;
     const share = Math.min(1, used / this.#size);

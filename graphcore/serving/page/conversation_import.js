@@ -3,11 +3,13 @@
 import { FORMAT, VERSION } from "./conversation_export.js";
 import { newId } from "./dom.js";
 import { size, whole } from "./number_texts.js";
-import { NO_SETTINGS } from "./settings_values.js";
+import { NO_SETTINGS, settingsErrors } from "./settings_values.js";
 
-const LARGEST_BYTES = 64 * 2 ** 20;
+/** Bytes of the largest file that is read. */
+export const LARGEST_BYTES = 64 * 2 ** 20;
 const MOST_CONVERSATIONS = 10_000;
 const MOST_MESSAGES = 100_000; // of all conversations
+const LONGEST = 5_000; // messages of one, which are all drawn
 const LONGEST_TITLE = 200;
 const LATEST = 8.64e15; // milliseconds since 1970 that a date can have
 const ENDS = ["done", "stopped", "interrupted", "failed"];
@@ -45,11 +47,11 @@ async function jsonIn(file) {
 
 function conversationOf(value, where) {
   const { id, title, updatedAt, settings, chosen, messages } = objectOf(value, where);
-  listOf(messages, MOST_MESSAGES, where, "messages");
+  listOf(messages, LONGEST, where, "messages");
   const read = messages.map((one, at) => messageOf(one, `message ${at + 1} of ${where}`));
   checkIds(read.map((message) => message.id), `messages of ${where}`);
-  checkTree(read, where);
-  const ids = new Map(read.map((message) => [message.id, newId()])).set("", "");
+  const reached = reachedOf(read);
+  const ids = new Map(reached.map((message) => [message.id, newId()])).set("", "");
   const conversation = {
     id: nameOf(id, where, "id"),
     title: textOf(title, where, "title").slice(0, LONGEST_TITLE),
@@ -59,7 +61,7 @@ function conversationOf(value, where) {
       .filter((pair) => pair.every((one) => ids.has(one))).map((pair) => pair.map((one) => ids.get(one)))),
   };
   const renamed = (message) => ({ ...message, id: ids.get(message.id), parentId: ids.get(message.parentId) });
-  return { conversation, messages: read.map((message) => ({ ...renamed(message), conversationId: conversation.id })) };
+  return { conversation, messages: reached.map((message) => ({ ...renamed(message), conversationId: conversation.id })) };
 }
 
 /** Returns the settings that the page knows; others are left out. */
@@ -67,7 +69,10 @@ function settingsOf(given, where) {
   const known = Object.entries(NO_SETTINGS).filter(([name]) => Object.hasOwn(given, name));
   const wrong = known.find(([name, usual]) => typeof given[name] !== typeof usual);
   if (wrong) throw new Error(`the setting ${wrong[0]} of ${where} has the wrong type.`);
-  return { ...NO_SETTINGS, ...Object.fromEntries(known.map(([name]) => [name, given[name]])) };
+  const settings = { ...NO_SETTINGS, ...Object.fromEntries(known.map(([name]) => [name, given[name]])) };
+  const [error] = Object.entries(settingsErrors(settings));
+  if (error) throw new Error(`the setting ${error[0]} of ${where} is wrong. ${error[1]}`);
+  return settings;
 }
 
 function messageOf(value, where) {
@@ -147,13 +152,12 @@ function checkIds(ids, what) {
   if (new Set(ids).size < ids.length) throw new Error(`two ${what} have the same id.`);
 }
 
-/** Checks that each message comes after another one of the conversation, or at its beginning. */
-function checkTree(messages, where) {
+/** Returns the messages that come after another one of the conversation, or at its beginning: others are never shown. */
+function reachedOf(messages) {
   const after = Map.groupBy(messages, ({ parentId }) => parentId);
-  let [count, reached] = [0, [""]];
-  while (reached.length) {
-    reached = reached.flatMap((id) => after.get(id) ?? []).map(({ id }) => id);
-    count += reached.length;
+  const found = [];
+  for (let next = after.get("") ?? []; next.length; next = next.flatMap(({ id }) => after.get(id) ?? [])) {
+    found.push(...next);
   }
-  if (count < messages.length) throw new Error(`a message of ${where} comes after none of the others.`);
+  return found;
 }

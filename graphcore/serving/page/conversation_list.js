@@ -1,11 +1,11 @@
 /** The list of conversations: open, new, search, rename, export, import, delete. On a narrow screen it lies over all. */
 
 import { download, jsonOf, markdownOf } from "./conversation_export.js";
-import { importedConversations } from "./conversation_import.js";
+import { importedConversations, LARGEST_BYTES } from "./conversation_import.js";
 import { foundConversations } from "./conversation_search.js";
 import { askText, askWhich } from "./dialogs.js";
 import { button, icon, make } from "./dom.js";
-import { counted } from "./number_texts.js";
+import { counted, size } from "./number_texts.js";
 
 const SEARCH_MILLISECONDS = 150; // after the last key, until the search begins
 const DELETE = "Delete";
@@ -156,7 +156,13 @@ export class ConversationList {
   async #exportAll() {
     const all = await this.#store.conversations();
     if (all.length === 0) this.#say("There is no conversation yet.");
-    else download(await jsonOf(this.#store, all), `conversations ${new Date().toISOString().slice(0, 10)}`, "json");
+    else {
+      const blob = await jsonOf(this.#store, all);
+      download(blob, `conversations ${new Date().toISOString().slice(0, 10)}`, "json");
+      if (blob.size > LARGEST_BYTES) {
+        this.#say(`The file has ${size(blob.size)}; Import reads at most ${size(LARGEST_BYTES)}. Export conversations one by one, too.`);
+      }
+    }
   }
 
   async #import() {

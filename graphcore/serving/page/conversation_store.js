@@ -106,7 +106,7 @@ export class ConversationStore extends EventTarget {
       for (const conversation of fresh) stores.conversations.put(conversation);
       for (const message of messages) if (ids.has(message.conversationId)) stores.messages.put(message);
       added = [...ids];
-    });
+    }, false);
     if (!isKept) throw new Error("the browser has no room for it.");
     this.#tell("imported", added);
     return added.length;
@@ -202,7 +202,7 @@ export class ConversationStore extends EventTarget {
   }
 
   /** Does some work in a transaction; returns false if nothing of it is kept. */
-  async #write(names, work) {
+  async #write(names, work, isShown = true) {
     try {
       const transaction = this.#database.transaction(names, "readwrite");
       const end = kept(transaction);
@@ -211,7 +211,7 @@ export class ConversationStore extends EventTarget {
       await Promise.all([working, end]);
       return true;
     } catch (error) {
-      this.#emit("failed", error);
+      if (isShown) this.#emit("failed", error);
       return false;
     }
   }

@@ -16,7 +16,7 @@ const THEMES = {
  * @param {HTMLButtonElement} button
  */
 export function startTheme(button) {
-  const rules = Array.from(document.styleSheets, ({ cssRules }) => darkRules(cssRules)).flat();
+  const rules = Array.from(document.styleSheets, readRules).flat();
   let theme = "system";
   const set = (wished) => {
     theme = Object.hasOwn(THEMES, wished) ? wished : "system";
@@ -43,6 +43,14 @@ function darkRules(rules) {
   return Array.from(rules).flatMap((rule) => [
     ...(rule instanceof CSSMediaRule && rule.conditionText === DARK ? [rule] : []), ...darkRules(rule.cssRules ?? []),
   ]);
+}
+
+function readRules(sheet) {
+  try {
+    return darkRules(sheet.cssRules);
+  } catch {
+    return []; // it did not load, or is another site's
+  }
 }
 
 function kept() {

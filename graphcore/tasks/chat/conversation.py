@@ -56,6 +56,7 @@ class Conversation:
     system: str | None
     has_template: bool
     exchanges: list[Exchange] = field(default_factory=list)
+    _counted: tuple[object, int] = field(default=(None, 0), init=False, repr=False)
     left_out: int = 0
 
     def prompt_ids(self, text: str, room: int) -> list[int]:
@@ -76,7 +77,12 @@ class Conversation:
     @property
     def num_tokens(self) -> int:
         """Number of context tokens that the conversation uses, without the oldest exchanges if they are left out."""
-        return len(self._ids_so_far()) if self.exchanges else 0
+        if not self.exchanges:
+            return 0
+        state = len(self.exchanges), self.left_out, self.system, self.exchanges[-1]
+        if self._counted[0] != state:  # a long chat takes a second to encode
+            self._counted = state, len(self._ids_so_far())
+        return self._counted[1]
 
     def _ids_so_far(self) -> list[int]:
         *_, last = self.exchanges

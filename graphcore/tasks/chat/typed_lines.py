@@ -170,6 +170,7 @@ def kept_history(file: Path, note: Callable[[str], None]) -> Iterator[None]:
     except OSError as error:
         note(f"[{file} cannot be read ({error.strerror}); the history begins anew]")
     readline.set_history_length(MOST_LINES)
+    num_read = readline.get_current_history_length()
     try:
         yield
     finally:
@@ -177,7 +178,11 @@ def kept_history(file: Path, note: Callable[[str], None]) -> Iterator[None]:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file.touch(mode=0o600)
             file.chmod(0o600)  # before it holds the lines, if it existed
-            readline.write_history_file(file)
+            num_new = readline.get_current_history_length() - num_read
+            if hasattr(readline, "append_history_file"):  # lines that another chat has written meanwhile stay
+                readline.append_history_file(max(num_new, 0), file)
+            else:
+                readline.write_history_file(file)
         except OSError as error:
             note(f"[{file} cannot be written ({error.strerror}); the lines are not kept]")
 

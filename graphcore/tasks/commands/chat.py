@@ -103,7 +103,11 @@ def _history(settings: Settings, console: Console, lines: ChatLines) -> Abstract
     """Keep typed lines for later chats, if the settings ask for it and lines can be edited."""
     if not settings.chat_history or not lines.is_edited:
         return nullcontext()
-    return kept_history(xdg_folder("XDG_STATE_HOME", ".local/state") / "chat_history", console.note)
+    folder = xdg_folder("XDG_STATE_HOME", ".local/state")
+    if not folder.is_absolute():
+        console.note("[no home folder is known: typed lines are not kept; set XDG_STATE_HOME]")
+        return nullcontext()
+    return kept_history(folder / "chat_history", console.note)
 
 
 def _talk(session: Session, opening: list[Entry], lines: ChatLines) -> str:

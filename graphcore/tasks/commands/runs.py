@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,8 +21,10 @@ from omegaconf import MISSING
 from graphcore.checkpoint.sources.inventory import nbytes_of
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import ModelSettings, PublishedSettings
+from graphcore.config.user_path import user_folder
 from graphcore.config.validate import PROMPT_KEYS, refuse_unused_settings
 from graphcore.errors import ConfigError
+from graphcore.tasks.report.console import Console
 from graphcore.tasks.report.result_json import FILE_NAME
 from graphcore.tasks.task import Context, Record, Task
 
@@ -65,15 +68,12 @@ def run(context: Context, task: RunsSettings) -> Record:
     """Delete old runs if asked to, and print those that are there."""
     refuse_unused_settings(context.settings, "runs", PROMPT_KEYS)
     oldest = None if task.prune is None else datetime.now() - age_of(task.prune)
-    top = Path(task.folder).expanduser()
+    top = user_folder(task.folder, "task.folder=")
     found = sorted(runs_in(top), key=lambda one: one.date, reverse=True)
     old = [one for one in found if oldest is not None and one.date < oldest]
-    removed = [one for one in old if one.status != UNFINISHED]
-    for one in removed:
-        shutil.rmtree(one.folder)
-        if not any(one.folder.parent.iterdir()):
-            one.folder.parent.rmdir()
-    left = [one for one in found if one not in removed]
+    removed = [one for one in old if one.status != UNFINISHED and removes(one.folder, context.console)]
+    gone = {one.folder for one in removed}
+    left = [one for one in found if one.folder not in gone]
     rows = [("DATE", "TASK", "MODEL", "STATUS", "SIZE", "FOLDER")]
     for one in left:
         date = f"{one.date:%Y-%m-%d %H:%M:%S}"
@@ -92,6 +92,18 @@ def run(context: Context, task: RunsSettings) -> Record:
         "removed": [str(one.folder) for one in removed],
         "removed_bytes": removed_nbytes,
     }
+
+
+def removes(folder: Path, console: Console) -> bool:
+    """Delete a run's folder, and its day's if nothing else is there; return False, and say why, if it cannot be."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        console.note(f"{folder} cannot be removed: {error.strerror} ({error.filename})")
+        return False
+    with suppress(OSError):  # other runs are there
+        folder.parent.rmdir()
+    return True
 
 
 def age_of(text: str) -> timedelta:
@@ -114,9 +126,11 @@ def runs_in(top: Path) -> Iterator[RunFolder]:
                 date = datetime.strptime(f"{day.name} {folder.name}", f"{DATE} {TIME}")
             except ValueError:  # another program's folder
                 continue
+            if f"{date:{DATE}} {date:{TIME}}" != f"{day.name} {folder.name}":  # 2026-1-2 is no name of ours
+                continue
             result = folder / FILE_NAME
             has_result = result.is_file() and not result.is_symlink()
-            if has_result or (folder / ".hydra").is_dir():
+            if (folder / ".hydra").is_dir():
                 record = read_result(result) if has_result else {"status": UNFINISHED}
                 yield RunFolder(
                     folder,

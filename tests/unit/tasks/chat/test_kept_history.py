@@ -37,6 +37,7 @@ def test_a_file_that_others_can_read_is_closed_to_them(tmp_path: Path, monkeypat
     file = tmp_path / "chat_history"
     file.touch(mode=0o644)
     # GNU readline writes a new file, which is the user's alone; libedit's keeps the mode of the one that exists.
+    monkeypatch.delattr(readline, "append_history_file", raising=False)
     monkeypatch.setattr(readline, "write_history_file", lambda path: path.write_text("typed\n", encoding="utf-8"))
     with kept_history(file, pytest.fail):
         pass
@@ -53,3 +54,14 @@ def test_a_file_that_cannot_be_used_is_said_and_the_chat_goes_on(tmp_path: Path)
         "read (Not a directory); the history begins anew]",
         "written (File exists); the lines are not kept]",
     ]
+
+
+@pytest.mark.skipif(not hasattr(readline, "append_history_file"), reason="this readline cannot append to a history")
+def test_lines_that_another_chat_has_written_meanwhile_stay(tmp_path: Path) -> None:
+    file = tmp_path / "chat_history"
+    readline.clear_history()
+    with kept_history(file, pytest.fail):
+        readline.add_history("mine")
+        file.write_text("another's\n", encoding="utf-8")
+    assert file.read_text(encoding="utf-8").splitlines() == ["another's", "mine"]
+    readline.clear_history()

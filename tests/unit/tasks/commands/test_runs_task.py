@@ -15,7 +15,7 @@ UNRESOLVED = {**CHECKPOINT, "checkpoint": "${.published.checkpoint}"}
 
 
 def write(folder: Path, **fields: object) -> Path:
-    folder.mkdir(parents=True)
+    (folder / ".hydra").mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(fields), "utf-8")
     return folder
 
@@ -30,6 +30,10 @@ def outputs(tmp_path: Path) -> Path:
     (top / "2020-01-31/15-00-00-000001").symlink_to(write(tmp_path / "elsewhere", task="chat"))
     (top / "2020-02-01").symlink_to(write(tmp_path / "days/12-00-00-000001", task="chat").parent)
     write(top / "mine/12-00-00-000001", task="chat")
+    write(top / "2020-1-3/12-0-0-1", task="chat")  # no name that graphcore gives
+    other = top / "2020-01-31/16-00-00-000001"  # without .hydra
+    other.mkdir()
+    (other / "result.json").write_text("{}", "utf-8")
     return top
 
 
@@ -60,7 +64,7 @@ def test_only_old_runs_that_have_ended_are_deleted_and_no_link_is_followed(run_t
     before = set(outputs.parent.rglob("*"))
     run = run_task("task=runs", f"task.folder={outputs}", "task.prune=30d")
     gone = before - set(outputs.parent.rglob("*"))
-    assert gone == {outputs / OLD, outputs / OLD / "result.json"}
+    assert gone == {outputs / OLD, outputs / OLD / ".hydra", outputs / OLD / "result.json"}
     assert (run.record["removed"], len(run.record["runs"])) == ([str(outputs / OLD)], 2)
 
 
