@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from graphcore.checkpoint.file_front import check_front
 from graphcore.checkpoint.sources.cached_file import check_sha256
 from graphcore.checkpoint.sources.hub import fetch_hub
 from graphcore.checkpoint.sources.known_hash import known_sha256
@@ -38,7 +37,10 @@ def check_source(text: str) -> None:
     """
     source = parse_source(text)
     if isinstance(source, LocalSource):
-        check_front(_local_path(source.path))
+        path = _local_path(source.path)
+        from graphcore.checkpoint.file_front import check_front  # imports numpy; a path that is missing needs none
+
+        check_front(path)
 
 
 def fetch(source: Source, cache_dir: Path, sha256: str | None = None, on_progress: Progress | None = None) -> Path:

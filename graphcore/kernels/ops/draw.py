@@ -255,7 +255,7 @@ def is_xtc_applied(draw: Draw) -> bool:
     if draw.params.xtc_probability == 0.0:
         return False
     words = (0, draw.position & LOW, draw.position >> 32 & LOW, 1)
-    first, second, third, fourth = (torch.tensor([word], device="cpu") for word in words)
+    first, second, third, fourth = (torch.tensor([word], dtype=torch.int64, device="cpu") for word in words)
     word = int(philox(draw.params.seed, (first, second, third, fourth))[0])
     return ((word >> 9) + 0.5) * 2.0**-23 < draw.params.xtc_probability
 
