@@ -211,7 +211,7 @@ def check_sampling(values: Mapping[str, Any]) -> None:
 
 
 def check_truncation(values: Mapping[str, Any]) -> None:
-    """Check that the parameters that truncate are off if temperature is 0: a user who sets them expects sampling.
+    """Refuse top_k, top_p and other cuts beside temperature=0, where they would have no effect.
 
     Raises:
         ConfigError: a value has no effect.

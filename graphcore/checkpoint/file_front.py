@@ -35,7 +35,7 @@ def check_front(path: Path) -> None:
 
 
 def safetensors_names(path: Path) -> list[str]:
-    """Return the tensors' names of a safetensors file, in the order of their bytes; the library checks the header.
+    """Return the tensor names of a safetensors file in file order; the safetensors library checks the header.
 
     Raises:
         CheckpointNotFoundError: the path does not exist.

@@ -153,7 +153,8 @@ class RequestBuilder:
 
     @property
     def _dry_breakers(self) -> frozenset[int]:
-        with self._breakers_lock:  # a large vocabulary takes a second
+        """Ids of the tokens whose text contains a sequence breaker of DRY; the vocabulary is decoded once."""
+        with self._breakers_lock:  # requests are built in several threads
             if self._breakers is None:
                 tokenizer = self._loaded.prompts.known
                 self._breakers = tokenizer.ids_with(DRY_BREAKERS, self._sizes.vocab) if tokenizer else frozenset()

@@ -335,7 +335,7 @@ class Application:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def plan(self, exchange: HttpExchange, body: dict[str, Any]) -> Response:
-        """GET /plan: what runs, and the bytes that the plan placed; with a query, the plan for other sizes."""
+        """GET /plan: the running plan and its memory; with query parameters, a plan for another budget or size."""
         engine, asked = self._served.engine, self._query(exchange, "memory_budget", "context_length", "max_sequences")
         if self._what_if is None:
             self._what_if = WhatIf(engine)

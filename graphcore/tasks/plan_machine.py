@@ -32,7 +32,7 @@ class GPU:
     """What task.gpu=NAME stands for.
 
     Attributes:
-        nbytes: bytes of memory that programs can use.
+        nbytes: bytes of memory; the driver and a process's CUDA context take a part of it.
         bandwidth: bytes per second from its memory.
         link: bytes per second from RAM.
     """
@@ -43,15 +43,15 @@ class GPU:
 
 
 def with_ecc(nbytes: int) -> int:
-    """Return the bytes that ECC leaves of GDDR memory: 15 of 16.
+    """Return the memory that is usable with ECC on, in bytes: 15/16 of GDDR memory.
 
     Source: CUDA C++ Best Practices Guide, "Theoretical Bandwidth Calculation".
     """
     return nbytes * 15 // 16
 
 
-# Memory and bandwidth. Sources: NVIDIA's product pages of GeForce (memory, its width in bits, and Gbit/s a pin), and
-# its data sheets of the others.
+# Memory and bandwidth, as NVIDIA states them: for GeForce the bits of its width x Gbit/s a pin / 8. Checked in November
+# 2026 against pages that quote the data sheets, but for rtx4070, a10, l4 and h100-pcie, which are not checked yet.
 GPUS: Mapping[str, GPU] = {
     "rtx3060": GPU(12 * GIB, 360 * GB, PCIE4),  # 192 bits x 15
     "rtx3090": GPU(24 * GIB, 936 * GB, PCIE4),  # 384 x 19.5; GA102 architecture whitepaper
@@ -69,7 +69,8 @@ GPUS: Mapping[str, GPU] = {
     "h100-pcie": GPU(80 * GIB, 2000 * GB, PCIE5),  # H100 data sheet: PCIe
     "h200": GPU(140 * GIB, 4800 * GB, PCIE5),  # H200 data sheet; 143,771 MiB by nvidia-smi
 }
-# Sequential reads. Sources: the makers' data sheets.
+# Sequential reads as the makers state them. sata, nvme4 and nvme5 are checked against pages that quote them; hdd and
+# nvme3 are not checked yet.
 DISKS: Mapping[str, float] = {
     "hdd": 0.21 * GB,  # Seagate BarraCuda 1 TB (ST1000DM010), its outer tracks
     "sata": 0.56 * GB,  # Samsung 870 EVO
@@ -179,7 +180,7 @@ def size_of(key: str, value: Any) -> int:
 
 
 def rate_of(key: str, value: Any) -> float:
-    """Return the bytes per second of a rate: "25GB" or "25GB/s", or of task.disk also the name of a disk.
+    """Parse a rate in bytes per second: "25GB", "25GB/s", or for task.disk the name of a disk.
 
     Raises:
         ConfigError: the value is no rate.

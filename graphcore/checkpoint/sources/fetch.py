@@ -28,7 +28,7 @@ def resolve_source(
 
 
 def check_source(text: str) -> None:
-    """Check that `text` is a valid source, and a local path by `check_front`. Nothing is downloaded.
+    """Check the grammar of a source, and the header of a local file. Nothing is downloaded.
 
     Raises:
         ConfigError: the text follows no scheme's grammar.
@@ -94,14 +94,12 @@ def _local_path(text: str) -> Path:
     if is_there:
         return path
     looks_like_repo = len(path.parts) == 2 and not path.is_absolute() and not text.startswith((".", "~"))
-    hint = f"; for the Hugging Face repository write hf:{text}" if looks_like_repo else _nearest_group(text)
+    groups = group_options()["model"]
+    if looks_like_repo:
+        hint = f"; for the Hugging Face repository write hf:{text}"
+    else:
+        hint = f"; the published model is model={text}" if text in groups else likely_option("model", text, groups)
     raise CheckpointNotFoundError(f"checkpoint {quoted(text)}: no such file or folder{hint}; {HOW_TO_NAME}")
-
-
-def _nearest_group(text: str) -> str:
-    """Return advice for a text that names a model group, or nearly does; else an empty string."""
-    names = group_options()["model"]
-    return f"; the published model is model={text}" if text in names else likely_option("model", text, names)
 
 
 def _verified(path: Path, sha256: str | None, hashes: Path) -> Path:

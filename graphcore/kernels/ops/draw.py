@@ -131,7 +131,7 @@ class Draw:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether `changed_by_host` has to be applied before a kernel draws; kernels know the repetition penalty."""
+        """Whether the host changes or masks logits before a kernel samples; repetition_penalty is in the kernel."""
         has_changes = self.counts is not None or self.bias is not None or self.dry is not None
         return has_changes or self.params.truncates_by_host
 
@@ -261,7 +261,7 @@ def is_xtc_applied(draw: Draw) -> bool:
 
 
 def _penalised(logits: Tensor, draw: Draw) -> Tensor:
-    """Return logits with the bias and the penalties of a row, in the order of vLLM's sampler, DRY's last."""
+    """Return logits with logit_bias and all penalties applied, in the order of vLLM's sampler, and DRY last."""
     if draw.bias is not None:
         logits = logits.index_add(0, *draw.bias)
     if draw.seen is not None:

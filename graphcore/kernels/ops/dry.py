@@ -1,4 +1,4 @@
-"""DRY ("don't repeat yourself"): a penalty for tokens that would continue a repetition of the sequence's last tokens.
+"""DRY ("don't repeat yourself"): a penalty for tokens that would extend a repeated sequence.
 
     A B C D ... A B C    the last three tokens stand before D, too: D loses multiplier * base^(3 - allowed length)
 

@@ -158,12 +158,16 @@ class ChatLines:
 
 @contextmanager
 def kept_history(file: Path, note: Callable[[str], None]) -> Iterator[None]:
-    """Give readline the lines of a file, and write its last lines there at the end, for nobody else to read.
+    """Load readline's history from a file, and append the lines typed meanwhile to it at the end (mode 0600).
 
     Args:
         note: function that prints a line, for a file that cannot be read or written.
     """
     readline = import_module("readline")
+    if not file.is_absolute():
+        note("[no home folder is known: typed lines are not kept; set XDG_STATE_HOME]")
+        yield
+        return
     try:
         with suppress(FileNotFoundError):
             readline.read_history_file(file)

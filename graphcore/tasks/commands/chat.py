@@ -5,7 +5,7 @@ pipe. docs/prompts.md describes it.
 """
 
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -21,7 +21,6 @@ from graphcore.tasks.chat.conversation import Conversation
 from graphcore.tasks.chat.session import Session
 from graphcore.tasks.chat.slash_commands import run_command
 from graphcore.tasks.chat.typed_lines import ChatLines, Entry, kept_history
-from graphcore.tasks.report.console import Console
 from graphcore.tasks.report.run_record import compile_record, ran_record
 from graphcore.tasks.requests.cache_files import cache_record, check_cache_files, load_cache_file, save_cache_file
 from graphcore.tasks.requests.prompts import read_prompts, uses_chat
@@ -72,7 +71,9 @@ def run(context: Context, _task: ChatSettings) -> Record:
             stops_of(settings),
             settings.repetition_detection,
         )
-        with _history(settings, console, lines):
+        state = xdg_folder("XDG_STATE_HOME", ".local/state")
+        keeps = settings.chat_history and lines.is_edited
+        with kept_history(state / "chat_history", console.note) if keeps else nullcontext():
             status = _talk(session, opening, lines)
         saved, error = _save(context, session) if status == "ok" else (None, {})
         return {
@@ -90,24 +91,13 @@ def run(context: Context, _task: ChatSettings) -> Record:
 
 
 def typed_mark(conversation: Conversation) -> str:
-    """Return what stands before a typed line: the model, and how full its context is, "smollm2 3%> "."""
+    """Return the prompt of a typed line, "smollm2 3%> ": the model, and how much of its context is used."""
     engine = conversation.engine
     name = engine.settings.model.display_name.removesuffix(".gguf")
     name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
     with suppress(GraphcoreError):  # a chat from a file may be one that the template refuses
         return f"{name} {conversation.num_tokens / engine.choices.context_length:.0%}> "
     return f"{name}> "
-
-
-def _history(settings: Settings, console: Console, lines: ChatLines) -> AbstractContextManager[None]:
-    """Keep typed lines for later chats, if the settings ask for it and lines can be edited."""
-    if not settings.chat_history or not lines.is_edited:
-        return nullcontext()
-    folder = xdg_folder("XDG_STATE_HOME", ".local/state")
-    if not folder.is_absolute():
-        console.note("[no home folder is known: typed lines are not kept; set XDG_STATE_HOME]")
-        return nullcontext()
-    return kept_history(folder / "chat_history", console.note)
 
 
 def _talk(session: Session, opening: list[Entry], lines: ChatLines) -> str:

@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -164,17 +164,14 @@ def model_of(record: Record) -> str:
                 "model": {"name": str(name), "checkpoint": str(checkpoint), "published": {"checkpoint": published}}
             }
         }:
-            own = (
-                str(published) if checkpoint.startswith("${") else checkpoint
-            )  # a failed run's settings are unresolved
-            return ModelSettings(
-                name=name, checkpoint=own, published=PublishedSettings(checkpoint=str(published))
-            ).display_name
+            is_unresolved = checkpoint.startswith("${")  # in the settings of a run that failed
+            model = ModelSettings(name=name, published=PublishedSettings(checkpoint=str(published)))
+            return replace(model, checkpoint=str(published) if is_unresolved else checkpoint).display_name
     return UNKNOWN
 
 
 def record_of(one: RunFolder) -> Record:
-    """Return a run's entry in result.json."""
+    """Return a run as JSON for result.json."""
     return {
         "folder": str(one.folder),
         "date": one.date.isoformat(),

@@ -56,7 +56,7 @@ def group_rows(groups: Sequence[PlannedGroup], is_folded: bool) -> Iterator[Row]
 
 
 def _layers_in_words(groups: Sequence[PlannedGroup]) -> str:
-    """Return the layers of groups: "layers 0-25 (26, each)", or of many runs the first three and the last."""
+    """Return a label for layers: "layers 0-25 (26, each)"; of many ranges the first three and the last."""
     runs: list[range] = []
     for group in groups:
         if runs and runs[-1].stop == group.layers.start:

@@ -13,7 +13,7 @@ ENDING = ".txt"
 
 
 def system_text(written: str, where: str) -> str:
-    """Return a system message as it was written, or the preset that "@NAME" names.
+    """Return the system message: the text itself, or for "@NAME" the text of that preset.
 
     Args:
         where: text before it, for messages, such as "system=" or "/system ".
