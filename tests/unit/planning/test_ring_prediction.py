@@ -1,9 +1,14 @@
 """The speed of several processes: disks that read at once, what keeps one waiting, and what hand-overs add."""
 
-import pytest
+from dataclasses import replace
 
-from graphcore.planning.prediction import Rates
+import pytest
+from plan_cases import COSTS, PLENTY, plan_request
+
+from graphcore.planning.planner import plan_streaming
+from graphcore.planning.prediction import Rates, predict
 from graphcore.planning.ring_prediction import Network, RankPlan, RingPrediction, Turn, predict_ring, turns_of
+from graphcore.planning.sizes import ExpertSizes, WeightSizes
 from graphcore.weights.groups import LayerGroup
 from graphcore.weights.plan import GroupPlan, Plan
 
@@ -75,3 +80,14 @@ def test_turns_follow_the_layers_and_the_heads_slices_come_last() -> None:
     assert [turn.rank for turn in turns] == [0, 1, 1, 0, 0, 0]
     assert [turn.copy_seconds for turn in turns] == pytest.approx([0, 4, 0, 1, 3, 3])
     assert [turn.compute_seconds for turn in turns] == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.3, 0.3])
+
+
+def test_the_time_in_which_experts_arrive_is_shared_by_the_groups_of_layers() -> None:
+    experts = ExpertSizes((100, 100), experts_per_layer=4, top_k=2, min_slots=2)
+    sizes = WeightSizes(30, 30, (30,), False, (10, 10), 0, experts)
+    plan = plan_streaming(sizes, replace(plan_request("on", 100_000), expert_cache=400), COSTS, PLENTY)
+    rates = Rates(link=1e3, memory=1e6)
+    fetched = predict(plan, rates).fetch_seconds
+    assert 0.0 < fetched < 1.0
+    first, second, head = turns_of((0, 0), [RankPlan(plan, [LayerGroup(range(1)), LayerGroup(range(1, 2))], rates)])
+    assert first.compute_seconds == second.compute_seconds == pytest.approx(fetched / 2 + head.compute_seconds / 3)

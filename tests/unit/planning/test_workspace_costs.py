@@ -7,7 +7,7 @@ import torch
 
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.open_model import open_model
-from graphcore.nn.spec import ModelSpec
+from graphcore.nn.spec import AttentionSpec, ModelSpec
 from graphcore.planning.workspace import waiting_nbytes, workspace_nbytes
 
 BATCH, TOKENS, FLOAT32 = 3, 7, 4
@@ -41,6 +41,16 @@ def test_three_residual_streams_have_room_for_each_token(tmp_path: Path) -> None
     spec = spec_of(tmp_path)
     larger = replace(spec, dim=spec.dim + 64)
     assert planned(larger) - planned(spec) == TOKENS * 64 * 3 * FLOAT32
+
+
+def test_cosines_and_sines_of_each_rope_have_room_for_each_token(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    ((rope, head_dim),) = spec.ropes
+    first, *rest = spec.blocks
+    assert isinstance(first.attention, AttentionSpec)
+    rotated = replace(first.attention, rope=replace(rope, theta=2 * rope.theta))
+    two = replace(spec, blocks=(replace(first, attention=rotated), *rest))
+    assert planned(two) - planned(spec) == TOKENS * 2 * head_dim * FLOAT32
 
 
 def test_chunks_run_one_after_another_and_a_decode_step_has_a_token_of_each_sequence(tmp_path: Path) -> None:
