@@ -22,7 +22,6 @@ import atexit
 import gc
 import signal
 from collections.abc import Callable, Generator, Iterator
-from copy import deepcopy
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,12 +34,11 @@ if not torch.cuda.is_available():  # Triton asks at its import; what is imported
 
 from hypothesis import settings
 from support.budget import ProcessorTime
-from support.task_runs import compose_groups_once
 from support.tiny_models import TinyModel, save_tiny
 
 from graphcore import Engine
 from graphcore.checkpoint.sources.fetch import resolve_source
-from graphcore.config.compose import compose_settings, register_schemas
+from graphcore.config.compose import compose_settings
 from graphcore.errors import CheckpointNotFoundError
 from graphcore.nn.decoder import Decoder
 
@@ -159,20 +157,6 @@ def collected() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def settings_composed_once() -> Iterator[None]:
-    """Compose the same groups, and for `Engine.load` the same overrides, once: a load of a tiny model takes less time.
-
-    Tests of Hydra's messages and of conf/ compose as users do (unit/config/conftest.py).
-    """
-    once = cache(compose_settings)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("graphcore.config.compose.compose", compose_groups_once)
-        patch.setattr("graphcore.config.compose.register_schemas", cache(register_schemas))
-        patch.setattr("graphcore.engine.arguments.compose_settings", lambda given: deepcopy(once(tuple(given))))
-        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
