@@ -204,7 +204,7 @@ def run_tests(checkout: Path, files: Sequence[str], seconds: float) -> tuple[boo
         seconds: limit for one test, which pytest then ends with the stack of each thread.
     """
     limits = ["-o", f"faulthandler_timeout={seconds}", "-o", "faulthandler_exit_on_timeout=true"]
-    command = [sys.executable, "-m", "pytest", "-x", "-v", "-p", "no:cacheprovider", "-p", "no:xdist", *limits, *files]
+    command = [sys.executable, "-m", "pytest", "-x", "-vv", "-p", "no:cacheprovider", "-p", "no:xdist", *limits, *files]
     environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
     try:
         done = subprocess.run(

@@ -20,6 +20,7 @@ if os.environ.get("GRAPHCORE_LIMIT_CPU"):  # tests as on a processor with anothe
 
 import atexit
 import gc
+import re
 import signal
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
@@ -46,7 +47,7 @@ PREFILL_CHUNK = 16
 BATCH_SIZE = 3
 CONTEXT = 256
 QUICK, ONLY_THOROUGH = "not slow and not thorough", "(thorough) and not slow"  # what no `-m`, and `-m thorough`, become
-LATER_FILES = ("\npytestmark = pytest.mark.thorough\n", "\npytestmark = pytest.mark.slow\n")
+LATER_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.(thorough|slow)\b", re.MULTILINE)
 
 if os.environ.get("GRAPHCORE_LIMIT_CPU"):
     from instruction_sets import apply_limit
@@ -108,7 +109,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     text = collection_path.read_text(encoding="utf-8")
     if asked == QUICK:
-        return any(mark in text for mark in LATER_FILES) or None
+        return LATER_FILE.search(text) is not None or None
     return not ("thorough" in text or "library: str" in text) or None  # unit/kernels/conftest.py marks libraries
 
 
@@ -159,9 +160,12 @@ def collected() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(scope="module")
 def small_parts() -> Iterator[None]:
-    """Let the parts of tiny models' layers be single matrices, as those of large models are."""
+    """Let the parts of tiny models' layers be single matrices, as those of large models are.
+
+    It is for tests of such parts: by default the layers of a tiny model stream whole.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "least_part_nbytes", 0)
         yield

@@ -28,7 +28,7 @@ from graphcore.nn.linear import Linear
 from graphcore.progress import ignore_progress
 from graphcore.tasks.reference.transformers_model import from_weights
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("small_parts")]
 
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 46]]
 FLOAT = ["quant.activations=float"]

@@ -17,7 +17,7 @@ from graphcore.errors import GraphcoreError
 from graphcore.export.pack import Packer
 from graphcore.progress import ignore_progress
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("small_parts")]
 
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 46]]
 FLOAT = ["quant.activations=float"]

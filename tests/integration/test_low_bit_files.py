@@ -22,7 +22,7 @@ from graphcore.streaming import weight_stream
 from graphcore.streaming.device.stream import DeviceLink
 from graphcore.streaming.pinned_memory import Pins
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("small_parts")]
 
 GRAPHS = tuple(enumerate(("eager", "auto")))
 FEW_EXPERTS = ("streaming.source=disk", "streaming.expert_cache=400KB")  # of 1 to 2 MB

@@ -26,7 +26,7 @@ from graphcore.streaming.experts.cache import ExpertCache
 from graphcore.streaming.scheduler import run_program
 from graphcore.weights.experts import PARTS, expert_weight
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("small_parts")]
 
 LAYERS, EXPERTS, TOP_K = 4, 6, 3
 PAGE = 4096  # reads past the page cache begin and end at multiples of it

@@ -18,7 +18,7 @@ from support.files.ternary_files import save_ternary
 from support.streaming import IDS, differing, load, results, smallest_budget, stream_of
 from support.tiny_models import ARCHITECTURES, BUILDERS, MIXTURES, TinyModel
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("small_parts")]
 
 Tiny = Callable[[str], TinyModel]
 WHOLE_BLOCKS = {"hidden_size": 128, "intermediate_size": 256}  # rows that ternary formats can pack

@@ -25,7 +25,7 @@ from graphcore.streaming.report import Measured, report_streaming
 from graphcore.streaming.streamed import Streamed
 from graphcore.streaming.thread_filler import THREADS, ThreadFiller
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("small_parts")]
 
 Tiny = Callable[[str], TinyModel]
 MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")

@@ -198,10 +198,25 @@ def test_a_mask_that_allows_nothing_is_an_error_by_name(sampler: Sampler) -> Non
         sampler.choose(torch.zeros(1, VOCAB), [row])
 
 
-def test_logits_of_tokens_that_run_again_wait_for_no_mask() -> None:
+def sequence_sampler() -> SequenceSampler:
+    """Return a sampler for a vocabulary of four tokens and a context of 64."""
     backend = SimpleNamespace(draw_kernel=lambda: None)
     runner = SimpleNamespace(sizes=SimpleNamespace(vocab=4, context=64), device=torch.device("cpu"), backend=backend)
-    sampler = SequenceSampler(runner)
+    return SequenceSampler(runner)
+
+
+def test_an_error_before_a_token_is_drawn_ends_its_own_request_alone() -> None:
+    hides = SamplingParams(min_tokens=2)
+    broken, sound = (Request([1], 5, frozenset([end]), None, StopStrings([]), params=hides) for end in (99, 3))
+    sequence_sampler().choose([broken, sound], [torch.arange(4.0)] * 2)
+    assert broken.finish_reason == "error"
+    with pytest.raises(IndexError, match="99"):  # there is no such token to hide
+        broken.output.wait_to_end(1.0)
+    assert (sound.token_ids, sound.finish_reason) == ([2], None)  # its end, the likeliest token, is hidden
+
+
+def test_logits_of_tokens_that_run_again_wait_for_no_mask() -> None:
+    sampler = sequence_sampler()
     asked = [Request([1], 5, frozenset(), None, StopStrings([])) for _ in range(2)]
     for request in asked:
         request.mask = SimpleNamespace(future=Future())

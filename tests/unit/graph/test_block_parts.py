@@ -28,7 +28,7 @@ from graphcore.nn.spec import ModelSpec
 from graphcore.weights.groups import LayerGroup, movable_groups, split_layers
 from graphcore.weights.layout import aligned
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("small_parts")]
 
 NAMES = tuple(BLOCKS)
 ROWS = [[5, 1, 17, 30, 2, 2, 9], [3, 8]]

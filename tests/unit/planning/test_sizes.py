@@ -44,7 +44,10 @@ def test_layer_groups_are_consecutive_layers_and_a_remainder(size: int) -> None:
 
 
 @pytest.mark.parametrize(("model", "parts"), [("llama3", 4), ("gpt2", 3), ("qwen3", 4)])
-def test_a_matrix_is_the_unit_and_two_slots_of_it_are_less_than_a_layer_s(model: str, parts: int) -> None:
+def test_a_matrix_is_the_unit_and_two_slots_of_it_are_less_than_a_layer_s(
+    model: str, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "least_part_nbytes", 0)
     decoder = decoder_of(model)
     decoder.has_small_parts = True
     layers, matrices = sizes_of(decoder, True), sizes_of(decoder, True, matrix_groups(decoder))
@@ -59,10 +62,10 @@ def test_a_matrix_is_the_unit_and_two_slots_of_it_are_less_than_a_layer_s(model:
 def test_a_small_model_s_groups_and_head_slices_keep_all_reading_threads_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = decoder_of("smollm2")
     decoder.has_small_parts = True
+    joined = sizes_of(decoder, True, matrix_groups(decoder))
+    monkeypatch.setattr(Decoder, "least_part_nbytes", 0)
     single = sizes_of(decoder, True, matrix_groups(decoder))
     assert len(single.groups) == 30 * 4  # q k v o, gate, up, down: 1.8 MB each
-    monkeypatch.setattr(Decoder, "least_part_nbytes", 10 << 20)
-    joined = sizes_of(decoder, True, matrix_groups(decoder))
     assert len(joined.groups) == 30  # a layer: 7.1 MB
     assert max(single.head_slices) <= max(single.groups) < 2e6
     assert max(joined.head_slices) <= max(joined.groups) < 7.1e6

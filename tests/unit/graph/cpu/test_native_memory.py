@@ -26,7 +26,7 @@ from graphcore.kvcache.sizes import PAGE
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("small_parts")]
 
 
 def living() -> dict[int, Tensor]:
