@@ -4,11 +4,8 @@ Torch is imported with the task, after the settings and the checkpoint's path we
 reported at once.
 """
 
-import gc
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from graphcore.checkpoint.sources.fetch import check_source
 from graphcore.config.compose import merge_schema, to_settings
 from graphcore.config.settings import Settings
 from graphcore.errors import ConfigError
+from graphcore.processors import load_torch, uncollected_imports
 from graphcore.tasks.registry import task_named
 from graphcore.tasks.report.output_files import write_json
 from graphcore.tasks.report.result_json import FILE_NAME, ProcessorWait, failed, minimal_record, neighbours_line
@@ -57,7 +55,7 @@ def run_job(composed: DictConfig, folder: Path | None, has_chosen_model: bool = 
                 task, own = task_of(settings)
                 task.check(settings, own)
                 if task.needs_torch:
-                    record["machine"].update(processor_names())  # imports torch, which takes a second or more
+                    load_torch()
             done = task.run(Context(settings, console, folder, has_chosen_model), own)
         record.update(settings=without_secrets(asdict(settings)), **done)
     except KeyboardInterrupt:
@@ -71,6 +69,8 @@ def run_job(composed: DictConfig, folder: Path | None, has_chosen_model: bool = 
     finally:
         with undisturbed():
             record["seconds"] = time.perf_counter() - waits.began
+            if "torch" in sys.modules:
+                record["machine"].update(processor_names())
             record["neighbours"] = waits.record(record.get("threads"))
             if folder is not None:
                 write_json(folder / FILE_NAME, record)
@@ -102,24 +102,6 @@ def plain_settings(composed: DictConfig) -> dict[str, Any]:
     plain = OmegaConf.to_container(composed)
     assert isinstance(plain, dict), "the root config is a mapping"
     return {str(key): value for key, value in plain.items()}
-
-
-@contextmanager
-def uncollected_imports() -> Iterator[None]:
-    """Keep what the block imports out of all garbage collections, if it is the first to import torch.
-
-    Modules stay until the process ends. Collections would look through their objects several times while they are made,
-    and again at the end, which takes a fifth of a short run's processor time.
-    """
-    if "torch" in sys.modules:
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()
 
 
 def processor_names() -> dict[str, str | None]:

@@ -7,9 +7,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from graphcore.engine.output import TokenLogprob
+if TYPE_CHECKING:
+    from graphcore.engine.output import TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class TokenRecord:
 
     token_id: int
     logprob: float
-    top: tuple[TokenLogprob, ...]
+    top: "tuple[TokenLogprob, ...]"
     choice: int = 0
 
 

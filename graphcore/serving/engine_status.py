@@ -1,12 +1,10 @@
 """Bodies of GET /status (live state of the engine) and GET /plan (its memory plan, or one for another budget)."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-import graphcore
 from graphcore.engine.engine import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.request import RequestStatus
@@ -26,30 +24,18 @@ JOBS_OF_A_COPY = 8  # a group is read in many jobs, each with an event of its ow
 P95 = 0.95
 
 
-def status_body(served: ServedModel, metrics: ServingMetrics, num_events: int) -> dict[str, Any]:
-    """Return the body of GET /status.
+def engine_body(engine: Engine, metrics: ServingMetrics, num_events: int) -> dict[str, Any]:
+    """Return what GET /status says of the engine.
 
     Args:
         num_events: most events of the timeline.
     """
-    now = time.perf_counter()
-    body: dict[str, Any] = {
-        "model": served.name,
-        "state": served.health,
-        "version": graphcore.__version__,
-        "uptime_seconds": round(time.time() - served.created, 3),
-        "time": round(now, 6),
-    }
-    engine = served.loaded_engine
-    if engine is None:
-        return body
     failure = engine.failure
     try:
         statuses = engine.status()
     except ConfigError:  # it is closed, while it is loaded again
         statuses = []
     return {
-        **body,
         "failure": None if failure is None else without_paths(str(failure)),
         "pass_seconds": round(engine.pass_seconds, 3),
         "requests": [request_record(one) for one in statuses],

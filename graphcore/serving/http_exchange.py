@@ -5,10 +5,12 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from graphcore.serving.chat_call import Began, Ended, Part, Used
 from graphcore.serving.ids import request_id_of
@@ -115,6 +117,10 @@ class HttpExchange:
             "ignored_fields": ",".join(map(repr, self.ignored)),
             "error": message and repr(message),
         }
+
+
+Endpoint: TypeAlias = Callable[[HttpExchange, dict[str, Any]], Awaitable[Response]]
+"""The function that answers at a path: the request and its JSON body in, the answer out."""
 
 
 class JsonLines(logging.Formatter):

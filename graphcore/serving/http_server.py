@@ -12,13 +12,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from graphcore.engine.engine import Engine
 from graphcore.errors import ConfigError
 from graphcore.serving.app import new_app
 from graphcore.serving.guard import Guard
@@ -31,6 +30,9 @@ LOG = logging.getLogger("graphcore.serving")
 KEEP_ALIVE = 65  # seconds that an idle connection stays open: longer than a proxy's 60
 LAST_SECONDS = 5  # in which answers that are ended by the server's end are sent
 STEP = 0.05  # seconds between two looks at whether all answers have ended
+if TYPE_CHECKING:
+    from graphcore.engine.engine import Engine
+
 SPARE_CONNECTIONS = 50  # open beyond task.max_connections, so that their requests can be answered with status 503
 OTHER_FILES = 256  # that a process has open besides its connections
 LARGEST_HEAD = 64 * 1024  # bytes of a request's head
@@ -170,7 +172,7 @@ class DrainingServer(uvicorn.Server):
 def serve_model(
     name: str,
     settings: ServeSettings,
-    load: Callable[[], Engine],
+    load: Callable[[], "Engine"],
     on_start: Callable[[int], None],
     other_names: Iterable[str] = (),
 ) -> ServedModel:
@@ -214,7 +216,7 @@ def allow_files(count: int) -> None:
 
 
 def new_served(
-    name: str, settings: ServeSettings, load: Callable[[], Engine], other_names: Iterable[str] = ()
+    name: str, settings: ServeSettings, load: Callable[[], "Engine"], other_names: Iterable[str] = ()
 ) -> tuple[ServedModel, DrainingServer]:
     """Return a model and the server that answers for it; arguments as for `serve_model`."""
     served = ServedModel(name, settings, load, other_names)

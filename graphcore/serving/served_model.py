@@ -8,15 +8,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
-from graphcore.engine.engine import Engine
-from graphcore.engine.request_handle import RequestHandle
+from graphcore import __version__
 from graphcore.serving.request_errors import RequestError, request_error
 from graphcore.serving.serve_settings import ServeSettings
 from graphcore.serving.tool_formats.families import tool_format_of
 from graphcore.serving.tool_formats.tool_format import ToolFormat
-from graphcore.streaming.link_rate import PROBE_NBYTES
 from graphcore.threads import start_thread
+
+if TYPE_CHECKING:
+    from graphcore.engine.engine import Engine
+    from graphcore.engine.request_handle import RequestHandle
 
 WATCH = 1.0  # seconds between two looks at whether a ring has lost a rank, and whether a pass takes too long
 STALLED = "stalled"  # what /health says while a pass takes longer than task.pass_timeout
@@ -57,7 +60,7 @@ class ServedModel:
     """
 
     def __init__(
-        self, name: str, settings: ServeSettings, load: Callable[[], Engine], other_names: Iterable[str] = ()
+        self, name: str, settings: ServeSettings, load: Callable[[], "Engine"], other_names: Iterable[str] = ()
     ) -> None:
         self.name, self.settings, self._load = name, settings, load
         self.names = frozenset((name, *other_names))
@@ -76,12 +79,17 @@ class ServedModel:
         self._loading: threading.Thread | None = None
         self._handles: set[RequestHandle] = set()
 
-    async def load(self) -> None:
-        """Load the engine in a thread that does not keep the process from ending; an error ends the server."""
+    async def load(self, prepare: Callable[[], None] = lambda: None) -> None:
+        """Load the engine in a thread that does not keep the process from ending; an error ends the server.
+
+        Args:
+            prepare: function that is called in the thread before, such as one that imports what needs torch.
+        """
         loop, loaded = asyncio.get_running_loop(), asyncio.Event()
 
         def work() -> None:
             try:
+                prepare()
                 self._engine = self._loaded()
             except BaseException as error:  # noqa: BLE001 - raised by the command that serves
                 self.failure = error
@@ -137,7 +145,7 @@ class ServedModel:
         self.state, self.failure = ServingState.FAILED, error
         self.on_failure()
 
-    def _loaded(self) -> Engine:
+    def _loaded(self) -> "Engine":
         engine = self._load()
         tokenizer = engine.prompts.known
         if tokenizer is None:
@@ -151,25 +159,39 @@ class ServedModel:
                 LOG.info("turns that the chat template does not take, and that are put into others: %s", refused)
         if tokenizer is not None and engine.loaded.end_ids:
             engine.prepare_grammars()
-        self.link_rate = engine.loaded.weight_stream.raw_link(PROBE_NBYTES)
+        self.link_rate = engine.loaded.weight_stream.raw_link()
         gc.freeze()  # else the first full collection stops everything for 0.1 s
         return engine
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> "Engine":
         """The engine, if it can answer.
 
         Raises:
             RequestError: it is loading, has failed, or the server is ending.
         """
         if self._engine is None or self.state is not ServingState.READY:
-            is_loading = self.state in (ServingState.LOADING, ServingState.REBUILDING)
-            what = "the model is loading" if is_loading else f"the server is {self.state.value}"
-            raise RequestError(f"{what}; ask again later", status=503, code="not_ready")
+            raise self.not_ready()
         return self._engine
 
+    def not_ready(self) -> RequestError:
+        """Return the error of a request that comes while none is taken."""
+        is_loading = self.state in (ServingState.LOADING, ServingState.REBUILDING)
+        what = "the model is loading" if is_loading else f"the server is {self.state.value}"
+        return RequestError(f"{what}; ask again later", status=503, code="not_ready")
+
+    def status(self) -> dict[str, Any]:
+        """Return what /status says of the server, with or without an engine."""
+        return {
+            "model": self.name,
+            "state": self.health,
+            "version": __version__,
+            "uptime_seconds": round(time.time() - self.created, 3),
+            "time": round(time.perf_counter(), 6),
+        }
+
     @property
-    def loaded_engine(self) -> Engine | None:
+    def loaded_engine(self) -> "Engine | None":
         """The engine in any state; None before it is loaded."""
         return self._engine
 
@@ -190,7 +212,7 @@ class ServedModel:
             self.num_answered += 1
 
     @contextmanager
-    def ended_after(self, handles: Sequence[RequestHandle]) -> Iterator[None]:
+    def ended_after(self, handles: "Sequence[RequestHandle]") -> Iterator[None]:
         """Cancel requests of the engine after the block, or when the server ends before."""
         self._handles.update(handles)
         try:

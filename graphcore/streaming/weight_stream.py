@@ -25,7 +25,7 @@ from graphcore.streaming.experts.stream import ExpertStream, LowerTier, open_exp
 from graphcore.streaming.fill_jobs import FillJob, jobs_of
 from graphcore.streaming.filler import Filler
 from graphcore.streaming.host_store import HostStore, fill_store
-from graphcore.streaming.link_rate import measure_copies, measure_jobs, without_conversions
+from graphcore.streaming.link_rate import PROBE_NBYTES, measure_copies, measure_jobs, without_conversions
 from graphcore.streaming.movement import MovementTotals
 from graphcore.streaming.moving_weights import MovingWeights, bind_slots, open_files
 from graphcore.streaming.pinned_memory import CudaRegistrar, Pins
@@ -83,7 +83,7 @@ class WeightStream:
         """Cumulative counters of weight streaming."""
         return MovementTotals(self.timeline)
 
-    def raw_link(self, most_nbytes: int) -> float | None:
+    def raw_link(self, most_nbytes: int = PROBE_NBYTES) -> float | None:
         """Return the bytes/s at which the groups' bytes arrive when nothing else runs; None if no group moves.
 
         The same threads, or copies to an idle device, move the bytes; if the groups need both, the slower one counts.

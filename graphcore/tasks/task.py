@@ -39,7 +39,7 @@ class Task:
         settings: dataclass of the keys in conf/task/<name>.yaml.
         run: function that does the task and returns its part of result.json, with "status" unless that is "ok".
         check: function that refuses settings of the task, or a machine that cannot run it, before torch is imported.
-        needs_torch: bool, False if the task computes nothing and torch need not be imported.
+        needs_torch: bool, False if the task computes nothing, or imports torch itself, beside other work.
     """
 
     name: str

@@ -65,6 +65,70 @@ def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     assert process.wait(SECONDS) == 0
 
 
+HOLD_TORCH = """
+import importlib.util, os, sys, time
+
+class Holding:
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def hold(module):
+            for _ in range(6000):
+                if os.path.exists("go"):
+                    return load(module)
+                time.sleep(0.01)
+            raise ImportError("nobody has let torch in")
+
+        spec.loader.exec_module = hold
+        return spec
+
+sys.meta_path.insert(0, Holding())
+"""
+"""A sitecustomize.py with which the import of torch waits until a file is there."""
+
+
+def test_a_server_answers_before_torch_is_imported(tmp_path: Path) -> None:
+    """The import of torch waits for a file: what is answered before needs none, in each interface's form."""
+    (tmp_path / "sitecustomize.py").write_text(HOLD_TORCH)
+    path = {"PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}"}
+    command, said = [sys.executable, "-m", "graphcore", *LLAMA, "outputs=false"], tmp_path / "said.txt"
+    with (
+        said.open("w") as errors,
+        subprocess.Popen(command, cwd=tmp_path, env={**environment(), **path}, stderr=errors) as process,
+    ):
+        try:
+            while not (found := re.search(r"http://127\.0\.0\.1:\d+", said.read_text("utf-8"))):
+                assert process.poll() is None
+            with httpx.Client(base_url=found[0], timeout=SECONDS) as http:
+                first = http.get("/health")
+                assert (first.status_code, first.headers["retry-after"]) == (503, "1")
+                assert first.json() == {"status": "loading"}
+                body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+                for asked in ("/v1/chat/completions", "/v1/responses", "/tokenize"):
+                    refused = http.post(asked, json=body)
+                    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+                    assert refused.json()["error"]["code"] == "not_ready"
+                assert http.post("/v1/messages", json=body).json()["error"]["type"] == "overloaded_error"
+                assert http.get("/plan").status_code == 503
+                assert http.get("/status").json()["state"] == "loading"
+                assert "graphcore_ready 0.0" in http.get("/metrics").text
+                assert http.get("/").headers["content-type"] == "text/html; charset=utf-8"
+                (tmp_path / "go").touch()
+                while http.get("/health").status_code != 200:
+                    assert process.poll() is None
+                answer = http.post("/v1/completions", json={"prompt": [1, 2, 3], "max_tokens": 3})
+                assert answer.json()["usage"]["completion_tokens"] == 3
+                assert "graphcore_ready 1.0" in http.get("/metrics").text
+        finally:
+            (tmp_path / "go").touch()
+            process.send_signal(signal.SIGTERM)
+    assert (process.returncode, "Traceback" in said.read_text("utf-8")) == (0, False)
+
+
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     process = Piped(*LLAMA, "outputs=false", cwd=tmp_path)
     port = address_of(process).rpartition(":")[2]

@@ -44,7 +44,7 @@ from graphcore import Engine
 from graphcore.engine.speculation.step_costs import StepCosts
 from graphcore.sampling_params import SamplingParams
 from graphcore.serving.anthropic_messages import CountTokensRequest, MessagesRequest
-from graphcore.serving.app import DetokenizeRequest, TokenizeRequest
+from graphcore.serving.model_endpoints import DetokenizeRequest, TokenizeRequest
 from graphcore.serving.openai_chat import ChatRequest
 from graphcore.serving.openai_completions import CompletionRequest
 from graphcore.serving.openai_embeddings import EmbeddingRequest

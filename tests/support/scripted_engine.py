@@ -157,7 +157,7 @@ class ScriptedEngine:
         self.config = SimpleNamespace(vocab_size=vocab, model_type="")
         self.choices = SimpleNamespace(context_length=CONTEXT)
         settings = SimpleNamespace(speculation=SimpleNamespace(kind="off"))
-        stream = SimpleNamespace(raw_link=lambda nbytes: None)
+        stream = SimpleNamespace(raw_link=lambda: None)
         runtime = SimpleNamespace(speculation="off")
         self.loaded = SimpleNamespace(
             end_ids=ends,

@@ -1,4 +1,7 @@
-"""task=serve: answer clients of OpenAI's and Anthropic's interfaces over HTTP; docs/serving.md describes it."""
+"""task=serve: answer clients of OpenAI's and Anthropic's interfaces over HTTP; docs/serving.md describes it.
+
+The server listens before torch is imported, which takes seconds: the thread that loads the model imports it.
+"""
 
 import threading
 import time
@@ -14,6 +17,7 @@ from graphcore.tasks.task import Context, Record, Task
 if TYPE_CHECKING:
     from graphcore.engine.engine import Engine
 
+ENDED = "the server has ended while the model was loaded"
 STAGES_OF_REQUESTS = ("prefill", "generate")  # whose progress is no matter of the server's log
 
 
@@ -35,8 +39,6 @@ def serve_here(context: Context, settings: ServeSettings) -> Record:
     """Serve from this process until a signal ends it."""
     from graphcore.serving.http_exchange import log_requests
     from graphcore.serving.http_server import serve_model
-    from graphcore.tasks.report.run_record import compile_record, ran_record
-    from graphcore.tasks.task_engine import describe, load_engine
 
     log_requests(settings.log)
     name = settings.model_name or context.settings.model.display_name
@@ -47,10 +49,15 @@ def serve_here(context: Context, settings: ServeSettings) -> Record:
         if stage in STAGES_OF_REQUESTS:
             return
         if is_over.is_set():
-            raise ConfigError("the server has ended while the model was loaded")
+            raise ConfigError(ENDED)
         context.console.progress(stage, group, done, total)
 
     def load() -> "Engine":
+        from graphcore.tasks.report.run_record import compile_record
+        from graphcore.tasks.task_engine import describe, load_engine
+
+        if is_over.is_set():
+            raise ConfigError(ENDED)
         began = time.perf_counter()
         engine = load_engine(context, on_progress=progress)
         loaded["load_seconds"] = time.perf_counter() - began
@@ -65,8 +72,12 @@ def serve_here(context: Context, settings: ServeSettings) -> Record:
 
     served = serve_model(name, settings, load, say_address, context.settings.model.served_names)
     try:
-        ran = {} if served.loaded_engine is None else ran_record(served.loaded_engine)
-        return {"model_name": name, "num_requests": served.num_answered, **ran, **loaded}
+        record = {"model_name": name, "num_requests": served.num_answered}
+        if served.loaded_engine is None:
+            return record
+        from graphcore.tasks.report.run_record import ran_record
+
+        return {**record, **ran_record(served.loaded_engine), **loaded}
     finally:
         is_over.set()
         served.close()
@@ -107,4 +118,4 @@ def address_lines(settings: ServeSettings, name: str, port: int) -> list[str]:
     return lines
 
 
-TASK = Task("serve", ServeSettings, run, check)
+TASK = Task("serve", ServeSettings, run, check, needs_torch=False)

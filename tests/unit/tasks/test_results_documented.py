@@ -4,7 +4,7 @@ import io
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,8 @@ def end_after_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a server end when its model is loaded, as a signal does."""
     load = ServedModel.load
 
-    async def load_and_end(served: ServedModel) -> None:
-        await load(served)
+    async def load_and_end(served: ServedModel, prepare: Callable[[], None]) -> None:
+        await load(served, prepare)
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(ServedModel, "load", load_and_end)
