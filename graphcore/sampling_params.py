@@ -26,6 +26,8 @@ COLDEST = 1e-5  # temperatures below are greedy, as in vLLM
 HOTTEST = 1e30  # at far lower temperatures all kept tokens are equally likely already; products with it stay finite
 MOST_BIAS = 100  # as in OpenAI's interface
 DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's (common/common.h)
+MOST_BREAKERS = 64  # texts
+LONGEST_BREAKER = 40  # characters; llama.cpp cuts longer ones (src/llama-sampler.cpp, MAX_CHAR_LEN)
 MOST_KEPT = 1 << 30  # more than any vocabulary has, so that it keeps all
 
 
@@ -80,7 +82,7 @@ class SamplingParams:
         dry_base: float, factor of that for each further token of the repetition; below 1 DRY is off.
         dry_allowed_length: int, number of tokens whose repetition may not be continued without a penalty.
         dry_penalty_last_n: int, number of tokens of prompt and answer in which repetitions are looked for; -1 is all, 0
-            is off. Texts that break a sequence are those of DRY_BREAKERS.
+            is off.
         top_n_sigma: float, number of standard deviations of the logits; tokens whose logit is further below the highest
             are dropped; 0 and -1 are off. The deviation is that of the model's own logits, before bias and penalties
             (in llama.cpp: after them).
@@ -93,6 +95,8 @@ class SamplingParams:
         logit_bias: pairs of a token id and a number that is added to its logit, from -100 to 100; a mapping is taken,
             too.
         stop_token_ids: token ids that end the answer, besides the model's own end tokens.
+        dry_sequence_breakers: texts that no repetition of DRY reaches beyond: each token that contains one is a
+            breaker. Empty for none.
         seed: int, seed of the random draws, of which the lower 64 bits count; prompt number i of a call draws with
             seed + i.
     """
@@ -114,12 +118,14 @@ class SamplingParams:
     min_tokens: int = _parameter(0, "0 (off) or more", 0, is_by_host=True)
     logit_bias: tuple[tuple[int, float], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS
     seed: int = 0  # a setting of its own on the command line, and of 64 bits in kernels: none of PARAMETERS
 
     def __post_init__(self) -> None:
-        """Sort the pairs of `logit_bias`, so that equal parameters are equal."""
+        """Sort the pairs of `logit_bias` and make lists tuples, so that equal parameters are equal."""
         object.__setattr__(self, "logit_bias", tuple(sorted(dict(self.logit_bias).items())))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "dry_sequence_breakers", tuple(self.dry_sequence_breakers))
 
     @cached_property
     def is_greedy(self) -> bool:
@@ -207,6 +213,17 @@ def check_sampling(values: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"sampling.logit_bias of token {token_id} is {bias}; it must be -{MOST_BIAS} to {MOST_BIAS} "
                 f"(-{MOST_BIAS} practically forbids a token)"
+            )
+    breakers = values["dry_sequence_breakers"]
+    if len(breakers) > MOST_BREAKERS:
+        raise ConfigError(
+            f"sampling.dry_sequence_breakers has {len(breakers)} texts; {MOST_BREAKERS} are the most, leave some out"
+        )
+    for text in breakers:
+        if not 0 < len(text) <= LONGEST_BREAKER:
+            raise ConfigError(
+                f"sampling.dry_sequence_breakers has a text of {len(text)} characters; give texts of 1 to "
+                f"{LONGEST_BREAKER}, or an empty list for no breakers"
             )
 
 

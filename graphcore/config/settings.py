@@ -186,6 +186,7 @@ class SamplingSettings:
     min_tokens: int | None = MISSING
     logit_bias: dict[int, float] = MISSING
     stop_token_ids: list[int] | None = MISSING
+    dry_sequence_breakers: list[str] | None = MISSING
 
     @property
     def typed(self) -> Mapping[str, Any]:

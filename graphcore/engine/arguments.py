@@ -267,6 +267,11 @@ def _sampling_value(name: str, value: object) -> object:
         if not all(map(is_whole, ids)):
             raise ConfigError(f"stop_token_ids={value!r:.40} must be a list of token ids")
         return tuple(map(int, cast("list[int]", ids)))
+    if name == "dry_sequence_breakers":
+        texts = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
+        if not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"dry_sequence_breakers={value!r:.40} must be a list of texts, such as ['\\n', ':']")
+        return texts
     return whole_number(name, value) if name in WHOLE_NUMBERS else _number(name, value)
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from threading import Lock
 from typing import Any
 
@@ -31,6 +31,8 @@ from graphcore.errors import ConfigError
 from graphcore.sampling_params import DRY_BREAKERS, SamplingParams
 from graphcore.tokenizer.text_stream import IncrementalDecoder, StopCondition
 
+BREAKER_LISTS = 16  # sequence breakers of DRY whose tokens are kept; finding them looks at the whole vocabulary
+
 
 class RequestBuilder:
     """Builds the requests of one engine's calls; arguments and errors are those of `Engine.submit`.
@@ -50,7 +52,8 @@ class RequestBuilder:
         self._loaded, self._prompts, self._sizes = loaded, prompts, sizes
         self._new_request = partial(Request, totals=totals)
         self._mask_threads, self._numbers = threads, count(1)
-        self._breakers: frozenset[int] | None = None  # of DRY, when the first request asks for it
+        self._token_texts: Sequence[str] | None = None  # for DRY, when the first request asks for it
+        self._breakers: dict[tuple[str, ...], frozenset[int]] = {}  # of DRY, by their texts: the latest BREAKER_LISTS
         self._breakers_lock = Lock()
 
     def one(self, name: str, prompt: Prompt, n: int = 1, mask: Mask | None = None, **settings: Any) -> list[Request]:
@@ -140,7 +143,7 @@ class RequestBuilder:
             prompt_logprobs=[PromptLogprob(ids[0], None, ())],
             deadline=until,
             reuses_cache=reuse_cache,
-            dry_breakers=self._dry_breakers if params.has_dry else frozenset(),
+            dry_breakers=self._dry_breakers(params.dry_sequence_breakers) if params.has_dry else frozenset(),
             speculates=self._speculates(speculation),
             detects_repetition=bool(repetition_detection),
         )
@@ -151,14 +154,30 @@ class RequestBuilder:
         check_token_ids(params, self._sizes.vocab)
         return params_from(params, number)
 
-    @property
-    def _dry_breakers(self) -> frozenset[int]:
-        """Ids of the tokens whose text contains a sequence breaker of DRY; the vocabulary is decoded once."""
+    def _dry_breakers(self, texts: tuple[str, ...]) -> frozenset[int]:
+        """Return the ids of the tokens whose text contains a sequence breaker; the vocabulary is decoded once.
+
+        Raises:
+            ConfigError: no token contains one of the texts, which are not the default.
+        """
+        tokenizer = self._loaded.prompts.known
+        if tokenizer is None:
+            return frozenset()
         with self._breakers_lock:  # requests are built in several threads
-            if self._breakers is None:
-                tokenizer = self._loaded.prompts.known
-                self._breakers = tokenizer.ids_with(DRY_BREAKERS, self._sizes.vocab) if tokenizer else frozenset()
-            return self._breakers
+            if self._token_texts is None:
+                self._token_texts = tokenizer.token_texts(self._sizes.vocab)
+            if texts not in self._breakers:
+                found = {text: [at for at, own in enumerate(self._token_texts) if text in own] for text in texts}
+                missing = next((text for text, ids in found.items() if not ids), None)
+                if missing is not None and texts != DRY_BREAKERS:
+                    raise ConfigError(
+                        f"dry_sequence_breakers: no single token contains {missing!r}; give a shorter text, such as "
+                        "'\\n'"
+                    )
+                if len(self._breakers) == BREAKER_LISTS:
+                    del self._breakers[next(iter(self._breakers))]
+                self._breakers[texts] = frozenset(chain.from_iterable(found.values()))
+            return self._breakers[texts]
 
     def _speculates(self, kind: str | None) -> bool:
         """Return whether draft tokens may be checked for a request that asks for a kind of them."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from graphcore.engine.arguments import MOST_BIASES
+from graphcore.sampling_params import MOST_BREAKERS
 from graphcore.serving.fields import ListOf, RequestFields, at_most
 from graphcore.serving.request_errors import RequestError
 
@@ -46,6 +47,7 @@ class SamplingFields(RequestFields):
     min_tokens: int | None = Field(None, ge=0)
     logit_bias: Annotated[dict[str, float], at_most(MOST_BIASES)] | None = None
     stop_token_ids: ListOf[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
+    dry_sequence_breakers: ListOf[str] | None = Field(None, max_length=MOST_BREAKERS)
     ignore_eos: bool = False
     repetition_detection: bool = False
     speculation: Literal["off", "auto", "lookup", "self"] | None = None
@@ -79,6 +81,7 @@ SAMPLING = (
     "min_tokens",
     "logit_bias",
     "stop_token_ids",
+    "dry_sequence_breakers",
     "seed",
 )
 """The fields of `SamplingFields` that are sampling parameters of the engine."""

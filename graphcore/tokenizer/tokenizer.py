@@ -155,12 +155,12 @@ class Tokenizer:
             self._kinds[token_id] = kind
         return kind
 
-    def ids_with(self, texts: Sequence[str], vocab: int) -> frozenset[int]:
-        """Return the ids below `vocab` whose text contains one of the given texts."""
+    def token_texts(self, vocab: int) -> list[str]:
+        """Return the text of each token alone, of the ids below `vocab`."""
         spelt = [self._spelt([token_id]) for token_id in range(vocab)]
         with self._without_panics:
-            decoded = self._backend.decode_batch(spelt, skip_special_tokens=False)
-        return frozenset(at for at, own in enumerate(decoded) if any(text in own for text in texts))
+            decoded: list[str] = self._backend.decode_batch(spelt, skip_special_tokens=False)
+        return decoded
 
     @property
     def vocab_size(self) -> int:

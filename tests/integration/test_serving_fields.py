@@ -281,6 +281,13 @@ def dry_looks_at_the_last_tokens(ask: Ask) -> None:
     assert longest_of_one(ask, dry_multiplier=1000, dry_penalty_last_n=3) == 3
 
 
+@effect("dry_sequence_breakers", *SAMPLED)
+def no_repetition_contains_a_sequence_breaker(ask: Ask) -> None:
+    assert longest_of_one(ask, dry_multiplier=1000, dry_sequence_breakers=["\n"]) == 3
+    assert longest_of_one(ask, dry_multiplier=1000, dry_sequence_breakers=["\n", "A"]) == 40
+    assert ask.refused(dry_multiplier=1, dry_sequence_breakers=["of no token"]) == "dry_sequence_breakers"
+
+
 @effect("top_n_sigma", *SAMPLED)
 def few_deviations_keep_one_token(ask: Ask) -> None:
     check_greedy(ask, top_n_sigma=1e-6)
@@ -1084,6 +1091,7 @@ LIMITS: list[tuple[tuple[str, ...], str, list[Any], list[Any]]] = [
     (SAMPLED, "dry_base", [0, 4], [-0.1]),
     (SAMPLED, "dry_allowed_length", [0, 10**6], [-1]),
     (SAMPLED, "dry_penalty_last_n", [-1, 10**6], [-2]),
+    (SAMPLED, "dry_sequence_breakers", [[], ["a"] * 64, ["x" * 40]], [["a"] * 65, ["x" * 41], [""], "a", [1]]),
     (SAMPLED, "top_n_sigma", [-1, 100], [-1.1]),
     (SAMPLED, "xtc_probability", [0, 1], [-0.1, 1.1]),
     (SAMPLED, "xtc_threshold", [0, 1], [-0.1, 1.1]),

@@ -147,6 +147,7 @@ def test_a_stop_string_counts_only_after_min_tokens(engine: Engine) -> None:
         ({"logit_bias": {"x": 1}}, "must map token ids to numbers"),
         ({"stop_token_ids": "12"}, "must be a list of token ids"),
         ({"stop_token_ids": [-1]}, "token id -1 is not in the vocabulary"),
+        ({"dry_sequence_breakers": "x"}, "must be a list of texts"),
         ({"top_logprobs": 21}, "must be a whole number from 0 to 20"),
         ({"prompt_logprobs": True}, "must be a whole number from 0 to 20"),
         ({"skip_special_tokens": 1}, "must be True or False"),

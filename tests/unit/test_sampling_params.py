@@ -9,7 +9,8 @@ import yaml
 
 from graphcore.config.compose import compose_settings
 from graphcore.config.settings import SamplingSettings
-from graphcore.sampling_params import COLDEST, HOTTEST, MOST_KEPT, NEUTRAL, PARAMETERS, SamplingParams
+from graphcore.errors import ConfigError
+from graphcore.sampling_params import COLDEST, HOTTEST, MOST_KEPT, NEUTRAL, PARAMETERS, SamplingParams, check_sampling
 
 SAMPLING = Path(__file__).parents[2] / "conf" / "sampling"
 
@@ -22,7 +23,7 @@ def test_settings_are_those_of_the_table_in_its_order() -> None:
     assert all(get_args(one.type)[1] is type(None) for one in optional)
     assert [pair for pair in settings.items() if pair[0] in PARAMETERS] == list(typed.items())
     assert list(NEUTRAL) == [*settings, "seed"]
-    assert set(NEUTRAL) - set(PARAMETERS) == {"logit_bias", "stop_token_ids", "seed"}
+    assert set(NEUTRAL) - set(PARAMETERS) == {"logit_bias", "stop_token_ids", "dry_sequence_breakers", "seed"}
 
 
 def test_greedy_settings_are_neutral() -> None:
@@ -37,6 +38,14 @@ def test_the_default_leaves_every_setting_to_the_model() -> None:
     settings = compose_settings(["+sampling.logit_bias={12:-5}", "sampling.stop_token_ids=[1,2]"]).sampling
     assert settings.typed == {"logit_bias": {12: -5.0}, "stop_token_ids": [1, 2]}
     assert compose_settings([]).sampling.typed == {}
+
+
+def test_sequence_breakers_have_bounds_that_the_message_names() -> None:
+    for taken in ([], ["\n"], ["x" * 40], ["\n"] * 64):
+        check_sampling({**NEUTRAL, "dry_sequence_breakers": taken})
+    for refused, cure in ((["\n"] * 65, "64 are the most"), ([""], "1 to 40"), (["x" * 41], "1 to 40")):
+        with pytest.raises(ConfigError, match=cure):
+            check_sampling({**NEUTRAL, "dry_sequence_breakers": refused})
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

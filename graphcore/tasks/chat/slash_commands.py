@@ -20,7 +20,7 @@ from graphcore.tasks.task_engine import describe
 TAKEN_AWAY = "-"
 SHOWN = 60  # characters of a message that is taken back
 WHOLE = (*WHOLE_NUMBERS, "max_new_tokens")
-NUMBERS = (*PARAMETERS, "seed")  # what /set takes; logit_bias and stop_token_ids stay those of the settings
+NUMBERS = (*PARAMETERS, "seed")  # what /set takes; lists stay those of the settings
 
 
 @dataclass(frozen=True)

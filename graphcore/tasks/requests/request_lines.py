@@ -167,6 +167,9 @@ def _check_own(item: Mapping[str, Any], where: str) -> None:
         raise ConfigError(f"{where}: logit_bias must map token ids to numbers, found {item['logit_bias']!r:.40}")
     if type(item.get("stop_token_ids")) not in (list, type(None)):
         raise ConfigError(f"{where}: stop_token_ids must be a list of token ids, found {item['stop_token_ids']!r:.40}")
+    breakers = item.get("dry_sequence_breakers")
+    if breakers is not None and not (isinstance(breakers, list) and all(isinstance(text, str) for text in breakers)):
+        raise ConfigError(f"{where}: dry_sequence_breakers must be a list of texts, found {breakers!r:.40}")
     most = item.get("max_new_tokens")
     if most is not None and most < 1 and most != UNLIMITED:
         raise ConfigError(f"{where}: max_new_tokens={most} must be at least 1, or -1 for as many as the context allows")
