@@ -15,24 +15,28 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from graphcore.errors import ConfigError
 from graphcore.serving.app import new_app
 from graphcore.serving.guard import Guard
+from graphcore.serving.ids import request_id_of
 from graphcore.serving.listener import bound_socket
 from graphcore.serving.metrics import ServingMetrics
+from graphcore.serving.request_errors import RequestError, error_body
 from graphcore.serving.serve_settings import ServeSettings
 from graphcore.serving.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from graphcore.engine.engine import Engine
 
 LOG = logging.getLogger("graphcore.serving")
 KEEP_ALIVE = 65  # seconds that an idle connection stays open: longer than a proxy's 60
 LAST_SECONDS = 5  # in which answers that are ended by the server's end are sent
 STEP = 0.05  # seconds between two looks at whether all answers have ended
-if TYPE_CHECKING:
-    from graphcore.engine.engine import Engine
-
 SPARE_CONNECTIONS = 50  # open beyond task.max_connections, so that their requests can be answered with status 503
 OTHER_FILES = 256  # that a process has open besides its connections
 LARGEST_HEAD = 64 * 1024  # bytes of a request's head
@@ -42,10 +46,12 @@ class TimeoutProtocol(H11Protocol):
     """uvicorn's HTTP protocol with time limits for the head of a request and for a client that does not read.
 
     Attributes:
+        most_connections: number of open connections from which on requests are refused.
         head_seconds: seconds from the first byte of a connection, or from the end of an answer, to a whole head.
         send_seconds: seconds that a client may take to read what is ready to be sent.
     """
 
+    most_connections = 1000
     head_seconds = 10.0
     send_seconds = 30.0
     _timer: asyncio.TimerHandle | None = None
@@ -54,7 +60,7 @@ class TimeoutProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout of the first request's head; abort a connection beyond the limit and SPARE_CONNECTIONS."""
         super().connection_made(transport)
-        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency + SPARE_CONNECTIONS:
+        if len(self.connections) > self.most_connections + SPARE_CONNECTIONS:
             transport.abort()
         else:
             self._start()
@@ -66,6 +72,12 @@ class TimeoutProtocol(H11Protocol):
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop()
+
+    def handle_events(self) -> None:
+        """Answer the requests that have arrived, or refuse them: uvicorn's own limit answers in plain text."""
+        is_full = max(len(self.connections), len(self.tasks)) >= self.most_connections
+        self.app = refuse_connection if is_full else self.config.loaded_app
+        super().handle_events()
 
     def pause_writing(self) -> None:
         """Start the send timeout: the send buffer is full, because the client does not read."""
@@ -102,6 +114,18 @@ class TimeoutProtocol(H11Protocol):
         self._timer = None
         if not self.transport.is_closing():
             self.transport.abort()
+
+
+async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request with status 503, because too many connections are open; this is an ASGI application."""
+    error = RequestError(
+        "too many connections are open (task.max_connections); ask again later", status=503, code="too_many_connections"
+    )
+    LOG.warning("503: %s", error.message)
+    request_id = request_id_of(Headers(scope=scope).get("x-request-id"))
+    body = error_body(scope["path"], request_id, error)
+    headers = {"X-Request-ID": request_id, "Connection": "close", **error.headers}
+    await JSONResponse(body, error.status, headers)(scope, receive, send)
 
 
 class DrainingServer(uvicorn.Server):
@@ -229,7 +253,11 @@ def new_served(
 def new_server(app: ASGIApp, served: ServedModel) -> DrainingServer:
     """Return a server for an application, with the limits of its settings."""
     settings = served.settings
-    limits = {"head_seconds": settings.receive_timeout, "send_seconds": settings.send_timeout}
+    limits = {
+        "most_connections": settings.max_connections,
+        "head_seconds": settings.receive_timeout,
+        "send_seconds": settings.send_timeout,
+    }
     protocol = type("Protocol", (TimeoutProtocol,), limits)
     config = uvicorn.Config(
         app,
@@ -240,7 +268,6 @@ def new_server(app: ASGIApp, served: ServedModel) -> DrainingServer:
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
-        limit_concurrency=settings.max_connections,
         h11_max_incomplete_event_size=LARGEST_HEAD,
         timeout_graceful_shutdown=LAST_SECONDS,
     )

@@ -495,6 +495,12 @@ def test_connections_beyond_the_limit_are_cut_at_once(engine: Engine) -> None:
         idle = [socket.create_connection((host, int(port)), timeout=SECONDS) for _ in range(200)]
         running.wait_for(lambda: len(running.server.server_state.connections) == 10 + SPARE_CONNECTIONS)
         assert http.get("/ping").status_code == 503
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            running.wait_for(lambda: len(running.server.server_state.connections) < 10 + SPARE_CONNECTIONS)
+            refused = http.post(path, json={})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.json()["error"]["type"] == "overloaded_error"
+            assert ("request_id" in refused.json()) == (path == "/v1/messages")  # which Anthropic's errors have
         for connection in idle:
             connection.close()
         running.wait_for(lambda: len(running.server.server_state.connections) < 5)
