@@ -706,6 +706,7 @@ def test_json_is_shown_indented(visit: Visit) -> None:
 def test_settings_reach_the_server_and_empty_ones_do_not(visit: Visit) -> None:
     visit.script().open()
     visit.page.click("#settings-button")
+    visit.page.get_by_text("Advanced sampling").click()
     for name, wrong, words in (
         ("temperature", "warm", "Enter a number from 0 to 100"),
         ("topP", "1.5", "Enter a number from 0 to 1"),
@@ -713,6 +714,13 @@ def test_settings_reach_the_server_and_empty_ones_do_not(visit: Visit) -> None:
         ("minP", "2", "Enter a number from 0 to 1"),
         ("repetition", "0", "Enter a number from 0.01 to 100"),
         ("presence", "3", "Enter a number from -2 to 2"),
+        ("dryMultiplier", "-1", "Enter a number from 0 to"),
+        ("dryBase", "x", "Enter a number from 0 to"),
+        ("dryAllowedLength", "1.5", "Enter a whole number from 0"),
+        ("dryLast", "-2", "Enter a whole number from -1"),
+        ("xtcProbability", "2", "Enter a number from 0 to 1"),
+        ("xtcThreshold", "-0.1", "Enter a number from 0 to 1"),
+        ("topNSigma", "-2", "Enter a number from -1 to"),
         ("maxTokens", "0", "Enter a whole number from 1"),
         ("tools", "[{]", "This is not valid JSON"),
         ("tools", '{"a": 1}', "must be a JSON list"),
@@ -749,11 +757,40 @@ def test_settings_reach_the_server_and_empty_ones_do_not(visit: Visit) -> None:
     expect(visit.page.locator("#settings-button")).to_have_text("Settings (3 set)")
 
 
+def test_advanced_settings_reach_the_server_and_are_unfolded_if_set(visit: Visit) -> None:
+    values = {
+        "dryMultiplier": ("dry_multiplier", 0.8),
+        "dryBase": ("dry_base", 2),
+        "dryAllowedLength": ("dry_allowed_length", 3),
+        "dryLast": ("dry_penalty_last_n", -1),
+        "xtcProbability": ("xtc_probability", 0.5),
+        "xtcThreshold": ("xtc_threshold", 0.2),
+        "topNSigma": ("top_n_sigma", 1),
+    }
+    visit.script().open()
+    visit.page.click("#settings-button")
+    expect(visit.page.locator("#setting-dryBase")).to_be_hidden()
+    visit.page.get_by_text("Advanced sampling").click()
+    for name, (_, value) in values.items():
+        visit.page.fill(f"#setting-{name}", str(value))
+    visit.page.click(".settings .main-button")
+    visit.say("Hello?")
+    visit.push(delta(content="Hi."), delta("stop"), is_last=True)
+    visit.wait_answer()
+    asked = visit.asked()[0]
+    assert {field: asked[field] for field, _ in values.values()} == dict(values.values())
+    visit.page.click("#settings-button")
+    expect(visit.page.locator("#setting-dryBase")).to_have_value("2")
+    visit.page.get_by_role("button", name="Close").click()
+
+
 def test_empty_fields_show_what_the_server_takes(visit: Visit) -> None:
     visit.page.unroute("**/status?*")
     visit.open()
     visit.page.click("#settings-button")
-    for name, value in (("temperature", "1"), ("topK", "0"), ("topP", "1"), ("repetition", "1"), ("presence", "0")):
+    advanced = (("dryBase", "1.75"), ("dryLast", "-1"), ("xtcThreshold", "0.1"), ("topNSigma", "0"))
+    basic = (("temperature", "1"), ("topK", "0"), ("topP", "1"), ("repetition", "1"), ("presence", "0"))
+    for name, value in (*basic, *advanced):
         expect(visit.page.locator(f"#setting-{name}")).to_have_attribute("placeholder", value)
     expect(visit.page.locator("#setting-seed")).not_to_have_attribute("placeholder", "0")
     visit.page.get_by_role("button", name="Close").click()

@@ -48,12 +48,32 @@ export async function editSettings(settings, isNew, defaults) {
   return found;
 }
 
+/** Samplers that few people set, by their names in the settings: label, name for the server, hint. */
+const ADVANCED = {
+  dryMultiplier: ["DRY multiplier", "dry_multiplier", "Above 0, a token that would continue a repetition becomes less "
+    + "likely; 0.8 is usual, 0 is off."],
+  dryBase: ["DRY base", "dry_base", "By how much more for each further token of the repetition; below 1, DRY is off."],
+  dryAllowedLength: ["DRY allowed length", "dry_allowed_length", "In tokens; shorter repetitions may go on."],
+  dryLast: ["DRY looks back", "dry_penalty_last_n", "In tokens of prompt and answer; -1 is all, 0 is off."],
+  xtcProbability: ["XTC probability", "xtc_probability", "The share of tokens before which XTC drops the likeliest ones; "
+    + "0.5 is usual, 0 is off."],
+  xtcThreshold: ["XTC threshold", "xtc_threshold", "The probability from which on tokens may be dropped; above 0.5, XTC "
+    + "is off."],
+  topNSigma: ["Top n sigma", "top_n_sigma", "Only tokens are drawn whose logit is at most so many standard deviations "
+    + "below the highest; 1 is usual, 0 is off."],
+};
+
 function settingFields(defaults) {
   const number = (name) => make("input", {
     type: "text", inputmode: "decimal", autocomplete: "off",
     placeholder: defaults[name] === undefined ? null : String(Number(defaults[name].toPrecision(6))),
   });
-  const rows = [
+  const elementsOf = (some) => some.map(({ element }) => element);
+  const advanced = Object.entries(ADVANCED).map(([name, [label, field, hint]]) => (
+    settingRow(name, label, number(field), hint)));
+  const fold = make("details", { class: "settings-advanced" }, make("summary", {}, "Advanced sampling"),
+    make("div", { class: "settings-fields" }, ...elementsOf(advanced)));
+  const early = [
     settingRow("system", "System prompt", area(4), "Tells the model who it is and how to answer."),
     settingRow("temperature", "Temperature", number("temperature"), "0 always takes the likeliest token."),
     settingRow("topK", "Top k", number("top_k"), "Only so many of the likeliest tokens are drawn; 0 is all."),
@@ -65,6 +85,8 @@ function settingFields(defaults) {
       + "become less likely; 0 is off."),
     settingRow("frequency", "Frequency penalty", number("frequency_penalty"), "Above 0, tokens become less likely each "
       + "time that the answer has them; 0 is off."),
+  ];
+  const late = [
     settingRow("maxTokens", "Longest answer", number("max_tokens"), "In tokens."),
     settingRow("seed", "Seed", number("seed"), "The same seed gives the same answer again."),
     settingRow("effort", "Thinking", choice(EFFORTS), "How much a model that can think does so before it answers."),
@@ -72,12 +94,18 @@ function settingFields(defaults) {
     settingRow("tools", "Tools", area(5, "mono"), TOOLS_HINT),
     settingRow("schema", "Schema of the answer", area(5, "mono"), SCHEMA_HINT),
   ];
+  const rows = [...early, ...advanced, ...late];
+  const unfoldFor = (some) => (fold.open ||= some.some(({ name }) => name in ADVANCED));
   return {
-    elements: rows.map(({ element }) => element),
+    elements: [...elementsOf(early), fold, ...elementsOf(late)],
     values: () => Object.fromEntries(rows.map(({ name, read }) => [name, read()])),
-    fill: (settings) => rows.forEach(({ name, write }) => write(settings[name] ?? NO_SETTINGS[name])),
+    fill: (settings) => {
+      rows.forEach(({ name, write }) => write(settings[name] ?? NO_SETTINGS[name]));
+      unfoldFor(rows.filter(({ name }) => settings[name]));
+    },
     complain: (errors) => {
       const wrong = rows.filter(({ name, complain }) => complain(errors[name]));
+      unfoldFor(wrong);
       wrong[0]?.control.focus();
       return wrong.length === 0;
     },

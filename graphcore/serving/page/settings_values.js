@@ -4,11 +4,13 @@
  */
 
 const STORED = "graphcore.settings";
+const MOST = 1000; // of settings that the server does not bound
 const EFFORTS = ["none", "low", "medium", "high"];
 
 /** Names and values of a conversation without settings. */
 export const NO_SETTINGS = Object.freeze({
   system: "", temperature: "", topK: "", topP: "", minP: "", repetition: "", presence: "", frequency: "",
+  dryMultiplier: "", dryBase: "", dryAllowedLength: "", dryLast: "", xtcProbability: "", xtcThreshold: "", topNSigma: "",
   maxTokens: "", seed: "",
   effort: "", showsThinking: false, tools: "", schema: "",
 });
@@ -79,6 +81,13 @@ const READERS = {
   repetition: (text) => numberField("repetition_penalty", text, 0.01, 100),
   presence: (text) => numberField("presence_penalty", text, -2, 2),
   frequency: (text) => numberField("frequency_penalty", text, -2, 2),
+  dryMultiplier: (text) => numberField("dry_multiplier", text, 0, MOST),
+  dryBase: (text) => numberField("dry_base", text, 0, MOST),
+  dryAllowedLength: (text) => wholeField("dry_allowed_length", text, 0),
+  dryLast: (text) => wholeField("dry_penalty_last_n", text, -1),
+  xtcProbability: (text) => numberField("xtc_probability", text, 0, 1),
+  xtcThreshold: (text) => numberField("xtc_threshold", text, 0, 1),
+  topNSigma: (text) => numberField("top_n_sigma", text, -1, MOST),
   maxTokens: (text) => wholeField("max_tokens", text, 1),
   seed: (text) => wholeField("seed", text, Number.MIN_SAFE_INTEGER),
   effort: (text) => (EFFORTS.includes(text) ? { reasoning_effort: text } : {}),
@@ -97,7 +106,7 @@ function wholeField(name, text, least) {
   if (!text.trim()) return {};
   const value = Number(text.trim());
   if (Number.isSafeInteger(value) && value >= least) return { [name]: value };
-  throw new Error(`Enter a whole number${least >= 0 ? ` from ${least}` : ""}, or nothing.`);
+  throw new Error(`Enter a whole number${least >= -1 ? ` from ${least}` : ""}, or nothing.`);
 }
 
 function toolsField(text) {
