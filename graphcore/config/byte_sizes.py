@@ -92,7 +92,5 @@ def part_in_words(done: float | None, nbytes: float) -> str:
 
 
 def rate_in_words(rate: float) -> str:
-    """Return bytes per second in decimal units, as links and disks are rated: "35.2 MB/s", "1.31 GB/s"."""
-    power = next((power for power in (3, 2) if rate >= 1000**power), 1)
-    value = rate / 1000**power
-    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {' kMG'[power]}B/s"
+    """Return bytes per second in the units of sizes: "35.20 MiB/s", "1.31 GiB/s"."""
+    return f"{in_words(rate)}/s"

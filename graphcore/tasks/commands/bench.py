@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from omegaconf import MISSING
 
-from graphcore.config.byte_sizes import in_words
+from graphcore.config.byte_sizes import in_words, rate_in_words
 from graphcore.config.settings import Settings
 from graphcore.config.validate import PROMPT_KEYS, at_least, refuse_unused_settings
 from graphcore.device import resolve_device
@@ -197,14 +197,15 @@ def show(context: Context, task: BenchSettings, record: Record, compiled: Compil
     sizes = f"prompt {task.prompt_tokens}, new {task.new_tokens}, depth {task.depth}, batch {task.batch}"
     context.console.table(f"{sizes}, {task.repeats} repeats", COLUMNS, rows)
     decode, memory, graph = record["decode"], record["memory"], record["graph"]
-    share, whole = decode["bandwidth_share"], record["bandwidth"]["gb_per_second"]
-    beside = "" if share is None or share > 1 else f", {share:.0%} of the {whole:.1f} GB/s that memory gives"
+    share, reads = decode["bandwidth_share"], rate_in_words(decode["weight_gb_per_second"] * 1e9)
+    whole = record["bandwidth"]["gb_per_second"]
+    is_said = share is not None and share <= 1
+    beside = f", {share:.0%} of the {rate_in_words(whole * 1e9)} that memory gives" if is_said else ""
     compiler = memory["compiler_bytes"]
     of_which = "" if compiler is None else f", of which the compiler {in_words(compiler)}"
     above = " above what it was before loading" if record["device"] == "cpu" else ""  # on the CPU the peak is a growth
     for line in (
-        f"decode reads {decode['weight_gb_per_second']:.2f} GB/s of weights{beside}; "
-        f"{graph['kernels_per_token']} kernels/step",
+        f"decode reads {reads} of weights{beside}; {graph['kernels_per_token']} kernels/step",
         f"{graph['kind']}: {describe_compile(compiled)}; loaded in {record['load_seconds']:.2f} s",
         f"first token {record['first_token_seconds']:.3f} s after the call, the very first "
         f"{record['process_to_first_token_seconds']:.1f} s after the process began",

@@ -12,7 +12,7 @@ import torch
 from omegaconf import MISSING
 
 from graphcore.checkpoint.sources.inventory import cached_models
-from graphcore.config.byte_sizes import in_words
+from graphcore.config.byte_sizes import in_words, rate_in_words
 from graphcore.config.conf_folder import published_models
 from graphcore.config.validate import PROMPT_KEYS, refuse_unused_settings
 from graphcore.device import cpu_flags, cpu_name, find_cpp_compiler, resolve_device
@@ -82,7 +82,7 @@ def processor_findings(context: Context) -> Iterator[Finding]:
     backend, note = find_backend(cpu, context.settings.cache_folder, context.console.progress)
     if isinstance(backend, NativeBackend):
         rate = measure_read_bandwidth(cpu, backend)
-        speed = "" if rate is None else f", {rate.best / 1e9:.1f} GB/s of memory"
+        speed = "" if rate is None else f", {rate_in_words(rate.best)} of memory"
         yield Finding("kernels", Path(backend.library).name + speed, note)
     else:
         yield Finding("kernels", "none: torch alone computes, many times slower", f"{note}; apt install g++")
@@ -110,7 +110,7 @@ def disk_finding(cache: Path) -> Finding:
     cure = f"less than {in_words(LEAST_DISK)} are free; graphcore list shows what could go, cache_dir=... moves it"
     files = [path for one in cached_models(cache) for path in (one.path, *one.path.rglob("*")) if path.is_file()]
     rate = direct_read_rate(max(files, key=lambda path: path.stat().st_size)) if files else None
-    speed = "" if rate is None else f", read at {rate / 1e6:.0f} MB/s"
+    speed = "" if rate is None else f", read at {rate_in_words(rate)}"
     return Finding("disk", f"{in_words(free)} free in {cache}{speed}", cure if free < LEAST_DISK else "")
 
 

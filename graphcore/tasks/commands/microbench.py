@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from omegaconf import MISSING
 
+from graphcore.config.byte_sizes import rate_in_words
 from graphcore.config.settings import Settings
 from graphcore.config.validate import PROMPT_KEYS, at_least, refuse_unused_settings
 from graphcore.engine.engine import Engine
@@ -25,7 +26,7 @@ from graphcore.tasks.report.run_record import bandwidth_of, compile_record, ran_
 from graphcore.tasks.task import Context, Record, Task
 from graphcore.tasks.task_engine import describe, load_engine, own_runner
 
-COLUMNS = ("operation", "shape", "format", "length", "count", "warm us", "in order us", "us/step", "GB/s")
+COLUMNS = ("operation", "shape", "format", "length", "count", "warm us", "in order us", "us/step", "GiB/s")
 BY_LENGTH = "attend"  # the only kind whose cost depends on the context
 
 
@@ -205,14 +206,17 @@ def show(context: Context, record: Record, task: MicrobenchSettings) -> None:
         rate = found["weight_gb_per_second"]
         times = (found[f"{name}_microseconds"] for name in ("warm", "in_order", "step"))
         words = (found["kind"], found["shape"], found["format"], str(found["length"] or ""), str(found["count"]))
-        rows.append([*words, *(f"{value:.1f}" for value in times), "" if rate is None else f"{rate:.1f}"])
+        rows.append(
+            [*words, *(f"{value:.1f}" for value in times), "" if rate is None else f"{rate * 1e9 / (1 << 30):.1f}"]
+        )
     context.console.table(f"one decode step, medians of {task.repeats}", COLUMNS, rows)
     for step in record["steps"]:
         share = step["bandwidth_share"]
         beside = "" if share is None or share > 1 else f", {share:.0%} of what memory gives"
+        speed = rate_in_words(step["weight_gb_per_second"] * 1e9)
         context.console.line(
             f"{step['length']} tokens: step {step['microseconds']:.0f} us, parts {step['sum_microseconds']:.0f} us, "
-            f"difference {step['difference_microseconds']:+.0f} us; {step['weight_gb_per_second']:.2f} GB/s "
+            f"difference {step['difference_microseconds']:+.0f} us; {speed} "
             f"of weights{beside}"
         )
 

@@ -31,7 +31,7 @@ class StatusLine:
     """A status line below the text on a terminal; it is wiped before more text is written.
 
         The capital of France is Par         text, its line not ended
-        token 9/128, group 5/18, 1.3 GB/s    the status; wiping it puts the cursor back after "Par"
+        token 9/128, group 5/18, 1.31 GiB/s    the status; wiping it puts the cursor back after "Par"
 
     Args:
         terminal: terminal on which the text also appears.

@@ -1,4 +1,4 @@
-"""Progress in words: "token 3/128, group 5/18, 1.3 GB/s, ETA 0:41". This module prints nothing."""
+"""Progress in words: "token 3/128, group 5/18, 1.31 GiB/s, ETA 0:41". This module prints nothing."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

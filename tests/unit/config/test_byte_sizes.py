@@ -80,15 +80,15 @@ def test_a_part_is_shown_in_the_unit_of_the_whole() -> None:
 @pytest.mark.parametrize(
     ("rate", "shown"),
     [
-        (900, "0.90 kB/s"),
-        (35_200, "35.2 kB/s"),
-        (7_150_000, "7.15 MB/s"),
-        (359_240_000, "359 MB/s"),
-        (1_310_000_000, "1.31 GB/s"),
-        (0, "0.00 kB/s"),
+        (900, "900 bytes/s"),
+        (35_200, "34.38 KiB/s"),
+        (7_150_000, "6.82 MiB/s"),
+        (359_240_000, "342.6 MiB/s"),
+        (1_310_000_000, "1.22 GiB/s"),
+        (0, "0 bytes/s"),
     ],
 )
-def test_a_rate_is_shown_in_decimal_units(rate: float, shown: str) -> None:
+def test_a_rate_is_shown_in_the_units_of_sizes(rate: float, shown: str) -> None:
     assert rate_in_words(rate) == shown
 
 

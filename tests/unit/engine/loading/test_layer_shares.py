@@ -61,7 +61,7 @@ def test_resident_layers_follow_the_measured_rates(folder: Path) -> None:
     assert share_layers(settings, parts, [quick, slow], is_interleaved=False) == (0, 0, 1)
     note = shares_note(Share(0, (0, 1, 1), (slow, quick)), [0, 0])
     assert note == "2 ranks have 1, 2 layers, and a pass has 2 hand-overs; nothing streams, and memory is read at " + (
-        "800 MB/s, 160 GB/s"
+        "762.9 MiB/s, 149.0 GiB/s"
     )
 
 

@@ -53,7 +53,7 @@ def test_a_long_stage_has_few_plain_lines(capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().err.splitlines()
     assert 8 < len(lines) < 20
     assert lines[0] == "downloading 0.0/286.1 MiB"
-    assert lines[-1] == "downloading 286.1/286.1 MiB, 1.00 MB/s"
+    assert lines[-1] == "downloading 286.1/286.1 MiB, 976.6 KiB/s"
 
 
 def test_what_has_no_known_end_says_how_long_it_took_where_that_was_long(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_a_bar_tells_all_words_at_any_width_and_seconds_where_nothing_else_goes_
     console.end_progress()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.getvalue())
     seen = " ".join(re.sub(r"[\u2501\u2578\u257a]", " ", plain).split())
-    for words in ("downloading 0.95/93.46 MiB", "1.00 MB/s", "ETA 1:37", "compiling graph", "block0_decode_1", "1 s"):
+    for words in ("downloading 0.95/93.46 MiB", "976.6 KiB/s", "ETA 1:37", "compiling graph", "block0_decode_1", "1 s"):
         assert words in seen
     assert max(len(line) for line in re.split(r"[\r\n]", plain)) <= width
 
@@ -200,7 +200,7 @@ def test_a_slow_token_has_a_line_below_the_text_which_then_goes_on(
     for group in range(3):
         console.progress("generate", group, 1, 128)
         clock.now += 2 * SLOW
-    assert screen.lines[-2:] == ["The capital of France is Par", "token 1/128, group 3/3, 500 MB/s, ETA …"]
+    assert screen.lines[-2:] == ["The capital of France is Par", "token 1/128, group 3/3, 476.8 MiB/s, E…"]
     console.progress("generate", None, 2, 128)
     console.text("is.")
     assert screen.lines[-1] == "The capital of France is Paris."
@@ -256,6 +256,6 @@ def test_without_a_terminal_tokens_have_a_line_from_time_to_time(capsys: pytest.
             clock.now += PLAIN_TOKEN_INTERVAL / 4
         console.progress("generate", None, done + 1, 128)
     assert capsys.readouterr().err.splitlines() == [
-        "token 1/128, group 2/2, 400 MB/s, ETA 10:32",
-        "token 4/128, 400 MB/s, ETA 10:20",
+        "token 1/128, group 2/2, 381.5 MiB/s, ETA 10:32",
+        "token 4/128, 381.5 MiB/s, ETA 10:20",
     ]

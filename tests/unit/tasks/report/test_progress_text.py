@@ -11,9 +11,9 @@ def test_loading_says_how_fast_bytes_come_and_how_long_the_rest_takes() -> None:
     words = ProgressText(clock)
     assert words.take("load", 0, 500_000_000, 2_500_000_000) == "load 0.47/2.33 GiB, group 1"
     clock.now += 2.0
-    assert words.take("load", 1, 1_500_000_000, 2_500_000_000) == "load 1.40/2.33 GiB, group 2, 500 MB/s, ETA 0:02"
+    assert words.take("load", 1, 1_500_000_000, 2_500_000_000) == "load 1.40/2.33 GiB, group 2, 476.8 MiB/s, ETA 0:02"
     clock.now += 2.0
-    assert words.take("load", 2, 2_500_000_000, 2_500_000_000) == "load 2.33/2.33 GiB, group 3, 500 MB/s"
+    assert words.take("load", 2, 2_500_000_000, 2_500_000_000) == "load 2.33/2.33 GiB, group 3, 476.8 MiB/s"
 
 
 def test_a_streamed_token_counts_by_the_bytes_that_have_moved_of_it() -> None:
@@ -24,10 +24,10 @@ def test_a_streamed_token_counts_by_the_bytes_that_have_moved_of_it() -> None:
     assert words.take("generate", 0, 1, 5) == "token 1/5, group 1/4"
     clock.now += 1.5
     # 3 GB in 1.5 s: 3/4 of a token of 4 that are left
-    assert words.take("generate", 3, 1, 5) == "token 1/5, group 4/4, 2.00 GB/s, ETA 0:06"
+    assert words.take("generate", 3, 1, 5) == "token 1/5, group 4/4, 1.86 GiB/s, ETA 0:06"
     clock.now += 0.5
-    assert words.take("generate", None, 2, 5) == "token 2/5, 2.00 GB/s, ETA 0:06"
-    assert words.take("generate", 2, 2, 5) == "token 2/5, group 3/4, 2.50 GB/s, ETA 0:04"
+    assert words.take("generate", None, 2, 5) == "token 2/5, 1.86 GiB/s, ETA 0:06"
+    assert words.take("generate", 2, 2, 5) == "token 2/5, group 3/4, 2.33 GiB/s, ETA 0:04"
 
 
 def test_prefill_tells_the_links_speed_over_several_passes() -> None:
@@ -36,9 +36,9 @@ def test_prefill_tells_the_links_speed_over_several_passes() -> None:
     words.expect_groups([1_000_000_000, 1_000_000_000])
     assert words.take("prefill", 0, 0, 1000) == "prompt token 0/1000, group 1/2"
     clock.now += 4.0
-    assert words.take("prefill", None, 512, 1000) == "prompt token 512/1000, 500 MB/s, ETA 0:04"
+    assert words.take("prefill", None, 512, 1000) == "prompt token 512/1000, 476.8 MiB/s, ETA 0:04"
     clock.now += 2.0
-    assert words.take("prefill", 1, 512, 1000) == "prompt token 512/1000, group 2/2, 500 MB/s, ETA 0:06"
+    assert words.take("prefill", 1, 512, 1000) == "prompt token 512/1000, group 2/2, 476.8 MiB/s, ETA 0:06"
 
 
 def test_resident_tokens_have_neither_group_nor_link() -> None:
@@ -88,11 +88,11 @@ def test_a_download_says_how_much_how_fast_and_how_long_while_its_files_become_k
     words = ProgressText(clock)
     assert words.take("download", None, 0, 0) == "downloading"
     clock.now += 1.0
-    assert words.take("download", None, 3_145_728, 0) == "downloading 3.00 MiB, 3.15 MB/s"
+    assert words.take("download", None, 3_145_728, 0) == "downloading 3.00 MiB, 3.00 MiB/s"
     clock.now += 1.0
-    assert words.take("download", None, 6_291_456, 10_485_760) == "downloading 6.00/10.00 MiB, 3.15 MB/s, ETA 0:01"
+    assert words.take("download", None, 6_291_456, 10_485_760) == "downloading 6.00/10.00 MiB, 3.00 MiB/s, ETA 0:01"
     clock.now += 1.0
-    assert words.take("download", None, 9_437_184, 31_457_280) == "downloading 9.00/30.00 MiB, 3.15 MB/s, ETA 0:07"
+    assert words.take("download", None, 9_437_184, 31_457_280) == "downloading 9.00/30.00 MiB, 3.00 MiB/s, ETA 0:07"
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def test_with_streaming_off_the_same_fields_are_null() -> None:
 def test_a_report_is_told_in_three_lines() -> None:
     report = report_of(TierMemory(290_000_000, 300_000_000), TierMemory(2_000_000_000))
     assert streaming_lines("on", report, 0.625) == [
-        "streaming=on: 1.40 GiB per step, 1.50 GB/s while copying (75% of the raw link's 2.00 GB/s), "
-        "750 MB/s over all the time",
+        "streaming=on: 1.40 GiB per step, 1.40 GiB/s while copying (75% of the raw link's 1.86 GiB/s), "
+        "715.3 MiB/s over all the time",
         "62% of 2.00 s of copying hidden; waited 0.75 s of 4.00 s, longest for group 2 (0.50 s)",
         "device peak 276.6 MiB of 286.1 MiB allowed; host peak 1.86 GiB; "
         "62% of routed experts were on the device already",
