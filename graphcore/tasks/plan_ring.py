@@ -10,6 +10,7 @@ from typing import Any
 
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings
+from graphcore.device import resolve_device
 from graphcore.engine.loading.decoder_share import check_partitionable, with_share
 from graphcore.engine.loading.layer_shares import capacity_of, interleavings, share_layers
 from graphcore.engine.loading.open_model import Model
@@ -21,7 +22,7 @@ from graphcore.engine.loading.runtime_config import ComputeTarget
 from graphcore.errors import ConfigError, PlanError
 from graphcore.nn.spec import ModelSpec
 from graphcore.parallel.share import Share, num_hand_overs
-from graphcore.planning.machine import Machine, Speeds
+from graphcore.planning.machine import CPU, Machine, Speeds
 from graphcore.planning.prediction import Rates
 from graphcore.planning.rates import moved_bytes_per_stored_byte, moves_weights
 from graphcore.planning.ring_prediction import Network, RankPlan, RingPrediction, predict_ring, turns_of
@@ -85,13 +86,19 @@ def machines_of(settings: Settings, ranks: Any, ram: Any, disk: Any, bandwidth: 
         ram, disk, bandwidth, memory: as for `machine_of` and `speeds_of`, or a list with one of each rank.
 
     Raises:
-        ConfigError: the number of ranks is missing, a list has another length, or a size is invalid.
+        ConfigError: the number of ranks is missing, the ranks would run on a GPU, a list has another length, or a size
+            is invalid.
     """
     if not isinstance(ranks, int) or ranks < 2:
         raise ConfigError(
             f"task.ranks={ranks}: a plan with parallel=ring is for a number of ranks of 2 or more; give task.ranks=4, "
             "and what each has: task.ram=16GiB task.disk=3GB task.bandwidth=50GB"
         )
+    # First of all, because others advise keys that describe a GPU, which a ring does not take.
+    is_described = None not in (ram if isinstance(ram, list) else [ram])
+    device = CPU if is_described and settings.device == "auto" else resolve_device(settings.device)
+    if device.type != "cpu":
+        raise ConfigError(f"task=plan parallel=ring plans ranks on CPUs, not on {device}; set device=cpu")
     given = {"ram": ram, "disk": disk, "bandwidth": bandwidth, "memory": memory}
     for name, value in given.items():
         if isinstance(value, list) and len(value) != ranks:
@@ -130,9 +137,6 @@ def plan_ring(
         PlanError: a rank's share does not fit; the message says which rank, and what would do.
         ConfigError: the model's layers cannot be split among so many ranks, or a setting is for GPUs.
     """
-    machine = machines[0].machine
-    if machine.device.type != "cpu":
-        raise ConfigError(f"task=plan parallel=ring plans ranks on CPUs, not on {machine.device}; set device=cpu")
     if settings.parallel.transport == "nccl":
         raise ConfigError(
             "parallel.transport=nccl has no effect with task=plan: it plans ranks on CPUs; leave it out for the plan"

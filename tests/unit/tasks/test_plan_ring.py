@@ -204,3 +204,27 @@ def test_a_plan_counts_the_features_of_layers_that_rank_0_sends(run_task: RunTas
     assert run.status == 0, run.error
     sent = 4e-6 * (run.record["hand_overs"] * config["hidden_size"] + 2 * width)
     assert run.record["predicted"]["hand_over_seconds"] == pytest.approx(sent)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (),
+        ("task.memory=ddr5",),
+        ("device=cuda", "task.ram=4GB"),
+        ("device=cuda", "task.memory=ddr5"),
+        ("task.ram=[null,4GB]", "task.memory=ddr5"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_advised_on_a_machine_with_a_gpu_is_taken(
+    given: tuple[str, ...], run_task: RunTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    asked = (*PLAN, "device=auto", *given, "task.ranks=2", f"model.checkpoint={TINY / 'llama3'}")
+    refused = run_task(*asked)
+    assert str(refused.error) == "task=plan parallel=ring plans ranks on CPUs, not on cuda:0; set device=cpu"
+    taken = run_task(*(one for one in asked if not one.startswith("device=")), "device=cpu")
+    assert (taken.status, len(taken.record["ranks"])) == (0, 2)
