@@ -4,7 +4,8 @@ import os
 import sys
 import tempfile
 
-# No test reads or fills the user's own Hugging Face cache, nor reads their settings:
+# No test reads or fills the user's own Hugging Face cache, reads their settings, or writes beside their servers:
+os.environ["XDG_RUNTIME_DIR"] = os.path.join(tempfile.gettempdir(), "graphcore-tests", "runtime")  # noqa: PTH118
 os.environ["XDG_CONFIG_HOME"] = os.path.join(tempfile.gettempdir(), "graphcore-tests", "no-settings")  # noqa: PTH118
 os.environ["HF_HUB_CACHE"] = os.path.join(tempfile.gettempdir(), "graphcore-tests", "hub")  # noqa: PTH118  # before all else
 # Read by torch, here and in the processes that tests start:

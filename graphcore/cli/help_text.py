@@ -20,6 +20,7 @@ EXAMPLES = (
     ('graphcore gemma3 max_new_tokens=64 "The sky is"', "another model, a shorter text"),
     ('graphcore model-q4_k_m.gguf "Is 2+2=4?"', "a file of your own"),
     ("graphcore pull smollm3", "download a model; show NAME describes one, rm NAME deletes one"),
+    ("graphcore serve smollm3", "a server and a page for browsers; graphcore ps lists those that run"),
     ("graphcore plan model=llama3_70b model.checkpoint=random:q4_k", "memory and predicted speed; nothing is loaded"),
     ("graphcore bench -m model=smollm2,gemma3 dtype=bf16,fp32", "a sweep: one run for each pair"),
     ("graphcore --help task=bench", "a task's own keys; likewise --help model, --help streaming=on"),

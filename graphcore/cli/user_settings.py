@@ -23,7 +23,7 @@ from graphcore.registry import nearest
 
 NOT_HERE = ("task", "hydra", "experiment", "prompt", "prompt_file", "prompt_ids", "cache", "trace")
 ANSWERING = ("generate", "chat", "serve")  # tasks
-PRINTING = ("generate", "chat", "models", "plan", "doctor", "runs")  # tasks whose result is what they print
+PRINTING = ("generate", "chat", "models", "plan", "doctor", "runs", "ps")  # tasks whose result is what they print
 OF_TEXTS = ("system", "stop")  # of tasks that send no prompts of their own
 OF_MACHINE = ("device", "threads", "cache_dir", "progress", "outputs", "debug")  # keys that every task takes
 WHOLE = ("logit_bias", "random_config")  # mappings that are values

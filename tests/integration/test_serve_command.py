@@ -129,6 +129,19 @@ def test_a_server_answers_before_torch_is_imported(tmp_path: Path) -> None:
     assert (process.returncode, "Traceback" in said.read_text("utf-8")) == (0, False)
 
 
+def test_a_server_is_listed_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):  # where other servers of this user may be listed
+        monkeypatch.setenv(variable, str(tmp_path))
+    process = Piped(*LLAMA, "outputs=false", "context_length=64", cwd=tmp_path)
+    url = address_of(process)
+    header, row = graphcore("task=ps", cwd=tmp_path).stdout.splitlines()
+    assert header.split() == ["MODEL", "ADDRESS", "PID", "SINCE", "MEMORY", "CONTEXT"]
+    assert (row.split()[:2], row.split()[-1]) == (["llama3", url], "64")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 0
+    assert "no server of yours runs" in graphcore("task=ps", cwd=tmp_path).stdout
+
+
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     process = Piped(*LLAMA, "outputs=false", cwd=tmp_path)
     port = address_of(process).rpartition(":")[2]

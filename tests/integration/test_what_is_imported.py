@@ -97,3 +97,7 @@ def test_the_compiler_has_the_names_that_are_looked_for() -> None:
 def test_help_and_mistakes_are_answered_without_torch(argument: str, status: int, tmp_path: Path) -> None:
     names = ("torch", "numpy", "rich", "jinja2", "tokenizers", "psutil")
     assert run(tmp_path, names, argument) == (status, [])
+
+
+def test_servers_are_listed_without_torch(tmp_path: Path) -> None:
+    assert run(tmp_path, ("torch", "numpy", "tokenizers", "uvicorn"), "ps", "outputs=false") == (0, [])

