@@ -81,9 +81,11 @@ def metadata_of(
     stored = {**own, "general.architecture": name}
     _check_says_the_same(architecture, model.config, stored, shapes, model.checkpoint.source)
     own |= _tokenizer_values(model, name)
+    fields = {key: typed_field(value) for key, value in own.items()}
     if model.path is not None:
-        own |= gguf_values(model.checkpoint)
-    return Metadata(name, {key: typed_field(value) for key, value in own.items()})
+        for key, value in gguf_values(model.checkpoint).items():  # whole numbers are signed here, as in gguf-py
+            fields[key] = Field(value, gguf.GGUFValueType.INT32) if isinstance(value, int) else typed_field(value)
+    return Metadata(name, fields)
 
 
 def _tokenizer_values(model: Model, architecture: str) -> Mapping[str, FieldValue]:

@@ -2,8 +2,10 @@
 
 import errno
 import json
+import shutil
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from support.chat_folders import TINY, save_chat_folder
@@ -187,3 +189,26 @@ def test_a_model_that_was_packed_answers_as_one_that_is_packed_at_load(run_task:
     ids = ["prompt_ids=[5,17,3]", "max_new_tokens=12"]
     packed = run_task("task=generate", f"model.checkpoint={path}", *ids).record
     assert run_task("task=generate", LLAMA, *ids, "quant=q8_0").record["token_ids"] == packed["token_ids"]
+
+
+def test_a_packed_file_states_the_author_s_sampling(run_task: RunTask, tmp_path: Path) -> None:
+    """gguf-py reads it, also from a copy of the packed file, and a request that sets none has it."""
+    folder, packed, copied = tmp_path / "author", tmp_path / "model.gguf", tmp_path / "copied.gguf"
+    shutil.copytree(TINY / "llama3", folder)
+    stated = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.125, "repetition_penalty": 1.05}
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, **stated}), encoding="utf-8")
+    run_task("task=pack", f"model.checkpoint={folder}", f"task.output={packed}", "quant=q8_0")
+    run_task("task=pack", f"model.checkpoint={packed}", f"task.output={copied}", "quant=stored")
+    for path in (packed, copied):
+        fields = gguf.GGUFReader(path).fields.items()
+        found = {key: (field.types[0].name, field.contents()) for key, field in fields if "sampling" in key}
+        assert found == {
+            "general.sampling.temp": ("FLOAT32", pytest.approx(0.6)),
+            "general.sampling.top_k": ("INT32", 20),
+            "general.sampling.top_p": ("FLOAT32", pytest.approx(0.95)),
+            "general.sampling.min_p": ("FLOAT32", 0.125),
+            "general.sampling.penalty_repeat": ("FLOAT32", pytest.approx(1.05)),
+        }
+        sampling = run_task("prompt_ids=[5,17,3]", "max_new_tokens=1", f"model.checkpoint={path}").record["sampling"]
+        assert {name: sampling[name] for name in stated} == pytest.approx(stated)
+        assert sampling["words"].endswith("(the file's general.sampling)")
