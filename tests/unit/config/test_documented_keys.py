@@ -7,7 +7,7 @@ from graphcore.cli.conf_comments import groups, option_comment, top_level_keys
 from graphcore.config.conf_folder import group_options
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = ("README.md", "docs/coming_from.md", "docs/choosing.md")
+DOCUMENTS = ("README.md", "docs/coming_from.md", "docs/choosing.md", "docs/formats.md", "docs/limits.md")
 SETTING = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)?)=(?!=)")
 ARE_NONE = {"group", "key", "temperature"}  # what users fill in, and an argument in Python
 
