@@ -19,7 +19,7 @@ from torch import Tensor
 from graphcore.engine.arguments import sampling_params
 from graphcore.errors import ConfigError
 from graphcore.kernels.ops.draw import Draw, DrawKernel, changed_by_host, choose_tokens, is_xtc_applied, philox
-from graphcore.kernels.ops.dry import MOST_PENALTY, DryHistory
+from graphcore.kernels.ops.dry import MOST_PENALTY, DryHistory, repeated_lengths
 from graphcore.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -46,6 +46,25 @@ def test_dry_penalises_what_continues_a_repetition() -> None:
     assert penalties_of([2, 4, 9, 2], frozenset({2}), dry_allowed_length=1) == {}, "the last token is a breaker"
     assert penalties_of([1, 2, 3, 4, 9, 1, 2, 3], dry_penalty_last_n=7) == {4: pytest.approx(0.8)}
     assert penalties_of([1] * 4000) == {1: MOST_PENALTY}
+
+
+class Compared(int):
+    """A token that counts comparisons."""
+
+    count = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return int.__eq__(self, other) is True
+
+
+def test_comparisons_grow_as_the_history_does() -> None:
+    for cycle in (1, 2, 7):
+        Compared.count, num_tokens = 0, 700
+        lengths = repeated_lengths([Compared(at % cycle) for at in range(num_tokens)], frozenset())
+        assert lengths == [at if at % cycle == num_tokens % cycle else 0 for at in range(num_tokens)]
+        assert Compared.count <= 2 * num_tokens
 
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
