@@ -83,7 +83,10 @@ def _system(session: Session, text: str) -> None:
 
 
 def _set(session: Session, argument: str) -> None:
-    values = dict(_assignment(word) for word in argument.split())
+    words = argument.split()
+    if len(words) == 3 and words[0] == "parameter":  # ollama's: /set parameter temperature 0.7
+        words = [f"{words[1]}={words[2]}"]
+    values = dict(_assignment(word) for word in words)
     most = values.pop("max_new_tokens", session.max_new_tokens)
     numbers = {key: value for key, value in values.items() if value is not None}
     params = changed_params(session.params, numbers)

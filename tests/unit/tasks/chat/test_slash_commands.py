@@ -160,7 +160,8 @@ def test_the_line_that_is_typed_begins_with_the_model_and_the_context_s_fill(cha
 
 def test_sampling_is_set_for_the_answers_that_follow(say, chat_folder: Path) -> None:
     run = say(
-        "one\n/clear\n/set temperature=1.5 top_k=40 seed=7 max_new_tokens=4\none\n/clear\n/set temperature=0\none\n"
+        "one\n/clear\n/set temperature=1.5 top_k=40 seed=7 max_new_tokens=4\none\n/clear\n"
+        "/set parameter temperature 0\none\n"  # as ollama has it
     )
     question = [{"role": "user", "content": "one"}]
     warm = alone(chat_folder, question, 4, temperature=1.5, top_k=40, seed=8)  # the chat's second answer
