@@ -162,6 +162,16 @@ def test_of_equally_likely_tokens_xtc_keeps_one() -> None:
     assert row.mask.tolist() == [False, False, True]
 
 
+def test_a_token_exactly_at_a_limit_is_llama_cpp_s_too() -> None:
+    """Its sources: a probability of the threshold may be dropped by XTC, a logit at the margin of sigmas is kept."""
+    row = changed_by_host(torch.tensor([1.0, 1.0]), draw_of(temperature=1.0, xtc_probability=1.0, xtc_threshold=0.5))[1]
+    assert row.mask is not None
+    assert row.mask.tolist() == [False, True]
+    row = changed_by_host(torch.tensor([1.0, -1.0]), draw_of(temperature=1.0, top_n_sigma=2.0))[1]
+    assert row.mask is not None
+    assert row.mask.tolist() == [True, True]
+
+
 def test_xtc_is_drawn_from_a_word_of_its_own() -> None:
     """The word's counter is stated here; token noise has a counter that ends with 0."""
     positions = [*range(400), (5 << 32) + 3]
@@ -169,7 +179,7 @@ def test_xtc_is_drawn_from_a_word_of_its_own() -> None:
         counters = (torch.zeros(len(positions), dtype=torch.int64), torch.tensor([at & 0xFFFFFFFF for at in positions]))
         high = torch.tensor([at >> 32 for at in positions])
         words = philox(seed, (*counters, high, torch.ones_like(high)))[0].tolist()
-        for probability in (0.3, 1.0):
+        for probability in (0.3, 1.0, ((words[5] >> 9) + 0.5) / 2**23):  # the last is exactly what position 5 draws
             found = [
                 is_xtc_applied(draw_of(temperature=1.0, seed=seed, position=at, xtc_probability=probability))
                 for at in positions
