@@ -16,8 +16,8 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-import layered_files  # noqa: E402  # beside the tests
 from record import unpacked  # noqa: E402
+from support.files import layered_files  # noqa: E402  # of the tests
 
 from graphcore.tasks.reference.llama_cpp_model import run_llama_cpp  # noqa: E402
 

@@ -172,6 +172,13 @@ def test_a_token_exactly_at_a_limit_is_llama_cpp_s_too() -> None:
     assert row.mask.tolist() == [True, True]
 
 
+def test_the_deviation_of_sigmas_is_that_of_the_model_s_own_logits() -> None:
+    bias = torch.tensor([3]), torch.tensor([-100.0])  # with it the deviation is 45 instead of 2.3
+    row = changed_by_host(torch.tensor([3.0, 2.0, 0.0, -3.0]), draw_of(temperature=1.0, top_n_sigma=1.0, bias=bias))[1]
+    assert row.mask is not None
+    assert row.mask.tolist() == [True, True, False, False]
+
+
 def test_xtc_is_drawn_from_a_word_of_its_own() -> None:
     """The word's counter is stated here; token noise has a counter that ends with 0."""
     positions = [*range(400), (5 << 32) + 3]
