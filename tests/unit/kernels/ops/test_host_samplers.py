@@ -98,6 +98,8 @@ def test_a_copy_of_a_draw_has_a_history_of_its_own() -> None:
     ahead.append(2)
     assert torch.equal(changed_by_host(logits, draw)[0], before)
     assert float(changed_by_host(logits, ahead)[0][3]) == pytest.approx(float(before[3]) - 1)
+    ahead.append(7)  # a token that the prompt has not
+    assert torch.equal(changed_by_host(logits, draw)[0], before)
 
 
 def kept_of(logits: Tensor, mask: Tensor | None, values: Mapping[str, float]) -> list[int]:
