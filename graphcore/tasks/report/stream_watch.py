@@ -210,8 +210,9 @@ def _link_words(report: StreamingReport) -> str:
     if report.busy_link is None or report.wall_link is None or report.nbytes_per_pass is None:
         return "nothing moved"
     words = f"{in_words(report.nbytes_per_pass)} per step, {rate_in_words(report.busy_link)} while copying"
-    if report.busy_link_share is not None and report.raw_link is not None:
-        words += f" ({report.busy_link_share:.0%} of the raw link's {rate_in_words(report.raw_link)})"
+    share = report.busy_link_share
+    if share is not None and report.raw_link is not None and share <= 1:  # above, others slowed the raw link's trial
+        words += f" ({share:.0%} of the raw link's {rate_in_words(report.raw_link)})"
     return f"{words}, {rate_in_words(report.wall_link)} over all the time"
 
 
