@@ -5,10 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.chat_folders import TINY
 from support.files.layered_files import NAMES, SMOLLM2_IDS, TOKEN_IDS, WRITTEN, layered_file
+from support.task_runs import run_in
 from torch import Tensor
 
 from graphcore import Engine
+from graphcore.errors import UnsupportedError
 from graphcore.tasks.reference.comparison import Errors, Outputs
 from graphcore.tasks.reference.llama_cpp_model import run_llama_cpp
 
@@ -54,6 +57,27 @@ def test_llama_cpp_still_answers_what_was_recorded(name: str, tmp_path: Path) ->
     found, expected = run_llama_cpp(layered_file(name, tmp_path), TOKEN_IDS, threads=1), recorded(name)
     for one, right in zip((*found.layers, found.logits), (*expected.layers, expected.logits), strict=True):
         assert (one - right).abs().max() < 2e-6 * right.abs().max()
+
+
+def test_a_llama_cpp_that_dies_is_named_with_its_cure_and_transformers_still_judges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "llama_cpp.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    sizes = ["prompt_ids=[1,2,3]", "task.new_tokens=2", "dtype=fp32", "device=cpu"]
+    run = run_in(tmp_path / "run", "task=verify", f"model.checkpoint={TINY / 'qwen3.gguf'}", *sizes)
+    assert (run.status, run.record["status"], run.record["llama_cpp"]) == (0, "ok", None)
+    assert run.record["logits"]["max"] < 1e-4
+    said = capsys.readouterr().err
+    assert f"{TINY / 'qwen3.gguf'}: llama.cpp died by SIGILL: " in said
+    assert "CMAKE_ARGS=-DGGML_NATIVE=OFF pip install" in said
+
+
+def test_a_llama_cpp_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise OSError('libggml.so: cannot open shared object file')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnsupportedError, match="libggml.so: cannot open shared object file"):
+        run_llama_cpp(TINY / "qwen3.gguf", [1], threads=1)
 
 
 @pytest.mark.real

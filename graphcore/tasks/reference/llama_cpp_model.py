@@ -5,14 +5,22 @@ llama.cpp calls `cb_eval` for each tensor of its graph, first to ask whether it 
     l_out-N            the residual stream after block N, [T, D] float32
     result_output      the logits, [T, V] float32
 
-llama-cpp-python is optional. On packed weights llama.cpp rounds activations to 8 bits before each product.
+llama-cpp-python is optional. On packed weights llama.cpp rounds activations to 8 bits before each product. It runs in a
+process of its own: one that was built for another processor, or for instructions that a virtual machine lists and does
+not run (AMX), dies by a signal.
 
 Legend: T tokens, D model dim, V vocab.
 """
 
 import ctypes
 import importlib.util
+import json
 import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from graphcore.errors import UnsupportedError
@@ -27,6 +36,11 @@ from graphcore.tasks.reference.comparison import Outputs
 
 BLOCK, LOGITS = "l_out-", "result_output"
 FLOAT32 = 0  # GGML_TYPE_F32
+CURES = {
+    signal.SIGILL: "it was built for instructions that this processor does not run: CMAKE_ARGS=-DGGML_NATIVE=OFF pip "
+    "install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python",
+    signal.SIGKILL: "the system may have had too little memory for it: free some, or set model.num_hidden_layers",
+}
 
 
 def has_llama_cpp() -> bool:
@@ -44,8 +58,35 @@ def run_llama_cpp(file: Path, token_ids: Sequence[int], threads: int) -> Outputs
         Outputs whose layers begin after the first block: the embedding is not among them.
 
     Raises:
-        UnsupportedError: llama.cpp cannot load or run the file.
+        UnsupportedError: llama.cpp cannot load or run the file, or its process died.
     """
+    source = f"from {__name__} import save_outputs; save_outputs()"
+    with tempfile.TemporaryDirectory(prefix="graphcore-") as folder:
+        output = Path(folder) / "outputs.safetensors"
+        asked = json.dumps([str(file), list(token_ids), threads, str(output)])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # finds what this process finds
+        command = [sys.executable, "-c", source]
+        done = subprocess.run(command, input=asked, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return _outputs(load_file(output))
+    if done.returncode < 0:
+        cause = signal.Signals(-done.returncode)
+        cure = CURES.get(cause, "see whether llama.cpp's own tools run the file")
+        raise UnsupportedError(f"{file}: llama.cpp died by {cause.name}: {cure}")
+    raise UnsupportedError(done.stderr.strip().rpartition("\n")[2])
+
+
+def save_outputs() -> None:
+    """Run llama.cpp as stdin asks (JSON: file, token ids, threads, output), and save the tensors of its graph."""
+    file, token_ids, threads, output = json.load(sys.stdin)
+    try:
+        save_file(_run_here(Path(file), token_ids, threads), output)
+    except UnsupportedError as error:
+        sys.exit(str(error))
+
+
+def _run_here(file: Path, token_ids: Sequence[int], threads: int) -> dict[str, Tensor]:
+    """Return the blocks' outputs and the logits by their names in llama.cpp's graph."""
     import llama_cpp
 
     logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)  # it prints llama.cpp's lines from that level on
@@ -67,7 +108,13 @@ def run_llama_cpp(file: Path, token_ids: Sequence[int], threads: int) -> Outputs
         status = llama_cpp.llama_decode(context, batch)
     if status != 0 or LOGITS not in graph.found:
         raise UnsupportedError(f"{file}: llama.cpp cannot run it (status {status})")
-    return graph.outputs()
+    return graph.found
+
+
+def _outputs(found: dict[str, Tensor]) -> Outputs:
+    """Return the blocks' outputs in order, and the logits."""
+    count = sum(name.startswith(BLOCK) for name in found)
+    return Outputs(tuple(found[f"{BLOCK}{index}"] for index in range(count)), found[LOGITS])
 
 
 def _context_params(llama_cpp: Any, graph: "_GraphReader", tokens: int, threads: int) -> Any:
@@ -118,8 +165,3 @@ class _GraphReader:
             self._ggml.ggml_backend_tensor_get(tensor, values.ctypes.data, 0, values.nbytes)
             self.found[name] = torch.from_numpy(values.reshape(self._ggml.ggml_nrows(tensor), -1))
         return is_wanted or not is_question
-
-    def outputs(self) -> Outputs:
-        """Return the blocks' outputs in order, and the logits."""
-        count = sum(name.startswith(BLOCK) for name in self.found)
-        return Outputs(tuple(self.found[f"{BLOCK}{index}"] for index in range(count)), self.found[LOGITS])
