@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from graphcore.graph.builder import GraphBuilder
+from graphcore.graph.cpu.native_decode import NativeStep
 from graphcore.graph.gpu.capture import captured_steps
 from graphcore.graph.gpu.sampling import SamplingRows, sampling_phase
+from graphcore.graph.hand_over import stretches
 from graphcore.graph.program import Program
 from graphcore.kernels.cpu.program import most_step_rows, rows_by_program, widths_of
 from graphcore.nn.decoder import Decoder
@@ -109,6 +111,14 @@ class Programs:
         if self._builder.uses_native_programs:
             return rows_by_program(num_sequences)
         return [num_sequences] if self._runs_all_rows else [1] * num_sequences
+
+    def instructions_of_step(self, num_sequences: int) -> int | None:
+        """Return the number of instructions in the native programs of a decode step; None if they are not native."""
+        if not self._builder.uses_native_programs:
+            return None
+        programs = [step.program for step in self.step(dict.fromkeys(range(num_sequences), ([0], 0)))]
+        steps = [step for program in programs for part in stretches(program.steps) for step in part.steps]
+        return sum(step.count for step in steps if isinstance(step, NativeStep))
 
     @property
     def _runs_all_rows(self) -> bool:

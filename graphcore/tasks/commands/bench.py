@@ -14,6 +14,8 @@ from graphcore.config.validate import PROMPT_KEYS, at_least, refuse_unused_setti
 from graphcore.device import resolve_device
 from graphcore.engine.engine import Engine
 from graphcore.engine.loading.runtime_config import DEFAULT_CONTEXT
+from graphcore.engine.model_runner import ModelRunner
+from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.speculation.speculation_record import speculation_record
 from graphcore.errors import ConfigError
 from graphcore.graph.compile import CompileReport
@@ -78,7 +80,11 @@ def run(context: Context, task: BenchSettings) -> Record:
             "process_to_first_token_seconds": first_token_at,
             **timed,
             "first_token_seconds": timed["prefill"]["median_seconds"],
-            "graph": {**ran["graph"], "kernels_per_token": step_kernels(work, engine.runner.device)},
+            "graph": {
+                **ran["graph"],
+                "kernels_per_token": step_kernels(work, engine.runner.device),
+                "instructions_per_token": step_instructions(engine.runner, task.batch),
+            },
             "memory": {**ran["memory"], **resident_record(growth, ran["graph"]["prefill"], peak_nbytes)},
             "bandwidth": bandwidth,
             "streaming": streaming_results(engine, streaming),
@@ -133,6 +139,11 @@ def step_kernels(work: RandomBatch, device: torch.device) -> int:
     """Return the number of kernels that one decode step launches, without those for starting or ending requests."""
     one, two = (count_kernels(partial(work.decode_some, steps), device) for steps in (1, 2))
     return two - one
+
+
+def step_instructions(runner: ModelRunner, batch: int) -> int | None:
+    """Return the number of native instructions that a decode step of `batch` sequences runs; None if it runs none."""
+    return runner.programs.instructions_of_step(batch) if isinstance(runner, ProgramRunner) else None
 
 
 def measure(context: Context, engine: Engine, work: RandomBatch, repeats: int) -> tuple[Record, dict[str, Interval]]:
@@ -204,8 +215,10 @@ def show(context: Context, task: BenchSettings, record: Record, compiled: Compil
     compiler = memory["compiler_bytes"]
     of_which = "" if compiler is None else f", of which the compiler {in_words(compiler)}"
     above = " above what it was before loading" if record["device"] == "cpu" else ""  # on the CPU the peak is a growth
+    instructions = graph["instructions_per_token"]
+    size = f"{graph['kernels_per_token']} kernels" if instructions is None else f"{instructions} native instructions"
     for line in (
-        f"decode reads {reads} of weights{beside}; {graph['kernels_per_token']} kernels/step",
+        f"decode reads {reads} of weights{beside}; {size}/step",
         f"{graph['kind']}: {describe_compile(compiled)}; loaded in {record['load_seconds']:.2f} s",
         f"first token {record['first_token_seconds']:.3f} s after the call, the very first "
         f"{record['process_to_first_token_seconds']:.1f} s after the process began",

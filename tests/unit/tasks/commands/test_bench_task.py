@@ -174,6 +174,16 @@ def test_what_the_machine_took_is_recorded(run_task: RunTask) -> None:
     assert record["process_to_first_token_seconds"] > record["load_seconds"]
 
 
+def test_a_captured_step_on_a_cpu_is_counted_in_native_instructions(
+    run_task: RunTask, capsys: pytest.CaptureFixture[str]
+) -> None:
+    native_kernels()
+    record = run_task(LLAMA, *SMALL, "graph=captured", "task.batch=17").record
+    each = 1 + 2 * 5 + 3  # embedding; q k v, attention, o, gate and up, down of two layers; head, choice, next input
+    assert record["graph"]["instructions_per_token"] == 2 * each  # a program for 16 rows, one for the 17th
+    assert f"; {2 * each} native instructions/step" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
