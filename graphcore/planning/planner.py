@@ -17,7 +17,7 @@ from graphcore.errors import PlanError
 from graphcore.planning.machine import Memory
 from graphcore.planning.placements import ExpertPlanRequest, expert_variants, group_placements, with_more_experts
 from graphcore.planning.sizes import WeightSizes
-from graphcore.weights.plan import ADVICE, GroupPlan, OtherMemory, Plan, needs_in_words
+from graphcore.weights.plan import ADVICE, GroupPlan, OtherMemory, Plan, bytes_per_token, needs_in_words
 
 LEAST_CONTEXT = 512  # tokens; lower limit when a default context is halved to fit
 TURNS = 2  # that slots hold: in simulated rings of 2 to 4 ranks all disks are then busy for 97 % of the time and more
@@ -136,14 +136,14 @@ def plan_streaming(sizes: WeightSizes, request: PlanRequest, costs: Costs, memor
     budget = budget_of(request, memory)
     roomy = _with_longer_context(sizes, request, costs, memory.device, budget)
     if roomy is not None:
-        return replace(roomy, budget=budget, notes=tuple(_notes(roomy, sizes, request)))
+        return replace(roomy, budget=budget, notes=tuple(_notes(roomy, sizes, request, costs, budget)))
     tried: list[Plan] = []
     for context_length, prefetch in product(request.context_lengths, request.prefetches):
         plans = list(_plans(sizes, request, costs, memory.device, context_length, prefetch))
         fitting = [plan for plan in plans if plan.peak_nbytes <= budget]
         if fitting:
             grown = _grown(min(fitting, key=_badness), sizes, request, budget)
-            return replace(grown, budget=budget, notes=tuple(_notes(grown, sizes, request)))
+            return replace(grown, budget=budget, notes=tuple(_notes(grown, sizes, request, costs, budget)))
         tried += plans
     smallest = min(tried, key=lambda plan: plan.peak_nbytes)
     raise PlanError(_refusal(smallest, request, budget), replace(smallest, budget=budget))
@@ -242,12 +242,20 @@ def _grown(plan: Plan, sizes: WeightSizes, request: PlanRequest, budget: int) ->
     return with_table if may_keep_table and with_table.peak_nbytes <= budget else plan
 
 
-def _notes(plan: Plan, sizes: WeightSizes, request: PlanRequest) -> Iterator[str]:
+def _notes(plan: Plan, sizes: WeightSizes, request: PlanRequest, costs: Costs, budget: int) -> Iterator[str]:
     if plan.context_length not in (request.context_length, *request.longer_contexts):
         asked = request.context_length
         yield f"context_length={plan.context_length}, because {asked} tokens of KV cache do not fit in the budget"
     if request.keeps == "most" and not plan.is_streaming:
         yield f"streaming={request.policy}: everything fits, so nothing streams"
+    if request.keeps == "nothing" and plan.is_streaming and plan.context_length is not None:
+        all_stay = replace(request, keeps="all")
+        resident = next(_plans(sizes, all_stay, costs, plan.device, plan.context_length, prefetch=0))
+        if resident.peak_nbytes <= budget:
+            yield (
+                f"streaming={request.policy} reads {in_words(bytes_per_token(plan))} for each token; everything fits "
+                f"in {in_words(resident.peak_nbytes)}, so streaming=auto would read nothing"
+            )
     if plan.groups.streamed and plan.groups.num_slots == 1 and request.prefetch is None and request.mode == "async":
         yield "streaming.prefetch=auto: the budget has room for one slot, so nothing is read ahead"
     if request.expert_cache is not None and sizes.experts is None:

@@ -126,6 +126,16 @@ def test_auto_keeps_all_where_all_fits_and_one_byte_less_makes_the_table_be_gath
     assert (less.groups.streamed, less.groups.is_embedding_resident, less.is_streaming) == ((), False, True)
 
 
+def test_streaming_on_says_in_one_line_what_auto_gives_where_everything_fits() -> None:
+    sizes = equal_sizes(4, 1000)
+    resident = plan_streaming(sizes, plan_request("auto"), COSTS, PLENTY)
+    (note,) = plan_streaming(sizes, plan_request("on", resident.peak_nbytes), COSTS, PLENTY).notes
+    assert note == (
+        "streaming=on reads 6.84 KiB for each token; everything fits in 10.83 KiB, so streaming=auto would read nothing"
+    )
+    assert plan_streaming(sizes, plan_request("on", resident.peak_nbytes - 1), COSTS, PLENTY).notes == ()
+
+
 def test_a_draft_has_copies_of_what_streams_and_takes_their_room_from_resident_groups() -> None:
     sizes = replace(SIZES, draft=DraftSizes((300,) * 6, 1500, 3300))
     on = plan_of(sizes, plan_request("on", 100_000))
