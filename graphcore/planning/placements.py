@@ -44,16 +44,14 @@ class ExpertPlanRequest:
     have_layer_slots: bool = True
 
 
-def expert_variants(
-    plan: Plan, experts: ExpertSizes | None, request: ExpertPlanRequest, buffer_nbytes: int
-) -> Iterator[Plan]:
+def expert_variants(plan: Plan, experts: ExpertSizes | None, request: ExpertPlanRequest) -> Iterator[Plan]:
     """Yield up to two variants of the plan: all experts resident, and as few experts on the device as possible.
 
     If all matrices have to stay, only the first; else the first only if nothing else moves and no cap forbids it. A
     model without experts has one variant.
     """
     if experts is None:
-        yield replace(plan, other=replace(plan.other, buffer_nbytes=buffer_nbytes if plan.is_streaming else 0))
+        yield plan
         return
     is_capped = request.cap is not None and request.cap < experts.total_nbytes
     if request.keeps == "all" or (not plan.is_streaming and not is_capped):
@@ -63,7 +61,7 @@ def expert_variants(
     cap = 0 if request.are_device_readable else (request.cap or 0)
     num_slots = max(experts.min_slots, cap // experts.slot_nbytes)
     fewest = _mapped(experts, 0, num_slots) if request.are_device_readable else _cached(experts, num_slots)
-    yield replace(plan, experts=fewest, other=replace(plan.other, buffer_nbytes=buffer_nbytes))
+    yield replace(plan, experts=fewest)
 
 
 def with_more_experts(plan: Plan, experts: ExpertSizes, request: ExpertPlanRequest, budget: int) -> Plan:

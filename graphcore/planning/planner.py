@@ -17,6 +17,8 @@ from graphcore.errors import PlanError
 from graphcore.planning.machine import Memory
 from graphcore.planning.placements import ExpertPlanRequest, expert_variants, group_placements, with_more_experts
 from graphcore.planning.sizes import WeightSizes
+from graphcore.planning.tier import job_nbytes_beside
+from graphcore.weights.conversion import CONVERSION_NBYTES
 from graphcore.weights.plan import ADVICE, GroupPlan, OtherMemory, Plan, bytes_per_token, needs_in_words
 
 LEAST_CONTEXT = 512  # tokens; lower limit when a default context is halved to fit
@@ -102,7 +104,9 @@ class Costs:
         workspace_nbytes: bytes of activations and scratch of the largest pass, whatever the context.
         attention_nbytes: function from a context in tokens to the bytes of attention's scratch.
         moving_nbytes: additional bytes of workspace if anything streams, as a pass then runs more chunks of prompts.
-        buffer_nbytes: bytes of the buffers for reads on their way to a slot, if anything streams.
+        buffer_nbytes: function from the most bytes of a read of rows to the bytes of the buffers for reads on their
+            way to a slot, if anything streams.
+        least_job_nbytes: bytes of the smallest reads of rows that the weights allow.
         overhead_nbytes: bytes of a GPU's libraries and graphs; 0 on a CPU.
         loading_nbytes: peak bytes of RAM for making weights, besides the weights themselves.
         program_nbytes: function from a context in tokens to the bytes of native decode programs; 0 on a GPU.
@@ -112,7 +116,8 @@ class Costs:
     workspace_nbytes: int = 0
     attention_nbytes: Callable[[int], int] = lambda context_length: 0
     moving_nbytes: int = 0
-    buffer_nbytes: int = 0
+    buffer_nbytes: Callable[[int], int] = lambda job_nbytes: 0
+    least_job_nbytes: int = CONVERSION_NBYTES
     overhead_nbytes: int = 0
     loading_nbytes: int = 0
     program_nbytes: Callable[[int], int] = lambda context_length: 0
@@ -216,10 +221,15 @@ def _plans(
         )
         for draft_nbytes in placement.draft_nbytes(sizes, request.keeps):
             plan = replace(rest, groups=groups, draft_nbytes=draft_nbytes)
-            for placed in expert_variants(plan, sizes.experts, request.experts, costs.buffer_nbytes):
-                moving = costs.moving_nbytes if placed.is_streaming else 0
-                workspace = placed.other.workspace_nbytes + moving
-                yield replace(placed, other=replace(placed.other, workspace_nbytes=workspace))
+            for placed in expert_variants(plan, sizes.experts, request.experts):
+                yield _with_moving(placed, costs) if placed.is_streaming else placed
+
+
+def _with_moving(plan: Plan, costs: Costs) -> Plan:
+    """Return the plan with what moving weights takes besides slots: workspace of further chunks, and read buffers."""
+    plan = replace(plan, other=replace(plan.other, workspace_nbytes=plan.other.workspace_nbytes + costs.moving_nbytes))
+    job = job_nbytes_beside(plan.total_nbytes, costs.least_job_nbytes)
+    return replace(plan, other=replace(plan.other, buffer_nbytes=costs.buffer_nbytes(job), job_nbytes=job))
 
 
 def _badness(plan: Plan) -> tuple[int, bool, bool, bool, bool]:

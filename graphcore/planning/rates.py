@@ -28,7 +28,7 @@ from graphcore.streaming.fill_jobs import ByteCopy, FillJob, file_jobs
 from graphcore.streaming.link_rate import PROBE_NBYTES, LinkRate, measure_copies, measure_jobs
 from graphcore.streaming.moving_weights import MovingWeights, open_files
 from graphcore.streaming.thread_filler import THREADS
-from graphcore.weights.conversion import conversions_of
+from graphcore.weights.conversion import CONVERSION_NBYTES, conversions_of
 from graphcore.weights.groups import Group
 from graphcore.weights.loader import Loader
 from graphcore.weights.plan import Plan, Tier
@@ -155,7 +155,7 @@ def _to_ram(loader: Loader, moving: MovingWeights, tier: Tier) -> LinkRate:
         with torch.inference_mode():
             most = affordable_nbytes(PROBE_NBYTES)
             slots = moving.plan.groups.num_slots
-            jobs = scratch_jobs(loader, moving.groups, slots, is_cached=not tier.is_direct, most_nbytes=most)
+            jobs = scratch_jobs(loader, moving.groups, slots, not tier.is_direct, most, moving.plan.other.job_nbytes)
             jobs = jobs or scratch_experts(loader, moving.experts, most)
             # From the page cache the first time has costs that a stream has only once.
             return _fastest(lambda: measure_jobs(jobs, files, THREADS), 1 if tier.is_direct else COPIES)
@@ -169,7 +169,12 @@ def _fastest(measure: Callable[[], LinkRate], times: int) -> LinkRate:
 
 
 def scratch_jobs(
-    loader: Loader, groups: Sequence[Group], num_slots: int, is_cached: bool, most_nbytes: int = PROBE_NBYTES
+    loader: Loader,
+    groups: Sequence[Group],
+    num_slots: int,
+    is_cached: bool,
+    most_nbytes: int = PROBE_NBYTES,
+    job_nbytes: int = CONVERSION_NBYTES,
 ) -> list[FillJob]:
     """Return jobs that fill so many scratch slots in RAM with the weights of the first groups, in turn.
 
@@ -186,8 +191,10 @@ def scratch_jobs(
             slots[-1].raw.zero_()  # allocates the pages before the measurement, as for a real slot
         views = slots[index % num_slots].views(group.layout)
         for weight in group.weights:
-            conversions = conversions_of(loader, weight.name, weight.packing, views[weight.name], weight.rows)
-            jobs += file_jobs(conversions, is_cached)
+            conversions = conversions_of(
+                loader, weight.name, weight.packing, views[weight.name], weight.rows, job_nbytes
+            )
+            jobs += file_jobs(conversions, is_cached, job_nbytes)
     return jobs
 
 

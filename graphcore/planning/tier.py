@@ -11,12 +11,14 @@ from graphcore.errors import ConfigError, PlanError
 from graphcore.planning.machine import Machine
 from graphcore.streaming.device.stream import host_ring_nbytes
 from graphcore.streaming.experts.stream import expert_ring_nbytes
-from graphcore.streaming.fill_jobs import BUFFER_NBYTES
+from graphcore.streaming.fill_jobs import ALIGNMENT, BUFFER_NBYTES, ROOM
 from graphcore.streaming.thread_filler import THREADS
 from graphcore.weights.conversion import CONVERSION_NBYTES
 from graphcore.weights.loader import Loader
 from graphcore.weights.plan import Plan, Tier
 
+BUFFER_PARTS = 20  # read buffers take one of so many parts of a plan's other memory
+LEAST_JOB_NBYTES = 128 << 10  # bytes; with smaller reads four threads no longer keep a disk busy
 CACHED = 0.9  # share of the weights' pages in RAM at and above which reads use the page cache
 
 
@@ -48,18 +50,36 @@ def choose_tier(
     return Tier("disk", is_direct=True)
 
 
-def buffer_nbytes(tier: Tier, whole: Iterable[int], has_experts: bool = False) -> int:
+def job_nbytes_beside(nbytes: int, least: int) -> int:
+    """Return the bytes of a read of rows for which all buffers take at most a twentieth of a plan's memory.
+
+    From 269 MB on they have the size with which a disk reaches its full speed (`CONVERSION_NBYTES`). Matrices of a
+    model that takes less are so small that such a read would have a whole one.
+
+    Args:
+        nbytes: bytes of the plan without read buffers.
+        least: bytes of the smallest reads that the weights allow.
+    """
+    fitting = (nbytes // BUFFER_PARTS // (THREADS + 1) - ROOM) // ALIGNMENT * ALIGNMENT
+    return min(max(fitting, LEAST_JOB_NBYTES, least), CONVERSION_NBYTES)
+
+
+def buffer_nbytes(
+    tier: Tier, whole: Iterable[int], has_experts: bool = False, job_nbytes: int = CONVERSION_NBYTES
+) -> int:
     """Return the bytes of the threads' buffers for reads from files and for conversions.
 
     Args:
         whole: bytes of each stored tensor that is not read row by row.
+        job_nbytes: most bytes of a read of rows.
         has_experts: True if experts move too, which are read by separate threads.
     """
     if tier.kind == "host":
         return 0
-    largest = max((nbytes for nbytes in whole if nbytes > BUFFER_NBYTES), default=0)
+    own = job_nbytes + ROOM
+    largest = max((nbytes for nbytes in whole if nbytes > own - ROOM), default=0)
     of_experts = THREADS * (BUFFER_NBYTES + 2 * CONVERSION_NBYTES) if has_experts else 0
-    return (THREADS + 1) * BUFFER_NBYTES + 3 * largest + of_experts
+    return (THREADS + 1) * own + 3 * largest + of_experts
 
 
 def host_nbytes(plan: Plan) -> int:

@@ -15,9 +15,9 @@ from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.host_pages import shared_pages
 from graphcore.kernels.packing import Packing
 from graphcore.nn.block import RESIDUAL_DTYPE
-from graphcore.streaming.fill_jobs import BUFFER_NBYTES, file_jobs, read_job
+from graphcore.streaming.fill_jobs import ROOM, file_jobs, read_job
 from graphcore.streaming.host_store import MatrixModule
-from graphcore.weights.conversion import RowConversion, row_span
+from graphcore.weights.conversion import CONVERSION_NBYTES, RowConversion, row_span
 from graphcore.weights.loader import Loader
 
 
@@ -46,6 +46,7 @@ class FileRows:
         dim: width D of a row.
         dtype: dtype of the rows: the compute dtype for a dense table, float32 for a packed one.
         device: device that the rows are sent to.
+        most_nbytes: most bytes of a read.
     """
 
     loader: Loader
@@ -54,9 +55,10 @@ class FileRows:
     dim: int
     dtype: torch.dtype
     device: torch.device
+    most_nbytes: int = CONVERSION_NBYTES
 
     def __post_init__(self) -> None:
-        self._buffer = shared_pages(BUFFER_NBYTES)
+        self._buffer = shared_pages(self.most_nbytes + ROOM)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Return the rows of token ids [B, T] int64: [B, T, D].
@@ -72,7 +74,7 @@ class FileRows:
             RowConversion(self.weight, (span,), info, None, rows, row, row + 1, rows[row].nbytes)
             for row, span in enumerate(spans)
         ]
-        for job in file_jobs(conversions):
+        for job in file_jobs(conversions, most_nbytes=self.most_nbytes):
             read_job(job, self.files, self._buffer)
             for conversion, at in job.conversions:
                 conversion.write([self._buffer[at[0] : at[0] + conversion.spans[0].nbytes]], 1)

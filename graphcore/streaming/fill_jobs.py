@@ -21,7 +21,8 @@ from graphcore.weights.slots import Slot
 
 ALIGNMENT = 4096  # bytes; direct reads, which bypass the page cache, need it
 GAP = 64 << 10  # bytes; spans with a smaller gap between them share one read, which includes the gap
-BUFFER_NBYTES = CONVERSION_NBYTES + GAP  # bytes; room for a job of rows after alignment
+ROOM = 8 * ALIGNMENT  # bytes of a buffer beyond its jobs' weights, because reads are widened to aligned ones
+BUFFER_NBYTES = CONVERSION_NBYTES + ROOM  # bytes of a buffer for jobs of the largest size
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,21 @@ class ByteCopy:
         copy_bytes(self.source, self.out)
 
 
-def file_jobs(conversions: Sequence[Conversion], is_cached: bool = False) -> list[FillJob]:
+def file_jobs(
+    conversions: Sequence[Conversion], is_cached: bool = False, most_nbytes: int = CONVERSION_NBYTES
+) -> list[FillJob]:
     """Return the jobs that carry out conversions from files, in the order of the files' bytes.
 
     Args:
         is_cached: True if files are read through the page cache. Weights that need no conversion are then read
             directly into the slot, which saves a copy.
+        most_nbytes: most bytes of a file that conversions share a read for.
     """
     if is_cached:
         plain = [(conversion, place) for conversion in conversions if (place := conversion.plain_place) is not None]
         rest = [conversion for conversion in conversions if conversion.plain_place is None]
         straight = [FillJob((), (), place.nbytes, 0, ((conversion.spans[0], place),)) for conversion, place in plain]
-        return sorted(straight, key=lambda job: job.straight[0][0]) + file_jobs(rest)
+        return sorted(straight, key=lambda job: job.straight[0][0]) + file_jobs(rest, most_nbytes=most_nbytes)
     single = sorted(
         (conversion for conversion in conversions if len(conversion.spans) == 1),
         key=lambda conversion: conversion.spans[0],
@@ -100,7 +104,7 @@ def file_jobs(conversions: Sequence[Conversion], is_cached: bool = False) -> lis
     jobs: list[FillJob] = []
     together: list[Conversion] = []
     for conversion in single:
-        if together and not _joins(together, conversion.spans[0]):
+        if together and not _joins(together, conversion.spans[0], most_nbytes):
             jobs.append(_job(together))
             together = []
         together.append(conversion)
@@ -146,10 +150,10 @@ def _read_into(source: ByteSource, space: Tensor, offset: int) -> None:
         )
 
 
-def _joins(together: Sequence[Conversion], span: FileSpan) -> bool:
+def _joins(together: Sequence[Conversion], span: FileSpan, most_nbytes: int) -> bool:
     """Return whether a span can join the read of preceding conversions, which are in the order of their bytes."""
     first, last = together[0].spans[0], together[-1].spans[0]
-    return span.file == last.file and span.offset - last.end <= GAP and span.end - first.offset <= CONVERSION_NBYTES
+    return span.file == last.file and span.offset - last.end <= GAP and span.end - first.offset <= most_nbytes
 
 
 def _job(conversions: Sequence[Conversion]) -> FillJob:
@@ -179,12 +183,18 @@ def _place(span: FileSpan, reads: Sequence[Read]) -> int:
 
 
 def jobs_of(
-    loader: Loader, group: Group, slot: Slot, held: Mapping[int, Tensor] | None, files: Mapping[Path, ByteSource]
+    loader: Loader,
+    group: Group,
+    slot: Slot,
+    held: Mapping[int, Tensor] | None,
+    files: Mapping[Path, ByteSource],
+    most_nbytes: int = CONVERSION_NBYTES,
 ) -> list[FillJob]:
     """Return the jobs that fill a group's slot in RAM.
 
     Args:
         held: the groups' bytes in RAM, by group; None if they are read from files.
+        most_nbytes: most bytes of a job that reads rows from files (`OtherMemory.job_nbytes`).
     """
     if held is not None:
         source = held[group.index]
@@ -193,6 +203,8 @@ def jobs_of(
     conversions = [
         conversion
         for weight in group.weights
-        for conversion in conversions_of(loader, weight.name, weight.packing, views[weight.name], weight.rows)
+        for conversion in conversions_of(
+            loader, weight.name, weight.packing, views[weight.name], weight.rows, most_nbytes
+        )
     ]
-    return file_jobs(conversions, is_cached=not any(source.is_direct for source in files.values()))
+    return file_jobs(conversions, not any(source.is_direct for source in files.values()), most_nbytes)

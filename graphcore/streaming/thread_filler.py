@@ -22,10 +22,11 @@ from torch import Tensor
 from graphcore.checkpoint.streamed_file import ByteSource
 from graphcore.errors import GraphcoreError, StreamingError
 from graphcore.host_pages import shared_pages
-from graphcore.streaming.fill_jobs import BUFFER_NBYTES, FillJob, read_job, read_straight
+from graphcore.streaming.fill_jobs import ROOM, FillJob, read_job, read_straight
 from graphcore.streaming.read_ticket import ReadTicket
 from graphcore.streaming.timeline import Event, Lane, Timeline
 from graphcore.threads import is_interpreter_ending, start_threads
+from graphcore.weights.conversion import CONVERSION_NBYTES
 
 THREADS = 4  # number of threads, and so of reads in flight; the disks measured reach full speed with two to four
 LIVELINESS_SECONDS = 0.2  # interval between checks that the threads are alive
@@ -268,9 +269,18 @@ class ThreadFiller:
 
 
 def filler_for(
-    jobs: Mapping[int, Sequence[FillJob]], files: Mapping[Path, ByteSource], timeline: Timeline, lane: Lane = "copy"
+    jobs: Mapping[int, Sequence[FillJob]],
+    files: Mapping[Path, ByteSource],
+    timeline: Timeline,
+    lane: Lane = "copy",
+    most_nbytes: int = CONVERSION_NBYTES,
 ) -> ThreadFiller:
-    """Return a filler whose buffers are large enough for the jobs; `lane` as for `ThreadFiller`."""
+    """Return a filler whose buffers are large enough for the jobs.
+
+    Args:
+        lane: lane as for `ThreadFiller`.
+        most_nbytes: most bytes of a job of rows, as for `jobs_of`; each thread's buffer holds one.
+    """
     room = max((job.room for each in jobs.values() for job in each), default=0)
-    large = room if room > BUFFER_NBYTES else 0
-    return ThreadFiller(files, THREADS, BUFFER_NBYTES if room else 0, large, timeline, lane)
+    own = most_nbytes + ROOM
+    return ThreadFiller(files, THREADS, own if room else 0, room if room > own else 0, timeline, lane)

@@ -191,7 +191,7 @@ def stream_weights(
         store = fill_store(loader, groups, {**moving.sliced, **moving.tables, **moving.experts})
     files = open_files(loader, sorted(moving.names), tier.is_direct) if store is None else {}
     for name, table in moving.tables.items():
-        table.fetch_rows(_rows(loader, name, table, store, files, device))
+        table.fetch_rows(_rows(loader, name, table, store, files, device, moving.plan.other.job_nbytes))
     return open_stream(loader, moving, store, files, device, link_to, decoder)
 
 
@@ -248,8 +248,10 @@ def _open_groups(
     slots = bind_slots(groups, plan, device)
     held, reads_ahead = None if store is None else store.groups, plan.mode == "async"
     if link is None:
-        jobs = {group.index: jobs_of(loader, group, Slot(slots.memory[group.index]), held, files) for group in groups}
-        threads = filler_for(jobs, files, timeline)
+        most = plan.other.job_nbytes
+        into = {group.index: Slot(slots.memory[group.index]) for group in groups}
+        jobs = {group.index: jobs_of(loader, group, into[group.index], held, files, most) for group in groups}
+        threads = filler_for(jobs, files, timeline, most_nbytes=most)
         ring = Ring(jobs, plan.groups.num_slots, reads_ahead, threads, timeline)
         return WeightStream(Streamed(ring), timeline, moving, threads, files, jobs, host_nbytes)
     found = stream_to_device(loader, groups, slots, held, files, host_ring_nbytes(plan), link, timeline)
@@ -275,9 +277,10 @@ def _rows(
     store: HostStore | None,
     files: Mapping[Path, ByteSource],
     device: torch.device,
+    most_nbytes: int,
 ) -> FileRows | HostRows:
-    """Return the lookup that fetches the rows of a table from the store or the files."""
+    """Return the lookup that fetches the rows of a table from the store or the files, so many bytes in a read."""
     if store is not None:
         return HostRows(store.tables[name], table.packing, device)
     dtype = torch.float32 if table.packing is not None else table.weight.dtype
-    return FileRows(loader, name, files, table.width, dtype, device)
+    return FileRows(loader, name, files, table.width, dtype, device, most_nbytes)

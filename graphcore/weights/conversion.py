@@ -28,7 +28,8 @@ from graphcore.quant.registry import has_tensor_scale
 from graphcore.weights.loader import Loader
 
 # The most stored bytes of a RowConversion: large enough for a disk's full speed, and small enough for the buffers of
-# all threads together to take less than a twentieth of a budget of 300 MB.
+# all threads together to take less than a twentieth of a budget of 300 MB. Plans of less memory have smaller ones
+# (`planning.tier`).
 CONVERSION_NBYTES = 5 << 19
 
 
@@ -173,7 +174,12 @@ class TensorConversion:
 
 
 def conversions_of(
-    loader: Loader, weight: str, packing: Packing | None, out: Tensor, rows: range | None = None
+    loader: Loader,
+    weight: str,
+    packing: Packing | None,
+    out: Tensor,
+    rows: range | None = None,
+    most_nbytes: int = CONVERSION_NBYTES,
 ) -> list[Conversion]:
     """Return the conversions that fill a weight.
 
@@ -182,6 +188,7 @@ def conversions_of(
         packing: packing of the weight; None if it is dense.
         out: memory of the weight, or of some of its rows.
         rows: range of the weight's rows that `out` holds; None for all.
+        most_nbytes: most stored bytes of a conversion of several groups of rows.
     """
     source = loader.sources[weight]
     info = loader.checkpoint.tensors[source.name]
@@ -195,7 +202,7 @@ def conversions_of(
     row_nbytes = span.nbytes // info.shape[0]
     count = len(rows) if rows is not None else _num_rows(source, info)
     first += rows.start if rows is not None else 0
-    step = max(GROUP_ROWS, CONVERSION_NBYTES // row_nbytes // GROUP_ROWS * GROUP_ROWS)
+    step = max(GROUP_ROWS, most_nbytes // row_nbytes // GROUP_ROWS * GROUP_ROWS)
     conversions: list[Conversion] = []
     for begin in range(0, count, step):
         end = min(begin + step, count)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from graphcore.config.byte_sizes import in_words
+from graphcore.weights.conversion import CONVERSION_NBYTES
 
 GIB = 1 << 30
 # Pairs of the share of all experts that have slots, and the hit rate: the lowest of three models with recorded routing
@@ -192,6 +193,7 @@ class OtherMemory:
             unpacked matrix, estimated in planning/gpu_overhead.py.
         loading_nbytes: peak bytes of RAM for making weights while they are loaded, besides the weights themselves.
         program_nbytes: bytes of the buffers and scratch of native decode programs; 0 on a GPU.
+        job_nbytes: most bytes of weights that a read of rows brings into its buffer.
     """
 
     workspace_nbytes: int = 0
@@ -199,6 +201,7 @@ class OtherMemory:
     overhead_nbytes: int = 0
     loading_nbytes: int = 0
     program_nbytes: int = 0
+    job_nbytes: int = CONVERSION_NBYTES
 
     @property
     def held_nbytes(self) -> int:

@@ -76,7 +76,7 @@ def test_a_llama_cpp_that_dies_is_named_with_its_cure_and_transformers_still_jud
 def test_a_llama_cpp_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "llama_cpp.py").write_text("raise OSError('libggml.so: cannot open shared object file')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnsupportedError, match="libggml[.]so: cannot open shared object file"):
+    with pytest.raises(UnsupportedError, match=r"libggml[.]so: cannot open shared object file"):
         run_llama_cpp(TINY / "qwen3.gguf", [1], threads=1)
 
 

@@ -32,6 +32,7 @@ def no_buffers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tier, "BUFFER_NBYTES", 4096)
         patch.setattr(tier, "CONVERSION_NBYTES", 4096)
+        patch.setattr(tier, "ROOM", 0)
         yield
 
 

@@ -39,7 +39,7 @@ class PreparedSkeleton(PreparedModel):
         return Costs(
             kv_nbytes=lambda tokens: cached_nbytes(self.config, runtime, tokens),
             workspace_nbytes=pass_nbytes(self.config, runtime, weights.skeleton.attention),
-            buffer_nbytes=self.read_nbytes(tier) if is_on_cpu else 0,
+            buffer_nbytes=lambda job_nbytes: self.read_nbytes(tier) if is_on_cpu else 0,
             overhead_nbytes=0 if is_on_cpu else LIBRARIES,
             loading_nbytes=max(
                 making_nbytes(self.loader, name, None, tensor.dtype) + (0 if is_on_cpu else tensor.nbytes)

@@ -22,6 +22,7 @@ from graphcore.planning.rates import measure_rates, measure_reading
 from graphcore.planning.sizes import WeightSizes, draft_sizes_of, sizes_of
 from graphcore.planning.tier import choose_tier
 from graphcore.streaming.moving_weights import MovingWeights
+from graphcore.weights.conversion import CONVERSION_NBYTES
 from graphcore.weights.groups import LayerGroup, movable_groups, split_layers
 from graphcore.weights.loader import Loader
 from graphcore.weights.matching import HEAD
@@ -82,7 +83,7 @@ def _room(settings: Settings, parts: PreparedDecoder, machine: Machine, tier: Ti
     costs, sizes = parts.costs(whole_layers, tier), _sizes(parts)
     free = budget_of(plan_request(settings, parts, tier), machine.memory)
     taken = costs.workspace_nbytes + costs.attention_nbytes(parts.runtime.context_length) + costs.overhead_nbytes
-    moved, besides = parts.sizes(settings), costs.moving_nbytes + costs.buffer_nbytes
+    moved, besides = parts.sizes(settings), costs.moving_nbytes + costs.buffer_nbytes(CONVERSION_NBYTES)
     if sizes.experts is not None and _expert_cache(settings, parts) is None:
         besides += sizes.experts.min_slots * sizes.experts.slot_nbytes
     slots = TURNS * settings.streaming.layers_per_group * max(sizes.groups)

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from graphcore.arch.architecture import TensorSource
 from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Settings, StreamingSettings
@@ -17,6 +18,7 @@ from graphcore.graph.matrix_groups import matrix_groups
 from graphcore.kernels.backend import NativeBackend, TritonBackend
 from graphcore.kernels.cpu.program import most_step_rows, widths_of
 from graphcore.kernels.gpu.device_packing import DevicePacking
+from graphcore.kernels.packing import GROUP_ROWS
 from graphcore.kvcache.sizes import cache_nbytes
 from graphcore.nn.decoder import Decoder, is_movable
 from graphcore.nn.rope_spec import LongScaling
@@ -30,11 +32,11 @@ from graphcore.planning.tier import buffer_nbytes
 from graphcore.planning.workspace import attention_nbytes, carried_nbytes, waiting_nbytes, workspace_nbytes
 from graphcore.quant.format_choice import STORED
 from graphcore.streaming.experts.reading import expert_obstacle
-from graphcore.weights.conversion import first_row
+from graphcore.weights.conversion import CONVERSION_NBYTES, first_row
 from graphcore.weights.draft_copy import DraftCopy
 from graphcore.weights.experts import expert_linears
 from graphcore.weights.groups import LayerGroup, split_run
-from graphcore.weights.matching import EMBEDDING, FEATURES
+from graphcore.weights.matching import EMBEDDING, FEATURES, HEAD
 from graphcore.weights.plan import Plan, Tier
 
 LONGEST_ON_GPU = 32768  # tokens; a captured step launches programs for all chunks of the context, used or not
@@ -126,7 +128,8 @@ class PreparedDecoder(PreparedModel):
             + workspace_nbytes(spec, batch, runtime.prefill_chunk, runtime.dtype, is_eager=runtime.prefill == "eager"),
             attention_nbytes=self._attention(),
             moving_nbytes=more - waiting,
-            buffer_nbytes=0 if is_gpu else self.read_nbytes(tier),
+            buffer_nbytes=lambda job_nbytes: 0 if is_gpu else self.read_nbytes(tier, job_nbytes),
+            least_job_nbytes=CONVERSION_NBYTES if is_gpu else self._least_job_nbytes,
             loading_nbytes=max(loading_nbytes(self.loader, one, is_on_cpu=not is_gpu) for one in self._decoders),
             overhead_nbytes=overhead_nbytes(spec, self.decoder, batch, runtime.graph == "captured", runtime.dtype)
             if is_gpu
@@ -169,21 +172,36 @@ class PreparedDecoder(PreparedModel):
 
         return nbytes
 
-    def read_nbytes(self, tier: Tier) -> int:
+    def read_nbytes(self, tier: Tier, job_nbytes: int = CONVERSION_NBYTES) -> int:
         """Return the bytes of the buffers through which weights are read from the tier into slots."""
+        whole = [self._stored_nbytes(source) for source in self._movable if not self._has_rows(source)]
+        return buffer_nbytes(tier, whole, bool(expert_linears(self.decoder)), job_nbytes)
+
+    @property
+    def _least_job_nbytes(self) -> int:
+        """Bytes of the longest group of rows that a conversion takes at once, of layers and head."""
         loader = self.loader
-        movable = [
-            loader.sources[f"layers.{index}.{name}"]
+        ends = [loader.sources[HEAD]] if HEAD in loader.sources else []
+        matrices = [source for source in (*self._movable, *ends) if self._has_rows(source)]
+        rows = [self._stored_nbytes(one) // loader.checkpoint.tensors[one.name].shape[0] for one in matrices]
+        return GROUP_ROWS * max(rows, default=0)
+
+    @property
+    def _movable(self) -> Sequence[TensorSource]:
+        """Where the matrices of the layers, which may stream, are stored."""
+        return [
+            self.loader.sources[f"layers.{index}.{name}"]
             for index, layer in self.decoder.blocks()
             for name, tensor in layer.named_buffers()
             if is_movable(name, tensor)
         ]
-        whole = [
-            sum(span.nbytes for span in loader.checkpoint.spans(source.name))
-            for source in movable
-            if first_row(loader, source, loader.checkpoint.tensors[source.name], None) is None
-        ]
-        return buffer_nbytes(tier, whole, has_experts=bool(expert_linears(self.decoder)))
+
+    def _has_rows(self, source: TensorSource) -> bool:
+        """Return whether a stored tensor can be converted row by row."""
+        return first_row(self.loader, source, self.loader.checkpoint.tensors[source.name], None) is not None
+
+    def _stored_nbytes(self, source: TensorSource) -> int:
+        return sum(span.nbytes for span in self.loader.checkpoint.spans(source.name))
 
     def disk_obstacle(self, settings: Settings, machine: Machine) -> str:
         """Return why weights cannot stream from the checkpoint's files; empty if they can.

@@ -12,7 +12,7 @@ from graphcore.weights.plan import Plan
 
 PLENTY = Memory("cpu", free_nbytes=1 << 50, physical_nbytes=1 << 50)
 KV = 10  # bytes for a token
-COSTS = Costs(lambda context: KV * context, workspace_nbytes=77, buffer_nbytes=33)
+COSTS = Costs(lambda context: KV * context, workspace_nbytes=77, buffer_nbytes=lambda job_nbytes: 33)
 
 
 def plan_request(
