@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from graphcore.kernels.backend import Backend, TorchBackend
@@ -100,8 +101,8 @@ class LayerFeatures(nn.Module):
         """
         projected = self.projection(hidden.to(self.dtype)).float() * self.dim_scale
         normed = self.norm(projected.unflatten(-1, (-1, self.width)))  # [B, T, stored layers, P]
-        features = (normed + self.table.rows(token_ids).view(normed.shape)) * SUM_SCALE
-        return features[:, :, : self.num_layers].movedim(2, 0).contiguous()  # type: ignore[no-any-return]  # Module.__call__
+        features: Tensor = (normed + self.table.rows(token_ids).view(normed.shape)) * SUM_SCALE
+        return rearrange(features[:, :, : self.num_layers], "b t l p -> l b t p").contiguous()
 
 
 class Embedding(Table):
