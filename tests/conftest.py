@@ -47,8 +47,10 @@ from graphcore.nn.decoder import Decoder
 PREFILL_CHUNK = 16
 BATCH_SIZE = 3
 CONTEXT = 256
-QUICK, ONLY_THOROUGH = "not slow and not thorough", "(thorough) and not slow"  # what no `-m`, and `-m thorough`, become
-LATER_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.(thorough|slow)\b", re.MULTILINE)
+ASKED_BY_NAME = ("slow", "hub")  # marks of tests that run only if `-m` names the mark
+WITHOUT = " and ".join(f"not {mark}" for mark in ASKED_BY_NAME)
+QUICK, ONLY_THOROUGH = f"{WITHOUT} and not thorough", f"(thorough) and {WITHOUT}"  # no `-m`, and `-m thorough`
+LATER_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.(thorough|slow|hub)\b", re.MULTILINE)
 
 if os.environ.get("GRAPHCORE_LIMIT_CPU"):
     from instruction_sets import apply_limit
@@ -92,11 +94,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave out slow tests unless `-m` names them, and thorough ones if neither `-m` nor a path says what to run."""
+    """Leave out slow tests and those of the Hub unless `-m` names them, and thorough ones unless it or a path does."""
     asked = config.option.markexpr  # as given: workers of xdist read the command line, too
     chosen = [f"({asked})"] if asked else []
-    if "slow" not in asked:
-        chosen.append("not slow")
+    chosen += [f"not {mark}" for mark in ASKED_BY_NAME if mark not in asked]
     if not asked and config.args_source is not pytest.Config.ArgsSource.ARGS:
         chosen.append("not thorough")
     config.option.markexpr = " and ".join(chosen)
