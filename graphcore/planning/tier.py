@@ -18,7 +18,7 @@ from graphcore.weights.loader import Loader
 from graphcore.weights.plan import Plan, Tier
 
 BUFFER_PARTS = 20  # read buffers take one of so many parts of a plan's other memory
-LEAST_JOB_NBYTES = 128 << 10  # bytes; with smaller reads four threads no longer keep a disk busy
+LEAST_JOB_NBYTES = 128 << 10  # bytes; a floor for tiny models, whose buffers take a larger part
 CACHED = 0.9  # share of the weights' pages in RAM at and above which reads use the page cache
 
 
@@ -53,8 +53,8 @@ def choose_tier(
 def job_nbytes_beside(nbytes: int, least: int) -> int:
     """Return the bytes of a read of rows for which all buffers take at most a twentieth of a plan's memory.
 
-    From 269 MB on they have the size with which a disk reaches its full speed (`CONVERSION_NBYTES`). Matrices of a
-    model that takes less are so small that such a read would have a whole one.
+    From 266 MB on they have the size with which a disk reaches its full speed (`CONVERSION_NBYTES`); below, memory
+    counts more.
 
     Args:
         nbytes: bytes of the plan without read buffers.
