@@ -5,6 +5,7 @@ Legend: O rows (output features), I columns (input features).
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -29,7 +30,6 @@ from graphcore.weights.conversion import (
     PackingConversion,
     RowConversion,
     TensorConversion,
-    conversions_of,
     copy_bytes,
     row_span,
 )
@@ -39,10 +39,7 @@ OURS = "ours"
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(autouse=True)
-def small_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have matrices of a few kilobytes be cut, as those of megabytes are."""
-    monkeypatch.setattr(conversion, "CONVERSION_NBYTES", 1000)
+conversions_of = partial(conversion.conversions_of, most_nbytes=1000)  # cuts matrices of a few kilobytes
 
 
 def loader_of(path: Path, *folds: Fold) -> Loader:
