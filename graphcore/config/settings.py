@@ -136,6 +136,7 @@ class GraphSettings:
     """conf/graph/*: how steps run."""
 
     kind: str = MISSING
+    blocks: str = MISSING
 
 
 @dataclass

@@ -81,6 +81,7 @@ def _check_choices(settings: Settings) -> None:
         ("dependent_launches", settings.dependent_launches, ("auto", "on", "off")),
         ("dtype.name", settings.dtype.name, DTYPES),
         ("graph.kind", settings.graph.kind, ("auto", "captured", "compiled", "eager")),
+        ("graph.blocks", settings.graph.blocks, ("auto", "kernels", "compiled")),
         ("model.fallback", settings.model.fallback, (None, "transformers")),
         ("model.attention", settings.model.attention, ("auto", "eager", "sdpa", "flash_attention_2")),
         ("speculation.kind", settings.speculation.kind, ("off", "auto", "lookup", "self")),
@@ -93,6 +94,12 @@ def _check_choices(settings: Settings) -> None:
     for key, value, allowed in choices:
         if value not in allowed:
             raise unknown_choice(key, value, [word or "null" for word in allowed])
+    kind, blocks = settings.graph.kind, settings.graph.blocks
+    if blocks not in ("auto", kind) and kind in ("compiled", "eager"):
+        raise ConfigError(
+            f"graph.blocks={blocks} contradicts graph={kind}, whose blocks are {kind}; leave it out, or use "
+            "graph=captured"
+        )
     if settings.model.attention != "auto" and settings.model.fallback is None:
         raise ConfigError(
             f"model.attention={settings.model.attention} has no effect on graphcore's own architectures; leave it out, "

@@ -24,6 +24,7 @@ CODE_NBYTES = 64 << 20
 NODE_NBYTES = 64 << 10  # reported: 33 MB for 500 nodes; forums.developer.nvidia.com, topic 244901
 LAYER_NODES = 16  # kernels of a layer's decode step, and copies between separately captured layers
 DELTA_NODES = 4  # additional ones of a layer with a delta rule and a mixture of experts
+COMPILED_NODES = 28  # additional ones of a layer whose block is compiled: norms, rotations and each product apart
 LATENT_NODES = 7  # additional ones of a layer with latent attention and a mixture of experts
 STEP_NODES = 64  # embedding, head, sampling, next input
 PROGRAMS = 3  # captured decode programs for each width: greedy, sampling, and logits only
@@ -33,7 +34,9 @@ LOOSE_SEGMENTS = 2 * LARGE_SEGMENT + 4 * SMALL_SEGMENT  # for activations, input
 LIBRARIES = WORKSPACES * WORKSPACE_NBYTES + CODE_NBYTES + LOOSE_SEGMENTS  # needed by every run
 
 
-def overhead_nbytes(spec: ModelSpec, decoder: Decoder, batch: int, is_captured: bool, dtype: torch.dtype) -> int:
+def overhead_nbytes(
+    spec: ModelSpec, decoder: Decoder, batch: int, is_captured: bool, dtype: torch.dtype, *, compiles: bool = False
+) -> int:
     """Return the bytes on a GPU for libraries, kernels, captured graphs, attention and the largest unpacked matrix.
 
     Args:
@@ -41,17 +44,19 @@ def overhead_nbytes(spec: ModelSpec, decoder: Decoder, batch: int, is_captured: 
         batch: number of sequences.
         is_captured: True if decode steps are CUDA graphs.
         dtype: compute dtype.
+        compiles: True if blocks of captured steps are compiled.
     """
-    graphs = graphs_nbytes(step_nodes(spec), 1 if batch == 1 else 2) if is_captured else 0
+    graphs = graphs_nbytes(step_nodes(spec, compiles=compiles), 1 if batch == 1 else 2) if is_captured else 0
     return LIBRARIES + graphs + split_sums_nbytes(spec, batch) + unpacked_nbytes(decoder, batch, dtype)
 
 
-def step_nodes(spec: ModelSpec) -> int:
-    """Return the most nodes that a captured decode step has: kernels and copies."""
+def step_nodes(spec: ModelSpec, *, compiles: bool = False) -> int:
+    """Return the most nodes that a captured decode step has: kernels and copies; `compiles` as above."""
     mixers = [block.attention for block in spec.blocks]
     delta_layers = sum(isinstance(mixer, DeltaSpec) for mixer in mixers)
     latent_layers = sum(isinstance(mixer, AttentionSpec) and mixer.latent is not None for mixer in mixers)
-    return len(mixers) * LAYER_NODES + delta_layers * DELTA_NODES + latent_layers * LATENT_NODES + STEP_NODES
+    of_layer = LAYER_NODES + (COMPILED_NODES if compiles else 0)
+    return len(mixers) * of_layer + delta_layers * DELTA_NODES + latent_layers * LATENT_NODES + STEP_NODES
 
 
 def graphs_nbytes(nodes: int, num_widths: int) -> int:

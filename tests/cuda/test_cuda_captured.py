@@ -43,6 +43,19 @@ def test_bf16_logits_differ_by_no_more_than_bf16_costs(name: str, tiny_model, lo
     assert error(captured, eager) < allowed
 
 
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_moe", "qwen3_5", "deepseek_v3"])
+def test_captured_steps_of_compiled_blocks_have_the_eager_logits(name: str, tiny_model, load_on) -> None:
+    tiny: TinyModel = tiny_model(name)
+    eager = load_on(tiny.folder, graph="eager")
+    captured = load_on(tiny.folder, "graph.blocks=compiled", graph="captured")
+    assert captured.stats["blocks"] == "compiled"
+    for batch in (1, 3):
+        rows = rows_of(tiny)[:batch]
+        found = step_logits(captured, rows, PROMPT)
+        assert largest_error(found, step_logits(eager, rows, PROMPT)) < FLOAT32
+    assert captured.runner.builder.captures.num_graphs > 0
+
+
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt_oss"])
 def test_dependent_launches_change_no_bit(name: str, tiny_model, load_on) -> None:
     tiny: TinyModel = tiny_model(name)

@@ -13,13 +13,14 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.tasks.measuring.random_batch import RandomBatch
 
 
+@pytest.mark.parametrize("blocks", ["auto", "compiled"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_captured_step_runs_the_kernels_that_it_ran(
-    name: str, batch: int, tiny_model, load_on, request: pytest.FixtureRequest
+    name: str, batch: int, blocks: str, tiny_model, load_on, request: pytest.FixtureRequest
 ) -> None:
     tiny: TinyModel = tiny_model(name)
-    engine = load_on(tiny.folder, graph="captured", dtype="bf16")
+    engine = load_on(tiny.folder, f"graph.blocks={blocks}", graph="captured", dtype="bf16")
     assert isinstance(engine.runner, ProgramRunner)
     work = RandomBatch(engine, batch, 20, 1, 1, seed=1)
     work.fill()
@@ -28,4 +29,5 @@ def test_a_captured_step_runs_the_kernels_that_it_ran(
     again = kernels_of(work.decode)
     assert drift(again, found) == "", "two steps run the same"
     key, label = key_of(torch.cuda.get_device_name(), torch.__version__), f"{name}, batch {batch}"
+    label += ", compiled" if blocks == "compiled" else ""
     compare_or_store(found, key, label, request.config.getoption("--kernel-lists"))

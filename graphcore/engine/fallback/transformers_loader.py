@@ -136,6 +136,7 @@ def check_settings(settings: Settings) -> None:
     """
     refused = (
         ("graph", settings.graph.kind, ("auto", "eager"), "transformers' classes run as they are, uncompiled"),
+        ("graph.blocks", settings.graph.blocks, ("auto",), "transformers' classes run as they are, uncompiled"),
         ("quant", settings.quant.format, (STORED,), "transformers' classes multiply dense weights"),
         ("quant.activations", settings.quant.activations, ("auto", "float"), "only packed weights round activations"),
         ("kv_dtype", settings.kv_dtype, ("auto",), "transformers' caches have the compute dtype"),
@@ -169,6 +170,7 @@ def fallback_runtime(settings: Settings, model: TransformersModel, notes: list[s
         dtype=dtype,
         kv_dtype=kv_types(dtype),
         graph="eager",
+        blocks="eager",
         prefill="eager",
         context_length=context_length,
         batch_size=1 if runs_whole else settings.batching.max_sequences,

@@ -138,7 +138,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
             stream = stream_weights(loader, moving, tier, runtime.device, streaming.pinned_memory, decoder)
         with ExitStack() as undo:
             undo.callback(stream.close)  # if there is no memory left for the caches
-            builder = _builder(parts, stream, compiled_dir, on_progress, self._ranks)
+            builder = _builder(settings, parts, stream, compiled_dir, on_progress, self._ranks)
             undo.pop_all()
         prompt_tokens = settings.batching.prompt_tokens(runtime.prefill_chunk, runtime.prompts_together)
         sizes = runtime.batch_size, runtime.chunks, prompt_tokens, runtime.draft_tokens
@@ -158,7 +158,12 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
 
 
 def _builder(
-    parts: PreparedDecoder, stream: WeightStream, compiled_dir: Path, on_progress: Progress, ranks: ProcessGroup | None
+    settings: Settings,
+    parts: PreparedDecoder,
+    stream: WeightStream,
+    compiled_dir: Path,
+    on_progress: Progress,
+    ranks: ProcessGroup | None,
 ) -> GraphBuilder:
     runtime, moving = parts.runtime, stream.moving
     caches = _caches(parts.decoder.spec, runtime, moving.plan.is_streaming)
@@ -182,7 +187,7 @@ def _builder(
         streamed=frozenset(moving.plan.groups.streamed),
         fetched=None if stream.experts is None else stream.experts.fetched,
         compiles=runtime.prefill == "compiled",
-        decode_kernels=_decode_kernels(runtime, caches),
+        decode_kernels=None if settings.graph.blocks == "compiled" else _decode_kernels(runtime, caches),
         uses_pdl=runtime.uses_pdl,
         hand_over=None if ranks is None or runtime.share is None else HandOver(runtime.share, ranks),
     )

@@ -93,6 +93,7 @@ class LoadedModel:
         hit_rate, captures = self.weight_stream.expert_hit_rate, runner.captures
         return {
             "graph": runtime.graph,
+            "blocks": runtime.blocks,
             "prefill": runtime.prefill,
             "dtype": str(runtime.dtype).removeprefix("torch."),
             "device": str(runtime.device),

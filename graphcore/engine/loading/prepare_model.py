@@ -22,6 +22,7 @@ from graphcore.engine.loading.runtime_config import (
     NO_HOME,
     ComputeTarget,
     RuntimeConfig,
+    choose_blocks,
     choose_context_length,
     choose_graph,
     choose_pdl,
@@ -33,7 +34,6 @@ from graphcore.engine.loading.runtime_config import (
 from graphcore.errors import ConfigError, UnsupportedError
 from graphcore.graph.compile import code_folder
 from graphcore.graph.cpu.native_decode import native_obstacle
-from graphcore.graph.gpu.kernel_obstacles import device_obstacle
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.nn.decoder import Decoder
@@ -68,7 +68,8 @@ def prepare_model(
         CheckpointError: names or shapes are wrong.
     """
     target = target or target_here(settings, model, on_progress)
-    graph, prefill, graph_note = choose_graph(settings.graph.kind, target.device, target.backend.has_kernels)
+    has_kernels = target.backend.has_kernels
+    graph, prefill, graph_note = choose_graph(settings.graph.kind, target.device, has_kernels, settings.graph.blocks)
     context_length = choose_context_length(settings, model.spec.context, advice_on_context(model.config.rope))
     kv_dtype = choose_kv_types(settings.kv_dtype, model, target.dtype, target.device)
     packing = packing_policy_of(settings, target)
@@ -79,9 +80,11 @@ def prepare_model(
         notes += filter(None, (*chosen, pdl_note))
     decoder, loader = match_model(model, target.dtype, packing)
     graph, prefill, decode_note = as_recorded(settings, target.device, decoder, graph, prefill)
+    batch_size = settings.batching.max_sequences
+    blocks, block_notes = choose_blocks(settings.graph.blocks, graph, target.device, decoder, batch_size)
     speculation, draft_tokens, note = choose_speculation(settings, target.device, graph)
     notes += filter(None, (source_note, *notes_on_unread(model, loader), decode_note, note))
-    how = target.device, target.dtype, kv_dtype, graph, prefill, context_length
+    how = target.device, target.dtype, kv_dtype, graph, blocks, prefill, context_length
     runtime = RuntimeConfig(
         *how,
         cache_tokens=settings.batching.cache_tokens,
@@ -89,13 +92,13 @@ def prepare_model(
         speculation=speculation,
         draft_tokens=draft_tokens,
         draft_format=settings.speculation.draft_format or DRAFT_FORMAT,
-        batch_size=settings.batching.max_sequences,
+        batch_size=batch_size,
         prefill_chunk=min(settings.prefill_chunk, context_length),
         packing=packing,
         uses_pdl=uses_pdl,
         is_batch_invariant=prefill == "eager" and target.device.type == "cpu" and decoder.is_batch_invariant,
     )
-    notes += notes_on_kernels(settings, runtime, decoder, loader)
+    notes += (*block_notes, *notes_on_kernels(settings, runtime, decoder, loader))
     return PreparedDecoder(runtime, notes, loader, decoder, draft_of(runtime, decoder, loader))
 
 
@@ -131,6 +134,8 @@ def as_recorded(
         return graph, prefill, ""
     if settings.graph.kind == "captured":
         raise ConfigError(f"graph=captured is not possible: {obstacle}; use graph=auto")
+    if settings.graph.blocks == "kernels":
+        raise ConfigError(f"graph.blocks=kernels is not possible: {obstacle}; use graph.blocks=auto")
     runs = "eager" if find_cpp_compiler() is None else "compiled"
     return runs, runs, f"decode runs {runs}: {obstacle}"
 
@@ -154,8 +159,6 @@ def notes_on_unread(model: Model, loader: Loader) -> Sequence[str]:
 
 def notes_on_kernels(settings: Settings, runtime: RuntimeConfig, decoder: Decoder, loader: Loader) -> Iterator[str]:
     """Yield notes on what no kernel computes, and on settings of packed weights that have no effect."""
-    if runtime.graph == "captured" and runtime.device.type == "cuda":
-        yield from notes_on_decode(decoder, runtime.batch_size)
     packed = len({one.name for one in loader.sources.values() if is_stored_packed(loader.checkpoint, one)})
     if packed and runtime.device.type == "cpu" and not runtime.backend.has_kernels:
         yield note_on_unpacking(decoder)
@@ -164,12 +167,6 @@ def notes_on_kernels(settings: Settings, runtime: RuntimeConfig, decoder: Decode
         yield f"quant={asked} packs dense weights: the checkpoint's {packed} packed tensors stay as they are"
     if settings.quant.activations == "int8" and not rounds_activations(decoder):
         yield "quant.activations=int8 has no effect: dtype=fp32, or no matrix that the kernels multiply packed"
-
-
-def notes_on_decode(decoder: Decoder, batch_size: int) -> Sequence[str]:
-    """Return a note if decode steps on a GPU run compiled blocks in place of decode kernels."""
-    obstacle = device_obstacle(decoder, 1) or device_obstacle(decoder, batch_size)
-    return () if obstacle is None else (f"decode runs compiled blocks: {obstacle}",)
 
 
 def note_on_unpacking(decoder: Decoder) -> str:

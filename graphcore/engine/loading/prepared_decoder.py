@@ -131,11 +131,16 @@ class PreparedDecoder(PreparedModel):
             buffer_nbytes=lambda job_nbytes: 0 if is_gpu else self.read_nbytes(tier, job_nbytes),
             least_job_nbytes=CONVERSION_NBYTES if is_gpu else self._least_job_nbytes,
             loading_nbytes=max(loading_nbytes(self.loader, one, is_on_cpu=not is_gpu) for one in self._decoders),
-            overhead_nbytes=overhead_nbytes(spec, self.decoder, batch, runtime.graph == "captured", runtime.dtype)
-            if is_gpu
-            else 0,
+            overhead_nbytes=self._overhead_nbytes() if is_gpu else 0,
             program_nbytes=self._programs(settings.streaming),
         )
+
+    def _overhead_nbytes(self) -> int:
+        """Return the bytes on a GPU for libraries and captured graphs."""
+        runtime, decoder = self.runtime, self.decoder
+        compiles = runtime.blocks != "kernels"
+        is_captured = runtime.graph == "captured"
+        return overhead_nbytes(decoder.spec, decoder, runtime.batch_size, is_captured, runtime.dtype, compiles=compiles)
 
     @property
     def _decoders(self) -> Sequence[Decoder]:

@@ -9,6 +9,7 @@ from graphcore.config.settings import Settings
 from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_dtype
 from graphcore.engine.loading.open_model import OpenedModel
 from graphcore.errors import ConfigError
+from graphcore.graph.gpu.kernel_obstacles import block_obstacle, device_obstacle
 from graphcore.kernels.backend import Backend, NativeBackend, find_backend
 from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
 from graphcore.kernels.cpu.library import can_have_kernels
@@ -17,6 +18,7 @@ from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.chunks import Chunks
 from graphcore.kvcache.sizes import CacheSizes
+from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import ModelSpec, RecurrentSpec
 from graphcore.parallel.share import Share
 from graphcore.planning.machine import free_device_nbytes
@@ -37,6 +39,7 @@ class RuntimeConfig:
     Attributes:
         kv_dtype: storage types of keys and values.
         graph: how decode steps run: "captured", "compiled" or "eager".
+        blocks: what the blocks of decode steps are: "kernels", "compiled" or "eager"; "mixed" if kernels support some.
         prefill: how everything else runs, prompts and decode steps that are not captured: "compiled" or "eager".
         context_length: most tokens of KV cache of one sequence.
         cache_tokens: tokens of KV cache that all sequences share; None follows from the context length.
@@ -56,6 +59,7 @@ class RuntimeConfig:
     dtype: torch.dtype
     kv_dtype: KVTypes
     graph: str
+    blocks: str
     prefill: str
     context_length: int
     batch_size: int
@@ -222,13 +226,14 @@ def refuse_graph(settings: Settings) -> None:
     Raises:
         ConfigError: the graph kind cannot run here.
     """
-    if settings.graph.kind in ("captured", "compiled"):
+    kind, blocks = settings.graph.kind, settings.graph.blocks
+    if kind in ("captured", "compiled") or blocks != "auto":
         device = resolve_device(settings.device)
         has_kernels = register() if device.type == "cuda" else can_have_kernels()
-        choose_graph(settings.graph.kind, device, has_kernels)
+        choose_graph(kind, device, has_kernels, blocks)
 
 
-def choose_graph(kind: str, device: torch.device, has_kernels: bool) -> tuple[str, str, str]:
+def choose_graph(kind: str, device: torch.device, has_kernels: bool, blocks: str = "auto") -> tuple[str, str, str]:
     """Return how decode steps run, how everything else runs, and a note if that is slower than what was asked for.
 
     On the CPU "auto" compiles nothing: a decode step is native programs, and a compiled prefill is at most a quarter
@@ -236,12 +241,22 @@ def choose_graph(kind: str, device: torch.device, has_kernels: bool) -> tuple[st
 
     Args:
         has_kernels: True where graphcore's own kernels can run: C++ on the CPU, Triton on a GPU.
+        blocks: what the blocks of decode steps are to be: "auto", "kernels" or "compiled".
 
     Raises:
-        ConfigError: the settings name a kind that cannot run here.
+        ConfigError: the settings name a kind, or blocks, that cannot run here.
     """
     if device.type == "cuda":
-        return _choose_gpu_graph(kind, has_kernels)
+        return _choose_gpu_graph("captured" if kind == "auto" and blocks != "auto" else kind, has_kernels)
+    if blocks == "compiled" and kind == "captured":
+        raise ConfigError(
+            f"graph.blocks=compiled is not possible with graph=captured on {device}: a captured step is a native "
+            "program there, whose instructions are graphcore's own kernels; use graph=compiled"
+        )
+    if blocks == "compiled":
+        kind = "compiled"
+    if blocks == "kernels" and not has_kernels:
+        kind = "captured"
     if kind == "eager":
         return "eager", "eager", ""
     if kind == "captured" and not has_kernels:
@@ -271,6 +286,33 @@ def _choose_gpu_graph(kind: str, has_triton: bool) -> tuple[str, str, str]:
         raise ConfigError(f"graph={kind} on a GPU needs Triton, which is not installed; install triton, or graph=eager")
     slow = "attention masks the whole cache, and packed weights are unpacked for each use"
     return "eager", "eager", f"Triton is not installed: blocks run eager, {slow}; install triton"
+
+
+def choose_blocks(
+    asked: str, graph: str, device: torch.device, decoder: Decoder, batch_size: int
+) -> tuple[str, Sequence[str]]:
+    """Return what the blocks of decode steps are, and a note if "auto" runs a GPU's blocks compiled.
+
+    Args:
+        asked: "auto", "kernels" or "compiled".
+        graph: how decode steps run.
+
+    Raises:
+        ConfigError: kernels are asked for, and cannot run all blocks.
+    """
+    if graph != "captured":
+        return graph, ()
+    if device.type == "cpu":
+        return "kernels", ()
+    if asked == "compiled":
+        return "compiled", ()
+    obstacle = device_obstacle(decoder, 1) or device_obstacle(decoder, batch_size)
+    if obstacle is None:
+        return "kernels", ()
+    if asked == "kernels":
+        raise ConfigError(f"graph.blocks=kernels is not possible: {obstacle}; use graph.blocks=auto or compiled")
+    supported = any(block_obstacle(block, batch_size) is None for _, block in decoder.blocks())
+    return "mixed" if supported else "compiled", (f"decode runs compiled blocks: {obstacle}",)
 
 
 def choose_pdl(setting: str, graph: str, device: torch.device) -> tuple[bool, str]:
@@ -306,5 +348,8 @@ def note_on_chunks(runtime: RuntimeConfig, spec: ModelSpec) -> Sequence[str]:
 def describe_runtime(runtime: RuntimeConfig, settings: Settings) -> Sequence[str]:
     """Return the runtime configuration in short words, for one line of output."""
     dtype = DTYPE_NAMES[runtime.dtype]
-    graphs = (f"graph={runtime.graph}", *([f"prefill={runtime.prefill}"] if runtime.prefill != runtime.graph else []))
+    has_choice = runtime.graph == "captured" and runtime.device.type == "cuda"
+    blocks = [f"blocks={runtime.blocks}"] if has_choice else []
+    prefill = [f"prefill={runtime.prefill}"] if runtime.prefill != runtime.graph else []
+    graphs = f"graph={runtime.graph}", *blocks, *prefill
     return (str(runtime.device), dtype, *graphs, f"streaming={settings.streaming.policy}")

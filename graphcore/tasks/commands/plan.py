@@ -344,7 +344,7 @@ def _what_ran(settings: Settings, config: ModelConfig, runtime: RuntimeConfig, n
         "device": str(runtime.device),
         "dtype": str(runtime.dtype).removeprefix("torch."),
         "kv_dtype": str(runtime.kv_dtype),
-        "graph": {"kind": runtime.graph, "prefill": runtime.prefill},
+        "graph": {"kind": runtime.graph, "blocks": runtime.blocks, "prefill": runtime.prefill},
         "context_length": runtime.context_length,
         "threads": torch.get_num_threads(),
         "notes": [*filter(None, notes)],

@@ -35,6 +35,7 @@ def ran_record(engine: Engine, notes: Sequence[str] = ()) -> Record:
         "quant": quant_record(engine),
         "graph": {
             "kind": stats["graph"],
+            "blocks": stats["blocks"],
             "prefill": stats["prefill"],
             "compiled": stats["compiled_graphs"],
             "captured": stats.get("captured_graphs"),

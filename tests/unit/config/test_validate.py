@@ -37,6 +37,12 @@ REFUSED = [
     ("prompt=a prompt_file=b", "prompt and prompt_file are both given"),
     ("stop=['']", "stop holds an empty string"),
     ("quant.format=q5", "quant.format=q5 is not one of stored, q4_0"),
+    ("graph.blocks=inductor", "graph.blocks=inductor is not one of auto, kernels, compiled"),
+    (
+        "graph=compiled graph.blocks=kernels",
+        "graph.blocks=kernels contradicts graph=compiled, whose blocks",
+    ),
+    ("graph=eager graph.blocks=compiled", "graph.blocks=compiled contradicts graph=eager, whose blocks are eager"),
     ("dependent_launches=yes", "dependent_launches=yes is not one of auto, on, off"),
     ("model.fallback=vllm", "model.fallback=vllm is not one of null, transformers"),
     ("model.fallback=transformers model.attention=flash", "model.attention=flash is not one of auto, eager, sdpa"),
@@ -44,6 +50,8 @@ REFUSED = [
     ("quant.activations=int4", "quant.activations=int4 is not one of auto, float, int8"),
 ]
 ALLOWED = [
+    "graph=compiled graph.blocks=compiled",
+    "graph.blocks=kernels",
     "max_new_tokens=1 batch_size=1 context_length=1 prefill_chunk=2 threads=1 seed=0",
     "seed=9223372036854775807",
     "speculation=lookup speculation.num_speculative_tokens=127",

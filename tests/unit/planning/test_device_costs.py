@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.prepare_model import match_model, prepare_model
 from graphcore.kvcache.sizes import CacheSizes, cache_nbytes
 from graphcore.planning.gpu_overhead import (
+    COMPILED_NODES,
     DELTA_NODES,
     LATENT_NODES,
     LAYER_NODES,
@@ -48,6 +50,21 @@ def test_no_architecture_has_more_nodes_than_are_counted() -> None:
         latent = LATENT_NODES if "project_heads" in kernels["layer"] else 0
         assert len(kernels["layer"]) + 3 + bool(delta) <= LAYER_NODES + delta + latent  # the delta rule is two launches
         assert 16 * len(kernels["head"]) <= STEP_NODES  # in up to 16 parts
+
+
+def test_no_compiled_block_has_more_nodes_than_are_counted() -> None:
+    """What Inductor launches for a layer; custom ops are up to four kernels, and three copies stand at a cut."""
+    files = [*(Path(__file__).parents[2] / "golden" / "graphs").glob("torch-*/cuda/*.txt")]
+    most = 0
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        for kind in set(re.findall(r"^(block\d+)_decode_1:", text, re.MULTILINE)):
+            parts = re.findall(rf"^{kind}(?:_experts)?_decode_1: \d+ launches.*?(?=^\S|\Z)", text, re.M | re.S)
+            launches = [one for part in parts for one in re.findall(r"^  launch (\S+)", part, re.MULTILINE)]
+            ops = sum(one.startswith("graphcore.") for one in launches) + len(parts) - 1  # and that of the experts
+            most = max(most, len(launches) + len(parts) - 1 + 3 * ops + 3)
+    assert len(files) > 30
+    assert LAYER_NODES < most <= LAYER_NODES + COMPILED_NODES
 
 
 @pytest.mark.parametrize(
@@ -97,6 +114,8 @@ def test_an_eight_billion_llama_takes_some_hundred_megabytes(tmp_path: Path) -> 
     captured = overhead_nbytes(model.spec, decoder, 1, True, torch.bfloat16)
     assert captured == eager + graphs_nbytes(step_nodes(model.spec), 1)
     assert 200 * MIB < captured < 512 * MIB
+    compiled = overhead_nbytes(model.spec, decoder, 1, True, torch.bfloat16, compiles=True)
+    assert compiled == captured + 3 * len(model.spec.blocks) * COMPILED_NODES * NODE_NBYTES
     attention = model.spec.blocks[0].attention
     group = attention.heads // attention.kv_heads
     assert split_sums_nbytes(model.spec, 1) == 160 * 128 * (attention.head_dim + 2) * 4

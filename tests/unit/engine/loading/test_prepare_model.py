@@ -9,7 +9,9 @@ from support.packed_matrices import native_kernels
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.decoder_loader import DecoderLoader
 from graphcore.engine.loading.open_model import open_model
-from graphcore.engine.loading.prepare_model import notes_on_decode, prepare_model
+from graphcore.engine.loading.prepare_model import prepare_model
+from graphcore.engine.loading.runtime_config import choose_blocks
+from graphcore.errors import ConfigError
 from graphcore.kvcache.chunks import Chunks
 from graphcore.nn.attention import Attention
 from graphcore.nn.decoder import Decoder
@@ -19,26 +21,47 @@ from graphcore.parallel.process_group import ProcessGroup
 from graphcore.progress import ignore_progress
 
 NORM = NormSpec("rms", 1e-5)
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def decoder_of(head_dim: int) -> Decoder:
-    block = BlockSpec(32, NORM, AttentionSpec(2, 2, head_dim, 1.0), MLPSpec(32, "silu"))
+def decoder_of(*head_dims: int) -> Decoder:
+    blocks = [BlockSpec(32, NORM, AttentionSpec(2, 2, width, 1.0), MLPSpec(32, "silu")) for width in head_dims]
     with torch.device("meta"):
-        return Decoder(ModelSpec(32, 40, (block, block), NORM, context=64), torch.bfloat16)
+        return Decoder(ModelSpec(32, 40, tuple(blocks), NORM, context=64), torch.bfloat16)
 
 
 def test_nothing_is_said_where_all_layers_run_on_the_kernels() -> None:
-    assert notes_on_decode(decoder_of(16), batch_size=8) == ()
+    for asked in ("auto", "kernels"):
+        assert choose_blocks(asked, "captured", CUDA, decoder_of(16, 16), 8) == ("kernels", ())
 
 
-def test_the_first_obstacle_is_said() -> None:
-    (note,) = notes_on_decode(decoder_of(15), batch_size=1)
-    assert note.startswith("decode runs compiled blocks: layer 0: heads of 15 ")
+@pytest.mark.parametrize(
+    ("decoder", "batch_size", "blocks", "obstacle"),
+    [
+        (decoder_of(15, 15), 1, "compiled", "layer 0: heads of 15 "),
+        (decoder_of(16, 15), 1, "mixed", "layer 1: heads of 15 "),
+        (decoder_of(16, 16), 9, "compiled", "layer 0: batches of more than 8 "),
+    ],
+)
+def test_the_first_obstacle_is_said_and_refuses_kernels_that_were_asked_for(
+    decoder: Decoder, batch_size: int, blocks: str, obstacle: str
+) -> None:
+    found, (note,) = choose_blocks("auto", "captured", CUDA, decoder, batch_size)
+    assert found == blocks
+    assert note.startswith(f"decode runs compiled blocks: {obstacle}")
+    with pytest.raises(ConfigError, match=rf"^graph.blocks=kernels is not possible: {obstacle}.*use graph.blocks=auto"):
+        choose_blocks("kernels", "captured", CUDA, decoder, batch_size)
 
 
-def test_wide_batches_are_said_to_run_compiled() -> None:
-    (note,) = notes_on_decode(decoder_of(16), batch_size=9)
-    assert "batches of more than 8" in note
+def test_compiled_blocks_are_captured_at_any_batch_without_a_word() -> None:
+    for batch_size in (1, 8, 9):
+        assert choose_blocks("compiled", "captured", CUDA, decoder_of(16), batch_size) == ("compiled", ())
+
+
+def test_a_native_program_has_kernels_and_other_steps_have_what_they_run() -> None:
+    assert choose_blocks("auto", "captured", CPU, decoder_of(15), 1) == ("kernels", ())
+    for graph in ("compiled", "eager"):
+        assert choose_blocks("auto", graph, CUDA, decoder_of(16), 1) == (graph, ())
 
 
 class OneOfTwoRanks:

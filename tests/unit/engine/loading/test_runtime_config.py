@@ -20,6 +20,7 @@ from graphcore.engine.loading.runtime_config import (
     choose_graph,
     choose_pdl,
     choose_rounding,
+    describe_runtime,
     refuse_graph,
 )
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
@@ -93,6 +94,60 @@ def test_the_graph_kind_is_the_best_that_works(
 ) -> None:
     on_machine(monkeypatch, compiler)
     assert choose_graph(kind, device, has_kernels) == (*expected, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocks", "device", "expected"),
+    [
+        ("auto", "kernels", CPU, ("captured", "eager")),
+        ("captured", "kernels", CPU, ("captured", "compiled")),
+        ("auto", "compiled", CPU, ("compiled", "compiled")),  # nothing that is captured there has compiled blocks
+        ("compiled", "compiled", CPU, ("compiled", "compiled")),
+        ("auto", "kernels", CUDA, ("captured", "compiled")),
+        ("auto", "compiled", CUDA, ("captured", "compiled")),
+        ("captured", "compiled", CUDA, ("captured", "compiled")),
+    ],
+)
+def test_what_runs_has_the_blocks_that_were_asked_for(
+    kind: str, blocks: str, device: torch.device, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_machine(monkeypatch, "g++")
+    assert choose_graph(kind, device, True, blocks) == (*expected, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocks", "device", "said"),
+    [
+        (
+            "captured",
+            "compiled",
+            CPU,
+            "graph.blocks=compiled is not possible with graph=captured on cpu.*graph=compiled",
+        ),
+        ("auto", "kernels", CPU, "graph=captured needs a CUDA device, or a C"),
+        ("auto", "kernels", CUDA, "graph=captured on a GPU needs Triton"),
+        ("auto", "compiled", CUDA, "graph=captured on a GPU needs Triton"),
+    ],
+)
+def test_blocks_that_cannot_run_are_refused_with_what_to_do(
+    kind: str, blocks: str, device: torch.device, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_machine(monkeypatch, None)
+    with pytest.raises(ConfigError, match=said):
+        choose_graph(kind, device, False, blocks)
+
+
+def test_the_first_line_says_what_a_gpus_steps_consist_of_where_there_is_a_choice() -> None:
+    settings = compose_settings(["device=cpu", "graph=eager"])
+    here = prepare_model(settings, model()).runtime
+    assert describe_runtime(here, settings) == ("cpu", "bf16", "graph=eager", "streaming=off")
+    there = replace(here, device=CUDA, graph="captured", blocks="mixed", prefill="compiled")
+    assert describe_runtime(there, settings)[2:5] == ("graph=captured", "blocks=mixed", "prefill=compiled")
+
+
+def test_compiled_blocks_in_a_native_program_are_refused_before_anything_is_fetched() -> None:
+    with pytest.raises(ConfigError, match="use graph=compiled"):
+        refuse_graph(compose_settings(["device=cpu", "graph=captured", "graph.blocks=compiled"]))
 
 
 @pytest.mark.parametrize("setting", ["auto", "on", "off"])

@@ -46,7 +46,7 @@ def test_what_ran_is_recorded(run_task: RunTask) -> None:
     record = run_task(LLAMA, f"prompt_ids={IDS}", "max_new_tokens=2", "dtype=bf16", "context_length=64").record
     assert (record["dtype"], record["kv_dtype"]) == ("bfloat16", "bfloat16")
     no_graphs = {"captured": None, "captured_bytes": None, "capture_seconds": None}
-    assert record["graph"] == {"kind": "eager", "prefill": "eager", "compiled": 0, **no_graphs}
+    assert record["graph"] == {"kind": "eager", "blocks": "eager", "prefill": "eager", "compiled": 0, **no_graphs}
     assert (record["context_length"], record["device"], record["threads"]) == (64, "cpu", torch.get_num_threads())
     # 4 pages and one that is nobody's, of 16 positions x 2 layers x keys and values x 2 kv heads x 32 elements x 2
     # bytes, and a table of 4 bytes for each page of a sequence
