@@ -50,6 +50,19 @@ def bitnet(bench: Bench) -> None:
         bench.log.add(row.aim("500 tokens/s or 50 % of copy", is_met))
 
 
+def graphs(bench: Bench) -> None:
+    """What captured steps consist of, and how prompts run, each against what it is chosen instead of."""
+    sizes = bench.sizes
+    room = f"context_length={sizes.long_prompt + sizes.new}"
+    for format_name in ("bf16", "q4_k"):
+        for blocks in ("kernels", "compiled"):
+            with bench.engine("llama3_8b", f"random:{format_name}", room, f"graph.blocks={blocks}") as loaded:
+                decode_row(bench, loaded, f"Llama-3.1-8B {format_name} decode, graph.blocks={blocks}", None)
+        for prefill in ("compiled", "captured"):
+            with bench.engine("llama3_8b", f"random:{format_name}", room, f"graph.prefill={prefill}") as loaded:
+                prefill_row(bench, loaded, f"Llama-3.1-8B {format_name} prefill, graph.prefill={prefill}", None)
+
+
 def room_of(bench: Bench) -> str:
     """Return the context that a decode measurement needs."""
     return f"context_length={bench.sizes.prompt + bench.sizes.new + 8}"

@@ -37,6 +37,13 @@ ALL = (
     Part("stream_8b", "streaming:llama", 105, "8B bf16, streaming=on and auto, against resident to the bit"),
     Part("decode_bitnet", "decode:bitnet", 45, "BitNet 2B-4T shape, i2_s: decode"),
     Part("decode_8b_q8_0", "decode:llama_q8_0", 45, "the same shape in q8_0: decode"),
+    Part(
+        "graphs",
+        "decode:graphs",
+        150,
+        "8B: captured kernels against compiled blocks, prompts as CUDA graphs or not",
+        needs_gpu=True,
+    ),
     Part("ncu", "tools:ncu", 60, "six kernels under ncu: throughput, issue, registers, occupancy", needs_gpu=True),
     Part("fenced_70b_q4_k", "fenced:llama_q4_k", 150, "70B q4_k under 14 GiB of device memory"),
     Part("peers_8b", "peers:llama", 190, "transformers and gpt-fast's loop, compiled, in alternating runs"),
@@ -72,6 +79,16 @@ CALLS = {
     6: ("test_budgets", "context_128k", "ncu", "sanitizer"),
 }
 EXTRA = (  # in no call: run by --parts, or without it
-    *("machine", "experts", "fenced_70b_i2_s", "overlap", "start", "slowdown_7b_13b", "slowdown_30b", "slowdown_70b"),
+    *(
+        "machine",
+        "graphs",
+        "experts",
+        "fenced_70b_i2_s",
+        "overlap",
+        "start",
+        "slowdown_7b_13b",
+        "slowdown_30b",
+        "slowdown_70b",
+    ),
     "peers_gpt_oss",
 )

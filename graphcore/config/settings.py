@@ -137,6 +137,7 @@ class GraphSettings:
 
     kind: str = MISSING
     blocks: str = MISSING
+    prefill: str = MISSING
 
 
 @dataclass

@@ -82,6 +82,7 @@ def _check_choices(settings: Settings) -> None:
         ("dtype.name", settings.dtype.name, DTYPES),
         ("graph.kind", settings.graph.kind, ("auto", "captured", "compiled", "eager")),
         ("graph.blocks", settings.graph.blocks, ("auto", "kernels", "compiled")),
+        ("graph.prefill", settings.graph.prefill, ("auto", "captured", "compiled", "eager")),
         ("model.fallback", settings.model.fallback, (None, "transformers")),
         ("model.attention", settings.model.attention, ("auto", "eager", "sdpa", "flash_attention_2")),
         ("speculation.kind", settings.speculation.kind, ("off", "auto", "lookup", "self")),
@@ -94,12 +95,13 @@ def _check_choices(settings: Settings) -> None:
     for key, value, allowed in choices:
         if value not in allowed:
             raise unknown_choice(key, value, [word or "null" for word in allowed])
-    kind, blocks = settings.graph.kind, settings.graph.blocks
-    if blocks not in ("auto", kind) and kind in ("compiled", "eager"):
-        raise ConfigError(
-            f"graph.blocks={blocks} contradicts graph={kind}, whose blocks are {kind}; leave it out, or use "
-            "graph=captured"
-        )
+    kind = settings.graph.kind
+    for key, value in (("blocks", settings.graph.blocks), ("prefill", settings.graph.prefill)):
+        if value not in ("auto", kind) and kind in ("compiled", "eager"):
+            raise ConfigError(
+                f"graph.{key}={value} contradicts graph={kind}, whose blocks are {kind}; leave it out, or use "
+                "graph=captured"
+            )
     if settings.model.attention != "auto" and settings.model.fallback is None:
         raise ConfigError(
             f"model.attention={settings.model.attention} has no effect on graphcore's own architectures; leave it out, "
@@ -195,6 +197,7 @@ def _check_parallel(settings: Settings) -> None:
     refused = {
         f"task={task}": task not in RING_TASKS,
         f"model.fallback={settings.model.fallback}": settings.model.fallback is not None,
+        "graph.prefill=captured": settings.graph.prefill == "captured",
         "trace=true": settings.trace,
     }
     asked = next((name for name, is_asked in refused.items() if is_asked), None)

@@ -48,7 +48,7 @@ def fingerprint_of(loaded: LoadedModel, runner: ProgramRunner, on_progress: Prog
         "quant.activations": settings.quant.activations,
         "prefill_chunk": str(runtime.prefill_chunk),
         PAGE: ",".join(map(str, sorted(sizes))),
-        "graph": "eager" if runtime.prefill == "eager" else "compiled",
+        "graph": runtime.prefill,
         "device": torch.cuda.get_device_name(runtime.device) if is_gpu else f"{runtime.device.type} {cpu_name()}",
         "kernels": runtime.backend.kernels_name,
         **({} if is_gpu else {PRODUCTS: products_of(runtime)}),

@@ -86,7 +86,7 @@ class ProgramRunner(ModelRunner):
 
     @property
     def captures(self) -> Captures | None:
-        """The captured CUDA graphs of decode steps; None where there are none."""
+        """The captured CUDA graphs; None where there are none."""
         return self.builder.captures if self.builder.captures_graphs else None
 
     def width(self, num_sequences: int) -> int:
@@ -177,7 +177,8 @@ class ProgramRunner(ModelRunner):
         Raises:
             StoppedError: the pass was aborted; the caches hold a part of its tokens.
         """
-        programs = [self._program_of(chunk) for chunk in chunks]
+        is_observed = instrument is not not_instrumented
+        programs = [self._program_of(chunk, is_observed) for chunk in chunks]
         # Logits are needed only where a row ends, and the head may have to be read from a disk.
         needs_head = bool(decodes) or not with_head or any(chunk.is_last for chunk in chunks)
         self.policy.skip([] if needs_head else [step.group for program in programs for step in program.heads])
@@ -399,9 +400,9 @@ class ProgramRunner(ModelRunner):
             self.pages.free(row)  # the row may share some
         return self.pages.reserve(row, begin, end)
 
-    def _program_of(self, chunk: RowChunk) -> Program:
-        """Return the program of a chunk, which is never captured, with its inputs."""
-        program = self.programs.of_row("token" if len(chunk.ids) == 1 else "prefill", chunk.row)
+    def _program_of(self, chunk: RowChunk, is_observed: bool) -> Program:
+        """Return the program of a chunk with its inputs. Args: is_observed: the same as in `Programs.chunk`."""
+        program = self.programs.chunk(len(chunk.ids), chunk.row, is_observed)
         program.state.put_rows([chunk.ids], [chunk.start])
         return program
 

@@ -1,6 +1,6 @@
 """The programs that an engine's sequences run on, built and compiled at their first use.
 
-    a chunk of a prompt     a program of one row of the caches
+    a chunk of a prompt     a program of one row of the caches, or CUDA graphs that all rows share
     a decode step           native programs of up to 16 rows each, or one program of all rows, or one of each row
 
 Legend: B batch.
@@ -85,6 +85,20 @@ class Programs:
             }
             self._of_row[key] = build[phase]()
         return self._of_row[key]
+
+    def chunk(self, tokens: int, cache_row: int, is_observed: bool = False) -> Program:
+        """Return the program of a chunk of one sequence, built and compiled at its first use.
+
+        Args:
+            tokens: tokens of the chunk.
+            is_observed: True if the caller looks between the steps, which a captured program does not have.
+        """
+        if tokens == 1:
+            return self.of_row("token", cache_row)
+        program = self.of_row("prefill", cache_row)
+        if is_observed or tokens > self._builder.captured_chunk:
+            return program
+        return self._builder.captured_prefill(program, tokens)
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -192,7 +206,7 @@ class Programs:
         Args:
             params: sampling parameters that will be used.
         """
-        self.of_row("prefill", 0)
+        whole = self.chunk(max(2, self._builder.captured_chunk), 0)
         if not self._builder.captures_graphs:
             self.step(dict.fromkeys(range(num_sequences), ([0], 0)))
             return
@@ -201,7 +215,7 @@ class Programs:
             program = self.sampling_program([params])
         else:  # rank 0's host samples
             program = self.of_width("decode", self._batch_size)
-        for step in captured_steps(program.steps):
+        for step in captured_steps([*program.steps, *whole.steps]):
             step.prepare()
 
     def clear(self) -> None:

@@ -16,8 +16,9 @@ from graphcore.graph.block_compiler import WARMUP_TOKENS, BlockCompiler
 from graphcore.graph.block_functions import BlockFunctions
 from graphcore.graph.block_parts import BlockParts, part_steps, trace_parts
 from graphcore.graph.cpu.native_decode import Recorder
-from graphcore.graph.gpu.capture import Captures, captured
-from graphcore.graph.gpu.partition import BoundaryBuffers
+from graphcore.graph.gpu.capture import Captures, captured, captured_piece
+from graphcore.graph.gpu.chunk_graphs import ChunkBuffers, ChunkStep, RowCaches, chunk_sizes
+from graphcore.graph.gpu.partition import BoundaryBuffers, cut
 from graphcore.graph.gpu.sampling import SamplingRows, choose_step
 from graphcore.graph.hand_over import (
     HandedStep,
@@ -64,6 +65,7 @@ class GraphBuilder:
         functions: functions that run blocks and heads.
         hand_over: this rank's share of the layers, which `layer_groups` has, and its process group; None if one process
             has all layers.
+        captured_chunk: most tokens of a chunk of a prompt that runs as CUDA graphs; 0 if none does.
 
     Args:
         on_compile: function called with the name of each function before it is compiled.
@@ -89,6 +91,7 @@ class GraphBuilder:
     decode_kernels: InitVar[DecodeKernels | None] = None
     uses_pdl: InitVar[bool] = False
     hand_over: HandOver | None = None
+    captured_chunk: int = 0
     tables: tuple[Tensor, ...] = field(init=False)
     captures: Captures = field(init=False)
     functions: BlockFunctions = field(init=False)
@@ -96,6 +99,7 @@ class GraphBuilder:
         init=False, default_factory=dict
     )
     _rows: dict[int, SamplingRows] = field(init=False, default_factory=dict)
+    _chunk_graphs: dict[int, tuple[ChunkBuffers, Sequence[Step]]] = field(init=False, default_factory=dict)
     _operations: dict[BlockSpec | None, Traced] = field(init=False, default_factory=dict)
 
     def __post_init__(
@@ -217,6 +221,38 @@ class GraphBuilder:
         """
         return self._program(batch, "prefill", first)
 
+    def captured_prefill(self, program: Program, tokens: int) -> Program:
+        """Return a prefill program of one sequence for a chunk of `tokens` tokens, as graphs that all sequences share.
+
+        Args:
+            program: the sequence's own program, whose state and head it takes.
+        """
+        assert 1 < tokens <= self.captured_chunk, f"a captured chunk of {tokens} tokens"
+        size = next(size for size in chunk_sizes(self.captured_chunk) if size >= tokens)
+        if size not in self._chunk_graphs:
+            self._chunk_graphs[size] = self._captured_chunk(size)
+        buffers, captured = self._chunk_graphs[size]
+        steps = [
+            ChunkStep(step.group, program.state, step, buffers, is_first=number == 0)
+            for number, step in enumerate(captured)
+        ]
+        return Program(program.state, [*steps, *program.heads])
+
+    def _captured_chunk(self, tokens: int) -> tuple[ChunkBuffers, Sequence[Step]]:
+        """Return the graphs of chunks of `tokens` tokens up to the last block, and their buffers."""
+        assert self.hand_over is None, "chunks on a ring are not captured"
+        state = StepState.empty(1, tokens, self.device)
+        row = RowCaches.of(self.caches, state)
+        steps = list[Step]()
+        for step in self._program(1, "prefill", state=state).without_head().steps:
+            if isinstance(step, BlocksStep):
+                step = replace(step, blocks=[row.bound(one) for one in step.blocks])
+            steps.append(step)
+        boundary = BoundaryBuffers.allocate(1, self.decoder.spec, self.tables, self.device, tokens)
+        pieces = cut(steps, self.streamed)
+        ready = [captured_piece(piece, state, boundary, self.captures, boundary.tensors) for piece in pieces]
+        return ChunkBuffers(state, row, boundary), ready
+
     def score(self, batch: int, is_one_token: bool) -> Program:
         """Return the program that turns its state's hidden states [B, T, D] into logits after each token, [B, T, V].
 
@@ -228,7 +264,9 @@ class GraphBuilder:
         return Program(state, self._head_steps(state, tokens, takes_all=True))
 
     def _program(self, batch: int, phase: str, first: int = 0, state: StepState | None = None) -> Program:
-        state = self._state(batch) if state is None else state
+        if state is None:
+            state = self._state(batch)
+            state.sequences.add_(first)
         ropes = self.decoder.rope_index()
         memory = self.functions.fusion_memory(batch, phase)
         steps: list[Step] = [first_step(self.decoder, state, self.tables)]

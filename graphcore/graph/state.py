@@ -28,8 +28,8 @@ class StepState:
         span: positions of the tokens in their sequences.
         ropes: rope rows, one [B, T, 2, E/2] float32 per rope table.
         hidden: [B, T, D] residual stream.
-        sequences: [B] int64, row of the caches of each token; read by native programs only, since all others use the
-            rows in order. Tokens of one sequence are adjacent and at consecutive positions.
+        sequences: [B] int64, row of the caches of each token; read by native programs and captured chunks only, since
+            all others use the rows in order. Tokens of one sequence are adjacent and at consecutive positions.
         per_layer: [L, B, T, P] float32, per-layer features of the tokens (Gemma 4); None if the model has none.
         logits: [B, V] float32, after each sequence's last real token.
         chosen: [B] int64, tokens that a greedy program chose; in a native program -1 if a logit of the row is not

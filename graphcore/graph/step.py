@@ -225,6 +225,36 @@ class FetchedBlock:
 
 
 @dataclass(frozen=True)
+class RowStates:
+    """A block with recurrent states that runs on copies of one row of them, and then writes the row.
+
+    Attributes:
+        row: [1] int64, the row, on the device, so that a captured block serves all rows.
+    """
+
+    run: BlockFunction
+    row: Tensor
+
+    def __call__(
+        self,
+        block: Block,
+        x: Tensor,
+        rope: Tensor | None,
+        span: Span,
+        recurrent: Tensor,
+        convolution: Tensor,
+        table: Tensor | None,
+        *features: Tensor,
+    ) -> Tensor:
+        """Run the block as `Block.forward` does."""
+        own = [states.index_select(0, self.row) for states in (recurrent, convolution)]
+        hidden = self.run(block, x, rope, span, *own, table, *features)
+        for states, changed in zip((recurrent, convolution), own, strict=True):
+            states.index_copy_(0, self.row, changed)
+        return hidden
+
+
+@dataclass(frozen=True)
 class BoundBlock:
     """One layer of a step: its index, its module, the function that runs it, the index of its rope table, its cache."""
 

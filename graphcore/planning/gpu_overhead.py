@@ -2,7 +2,8 @@
 
     libraries   workspaces of cuBLAS for two streams (the one that computes, the one that captures) and of cuBLASLt, and
                 the code of kernels, which the driver loads at first use
-    graphs      one pool for intermediate tensors, and NODE_NBYTES for each node of each captured program
+    graphs      one pool for intermediate tensors, and NODE_NBYTES for each node of each captured program; chunks of
+                prompts that are captured have their activations once more in the pool, and once in the warm-up
     rounding    memory is allocated in segments by torch's allocator
 
 The driver's context is not counted, because it is taken before free memory is queried. A run's own record of free
@@ -13,10 +14,11 @@ from collections.abc import Sequence
 
 import torch
 
+from graphcore.graph.gpu.chunk_graphs import chunk_sizes
 from graphcore.kvcache.sizes import CacheSizes, buffers_nbytes
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.spec import AttentionSpec, DeltaSpec, ModelSpec
-from graphcore.planning.workspace import split_sums_nbytes, unpacked_nbytes
+from graphcore.planning.workspace import split_sums_nbytes, unpacked_nbytes, waiting_nbytes, workspace_nbytes
 
 WORKSPACES = 3
 WORKSPACE_NBYTES = 32 << 20  # on Hopper, 8 MiB before it; aten/src/ATen/cuda/CublasHandlePool.cpp
@@ -66,6 +68,20 @@ def graphs_nbytes(nodes: int, num_widths: int) -> int:
         nodes: nodes of one program.
     """
     return num_widths * PROGRAMS * nodes * NODE_NBYTES + SMALL_SEGMENT + LARGE_SEGMENT
+
+
+def chunk_graphs_nbytes(spec: ModelSpec, decoder: Decoder, tokens: int, dtype: torch.dtype) -> int:
+    """Return the bytes of the graphs of captured chunks of all sizes, and of their buffers.
+
+    Args:
+        decoder, dtype: the same as for `overhead_nbytes`.
+        tokens: most tokens of a chunk.
+    """
+    sizes = chunk_sizes(tokens)
+    nodes = len(sizes) * step_nodes(spec, compiles=True)
+    activations = workspace_nbytes(spec, 1, tokens, dtype) + split_sums_nbytes(spec, 1)
+    activations += unpacked_nbytes(decoder, 1, dtype)
+    return nodes * NODE_NBYTES + waiting_nbytes(spec, sum(sizes)) + 2 * activations
 
 
 def allocated_cache_nbytes(spec: ModelSpec, sizes: CacheSizes) -> int:

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from graphcore.errors import StreamingError
 from graphcore.graph.gpu.capture import CapturedStep
+from graphcore.graph.gpu.chunk_graphs import ChunkStep
 from graphcore.graph.hand_over import HandedStep
 from graphcore.graph.program import Program
 from graphcore.graph.step import Step
@@ -79,7 +80,7 @@ def _in_order(steps: Sequence[Step]) -> list[tuple[int, bool, Step]]:
 
 def _last_group(step: Step) -> int:
     """Return the last group that a step reads, which may be several that were captured as one."""
-    inside = step.step if isinstance(step, HandedStep) else step
+    inside = step.step if isinstance(step, HandedStep | ChunkStep) else step
     return max(one.group for one in inside.steps) if isinstance(inside, CapturedStep) else step.group
 
 

@@ -31,3 +31,17 @@ def test_a_captured_step_runs_the_kernels_that_it_ran(
     key, label = key_of(torch.cuda.get_device_name(), torch.__version__), f"{name}, batch {batch}"
     label += ", compiled" if blocks == "compiled" else ""
     compare_or_store(found, key, label, request.config.getoption("--kernel-lists"))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_captured_chunk_runs_the_kernels_that_it_ran(
+    name: str, tiny_model, load_on, request: pytest.FixtureRequest
+) -> None:
+    tiny: TinyModel = tiny_model(name)
+    engine = load_on(tiny.folder, "graph.prefill=captured", graph="captured", dtype="bf16")
+    assert isinstance(engine.runner, ProgramRunner)
+    work = RandomBatch(engine, 1, 0, 16, 1, seed=1)
+    found = kernels_of(work.prefill)
+    assert drift(kernels_of(work.prefill), found) == "", "two chunks run the same"
+    key = key_of(torch.cuda.get_device_name(), torch.__version__)
+    compare_or_store(found, key, f"{name}, chunk, compiled", request.config.getoption("--kernel-lists"))

@@ -35,7 +35,12 @@ def address_of(tensor: Tensor) -> int:
 
 
 def spoil(tensor: Tensor) -> None:
-    tensor.fill_(float("nan") if tensor.is_floating_point() else 1 if tensor.dtype == torch.bool else -(10**6))
+    if tensor.is_floating_point():
+        tensor.fill_(float("nan"))
+    elif tensor.dtype == torch.bool:
+        tensor.fill_(True)
+    else:
+        tensor.fill_(max(-(10**6), torch.iinfo(tensor.dtype).min))
 
 
 @dataclass
@@ -78,8 +83,8 @@ class Capture(TorchDispatchMode):
         out = function(*args, **kwargs)
         made, given = tensors_in(out), {address_of(tensor) for tensor in tensors_in(args, kwargs)}
         self.own |= {address_of(tensor) for tensor in made} - given
-        if not function.is_view:
-            own = [None if address_of(tensor) in given else tensor for tensor in made]
+        own = [None if address_of(tensor) in given else tensor for tensor in made]
+        if not function.is_view or any(tensor is not None for tensor in own):  # `contiguous` may copy
             self.graph.calls.append(Call(function, args, kwargs, own))
         return out
 

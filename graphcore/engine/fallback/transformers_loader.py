@@ -136,6 +136,12 @@ def check_settings(settings: Settings) -> None:
     """
     refused = (
         ("graph", settings.graph.kind, ("auto", "eager"), "transformers' classes run as they are, uncompiled"),
+        (
+            "graph.prefill",
+            settings.graph.prefill,
+            ("auto", "eager"),
+            "transformers' classes run as they are, uncompiled",
+        ),
         ("graph.blocks", settings.graph.blocks, ("auto",), "transformers' classes run as they are, uncompiled"),
         ("quant", settings.quant.format, (STORED,), "transformers' classes multiply dense weights"),
         ("quant.activations", settings.quant.activations, ("auto", "float"), "only packed weights round activations"),

@@ -131,7 +131,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         """Load resident weights, bind slots for the others, allocate caches, and return the runner and the stream."""
         runtime, decoder, loader, streaming = parts.runtime, parts.decoder, parts.loader, settings.streaming
         compiled_dir, _ = code_folder(settings.cache_folder, runtime.device)
-        with compile_cache(compiled_dir), compiler_loading(runtime.device, is_needed=runtime.prefill == "compiled"):
+        with compile_cache(compiled_dir), compiler_loading(runtime.device, is_needed=runtime.prefill != "eager"):
             moving = find_moving(decoder, plan, parts.layer_groups(streaming))
             load_resident(loader, decoder, runtime.device, on_progress, moving.names)
             draft = self._draft(parts, moving, on_progress)
@@ -186,9 +186,10 @@ def _builder(
         head_parts=moving.heads,
         streamed=frozenset(moving.plan.groups.streamed),
         fetched=None if stream.experts is None else stream.experts.fetched,
-        compiles=runtime.prefill == "compiled",
+        compiles=runtime.prefill != "eager",
         decode_kernels=None if settings.graph.blocks == "compiled" else _decode_kernels(runtime, caches),
         uses_pdl=runtime.uses_pdl,
+        captured_chunk=runtime.prefill_chunk if runtime.prefill == "captured" else 0,
         hand_over=None if ranks is None or runtime.share is None else HandOver(runtime.share, ranks),
     )
 

@@ -69,7 +69,8 @@ def prepare_model(
     """
     target = target or target_here(settings, model, on_progress)
     has_kernels = target.backend.has_kernels
-    graph, prefill, graph_note = choose_graph(settings.graph.kind, target.device, has_kernels, settings.graph.blocks)
+    asked = settings.graph
+    graph, prefill, graph_note = choose_graph(asked.kind, target.device, has_kernels, asked.blocks, asked.prefill)
     context_length = choose_context_length(settings, model.spec.context, advice_on_context(model.config.rope))
     kv_dtype = choose_kv_types(settings.kv_dtype, model, target.dtype, target.device)
     packing = packing_policy_of(settings, target)
@@ -81,7 +82,7 @@ def prepare_model(
     decoder, loader = match_model(model, target.dtype, packing)
     graph, prefill, decode_note = as_recorded(settings, target.device, decoder, graph, prefill)
     batch_size = settings.batching.max_sequences
-    blocks, block_notes = choose_blocks(settings.graph.blocks, graph, target.device, decoder, batch_size)
+    blocks, block_notes = choose_blocks(asked.blocks, graph, target.device, decoder, batch_size)
     speculation, draft_tokens, note = choose_speculation(settings, target.device, graph)
     notes += filter(None, (source_note, *notes_on_unread(model, loader), decode_note, note))
     how = target.device, target.dtype, kv_dtype, graph, blocks, prefill, context_length
@@ -137,13 +138,15 @@ def as_recorded(
     if settings.graph.blocks == "kernels":
         raise ConfigError(f"graph.blocks=kernels is not possible: {obstacle}; use graph.blocks=auto")
     runs = "eager" if find_cpp_compiler() is None else "compiled"
+    if settings.graph.prefill not in ("auto", runs):
+        raise ConfigError(f"graph.prefill={settings.graph.prefill} is not possible: {obstacle}; use graph={runs}")
     return runs, runs, f"decode runs {runs}: {obstacle}"
 
 
 def notes_on_building(settings: Settings, target: ComputeTarget, prefill: str) -> Sequence[str]:
     """Return notes about where code is built and kept; empty ones where there is nothing to say."""
     home_note = NO_HOME if lacks_home(settings.cache_dir) else ""
-    code_note = code_folder(settings.cache_folder, target.device)[1] if prefill == "compiled" else ""
+    code_note = code_folder(settings.cache_folder, target.device)[1] if prefill != "eager" else ""
     return home_note, target.note, code_note
 
 

@@ -23,7 +23,7 @@ from graphcore.kvcache.sizes import cache_nbytes
 from graphcore.nn.decoder import Decoder, is_movable
 from graphcore.nn.rope_spec import LongScaling
 from graphcore.nn.spec import ModelSpec
-from graphcore.planning.gpu_overhead import allocated_cache_nbytes, overhead_nbytes
+from graphcore.planning.gpu_overhead import allocated_cache_nbytes, chunk_graphs_nbytes, overhead_nbytes
 from graphcore.planning.loading_peak import loading_nbytes
 from graphcore.planning.machine import Machine
 from graphcore.planning.planner import Costs
@@ -138,9 +138,12 @@ class PreparedDecoder(PreparedModel):
     def _overhead_nbytes(self) -> int:
         """Return the bytes on a GPU for libraries and captured graphs."""
         runtime, decoder = self.runtime, self.decoder
-        compiles = runtime.blocks != "kernels"
-        is_captured = runtime.graph == "captured"
-        return overhead_nbytes(decoder.spec, decoder, runtime.batch_size, is_captured, runtime.dtype, compiles=compiles)
+        is_captured, compiles = runtime.graph == "captured", runtime.blocks != "kernels"
+        sizes = runtime.batch_size, is_captured, runtime.dtype
+        nbytes = overhead_nbytes(decoder.spec, decoder, *sizes, compiles=compiles)
+        if runtime.prefill == "captured":
+            nbytes += chunk_graphs_nbytes(decoder.spec, decoder, runtime.prefill_chunk, runtime.dtype)
+        return nbytes
 
     @property
     def _decoders(self) -> Sequence[Decoder]:

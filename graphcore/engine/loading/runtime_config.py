@@ -40,7 +40,8 @@ class RuntimeConfig:
         kv_dtype: storage types of keys and values.
         graph: how decode steps run: "captured", "compiled" or "eager".
         blocks: what the blocks of decode steps are: "kernels", "compiled" or "eager"; "mixed" if kernels support some.
-        prefill: how everything else runs, prompts and decode steps that are not captured: "compiled" or "eager".
+        prefill: how everything else runs, prompts and decode steps that are not captured: "compiled" or "eager"; or
+            "captured" if prompts run as CUDA graphs of compiled blocks.
         context_length: most tokens of KV cache of one sequence.
         cache_tokens: tokens of KV cache that all sequences share; None follows from the context length.
         snapshots: number of recurrent states for snapshots, besides those of the sequences.
@@ -226,14 +227,16 @@ def refuse_graph(settings: Settings) -> None:
     Raises:
         ConfigError: the graph kind cannot run here.
     """
-    kind, blocks = settings.graph.kind, settings.graph.blocks
-    if kind in ("captured", "compiled") or blocks != "auto":
+    kind, blocks, prefill = settings.graph.kind, settings.graph.blocks, settings.graph.prefill
+    if kind in ("captured", "compiled") or blocks != "auto" or prefill != "auto":
         device = resolve_device(settings.device)
         has_kernels = register() if device.type == "cuda" else can_have_kernels()
-        choose_graph(kind, device, has_kernels, blocks)
+        choose_graph(kind, device, has_kernels, blocks, prefill)
 
 
-def choose_graph(kind: str, device: torch.device, has_kernels: bool, blocks: str = "auto") -> tuple[str, str, str]:
+def choose_graph(
+    kind: str, device: torch.device, has_kernels: bool, blocks: str = "auto", prefill: str = "auto"
+) -> tuple[str, str, str]:
     """Return how decode steps run, how everything else runs, and a note if that is slower than what was asked for.
 
     On the CPU "auto" compiles nothing: a decode step is native programs, and a compiled prefill is at most a quarter
@@ -242,10 +245,34 @@ def choose_graph(kind: str, device: torch.device, has_kernels: bool, blocks: str
     Args:
         has_kernels: True where graphcore's own kernels can run: C++ on the CPU, Triton on a GPU.
         blocks: what the blocks of decode steps are to be: "auto", "kernels" or "compiled".
+        prefill: how prompts are to run: "auto", "captured", "compiled" or "eager".
 
     Raises:
         ConfigError: the settings name a kind, or blocks, that cannot run here.
     """
+    graph, usual, note = _choose_kinds(kind, device, has_kernels, blocks)
+    if prefill in ("auto", usual):
+        return graph, usual, note
+    has_captured_prefill = graph == "captured" and device.type == "cuda"
+    if prefill == "captured" and not has_captured_prefill:
+        raise ConfigError(
+            f"graph.prefill=captured needs graph=captured on a CUDA device, and this is graph={graph} on {device}; use "
+            f"graph.prefill={usual}"
+        )
+    if prefill != "captured" and (graph != "captured" or device.type == "cuda"):
+        raise ConfigError(
+            f"graph.prefill={prefill} is not possible with graph={graph} on {device}, where prompts run {usual}; use "
+            f"graph={prefill}"
+        )
+    if prefill == "compiled" and find_cpp_compiler() is None:
+        raise ConfigError(
+            "graph.prefill=compiled needs a C++ compiler (g++ or clang++), none works here; use graph.prefill=eager"
+        )
+    return graph, prefill, ""
+
+
+def _choose_kinds(kind: str, device: torch.device, has_kernels: bool, blocks: str) -> tuple[str, str, str]:
+    """Return what `choose_graph` does for prefill="auto"."""
     if device.type == "cuda":
         return _choose_gpu_graph("captured" if kind == "auto" and blocks != "auto" else kind, has_kernels)
     if blocks == "compiled" and kind == "captured":

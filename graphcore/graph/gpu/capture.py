@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import torch
 
 from graphcore.errors import GraphcoreError, GraphError
-from graphcore.graph.gpu.partition import BoundaryBuffers, cut, with_boundary_copies
+from graphcore.graph.gpu.chunk_graphs import ChunkStep
+from graphcore.graph.gpu.partition import BoundaryBuffers, Piece, cut, with_boundary_copies
 from graphcore.graph.gpu.sampling import ChooseStep
 from graphcore.graph.hand_over import HandedStep, HandOver, stretches, with_hand_overs
 from graphcore.graph.state import StepState
@@ -60,11 +61,14 @@ class Captures:
             "capture_seconds": self.seconds,
         }
 
-    def capture(self, what: str, warm_up: Callable[[], None], run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def capture(
+        self, what: str, warm_up: Callable[[], None], run: Callable[[], None], instead: str = "graph=compiled"
+    ) -> torch.cuda.CUDAGraph:
         """Run `warm_up`, then return a graph of the work that `run` enqueues, which is recorded but not executed.
 
         Args:
             what: description of the captured work, for messages.
+            instead: setting that leaves it uncaptured.
 
         Raises:
             GraphError: the capture failed, or the engine was closed.
@@ -79,7 +83,7 @@ class Captures:
         except GraphcoreError:
             raise
         except RuntimeError as error:
-            raise GraphError(why_not(what, self.device, error)) from error
+            raise GraphError(why_not(what, self.device, error, instead)) from error
         self._graphs.append(graph)
         self.nbytes += max(0, free - torch.cuda.mem_get_info(self.device)[0])
         self.seconds += time.perf_counter() - began
@@ -128,8 +132,8 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def why_not(what: str, device: torch.device, error: BaseException) -> str:
-    """Return the message for a capture that failed."""
+def why_not(what: str, device: torch.device, error: BaseException, instead: str) -> str:
+    """Return the message for a capture that failed. Args: instead: setting that captures nothing of the kind."""
     first = error
     while first.__context__ is not None:  # ending a broken capture raises once more, over what broke it
         first = first.__context__
@@ -137,7 +141,7 @@ def why_not(what: str, device: torch.device, error: BaseException) -> str:
     if isinstance(first, torch.OutOfMemoryError):
         advice = "leave more memory free: a smaller context_length, batch_size or streaming.memory_budget"
     else:
-        advice = "use graph=compiled"
+        advice = f"use {instead}"
     return f"{what} could not be captured as a CUDA graph on {device}: {type(first).__name__}: {reason}; {advice}"
 
 
@@ -171,9 +175,13 @@ class CapturedStep:
         state = self.state
         made = state.hidden, state.ropes, state.per_layer
         groups = sorted({step.group for step in self.steps if not isinstance(step, ChooseStep)}) or [self.group]
-        what = f"a decode step of {len(state.token_ids)} sequences (layer groups {groups[0]} to {groups[-1]})"
+        sequences, tokens = state.token_ids.shape
+        what, instead = f"a decode step of {sequences} sequences", "graph=compiled"
+        if tokens > 1:
+            what, instead = f"a chunk of {tokens} tokens", "graph.prefill=compiled"
+        what += f" (layer groups {groups[0]} to {groups[-1]})"
         with dependent_launches(self.captures.uses_pdl):
-            self.graph = self.captures.capture(what, self._warm_up, self._run)
+            self.graph = self.captures.capture(what, self._warm_up, self._run, instead)
         state.hidden, state.ropes, state.per_layer = made
 
     def _warm_up(self) -> None:
@@ -214,11 +222,7 @@ def captured(
     handed = (*boundary.tensors, *(() if fusion is None else fusion.tensors))
     found: list[Step] = []
     for stretch, of_cut in cuts:
-        whole = [with_boundary_copies(piece, state, boundary) for piece in of_cut]
-        ready: list[Step] = [
-            CapturedStep(piece.group, state, piece.steps, captures, handed) if piece.may_capture else piece
-            for piece in whole
-        ]
+        ready = [captured_piece(piece, state, boundary, captures, handed) for piece in of_cut]
         if hand_over is None:
             found += ready
         elif ready:
@@ -229,9 +233,21 @@ def captured(
     return found
 
 
+def captured_piece(
+    piece: Piece,
+    state: StepState,
+    boundary: BoundaryBuffers,
+    captures: Captures,
+    handed: Sequence[torch.Tensor],
+) -> Step:
+    """Return a piece between boundary buffers, captured if none of its steps needs the host."""
+    whole = with_boundary_copies(piece, state, boundary)
+    return CapturedStep(whole.group, state, whole.steps, captures, handed) if whole.may_capture else whole
+
+
 def captured_steps(steps: Sequence[Step]) -> list[CapturedStep]:
-    """Return the captured steps among steps, those between hand-overs included."""
-    inside = (step.step if isinstance(step, HandedStep) else step for step in steps)
+    """Return the captured steps among steps, those between hand-overs and those of chunks included."""
+    inside = (step.step if isinstance(step, HandedStep | ChunkStep) else step for step in steps)
     return [step for step in inside if isinstance(step, CapturedStep)]
 
 

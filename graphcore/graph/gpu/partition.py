@@ -18,19 +18,19 @@ from torch import Tensor
 
 from graphcore.graph.gpu.sampling import ChooseStep
 from graphcore.graph.state import StepState
-from graphcore.graph.step import BlocksStep, EmbedStep, FetchedBlock, Step
+from graphcore.graph.step import BlocksStep, EmbedStep, FetchedBlock, RowStates, Step
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.nn.spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class BoundaryBuffers:
-    """Static buffers between the pieces of a partitioned program.
+    """Static buffers between the pieces of a partitioned program; T is 1 in a decode step.
 
     Attributes:
-        hidden: [B, 1, D] residual stream.
-        ropes: rope rows, one [B, 1, 2, E/2] float32 per rope table.
-        per_layer: [L, B, 1, P] float32, per-layer features of the tokens; None if the model has none.
+        hidden: [B, T, D] residual stream.
+        ropes: rope rows, one [B, T, 2, E/2] float32 per rope table.
+        per_layer: [L, B, T, P] float32, per-layer features of the tokens; None if the model has none.
     """
 
     hidden: Tensor
@@ -38,21 +38,36 @@ class BoundaryBuffers:
     per_layer: Tensor | None = None
 
     @classmethod
-    def allocate(cls, batch: int, spec: ModelSpec, tables: Sequence[Tensor], device: torch.device) -> "BoundaryBuffers":
-        """Return buffers for one token of each of `batch` sequences.
+    def allocate(
+        cls, batch: int, spec: ModelSpec, tables: Sequence[Tensor], device: torch.device, tokens: int = 1
+    ) -> "BoundaryBuffers":
+        """Return buffers for `tokens` tokens of each of `batch` sequences.
 
         Args:
             tables: rope tables, [P, 2, E/2] each.
         """
-        hidden = torch.zeros(batch, 1, spec.dim, dtype=RESIDUAL_DTYPE, device=device)
-        ropes = tuple(torch.zeros(batch, 1, *table.shape[1:], device=device, dtype=torch.float32) for table in tables)
+        rows = batch, tokens
+        hidden = torch.zeros(*rows, spec.dim, dtype=RESIDUAL_DTYPE, device=device)
+        ropes = tuple(torch.zeros(*rows, *table.shape[1:], device=device, dtype=torch.float32) for table in tables)
         if spec.per_layer is None:
             return cls(hidden, ropes)
-        return cls(
-            hidden,
-            ropes,
-            torch.zeros(len(spec.blocks), batch, 1, spec.per_layer.width, device=device, dtype=torch.float32),
-        )
+        shape = len(spec.blocks), *rows, spec.per_layer.width
+        return cls(hidden, ropes, torch.zeros(shape, device=device, dtype=torch.float32))
+
+    @classmethod
+    def of(cls, state: StepState) -> "BoundaryBuffers":
+        """Return what a state's steps hand over."""
+        return cls(state.hidden, state.ropes, state.per_layer)
+
+    def first(self, tokens: int) -> "BoundaryBuffers":
+        """Return views of the first tokens of each sequence."""
+        features = None if self.per_layer is None else self.per_layer[:, :, :tokens]
+        return BoundaryBuffers(self.hidden[:, :tokens], tuple(rope[:, :tokens] for rope in self.ropes), features)
+
+    def clone(self) -> "BoundaryBuffers":
+        """Return copies."""
+        features = None if self.per_layer is None else self.per_layer.clone()
+        return BoundaryBuffers(self.hidden.clone(), tuple(rope.clone() for rope in self.ropes), features)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -146,5 +161,6 @@ def with_boundary_copies(piece: Piece, state: StepState, boundary: BoundaryBuffe
 def asks_host(step: Step) -> bool:
     """Return whether the step reads values back from the device or fetches weights, so that it cannot be captured."""
     if isinstance(step, BlocksStep):
-        return any(isinstance(bound.run, FetchedBlock) for bound in step.blocks)
+        runs = (bound.run.run if isinstance(bound.run, RowStates) else bound.run for bound in step.blocks)
+        return any(isinstance(run, FetchedBlock) for run in runs)
     return isinstance(step, EmbedStep) and step.embedding.asks_host

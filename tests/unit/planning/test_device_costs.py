@@ -23,6 +23,7 @@ from graphcore.planning.gpu_overhead import (
     NODE_NBYTES,
     STEP_NODES,
     allocated_cache_nbytes,
+    chunk_graphs_nbytes,
     graphs_nbytes,
     overhead_nbytes,
     segments_nbytes,
@@ -58,8 +59,8 @@ def test_no_compiled_block_has_more_nodes_than_are_counted() -> None:
     most = 0
     for file in files:
         text = file.read_text(encoding="utf-8")
-        for kind in set(re.findall(r"^(block\d+)_decode_1:", text, re.MULTILINE)):
-            parts = re.findall(rf"^{kind}(?:_experts)?_decode_1: \d+ launches.*?(?=^\S|\Z)", text, re.M | re.S)
+        for kind, phase in set(re.findall(r"^(block\d+)_(decode|prefill)_1:", text, re.MULTILINE)):
+            parts = re.findall(rf"^{kind}(?:_experts)?_{phase}_1: \d+ launches.*?(?=^\S|\Z)", text, re.M | re.S)
             launches = [one for part in parts for one in re.findall(r"^  launch (\S+)", part, re.MULTILINE)]
             ops = sum(one.startswith("graphcore.") for one in launches) + len(parts) - 1  # and that of the experts
             most = max(most, len(launches) + len(parts) - 1 + 3 * ops + 3)
@@ -116,6 +117,12 @@ def test_an_eight_billion_llama_takes_some_hundred_megabytes(tmp_path: Path) -> 
     assert 200 * MIB < captured < 512 * MIB
     compiled = overhead_nbytes(model.spec, decoder, 1, True, torch.bfloat16, compiles=True)
     assert compiled == captured + 3 * len(model.spec.blocks) * COMPILED_NODES * NODE_NBYTES
+    prompts = chunk_graphs_nbytes(model.spec, decoder, 512, torch.bfloat16)
+    nodes = len(model.spec.blocks) * (LAYER_NODES + COMPILED_NODES) + STEP_NODES
+    stream = (8 + 64 + 128 + 256 + 512) * model.spec.dim * 4
+    activations = 512 * 3 * model.spec.dim * 4  # at least, once in the pool and once in the warm-up
+    assert prompts > 5 * nodes * NODE_NBYTES + stream + 2 * activations
+    assert prompts < 1024 * MIB
     attention = model.spec.blocks[0].attention
     group = attention.heads // attention.kv_heads
     assert split_sums_nbytes(model.spec, 1) == 160 * 128 * (attention.head_dim + 2) * 4

@@ -31,6 +31,8 @@ from graphcore.kernels.gpu import registration
 from graphcore.kernels.ops.kv_formats import kv_types
 from graphcore.nn.decoder import Decoder
 from graphcore.nn.linear import Linear
+from graphcore.planning.gpu_overhead import chunk_graphs_nbytes
+from graphcore.planning.tier import choose_tier
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 RAW = {
@@ -135,6 +137,62 @@ def test_blocks_that_cannot_run_are_refused_with_what_to_do(
     on_machine(monkeypatch, None)
     with pytest.raises(ConfigError, match=said):
         choose_graph(kind, device, False, blocks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefill", "device", "expected"),
+    [
+        ("auto", "captured", CUDA, ("captured", "captured")),
+        ("captured", "compiled", CUDA, ("captured", "compiled")),
+        ("auto", "compiled", CPU, ("captured", "compiled")),
+        ("captured", "eager", CPU, ("captured", "eager")),
+    ],
+)
+def test_prompts_run_as_asked(
+    kind: str, prefill: str, device: torch.device, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_machine(monkeypatch, "g++")
+    assert choose_graph(kind, device, True, prefill=prefill) == (*expected, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefill", "device", "said"),
+    [
+        (
+            "auto",
+            "captured",
+            CPU,
+            "graph.prefill=captured needs graph=captured on a CUDA device.*use graph.prefill=eager",
+        ),
+        (
+            "captured",
+            "eager",
+            CUDA,
+            "graph.prefill=eager is not possible with graph=captured on cuda:0.*use graph=eager",
+        ),
+        ("auto", "compiled", CPU, "graph.prefill=compiled needs a C.*use graph.prefill=eager"),
+    ],
+)
+def test_prompts_that_cannot_run_as_asked_are_refused(
+    kind: str, prefill: str, device: torch.device, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_machine(monkeypatch, None)
+    with pytest.raises(ConfigError, match=said):
+        choose_graph(kind, device, True, prefill=prefill)
+
+
+def test_captured_prompts_take_their_memory_in_the_plan() -> None:
+    """The runtime of a GPU that is not here; the difference is that of the graphs alone."""
+    settings = compose_settings(["device=cpu", "graph=eager", "prefill_chunk=64", "context_length=64"])
+    parts = prepare_model(settings, model())
+    tier = choose_tier(settings.streaming, CPU, parts.loader, "", is_here=True)
+
+    def overhead(prefill: str) -> int:
+        runtime = replace(parts.runtime, device=CUDA, graph="captured", blocks="kernels", prefill=prefill)
+        return replace(parts, runtime=runtime).costs(settings, tier).overhead_nbytes
+
+    spec, sizes = parts.decoder.spec, (parts.decoder, 64, torch.bfloat16)
+    assert overhead("captured") - overhead("compiled") == chunk_graphs_nbytes(spec, *sizes) > 0
 
 
 def test_the_first_line_says_what_a_gpus_steps_consist_of_where_there_is_a_choice() -> None:

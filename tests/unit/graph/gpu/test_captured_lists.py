@@ -20,7 +20,7 @@ from graphcore import Engine
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.graph import block_compiler as kinds
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.gpu.capture import CapturedStep
+from graphcore.graph.gpu.capture import CapturedStep, captured_steps
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
 from graphcore.graph.program import Program
 from graphcore.weights.groups import split_layers
@@ -28,6 +28,7 @@ from graphcore.weights.groups import split_layers
 GOLDEN = Path(__file__).parents[3] / "golden" / "captured_graphs.txt"
 MODELS = ("dense", "window", "mixture", "recurrent", "latent")
 BLOCKS = ("kernels", "compiled")
+CHUNK = 16
 
 
 @dataclass
@@ -94,7 +95,7 @@ def builder_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
     def builder(name: str) -> GraphBuilder:
         if name not in engines:
             folder = write_checkpoint(name, tmp_path_factory.mktemp(name))
-            sizes = ["context_length=96", "prefill_chunk=16", "batch_size=2"]
+            sizes = ["context_length=96", f"prefill_chunk={CHUNK}", "batch_size=2"]
             engines[name] = Engine.load(folder, dtype="bf16", device="cpu", graph="eager", overrides=sizes)
         runner = engines[name].runner
         assert isinstance(runner, ProgramRunner)
@@ -110,14 +111,15 @@ def capturing(own: GraphBuilder, blocks: str, streamed: Sequence[int]) -> GraphB
     groups = split_layers(len(own.decoder.layers), 1)
     kernels = DeviceBlocks.allocate(own.caches, own.device) if blocks == "kernels" else None
     sizes = (groups, own.caches, own.context, own.device)
-    return GraphBuilder(own.decoder, "captured", *sizes, streamed=streamed, decode_kernels=kernels)
+    made = GraphBuilder(own.decoder, "captured", *sizes, streamed=streamed, decode_kernels=kernels)
+    made.captured_chunk = CHUNK
+    return made
 
 
 def lists_of(program: Program, launches: Launches) -> Iterator[str]:
     """Yield a line for each graph of a program: the groups whose weights it reads, and its launches."""
     program.state.span.counts.fill_(1)
-    for step in program.steps:
-        assert isinstance(step, CapturedStep), "every piece is captured"
+    for step in captured_steps(program.steps):
         runs = [(name, len([*same])) for name, same in groupby(launches.of(step))]
         yield f"  graph {step.group}: " + ", ".join(name if count == 1 else f"{count} {name}" for name, count in runs)
 
@@ -138,6 +140,9 @@ def test_each_captured_graph_launches_what_is_written_down(
             where = f"{name}, {blocks}, layer 0 {'streamed' if streamed else 'resident'}"
             builder = capturing(builder_of(name), blocks, streamed)
             found[f"{where}, decode"] = [*lists_of(builder.decode(2, is_greedy=True), launches)]
+            if blocks == "compiled":  # prompts are, whatever decode steps consist of
+                whole = builder.captured_prefill(builder.prefill(1, first=1), CHUNK)
+                found[f"{where}, chunk"] = [*lists_of(whole.without_head(), launches)]
     golden = read_lists(GOLDEN)
     folder: Path | None = request.config.getoption("--kernel-lists")
     if folder is not None:
