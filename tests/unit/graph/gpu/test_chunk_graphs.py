@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.fake_cuda import FakeCuda, fake_cuda
+from support.fake_cuda import FakeCuda, captured_engine, engine_of, fake_cuda
 from support.golden_models import golden_ids, write_checkpoint
 
 from graphcore import Engine
@@ -176,8 +176,6 @@ class ReadsBack:
 
 def test_requests_are_answered_alike(cuda: FakeCuda, tmp_path: Path) -> None:
     """Through the engine, whose prompts and decode steps replay graphs of one pool in turn."""
-    from support.fake_cuda import captured_engine, engine_of
-
     eager, captured = engine_of(), captured_engine()
     captured.runner.builder.captured_chunk = 16
     prompts = [[5, 17, 3, 88, 41, 7, 9, 12] * 3, [4] * 16, [9, 8, 7, 6, 5, 4, 3, 2]]
