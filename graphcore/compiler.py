@@ -120,6 +120,12 @@ def _builds_a_line(compiler: str, flags: Sequence[str]) -> bool:
         return done.returncode == 0
 
 
+def compiler_version(compiler: str) -> str:
+    """Return the first line of what a compiler says about its version."""
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0]
+
+
 def find_own_compiler() -> Compiler | None:
     """Return the machine's own compiler if it supports everything that the kernels' sources use."""
     path = find_compiler("-std=c++20", "-pthread", *LINK)

@@ -138,6 +138,7 @@ class GraphSettings:
     kind: str = MISSING
     blocks: str = MISSING
     prefill: str = MISSING
+    artefacts: str | None = MISSING
 
 
 @dataclass

@@ -12,6 +12,7 @@ from operator import attrgetter
 from graphcore.config.byte_sizes import parse_nbytes
 from graphcore.config.dtype_names import DTYPES, KV_ALIASES, KV_DTYPES, real_kv_name
 from graphcore.config.settings import KEPT, Settings, SpeculationSettings, StreamingSettings
+from graphcore.config.user_path import user_folder
 from graphcore.encodings import PACKABLE
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
@@ -50,6 +51,7 @@ def validate_settings(settings: Settings) -> None:
     _check_sizes(settings)
     _check_adapter(settings)
     _check_parallel(settings)
+    _check_artefacts(settings)
     typed = settings.sampling.typed
     check_sampling({**NEUTRAL, **typed})
     if "temperature" in typed:  # else it is the model's, which is checked when the model is opened
@@ -198,11 +200,24 @@ def _check_parallel(settings: Settings) -> None:
         f"task={task}": task not in RING_TASKS,
         f"model.fallback={settings.model.fallback}": settings.model.fallback is not None,
         "graph.prefill=captured": settings.graph.prefill == "captured",
+        f"graph.artefacts={settings.graph.artefacts}": settings.graph.artefacts is not None,
         "trace=true": settings.trace,
     }
     asked = next((name for name, is_asked in refused.items() if is_asked), None)
     if asked is not None:
         raise ConfigError(f"{asked} does not work with parallel=ring yet; leave one of them out")
+
+
+def _check_artefacts(settings: Settings) -> None:
+    artefacts, kind = settings.graph.artefacts, settings.graph.kind
+    if artefacts is None:
+        return
+    user_folder(artefacts, "graph.artefacts=")
+    if kind != "compiled":
+        raise ConfigError(
+            f"graph.artefacts={artefacts} has compiled blocks, which graph={kind} does not run; add graph=compiled, or "
+            "leave it out"
+        )
 
 
 def _check_adapter(settings: Settings) -> None:
@@ -257,7 +272,7 @@ def at_least(least: int, prefix: str, settings: object, keys: Sequence[str]) -> 
 
 
 MOST_DRAFT_TOKENS = 127
-GENERATES_NOTHING = ("microbench", "models", "pack", "perplexity")  # tasks
+GENERATES_NOTHING = ("export", "microbench", "models", "pack", "perplexity")  # tasks
 
 
 def refuse_unused_settings(settings: Settings, task: str, keys: tuple[str, ...]) -> None:

@@ -218,6 +218,14 @@ class Programs:
         for step in captured_steps([*program.steps, *whole.steps]):
             step.prepare()
 
+    def build_all(self) -> None:
+        """Build the programs of all prompts and decode steps, and those that score every token of a prompt."""
+        self.of_row("prefill", 0)
+        for width in {1, self._batch_size}:
+            self.of_width("decode", width)
+        for is_one_token in (True, False):
+            self._builder.score(1, is_one_token)
+
     def clear(self) -> None:
         """Drop all programs."""
         self._of_width.clear()

@@ -1,19 +1,22 @@
-"""Compiles one function for all layers of a kind (same spec and packing), and one for all heads of a size.
+"""Makes one compiled function for all layers of a kind (same spec and packing), and one for all heads of a size.
 
-Each function is compiled by running it once with padding tokens only, so that the caches do not change.
+    JustInTime       compiled in this process, by torch.compile               compile.py
+    ArtefactWriter   exported and compiled into a package (task=export)       artefacts.py
+    Artefacts        loaded from a package (graph.artefacts)                  artefacts.py
+
+The example arguments are padding tokens only, so that the caches do not change.
 
 Legend: B batch, T tokens, D model dim.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from graphcore.graph.compile import call_compiling, compile_whole, mark_length
+from graphcore.graph.compile import FunctionMaker
 from graphcore.graph.hand_over import first_step
 from graphcore.graph.state import StepState
 from graphcore.graph.step import (
@@ -32,16 +35,21 @@ from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec
 
 BlockKind = tuple[BlockSpec, tuple[tuple[str, str], ...]]
-P = ParamSpec("P")
-R = TypeVar("R")
 WARMUP_TOKENS = 128  # the length for which Inductor plans its loops; the code then runs for any length from 2 up
 
 
 class _Example(NamedTuple):
-    """Example inputs of a block, padding tokens only: its arguments, and the layer's features if it has them."""
+    """Example inputs of a block, padding tokens only.
+
+    Attributes:
+        arguments: arguments of `Block.route`.
+        features: features of the layer, if it has them.
+        lengths: tensors among both, each with a dimension whose size differs from call to call.
+    """
 
     arguments: tuple[Tensor, Tensor | None, Span, Tensor, Tensor, Tensor | None]
     features: tuple[Tensor, ...]
+    lengths: tuple[tuple[Tensor, int], ...]
 
 
 @dataclass(frozen=True)
@@ -51,16 +59,14 @@ class BlockCompiler:
     Attributes:
         caches: one cache per layer, for the largest batch.
         tables: rope tables, [P, 2, E/2] each.
-        on_compile: function called with the name of each function before it is compiled.
-        cache_dir: folder of the compiled-code cache; None uses Inductor's default.
+        make: maker of the compiled functions.
     """
 
     decoder: Decoder
     caches: Sequence[LayerCache]
     tables: Sequence[Tensor]
     device: torch.device
-    on_compile: Callable[[str], None]
-    cache_dir: Path | None
+    make: FunctionMaker
 
     @property
     def layers(self) -> int:
@@ -83,22 +89,21 @@ class BlockCompiler:
         return self._compile_routed(index, batch, phase) if is_routed else self._compile_block(index, batch, phase)
 
     def _compile_block(self, index: int, batch: int, phase: str) -> BlockFunction:
-        run: BlockFunction = self._named(Block.forward, self._kind_name(index), phase, batch)
-        example = self._example(index, batch, phase)
-        call_compiling(self.cache_dir, run, self.block(index), *example.arguments, *example.features)
-        return run
+        example, name = self._example(index, batch, phase), f"{self._kind_name(index)}_{phase}_{batch}"
+        arguments = *example.arguments, *example.features
+        return self.make(Block.forward, name, self.block(index), arguments, example.lengths)
 
     def _compile_routed(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Compile both halves of a block with experts; the example is padding only, so no expert's weights are read."""
-        block, name = self.block(index), self._kind_name(index)
-        route: RouteFunction = self._named(Block.route, name, phase, batch)
-        example = self._example(index, batch, phase)
-        routed = call_compiling(self.cache_dir, route, block, *example.arguments)
+        block, kind, example = self.block(index), self._kind_name(index), self._example(index, batch, phase)
+        route: RouteFunction = self.make(
+            Block.route, f"{kind}_{phase}_{batch}", block, example.arguments, example.lengths
+        )
+        routed = route(block, *example.arguments)
         answers = experts_of(block)(routed.experts_input, routed.chosen)
-        if phase == "prefill":
-            mark_length(routed.x, answers, routed.shares)
-        add: AddFunction = self._named(Block.add_experts, f"{name}_experts", phase, batch)
-        call_compiling(self.cache_dir, add, block, routed.x, answers, routed.shares, *example.features)
+        arguments = routed.x, answers, routed.shares, *example.features
+        lengths = _tokens_in(*arguments) if phase == "prefill" else ()
+        add: AddFunction = self.make(Block.add_experts, f"{kind}_experts_{phase}_{batch}", block, arguments, lengths)
         return RoutedBlock(route, add)
 
     def _kind_name(self, index: int) -> str:
@@ -106,36 +111,29 @@ class BlockCompiler:
         kinds = list(dict.fromkeys(self.kind(layer) for layer, _ in self.decoder.blocks()))
         return f"block{kinds.index(self.kind(index))}"
 
-    def _named(self, function: Callable[P, R], name: str, phase: str, batch: int) -> Callable[P, R]:
-        """Return the function wrapped so that its first call compiles it, and report its name to `on_compile`."""
-        name = f"{name}_{phase}_{batch}"
-        self.on_compile(name)
-        return compile_whole(function, name)
-
-    def _example(self, index: int, batch: int, phase: str) -> "_Example":
+    def _example(self, index: int, batch: int, phase: str) -> _Example:
         """Return example inputs of a block, with padding tokens only."""
         state = StepState.empty(batch, 1 if phase == "decode" else WARMUP_TOKENS, self.device)
         first_step(self.decoder, state, self.tables).replay()
         rope_index = self.decoder.rope_index()[index]
         rope = None if rope_index is None else state.ropes[rope_index]
         features = () if state.per_layer is None else (state.per_layer[index],)
-        if phase == "prefill":
-            mark_length(state.hidden, *state.ropes, *features)
+        lengths = list(_tokens_in(state.hidden, rope, *features)) if phase == "prefill" else []
         cache = self.caches[index].rows(batch)
         # One graph then serves every context_length of more than a page; a size of 1 is never symbolic.
         if isinstance(cache, KVCache):
-            for tensor, dim in ((cache.k, 0), (cache.v, 0), (cache.k, 2), (cache.v, 2), (cache.table, 1)):
-                if tensor.shape[dim] > 1:
-                    mark_length(tensor, dim=dim)
-        return _Example((state.hidden, rope, state.span, *cache.inputs), features)
+            of_cache = ((cache.k, 0), (cache.v, 0), (cache.k, 2), (cache.v, 2), (cache.table, 1))
+            lengths += [(tensor, dim) for tensor, dim in of_cache if tensor.shape[dim] > 1]
+        return _Example((state.hidden, rope, state.span, *cache.inputs), features, tuple(lengths))
 
     def compile_head(self, head: Head, batch: int, tokens: int | None, name: str) -> HeadFunction:
         """Compile and return the function of heads with as many rows, on [B, D], or on [B, T, D] with `tokens`."""
-        self.on_compile(f"{name}_{batch}")
-        run: HeadFunction = compile_whole(Head.forward, f"{name}_{batch}")
         shape = (batch, self.decoder.spec.dim) if tokens is None else (batch, tokens, self.decoder.spec.dim)
         hidden = torch.zeros(shape, dtype=RESIDUAL_DTYPE, device=self.device)
-        if tokens is not None:
-            mark_length(hidden)
-        call_compiling(self.cache_dir, run, head, hidden)
-        return run
+        lengths = () if tokens is None else _tokens_in(hidden)
+        return self.make(Head.forward, f"{name}_{batch}", head, (hidden,), lengths)
+
+
+def _tokens_in(*tensors: Tensor | None) -> tuple[tuple[Tensor, int], ...]:
+    """Return each tensor [B, T, ...] with its dimension of tokens."""
+    return tuple((tensor, 1) for tensor in tensors if tensor is not None)

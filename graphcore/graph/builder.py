@@ -12,9 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from graphcore.graph.artefacts import Artefacts, ArtefactWriter
 from graphcore.graph.block_compiler import WARMUP_TOKENS, BlockCompiler
 from graphcore.graph.block_functions import BlockFunctions
 from graphcore.graph.block_parts import BlockParts, part_steps, trace_parts
+from graphcore.graph.compile import JustInTime
 from graphcore.graph.cpu.native_decode import Recorder
 from graphcore.graph.gpu.capture import Captures, captured, captured_piece
 from graphcore.graph.gpu.chunk_graphs import ChunkBuffers, ChunkStep, RowCaches, chunk_sizes
@@ -59,6 +61,7 @@ class GraphBuilder:
         caches: one cache per layer, for the largest batch.
         backend: kernels that compute the model; with a `NativeBackend`, captured decode steps are native programs, else
             CUDA graphs.
+        cache_dir: folder of the compiled-code cache; None uses Inductor's default.
         head_parts: parts of the decoder's head by vocabulary rows, in order, if they have their own weight buffers.
         streamed: groups whose weights are streamed; a captured program is partitioned at them, and a block whose parts
             are groups runs in these parts if one of them is streamed.
@@ -69,10 +72,10 @@ class GraphBuilder:
 
     Args:
         on_compile: function called with the name of each function before it is compiled.
-        cache_dir: folder of the compiled-code cache; None uses Inductor's default.
         compiles: True if blocks and heads outside captured decode steps are compiled.
         fetched, decode_kernels: the same as in `BlockFunctions`.
         uses_pdl: the same as in `Captures`.
+        artefacts: packages that blocks and heads are loaded from; None to compile them here.
     """
 
     decoder: Decoder
@@ -82,7 +85,7 @@ class GraphBuilder:
     context: int
     device: torch.device
     on_compile: InitVar[Callable[[str], None]] = lambda name: None
-    cache_dir: InitVar[Path | None] = None
+    cache_dir: Path | None = None
     backend: Backend = field(default_factory=TorchBackend)
     compiles: InitVar[bool] = True
     head_parts: Sequence[Head] = ()
@@ -92,6 +95,7 @@ class GraphBuilder:
     uses_pdl: InitVar[bool] = False
     hand_over: HandOver | None = None
     captured_chunk: int = 0
+    artefacts: InitVar[Artefacts | None] = None
     tables: tuple[Tensor, ...] = field(init=False)
     captures: Captures = field(init=False)
     functions: BlockFunctions = field(init=False)
@@ -105,17 +109,18 @@ class GraphBuilder:
     def __post_init__(
         self,
         on_compile: Callable[[str], None],
-        cache_dir: Path | None,
         compiles: bool,
         fetched: FetchedExperts | None,
         decode_kernels: DecodeKernels | None,
         uses_pdl: bool,
+        artefacts: Artefacts | None,
     ) -> None:
         self.captures = Captures(self.device, uses_pdl)
         self._head_rows, self._is_head_whole = self.decoder.head_rows(), not self.head_parts
         self.head_parts = self.head_parts or [self.decoder.head.part(rows) for rows in self._head_rows]
         self.tables = self.decoder.rope_tables(self.context, self.device)
-        compiler = BlockCompiler(self.decoder, self.caches, self.tables, self.device, on_compile, cache_dir)
+        make = artefacts or JustInTime(self.cache_dir, on_compile)
+        compiler = BlockCompiler(self.decoder, self.caches, self.tables, self.device, make)
         self.functions = BlockFunctions(compiler, compiles and self.kind != "eager", fetched, decode_kernels)
 
     @property
@@ -139,6 +144,12 @@ class GraphBuilder:
         runs = [range(len(decoder.layers))] if self.hand_over is None else self.hand_over.share.runs
         other.layer_groups = [LayerGroup(layers) for layers in runs]
         other.head_parts = [decoder.head.part(rows) for rows in self._head_rows]
+        return other
+
+    def exporting(self, writer: ArtefactWriter) -> "GraphBuilder":
+        """Return a builder whose programs are not to be run: building them writes the packages of their functions."""
+        other = copy(self)
+        other.functions = replace(self.functions, compiler=replace(self.functions.compiler, make=writer), compiled={})
         return other
 
     def decode(self, batch: int, is_greedy: bool) -> Program:

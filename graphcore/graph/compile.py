@@ -14,15 +14,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphcore.build_folder import TEMPORARY, build_folder, is_one_word, obstacle, temporary_folder
@@ -35,6 +36,8 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM
 NO_ROOM = os.strerror(errno.ENOSPC)
 P = ParamSpec("P")
 R = TypeVar("R")
+OPTIONS: Mapping[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": False, "deterministic": True}
+"""Inductor's options of all compiled code, also in packages (artefacts.py), so that both compute the same bits."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,8 +66,57 @@ def compile_whole(function: Callable[P, R], name: str) -> Callable[P, R]:
     a GPU, Inductor would autotune reductions by timing; their summation orders differ, so results could change from run
     to run. `deterministic` makes it choose by rule.
     """
-    options: dict[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": False, "deterministic": True}
-    return torch.compile(fresh_copy(function, name), fullgraph=True, dynamic=False, options=options)
+    return torch.compile(fresh_copy(function, name), fullgraph=True, dynamic=False, options=dict(OPTIONS))
+
+
+class FunctionMaker(Protocol):
+    """Makes the fast form of a module's function, such as `Block.forward` or `Head.forward`."""
+
+    def __call__(
+        self,
+        function: Callable[..., R],
+        name: str,
+        module: nn.Module,
+        arguments: Sequence[Any],
+        lengths: Sequence[tuple[Tensor, int]] = (),
+    ) -> Callable[..., R]:
+        """Return the function, for all modules like this one.
+
+        Args:
+            function: function of a module and of the arguments.
+            name: name of the result, different for each.
+            arguments: example arguments; a tensor, a `Span` or None each.
+            lengths: tensors among the arguments, each with a dimension whose size differs from call to call.
+        """
+
+
+@dataclass(frozen=True)
+class JustInTime:
+    """Compiles functions in this process, by calling each once with its example arguments.
+
+    Attributes:
+        cache_dir: folder of the compiled-code cache; None uses Inductor's default.
+        on_compile: function called with the name of each function before it is compiled.
+    """
+
+    cache_dir: Path | None
+    on_compile: Callable[[str], None]
+
+    def __call__(
+        self,
+        function: Callable[..., R],
+        name: str,
+        module: nn.Module,
+        arguments: Sequence[Any],
+        lengths: Sequence[tuple[Tensor, int]] = (),
+    ) -> Callable[..., R]:
+        """Return the compiled function, as `FunctionMaker` does."""
+        self.on_compile(name)
+        run = compile_whole(function, name)
+        for tensor, dim in lengths:
+            mark_length(tensor, dim=dim)
+        call_compiling(self.cache_dir, run, module, *arguments)
+        return run
 
 
 def code_folder(cache_dir: Path, device: torch.device) -> tuple[Path, str]:

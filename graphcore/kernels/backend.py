@@ -9,6 +9,7 @@ G positions of a page. A backend is chosen once, when a model is loaded. No code
 library's path.
 """
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -18,7 +19,7 @@ from torch import Tensor, fx
 
 from graphcore.errors import GraphError
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
-from graphcore.kernels.cpu.library import find_runnable_library, prebuilt_library
+from graphcore.kernels.cpu.library import find_runnable_library, loads, prebuilt_library
 from graphcore.kernels.cpu.program import NativeProgram, seconds_late
 from graphcore.kernels.cpu.quantize import quantize_weights
 from graphcore.kernels.cpu.token_rows import TokenRows, runs_now
@@ -177,6 +178,10 @@ class NativeBackend(Backend):
 
     library: str
 
+    def copy_library(self, folder: Path) -> Path:
+        """Copy the library's file to a folder, and return the copy."""
+        return Path(shutil.copy(self.library, folder))
+
     @property
     def kernels_name(self) -> str:
         """Name of the library's file, a fingerprint of its sources, compiler and processor."""
@@ -249,6 +254,19 @@ def find_backend(device: torch.device, cache_dir: Path, on_progress: Progress = 
         without = "none were built when it was installed, and no C++ compiler works here"
         return TorchBackend(), f"graphcore's kernels are missing: {without}"
     return NativeBackend(str(library)), note
+
+
+def backend_of(library: Path | None) -> Backend:
+    """Return the C++ kernels of a library's file, which was built for this processor; None for plain PyTorch.
+
+    Raises:
+        GraphError: this system cannot load the library.
+    """
+    if library is None:
+        return TorchBackend()
+    if not loads(library):
+        raise GraphError(f"{library} cannot be loaded by this system; it was built on a newer one, or is damaged")
+    return NativeBackend(str(library))
 
 
 def prebuilt_backend(device: torch.device) -> Backend:

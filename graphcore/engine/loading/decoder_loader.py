@@ -18,6 +18,7 @@ from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig, note_on_chunks
 from graphcore.engine.program_runner import ProgramRunner
+from graphcore.engine.programs import Programs
 from graphcore.engine.ring.lead_runner import LeadRunner
 from graphcore.engine.ring.shared_headers import headers_elsewhere
 from graphcore.graph.builder import GraphBuilder
@@ -131,14 +132,17 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         """Load resident weights, bind slots for the others, allocate caches, and return the runner and the stream."""
         runtime, decoder, loader, streaming = parts.runtime, parts.decoder, parts.loader, settings.streaming
         compiled_dir, _ = code_folder(settings.cache_folder, runtime.device)
-        with compile_cache(compiled_dir), compiler_loading(runtime.device, is_needed=runtime.prefill != "eager"):
+        needs_compiler = runtime.prefill != "eager" and runtime.artefacts is None
+        with compile_cache(compiled_dir), compiler_loading(runtime.device, needs_compiler):
             moving = find_moving(decoder, plan, parts.layer_groups(streaming))
             load_resident(loader, decoder, runtime.device, on_progress, moving.names)
             draft = self._draft(parts, moving, on_progress)
             stream = stream_weights(loader, moving, tier, runtime.device, streaming.pinned_memory, decoder)
         with ExitStack() as undo:
-            undo.callback(stream.close)  # if there is no memory left for the caches
+            undo.callback(stream.close)  # if there is no memory left for the caches, or compiled blocks do not fit
             builder = _builder(settings, parts, stream, compiled_dir, on_progress, self._ranks)
+            if runtime.artefacts is not None:
+                Programs(builder, runtime.batch_size).build_all()
             undo.pop_all()
         prompt_tokens = settings.batching.prompt_tokens(runtime.prefill_chunk, runtime.prompts_together)
         sizes = runtime.batch_size, runtime.chunks, prompt_tokens, runtime.draft_tokens
@@ -190,6 +194,7 @@ def _builder(
         decode_kernels=None if settings.graph.blocks == "compiled" else _decode_kernels(runtime, caches),
         uses_pdl=runtime.uses_pdl,
         captured_chunk=runtime.prefill_chunk if runtime.prefill == "captured" else 0,
+        artefacts=runtime.artefacts,
         hand_over=None if ranks is None or runtime.share is None else HandOver(runtime.share, ranks),
     )
 

@@ -32,6 +32,7 @@ from graphcore.engine.loading.runtime_config import (
     target_here,
 )
 from graphcore.errors import ConfigError, UnsupportedError
+from graphcore.graph.artefacts import model_facts
 from graphcore.graph.compile import code_folder
 from graphcore.graph.cpu.native_decode import native_obstacle
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
@@ -68,9 +69,10 @@ def prepare_model(
         CheckpointError: names or shapes are wrong.
     """
     target = target or target_here(settings, model, on_progress)
-    has_kernels = target.backend.has_kernels
-    asked = settings.graph
-    graph, prefill, graph_note = choose_graph(asked.kind, target.device, has_kernels, asked.blocks, asked.prefill)
+    has_kernels, has_artefacts, asked = target.backend.has_kernels, target.artefacts is not None, settings.graph
+    graph, prefill, graph_note = choose_graph(
+        asked.kind, target.device, has_kernels, asked.blocks, asked.prefill, has_artefacts
+    )
     context_length = choose_context_length(settings, model.spec.context, advice_on_context(model.config.rope))
     kv_dtype = choose_kv_types(settings.kv_dtype, model, target.dtype, target.device)
     packing = packing_policy_of(settings, target)
@@ -80,6 +82,8 @@ def prepare_model(
         chosen = graph_note, *note_on_kv_types(kv_dtype, model), *notes_on_building(settings, target, prefill)
         notes += filter(None, (*chosen, pdl_note))
     decoder, loader = match_model(model, target.dtype, packing)
+    if target.artefacts is not None:
+        target.artefacts.check_facts(model_facts(decoder, packing.rounding, target.dtype, kv_dtype))
     graph, prefill, decode_note = as_recorded(settings, target.device, decoder, graph, prefill)
     batch_size = settings.batching.max_sequences
     blocks, block_notes = choose_blocks(asked.blocks, graph, target.device, decoder, batch_size)
@@ -98,6 +102,7 @@ def prepare_model(
         packing=packing,
         uses_pdl=uses_pdl,
         is_batch_invariant=prefill == "eager" and target.device.type == "cpu" and decoder.is_batch_invariant,
+        artefacts=target.artefacts,
     )
     notes += (*block_notes, *notes_on_kernels(settings, runtime, decoder, loader))
     return PreparedDecoder(runtime, notes, loader, decoder, draft_of(runtime, decoder, loader))

@@ -5,12 +5,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from graphcore import __version__
 from graphcore.config.settings import Settings
+from graphcore.config.user_path import user_folder
 from graphcore.device import DTYPES, find_cpp_compiler, resolve_device, resolve_dtype
 from graphcore.engine.loading.open_model import OpenedModel
 from graphcore.errors import ConfigError
+from graphcore.graph.artefacts import Artefacts
 from graphcore.graph.gpu.kernel_obstacles import block_obstacle, device_obstacle
-from graphcore.kernels.backend import Backend, NativeBackend, find_backend
+from graphcore.kernels.backend import Backend, NativeBackend, backend_of, find_backend
 from graphcore.kernels.cpu.kernel_packing import DENSE_TOKENS
 from graphcore.kernels.cpu.library import can_have_kernels
 from graphcore.kernels.gpu.pdl import FIRST_CAPABILITY, supports_pdl
@@ -54,6 +57,7 @@ class RuntimeConfig:
         prompts_together: True if a pass has a chunk for every sequence: weights stream, on a ring on all ranks.
         is_batch_invariant: True if a prompt's tokens have the same bits in chunks of different lengths
             (`Decoder.is_batch_invariant`), on a ring on all ranks.
+        artefacts: packages of compiled blocks and heads; None to compile them here.
     """
 
     device: torch.device
@@ -75,6 +79,7 @@ class RuntimeConfig:
     share: Share | None = None
     prompts_together: bool = False
     is_batch_invariant: bool = False
+    artefacts: Artefacts | None = None
 
     @property
     def backend(self) -> Backend:
@@ -113,6 +118,7 @@ class ComputeTarget:
         backend: kernels that compute the model.
         is_here: True if the device is in this machine.
         note: line about the kernels; empty if there is nothing to say.
+        artefacts: packages of compiled blocks and heads that fit this machine, whose kernels the backend runs; or None.
     """
 
     device: torch.device
@@ -120,6 +126,7 @@ class ComputeTarget:
     backend: Backend
     is_here: bool = True
     note: str = ""
+    artefacts: Artefacts | None = None
 
 
 def device_and_dtype(settings: Settings, model: OpenedModel) -> tuple[torch.device, torch.dtype]:
@@ -139,11 +146,31 @@ def target_here(settings: Settings, model: OpenedModel, on_progress: Progress = 
         on_progress: callback while kernels are built.
 
     Raises:
-        ConfigError: the machine does not have the device, or cannot compute in the dtype.
+        ConfigError: the machine does not have the device, or cannot compute in the dtype; or graph.artefacts are none
+            that were compiled for this machine.
     """
     device, dtype = device_and_dtype(settings, model)
+    if settings.graph.artefacts is not None:
+        artefacts = Artefacts.read(user_folder(settings.graph.artefacts, "graph.artefacts=").absolute())
+        artefacts.check_facts(machine_facts(device))
+        artefacts.check_instructions()
+        return ComputeTarget(device, dtype, backend_of(artefacts.library()), artefacts=artefacts)
     backend, note = find_backend(device, settings.cache_folder, on_progress)
     return ComputeTarget(device, dtype, backend, note=note)
+
+
+def machine_facts(device: torch.device) -> dict[str, str]:
+    """Return what compiled code depends on, apart from the model and from the processor's instructions.
+
+    Inductor cuts loops for a number of threads, and calls torch's kernels, whose bits depend on the vector level.
+    """
+    return {
+        "graphcore": __version__,
+        "torch": torch.__version__,
+        "device": device.type,
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+    }
 
 
 def packing_policy_of(settings: Settings, target: ComputeTarget) -> PackingPolicy:
@@ -231,11 +258,16 @@ def refuse_graph(settings: Settings) -> None:
     if kind in ("captured", "compiled") or blocks != "auto" or prefill != "auto":
         device = resolve_device(settings.device)
         has_kernels = register() if device.type == "cuda" else can_have_kernels()
-        choose_graph(kind, device, has_kernels, blocks, prefill)
+        choose_graph(kind, device, has_kernels, blocks, prefill, settings.graph.artefacts is not None)
 
 
 def choose_graph(
-    kind: str, device: torch.device, has_kernels: bool, blocks: str = "auto", prefill: str = "auto"
+    kind: str,
+    device: torch.device,
+    has_kernels: bool,
+    blocks: str = "auto",
+    prefill: str = "auto",
+    has_artefacts: bool = False,
 ) -> tuple[str, str, str]:
     """Return how decode steps run, how everything else runs, and a note if that is slower than what was asked for.
 
@@ -246,6 +278,7 @@ def choose_graph(
         has_kernels: True where graphcore's own kernels can run: C++ on the CPU, Triton on a GPU.
         blocks: what the blocks of decode steps are to be: "auto", "kernels" or "compiled".
         prefill: how prompts are to run: "auto", "captured", "compiled" or "eager".
+        has_artefacts: True if compiled blocks are loaded, so that no compiler is needed.
 
     Raises:
         ConfigError: the settings name a kind, or blocks, that cannot run here.
@@ -286,6 +319,8 @@ def _choose_kinds(kind: str, device: torch.device, has_kernels: bool, blocks: st
         kind = "captured"
     if kind == "eager":
         return "eager", "eager", ""
+    if has_artefacts:
+        return "compiled", "compiled", ""
     if kind == "captured" and not has_kernels:
         raise ConfigError(
             f"graph=captured needs a CUDA device, or a C++ compiler (g++ or clang++) for its kernels; this is {device} "

@@ -89,7 +89,7 @@ def _check(settings: Settings, task: MicrobenchSettings) -> None:
     Raises:
         ConfigError: a length or the repeats are out of range, or another setting has no effect.
     """
-    refuse_unused_settings(settings, "microbench", PROMPT_KEYS)
+    refuse_unused_settings(settings, "microbench", (*PROMPT_KEYS, "graph.artefacts"))
     at_least(1, "task.", task, ("repeats",))
     if not task.lengths or min(task.lengths) < 1:
         raise ConfigError(f"task.lengths={task.lengths} must name at least one length, each at least 1")
@@ -125,7 +125,7 @@ class StepWork:
         runner.reserve(0, 0, 1)
         plain.state.put_rows([[0]], [0])
         run_program(plain, engine.runner.policy)
-        compiles, cache_dir = builder.kind == "compiled", builder.functions.compiler.cache_dir
+        compiles, cache_dir = builder.kind == "compiled", builder.cache_dir
         collector = TorchOperations(
             builder.decoder, plain.state, builder.caches, engine.choices.dtype, device, compiles, cache_dir
         )

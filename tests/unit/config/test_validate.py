@@ -50,6 +50,10 @@ REFUSED = [
     ("model.fallback=vllm", "model.fallback=vllm is not one of null, transformers"),
     ("model.fallback=transformers model.attention=flash", "model.attention=flash is not one of auto, eager, sdpa"),
     ("model.attention=eager", "model.attention=eager has no effect on graphcore's own architectures"),
+    ("graph.artefacts=blocks", "graph.artefacts=blocks has compiled blocks, which graph=auto does not run; add graph="),
+    ("graph=captured graph.artefacts=blocks", "which graph=captured does not run; add graph=compiled"),
+    ("graph=compiled graph.artefacts=''", "graph.artefacts= is empty; name a path"),
+    ("parallel=ring graph=compiled graph.artefacts=blocks", "graph.artefacts=blocks does not work with parallel=ring"),
     ("quant.activations=int4", "quant.activations=int4 is not one of auto, float, int8"),
 ]
 ALLOWED = [
@@ -70,6 +74,7 @@ ALLOWED = [
     "sampling.temperature=1e30 sampling.top_k=1000000",
     "sampling.temperature=0 sampling.repetition_penalty=0.5",
     "model.fallback=transformers model.attention=eager",
+    "graph=compiled graph.artefacts=blocks",
     "context_length=null threads=null model.num_hidden_layers=null",
 ]
 

@@ -75,12 +75,15 @@ RUNS = {
     "plan": ["task.disk=1GB", "task.bandwidth=10GB", "graph=captured", "streaming=on", "speculation=self"],
     "perplexity": ["task.window=8"],
     "pack": ["quant=q8_0"],
+    "export": ["graph=compiled"],
     "doctor": [],
     "runs": ["task.prune=30d"],
     "ps": [],
     "models": ["task.remove=one.gguf", "task.confirmed=true"],
     "serve": ["task.port=0", "task.max_sequences=1"],
 }
+
+SLOW = {"export": pytest.mark.slow}  # compiles for a minute
 
 
 def end_after_loading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +98,7 @@ def end_after_loading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("task", RUNS)
+@pytest.mark.parametrize("task", [pytest.param(task, marks=SLOW.get(task, ())) for task in RUNS])
 def test_every_field_of_a_task_is_documented_and_every_documented_one_is_there(
     run_task: RunTask, chat_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
@@ -105,6 +108,7 @@ def test_every_field_of_a_task_is_documented_and_every_documented_one_is_there(
     text.write_text("the sun rose, and the sea was still", encoding="utf-8")
     own = [f"task.text={text}"] if task == "perplexity" else []
     own += [f"task.output={tmp_path / 'packed.gguf'}"] if task == "pack" else []
+    own += [f"task.output={tmp_path / 'artefacts'}"] if task == "export" else []
     if task == "serve":
         end_after_loading(monkeypatch)
     if task == "runs":

@@ -302,6 +302,11 @@ def test_a_graph_kind_that_cannot_run_is_refused(kind: str, word: str, monkeypat
         choose_graph(kind, CPU, has_kernels=False)
 
 
+def test_loaded_blocks_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_machine(monkeypatch, None)
+    assert choose_graph("compiled", CPU, has_kernels=False, has_artefacts=True) == ("compiled", "compiled", "")
+
+
 def test_without_a_home_folder_the_default_cache_is_a_temporary_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

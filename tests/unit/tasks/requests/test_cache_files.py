@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_used_is_one_line(
     assert "\n" not in str(run.error)
 
 
-@pytest.mark.parametrize("task", ["bench", "verify", "plan", "pack", "models", "perplexity", "microbench"])
+@pytest.mark.parametrize("task", ["bench", "verify", "plan", "pack", "models", "perplexity", "microbench", "export"])
 def test_tasks_without_prompts_refuse_the_files(run_task: RunTask, task: str, tmp_path: Path) -> None:
     own = [f"task.text={TINY / 'llama3' / 'config.json'}"] if task == "perplexity" else []
     run = run_task(f"task={task}", LLAMA[0], f"cache.save={tmp_path / 'file'}", *own)
