@@ -34,7 +34,7 @@ from graphcore.nn.moe import MoE
 from graphcore.nn.span import Span
 from graphcore.nn.spec import BlockSpec
 
-BlockKind = tuple[BlockSpec, tuple[tuple[str, str], ...]]
+BlockKind = tuple[BlockSpec, tuple[tuple[str, str], ...], tuple[torch.Size, ...]]
 WARMUP_TOKENS = 128  # the length for which Inductor plans its loops; the code then runs for any length from 2 up
 
 
@@ -80,8 +80,12 @@ class BlockCompiler:
         return block
 
     def kind(self, index: int) -> BlockKind:
-        """Return the key of a layer's compiled graph: its spec and the packing of its matrices."""
-        return self.decoder.spec.blocks[index], tuple(packed_formats(self.block(index)).items())
+        """Return the key of a layer's compiled graph: its spec, the packing of its matrices, its cache's shapes.
+
+        Arguments of a decode step differ in nothing else, so that its calls need not compare them (`JustInTime`).
+        """
+        shapes = tuple(one.shape for one in self.caches[index].inputs if one is not None)
+        return self.decoder.spec.blocks[index], tuple(packed_formats(self.block(index)).items()), shapes
 
     def compile(self, index: int, batch: int, phase: str) -> BlockFunction:
         """Compile and return the function of the layer's kind. Args: phase: "decode" or "prefill"."""

@@ -36,7 +36,11 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM
 NO_ROOM = os.strerror(errno.ENOSPC)
 P = ParamSpec("P")
 R = TypeVar("R")
-OPTIONS: Mapping[str, str | int | bool | Callable[..., object]] = {"triton.cudagraphs": False, "deterministic": True}
+OPTIONS: Mapping[str, str | int | bool | Callable[..., object]] = {
+    "triton.cudagraphs": False,
+    "deterministic": True,
+    "cpp.min_chunk_size": 1 << 16,  # elements for each thread: with 512, the norm of a single token has several threads
+}
 """Inductor's options of all compiled code, also in packages (artefacts.py), so that both compute the same bits."""
 
 _log = logging.getLogger(__name__)
@@ -59,14 +63,20 @@ def fresh_copy(function: Callable[P, R], name: str) -> Callable[P, R]:
     return copy
 
 
-def compile_whole(function: Callable[P, R], name: str) -> Callable[P, R]:
+def compile_whole(function: Callable[P, R], name: str, is_guarded: bool = True) -> Callable[P, R]:
     """Return `function` compiled as one graph at its first call.
 
     Dimensions are static unless the first call's tensors are marked (`mark_length`). A graph break raises an error. On
     a GPU, Inductor would autotune reductions by timing; their summation orders differ, so results could change from run
     to run. `deterministic` makes it choose by rule.
+
+    Args:
+        is_guarded: False if all calls' arguments are like the first's, but for what is in tensors; they are then not
+            compared with it, which takes a tenth of a decode step of 30 small layers. (Inductor's code still checks
+            the sizes of tensors.)
     """
-    return torch.compile(fresh_copy(function, name), fullgraph=True, dynamic=False, options=dict(OPTIONS))
+    options = dict(OPTIONS) if is_guarded else {**OPTIONS, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    return torch.compile(fresh_copy(function, name), fullgraph=True, dynamic=False, options=options)
 
 
 class FunctionMaker(Protocol):
@@ -94,6 +104,9 @@ class FunctionMaker(Protocol):
 class JustInTime:
     """Compiles functions in this process, by calling each once with its example arguments.
 
+    Calls of a function whose first argument has a length that differs from call to call are guarded; all others have
+    arguments like the example, because a function serves one kind of module.
+
     Attributes:
         cache_dir: folder of the compiled-code cache; None uses Inductor's default.
         on_compile: function called with the name of each function before it is compiled.
@@ -112,7 +125,8 @@ class JustInTime:
     ) -> Callable[..., R]:
         """Return the compiled function, as `FunctionMaker` does."""
         self.on_compile(name)
-        run = compile_whole(function, name)
+        has_a_length = any(arguments[0] is tensor for tensor, _ in lengths)
+        run = compile_whole(function, name, is_guarded=has_a_length)
         for tensor, dim in lengths:
             mark_length(tensor, dim=dim)
         call_compiling(self.cache_dir, run, module, *arguments)

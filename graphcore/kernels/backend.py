@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, fx
 
 from graphcore.errors import GraphError
+from graphcore.kernels.cpu.attention import cache_number
 from graphcore.kernels.cpu.kernel_packing import KernelPacking
 from graphcore.kernels.cpu.library import find_runnable_library, loads, prebuilt_library
 from graphcore.kernels.cpu.program import NativeProgram, seconds_late
 from graphcore.kernels.cpu.quantize import quantize_weights
 from graphcore.kernels.cpu.token_rows import TokenRows, runs_now
+from graphcore.kernels.cpu.torch_ops import are_implemented_by, native_attend
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.gpu.registration import register
 from graphcore.kernels.ops.attend import attend
@@ -196,7 +198,13 @@ class NativeBackend(Backend):
         span: Positions,
         how: AttentionParameters,
     ) -> Tensor:
-        """Attend in C++."""
+        """Attend in C++; in compiled code without Python in between."""
+        if torch.compiler.is_compiling() and are_implemented_by(self.library) and not how.values_from:
+            new = (None if one is None else one.contiguous() for one in (key, value))
+            sinks, formats = None if how.sinks is None else how.sinks.float(), map(cache_number, cache[:2])
+            return native_attend(
+                query.contiguous(), *new, *cache, *span, *formats, how.window, how.scale, sinks, how.cap
+            )
         return super().attend(query, key, value, cache, span, how._replace(library=self.library))
 
     def delta_heads(self, parts: DeltaParts) -> Tensor:

@@ -283,7 +283,7 @@ def choose_graph(
     Raises:
         ConfigError: the settings name a kind, or blocks, that cannot run here.
     """
-    graph, usual, note = _choose_kinds(kind, device, has_kernels, blocks)
+    graph, usual, note = _choose_kinds(kind, device, has_kernels, blocks, has_artefacts)
     if prefill in ("auto", usual):
         return graph, usual, note
     has_captured_prefill = graph == "captured" and device.type == "cuda"
@@ -304,7 +304,9 @@ def choose_graph(
     return graph, prefill, ""
 
 
-def _choose_kinds(kind: str, device: torch.device, has_kernels: bool, blocks: str) -> tuple[str, str, str]:
+def _choose_kinds(
+    kind: str, device: torch.device, has_kernels: bool, blocks: str, has_artefacts: bool
+) -> tuple[str, str, str]:
     """Return what `choose_graph` does for prefill="auto"."""
     if device.type == "cuda":
         return _choose_gpu_graph("captured" if kind == "auto" and blocks != "auto" else kind, has_kernels)

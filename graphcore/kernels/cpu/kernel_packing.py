@@ -28,6 +28,7 @@ from graphcore.kernels.cpu import products
 from graphcore.kernels.cpu.library import DTYPE_NUMBERS, FORMAT_NUMBERS, ROUNDINGS, Matrix, open_library
 from graphcore.kernels.cpu.products import Operand
 from graphcore.kernels.cpu.quantize import quantize_weights
+from graphcore.kernels.cpu.torch_ops import are_implemented_by, native_linear
 from graphcore.kernels.custom_ops import register_custom_op
 from graphcore.kernels.packing import GROUP_ROWS, Packing, empty_matrix, empty_product, empty_rows, write_tail
 from graphcore.quant.packing_error import SquaredError
@@ -139,11 +140,20 @@ class KernelPacking(Packing):
 
     def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, rounding: str) -> Tensor:
         """Multiply without unpacking; `rounding` is "float", "wide", "block" or "token", as at the top of this file."""
+        if torch.compiler.is_compiling() and are_implemented_by(self.library) and _are_few(x):
+            wide, how = None if bias is None else bias.float(), ROUNDINGS[rounding]
+            return native_linear(x.contiguous(), packed, wide, *self.numbers, how)
         return packed_linear(x, packed, bias, self, rounding)
 
     def gather(self, ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """Return some rows, dense."""
         return packed_rows(ids, packed, self, dtype)
+
+
+def _are_few(x: Tensor) -> bool:
+    """Return whether `x` [..., I] is statically known (no guard on a symbolic size) to have few tokens, but some."""
+    sizes = x.shape[:-1]
+    return all(isinstance(size, int) for size in sizes) and 0 < sizes.numel() < DENSE_TOKENS
 
 
 def _matrix_cpu(packed: Tensor, packing: KernelPacking, dtype: torch.dtype) -> Tensor:

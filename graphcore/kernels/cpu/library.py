@@ -1,6 +1,7 @@
 """Finds or builds the library of C++ kernels: built by pip if possible, else once per machine, in the cache folder.
 
-The sources include no torch headers, so that they build in seconds; Python calls plain functions through ctypes. The
+The sources include no torch headers, so that they build in seconds; Python calls plain functions through ctypes, and
+compiled steps call two of them as torch's ops (torch_ops.py). The
 compiler targets the native processor, and the sources select AVX-512 VNNI, AVX-VNNI, AVX2 or plain vectors by its
 predefined macros (graphcore/compiler.py lists processors and compilers). AVX512-BF16 is asked for at run time.
 """
@@ -29,6 +30,7 @@ from graphcore.compiler import (
 )
 from graphcore.device import cpu_flags, cpu_name
 from graphcore.errors import GraphError
+from graphcore.kernels.cpu import torch_ops
 from graphcore.progress import Progress, ignore_progress
 from graphcore.quant.registry import FORMATS
 from graphcore.threads import naming_limit
@@ -227,11 +229,13 @@ def open_library(path: str) -> ctypes.CDLL:
         "delta_floats": (size, [number, number]),
         "gated_convolution": (None, [number, pointer]),
         "activations_nbytes": (size, [number, number]),
+        "implement_torch_ops": (number, [pointer]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"graphcore_{name}")  # ctypes caches attributes, but not items
         function.restype, function.argtypes = result, arguments
     library.graphcore_share_threads(*_openmp_functions())
+    torch_ops.implement(library, path)
     return library
 
 
