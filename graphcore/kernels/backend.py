@@ -200,10 +200,22 @@ class NativeBackend(Backend):
     ) -> Tensor:
         """Attend in C++; in compiled code without Python in between."""
         if torch.compiler.is_compiling() and are_implemented_by(self.library) and not how.values_from:
-            new = (None if one is None else one.contiguous() for one in (key, value))
-            sinks, formats = None if how.sinks is None else how.sinks.float(), map(cache_number, cache[:2])
+            of_key, of_value = (None if one is None else one.contiguous() for one in (key, value))
+            k_cache, v_cache, table = cache
             return native_attend(
-                query.contiguous(), *new, *cache, *span, *formats, how.window, how.scale, sinks, how.cap
+                query.contiguous(),
+                of_key,
+                of_value,
+                k_cache,
+                v_cache,
+                table,
+                *span,
+                cache_number(k_cache),
+                cache_number(v_cache),
+                how.window,
+                how.scale,
+                None if how.sinks is None else how.sinks.float(),
+                how.cap,
             )
         return super().attend(query, key, value, cache, span, how._replace(library=self.library))
 
