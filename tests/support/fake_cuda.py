@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 from graphcore import Engine
 from graphcore.engine.batching.new_batching import batching_of
-from graphcore.graph import block_compiler as kinds
+from graphcore.graph import compile as compiling
 from graphcore.kernels.backend import TritonBackend
 
 READS = [getattr(torch.ops.aten, name).default for name in ("item", "is_nonzero", "_local_scalar_dense")]
@@ -298,7 +298,7 @@ LAYERS = "streaming.layer_group_size=1"  # as on a GPU
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Return what captured engines find for CUDA from now on; nothing is compiled."""
-    monkeypatch.setattr(kinds, "compile_whole", lambda function, name: function)
+    monkeypatch.setattr(compiling, "compile_whole", lambda function, name, is_guarded=True: function)
     return FakeCuda.install(monkeypatch)
 
 

@@ -10,7 +10,7 @@ from graphcore import Engine
 from graphcore.device import find_cpp_compiler
 from graphcore.engine.loading.prepared_decoder import further_nbytes
 from graphcore.engine.programs import Programs
-from graphcore.graph import block_compiler as kinds
+from graphcore.graph import compile as compiling
 from graphcore.graph.block_parts import PartStep
 from graphcore.graph.cpu.native_decode import NativeStep
 from graphcore.graph.gpu.capture import CapturedStep
@@ -37,7 +37,7 @@ def engine_of() -> Engine:
 def captured_engine(step: type[object], monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Return an engine that captures decode: as on CUDA, or as a native program. Nothing is compiled."""
     engine = engine_of()
-    monkeypatch.setattr(kinds, "compile_whole", lambda function, name: function)
+    monkeypatch.setattr(compiling, "compile_whole", lambda function, name, is_guarded=True: function)
     engine.runner.builder.kind = "captured"
     if step is CapturedStep:
         engine.runner.builder.backend = TritonBackend()

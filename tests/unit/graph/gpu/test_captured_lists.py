@@ -18,7 +18,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from graphcore import Engine
 from graphcore.engine.program_runner import ProgramRunner
-from graphcore.graph import block_compiler as kinds
+from graphcore.graph import compile as compiling
 from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.gpu.capture import CapturedStep, captured_steps
 from graphcore.graph.gpu.kernel_decode import DeviceBlocks
@@ -42,7 +42,7 @@ class Launches:
     names: list[str] = field(default_factory=list)
     is_inside: bool = False
 
-    def compile_whole(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def compile_whole(self, function: Callable[..., Any], name: str, is_guarded: bool = True) -> Callable[..., Any]:
         def run(*arguments: object) -> object:
             self.names.append(name)
             self.is_inside = True
@@ -82,7 +82,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     if torch.cuda.is_available():
         pytest.skip("tests/cuda/test_cuda_kernel_lists.py has the lists of a GPU")
     found = Launches()
-    monkeypatch.setattr(kinds, "compile_whole", found.compile_whole)
+    monkeypatch.setattr(compiling, "compile_whole", found.compile_whole)
     monkeypatch.setattr(InterpretedFunction, "run", lambda self, *args, **options: found.launch(self))
     return found
 

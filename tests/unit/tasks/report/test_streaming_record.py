@@ -71,7 +71,7 @@ def test_a_report_is_told_in_three_lines() -> None:
 
 def test_a_raw_link_that_was_slower_than_the_run_is_left_out() -> None:
     (link, *_) = streaming_lines("on", report_streaming(EVENTS, Measured(0, 4, 2, 3, raw_link=1.4e9)))
-    assert link == "streaming=on: 1.40 GiB per step, 1.50 GB/s while copying, 750 MB/s over all the time"
+    assert link == "streaming=on: 1.40 GiB per step, 1.40 GiB/s while copying, 715.3 MiB/s over all the time"
 
 
 def test_what_is_not_known_is_left_out() -> None:
