@@ -457,10 +457,10 @@ def run_refusing(case: Case, patch: Any) -> list[str] | None:
     def refuse(pages: Any, row: int, begin: int, end: int) -> bool:
         return row not in lacking[number] and reserve(pages, row, begin, end)
 
-    def fail(runner: Any, chunk: Any) -> Any:
+    def fail(runner: Any, *chunk: Any) -> Any:
         if number == 3:
             raise ConfigError("rank 1 has another opinion")
-        return program(runner, chunk)
+        return program(runner, *chunk)
 
     if os.environ["RANK"] == "1":
         patch.setattr(ProgramRunner, "logits", count)
