@@ -35,7 +35,7 @@ from graphcore.nn.span import Span
 
 MANIFEST = "manifest.json"
 INSTRUCTIONS = re.compile(r"sse|ssse|pni$|avx|amx|fma|f16c|bmi|abm|movbe|popcnt|gfni|asimd|sve|fphp|bf16|i8mm")
-"""Flags of /proc/cpuinfo whose instructions a compiler uses unasked with -march=native."""
+"""CPU flags (/proc/cpuinfo) of instructions that -march=native lets the compiler use."""
 CURES: Mapping[str, str] = {
     "graphcore": "install that version",
     "torch": "install that version",
@@ -199,7 +199,7 @@ class Artefacts:
         return path
 
     def move_kernels(self, package: Path, moved: Path) -> None:
-        """Write a package whose calls of kernels name the library in this folder instead of the export's."""
+        """Copy a package, and replace the kernels' path of the export by the library in this folder."""
         before, now = (json.dumps(str(path)).encode() for path in (self.kernels, self.folder / Path(self.kernels).name))
         with ZipFile(package) as source, ZipFile(moved, "w") as target:
             for entry in source.infolist():
@@ -222,7 +222,7 @@ class PackagedFunction:
     def __call__(self, module: nn.Module, *arguments: Any) -> Any:
         """Run the function: its tensor, or the parts of a `Routed`."""
         if module not in self.weights:
-            self.weights[module] = [tensor for _, tensor in weights_of(module)]
+            self.weights[module] = [tensor for _, tensor in module_weights(module)]
         results = self.loader.boxed_run([*self.weights[module], *tensors_of(arguments)])
         return results[0] if len(results) == 1 else Routed(*results)
 
@@ -253,7 +253,7 @@ class ArtefactWriter:
     ) -> Callable[..., R]:
         """Write the function's package, and return the function."""
         self.on_export(name)
-        inputs = [tensor for _, tensor in weights_of(module)] + tensors_of(arguments)
+        inputs = [tensor for _, tensor in module_weights(module)] + tensors_of(arguments)
         dynamic = torch.export.Dim.DYNAMIC
         dims = [{dim: dynamic for tensor, dim in lengths if tensor is one} or None for one in inputs]
         examples = [torch.empty_like(one) for one in inputs]  # their values do not matter
@@ -294,7 +294,7 @@ class Exported(nn.Module):
         super().__init__()
         # in a tuple, in which torch does not look for submodules, whose weights it would export
         self.called = (Called(function, module),)
-        self.names, self.arguments = [f"module.{name}" for name, _ in weights_of(module)], arguments
+        self.names, self.arguments = [f"module.{name}" for name, _ in module_weights(module)], arguments
 
     def forward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run the function, with the weights in place of the module's own."""
@@ -305,7 +305,7 @@ class Exported(nn.Module):
 
 
 class Called(nn.Module):
-    """A module whose forward is another function of it than its own, such as `Block.route`."""
+    """Wraps a module, and runs one of its other functions as `forward`, such as `Block.route`."""
 
     def __init__(self, function: Callable[..., Any], module: nn.Module) -> None:
         super().__init__()
@@ -316,7 +316,7 @@ class Called(nn.Module):
         return self.function(self.module, *arguments)
 
 
-def weights_of(module: nn.Module) -> list[tuple[str, Tensor]]:
+def module_weights(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Return the weights that a compiled function reads; experts run between two functions."""
     return [(name, tensor) for name, tensor in module.named_buffers() if EXPERTS not in f".{name}"]
 
@@ -336,7 +336,7 @@ def _rebuilt(argument: Any, tensors: Iterator[Tensor]) -> Any:
 
 def described_inputs(module: nn.Module, arguments: Sequence[Any], lengths: Sequence[tuple[Tensor, int]]) -> list[str]:
     """Return name, dtype and shape of each input, such as "argument 0 float32[1, *, 576]"."""
-    named = [*weights_of(module), *((f"argument {at}", one) for at, one in enumerate(tensors_of(arguments)))]
+    named = [*module_weights(module), *((f"argument {at}", one) for at, one in enumerate(tensors_of(arguments)))]
     described = []
     for name, tensor in named:
         assert tensor.is_contiguous(), f"{name} has strides {tensor.stride()}, and packages are compiled for one run"

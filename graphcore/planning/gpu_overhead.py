@@ -53,7 +53,7 @@ def overhead_nbytes(
 
 
 def step_nodes(spec: ModelSpec, *, compiles: bool = False) -> int:
-    """Return the most nodes that a captured decode step has: kernels and copies; `compiles` as above."""
+    """Return the most nodes (kernels, copies) of a captured decode step; `compiles` as for `overhead_nbytes`."""
     mixers = [block.attention for block in spec.blocks]
     delta_layers = sum(isinstance(mixer, DeltaSpec) for mixer in mixers)
     latent_layers = sum(isinstance(mixer, AttentionSpec) and mixer.latent is not None for mixer in mixers)

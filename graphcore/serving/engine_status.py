@@ -25,7 +25,7 @@ P95 = 0.95
 
 
 def engine_body(engine: Engine, metrics: ServingMetrics, num_events: int) -> dict[str, Any]:
-    """Return what GET /status says of the engine.
+    """Return the engine's part of the body of GET /status.
 
     Args:
         num_events: most events of the timeline.

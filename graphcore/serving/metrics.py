@@ -126,7 +126,7 @@ class _Renamed(CollectorRegistry):
 
 
 class _Readiness(Collector):
-    """Whether requests are taken."""
+    """The metric of whether the server accepts requests."""
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served

