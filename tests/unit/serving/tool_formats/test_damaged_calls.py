@@ -441,7 +441,7 @@ def test_any_arguments_are_read_from_damaged_calls(name: str, data: st.DataObjec
             may_drop = piece.lstrip("\n").startswith(("<parameter=", "<arg_key>")) or (
                 at == last and not has_call_behind
             )
-            # without its tag a last newline could be GLM's own, which glm45 writes before the next tag and glm47 does not
+            # without its tag a last newline could be GLM's own: glm45 writes one before the next tag, glm47 does not
             is_clear = name == "qwen3_5" or not pieces[at].endswith("\n")
             text += piece if may_drop and is_clear and data.draw(drops) else close + piece
         if end and not has_call_behind and data.draw(drops):
