@@ -1,17 +1,23 @@
-"""Compiled functions of blocks and heads in a folder, so that a start needs no compiler (task=export, graph.artefacts).
+"""Compiled functions of blocks and heads as packages of AOTInductor: files that run without a compiler or Python.
 
+    cache_dir/compiled/.../packages      what this machine has compiled for itself (`CachedPackages`, graph=compiled)
+
+    a folder of task=export, which others load with graph.artefacts (`ArtefactWriter`, `Artefacts`):
     manifest.json          what the packages were compiled for, the inputs of each, and the hashes of all files
-    block0_decode_1.pt2    a function for every layer of a kind, or for heads, as a package of AOTInductor
+    block0_decode_1.pt2    a function for every layer of a kind, or for heads
     kernels-....so         the library of C++ kernels that the functions call
 
 A package has no weights: they are inputs like activations and caches, so that one package serves all layers of a kind,
-resident or streamed. AOTInductor checks no input, therefore dtypes and shapes are compared with those of the export
-when a package is loaded, and the manifest's facts with this machine and this model.
+resident or streamed. AOTInductor checks no input, therefore a name in the cache is a hash of all that the code depends
+on; of an export, dtypes and shapes are compared with those of the export when a package is loaded, and the manifest's
+facts with this machine and this model.
 
 Packages are loaded without Inductor's Python modules, whose import takes as long as torch's own.
 """
 
+import functools
 import json
+import os
 import re
 import tempfile
 import warnings
@@ -26,8 +32,8 @@ import torch
 from torch import Tensor, nn
 
 from graphcore.device import cpu_flags, dtype_name
-from graphcore.errors import ConfigError
-from graphcore.graph.compile import OPTIONS, call_compiling
+from graphcore.errors import ConfigError, GraphError
+from graphcore.graph.compile import CACHE_VARIABLE, OPTIONS, call_compiling, count_package
 from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.nn.block import Routed, packed_formats
 from graphcore.nn.decoder import EXPERTS, Decoder
@@ -46,6 +52,7 @@ CURES: Mapping[str, str] = {
     "kv_dtype": "set kv_dtype={}",
     "model": "use the model, quant and adapters of the export",
 }
+ADDRESS = re.compile(r"0x[0-9a-f]+")  # in the repr of a function, whose name is an attribute, too
 R = TypeVar("R")
 
 
@@ -179,13 +186,12 @@ class Artefacts:
             moved = Path(scratch) / package.name
             self.move_kernels(package, moved)
             try:
-                loader = torch._C._aoti.AOTIModelPackageLoader(str(moved), "model", False, 1, -1)
+                return cast(Callable[..., R], PackagedFunction.load(moved, module))
             except RuntimeError as error:
                 reason = str(error).partition("\n")[0]
                 raise ConfigError(
                     f"{package} cannot be loaded ({reason}); run task=export again, or leave graph.artefacts out"
                 ) from error
-        return cast(Callable[..., R], PackagedFunction(loader))
 
     def _checked(self, name: str) -> Path:
         """Return a file of the folder, after comparing its hash: a damaged library could crash the process."""
@@ -213,15 +219,34 @@ class PackagedFunction:
     """A function of a module that a package computes.
 
     Attributes:
+        about: the first module's `described_module`; that of every other module has to be the same.
         weights: inputs from each module that was given; a module's weights keep their places.
     """
 
     loader: torch._C._aoti.AOTIModelPackageLoader
+    about: Sequence[str]
     weights: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
 
+    @classmethod
+    def load(cls, package: Path, module: nn.Module) -> "PackagedFunction":
+        """Return the function in a package, for all modules like this one.
+
+        Raises:
+            RuntimeError: torch cannot load the file.
+        """
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
+        return cls(loader, described_module(module))
+
     def __call__(self, module: nn.Module, *arguments: Any) -> Any:
-        """Run the function: its tensor, or the parts of a `Routed`."""
+        """Run the function: its tensor, or the parts of a `Routed`.
+
+        Raises:
+            GraphError: the module differs from the first in what the compiled code has as a constant.
+        """
         if module not in self.weights:
+            differing = {*self.about} ^ {*described_module(module)}
+            if differing:
+                raise GraphError(f"modules with one compiled function differ in {', '.join(sorted(differing))}")
             self.weights[module] = [tensor for _, tensor in module_weights(module)]
         results = self.loader.boxed_run([*self.weights[module], *tensors_of(arguments)])
         return results[0] if len(results) == 1 else Routed(*results)
@@ -253,21 +278,8 @@ class ArtefactWriter:
     ) -> Callable[..., R]:
         """Write the function's package, and return the function."""
         self.on_export(name)
-        inputs = [tensor for _, tensor in module_weights(module)] + tensors_of(arguments)
-        dynamic = torch.export.Dim.DYNAMIC
-        dims = [{dim: dynamic for tensor, dim in lengths if tensor is one} or None for one in inputs]
-        examples = [torch.empty_like(one) for one in inputs]  # their values do not matter
-        root = Exported(function, module, arguments)
-        exported = torch.export.export(root, (examples,), dynamic_shapes={"inputs": dims}, strict=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch calls a name of its own that it has deprecated
-            call_compiling(
-                self.cache_dir,
-                torch._inductor.aoti_compile_and_package,
-                exported,
-                package_path=str(self.folder / f"{name}.pt2"),
-                inductor_configs=dict(OPTIONS),
-            )
+        package = self.folder / f"{name}.pt2"
+        call_compiling(self.cache_dir, write_package, package, function, module, arguments, lengths)
         self.inputs[name] = described_inputs(module, arguments, lengths)
         return function
 
@@ -285,6 +297,78 @@ class ArtefactWriter:
         written = Artefacts(self.folder, facts, instructions_here(), about, kernels, self.inputs, hashes)
         written.write_manifest()
         return written
+
+
+@dataclass(frozen=True)
+class CachedPackages:
+    """Makes functions by loading packages from the compiled-code cache; what it does not have is compiled into it.
+
+    A call is one of AOTInductor's C++, without the Python of Dynamo, AOTAutograd and Inductor around it, which takes a
+    third of a decode step of small layers; and a start with all packages in the cache imports no compiler.
+
+    Attributes:
+        cache_dir: folder of the compiled-code cache, for this machine and this version of torch.
+        on_compile: function called with the name of each function before it is compiled.
+    """
+
+    cache_dir: Path
+    on_compile: Callable[[str], None]
+
+    def __call__(
+        self,
+        function: Callable[..., R],
+        name: str,
+        module: nn.Module,
+        arguments: Sequence[Any],
+        lengths: Sequence[tuple[Tensor, int]] = (),
+    ) -> Callable[..., R]:
+        """Return the loaded function, as `FunctionMaker` does.
+
+        Raises:
+            CompiledCodeError: there is no room for compiled code.
+        """
+        inputs, about = described_inputs(module, arguments, lengths), described_module(module)
+        depends_on = function.__qualname__, inputs, about, OPTIONS, torch.get_num_threads(), sources_hash()
+        package = f"packages/{sha256(repr(depends_on).encode()).hexdigest()[:32]}.pt2"
+
+        def compiled() -> PackagedFunction:
+            path = Path(os.environ[CACHE_VARIABLE]) / package  # another folder if cache_dir turns out to have no room
+            path.parent.mkdir(exist_ok=True)
+            write_package(path, function, module, arguments, lengths)
+            return PackagedFunction.load(path, module)
+
+        try:
+            loaded, is_cached = PackagedFunction.load(self.cache_dir / package, module), True
+        except RuntimeError:  # there is none, or the file is damaged
+            self.on_compile(name)
+            loaded, is_cached = call_compiling(self.cache_dir, compiled), False
+        count_package(is_cached)
+        return cast(Callable[..., R], loaded)
+
+
+def write_package(
+    package: Path,
+    function: Callable[..., Any],
+    module: nn.Module,
+    arguments: Sequence[Any],
+    lengths: Sequence[tuple[Tensor, int]],
+) -> None:
+    """Compile a function into a package, which is there whole or not at all.
+
+    Args:
+        function, module, arguments, lengths: the same as in `FunctionMaker`.
+    """
+    inputs = [tensor for _, tensor in module_weights(module)] + tensors_of(arguments)
+    dynamic = torch.export.Dim.DYNAMIC
+    dims = [{dim: dynamic for tensor, dim in lengths if tensor is one} or None for one in inputs]
+    examples = [torch.empty_like(one) for one in inputs]  # their values do not matter
+    root = Exported(function, module, arguments)
+    exported = torch.export.export(root, (examples,), dynamic_shapes={"inputs": dims}, strict=False)
+    written = package.with_suffix(f".{os.getpid()}.pt2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch calls a name of its own that it has deprecated
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(written), inductor_configs=dict(OPTIONS))
+    written.replace(package)
 
 
 class Exported(nn.Module):
@@ -332,6 +416,23 @@ def _rebuilt(argument: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(argument, Span):
         return Span(next(tensors), next(tensors))
     return None if argument is None else next(tensors)
+
+
+@functools.cache
+def sources_hash() -> str:
+    """Return a hash of graphcore's own code, which decides what is traced."""
+    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+
+
+def described_module(module: nn.Module) -> list[str]:
+    """Return every attribute of a module and its submodules that tracing may turn into a constant, with its value."""
+    return [
+        f"{name}.{key}={ADDRESS.sub('', repr(value))}"
+        for name, one in module.named_modules()
+        for key, value in vars(one).items()
+        if not key.startswith("_") and EXPERTS not in f".{name}."
+    ]
 
 
 def described_inputs(module: nn.Module, arguments: Sequence[Any], lengths: Sequence[tuple[Tensor, int]]) -> list[str]:

@@ -3,7 +3,7 @@
 Legend: B batch, T tokens, D model dim.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from itertools import groupby
@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from graphcore.graph.artefacts import Artefacts, ArtefactWriter
+from graphcore.graph.artefacts import ArtefactWriter
 from graphcore.graph.block_compiler import WARMUP_TOKENS, BlockCompiler
 from graphcore.graph.block_functions import BlockFunctions
 from graphcore.graph.block_parts import BlockParts, part_steps, trace_parts
-from graphcore.graph.compile import JustInTime
+from graphcore.graph.compile import FunctionMaker, JustInTime
 from graphcore.graph.cpu.native_decode import Recorder
 from graphcore.graph.gpu.capture import Captures, captured, captured_piece
 from graphcore.graph.gpu.chunk_graphs import ChunkBuffers, ChunkStep, RowCaches, chunk_sizes
@@ -71,11 +71,10 @@ class GraphBuilder:
         captured_chunk: most tokens of a chunk of a prompt that runs as CUDA graphs; 0 if none does.
 
     Args:
-        on_compile: function called with the name of each function before it is compiled.
         compiles: True if blocks and heads outside captured decode steps are compiled.
         fetched, decode_kernels: the same as in `BlockFunctions`.
         uses_pdl: the same as in `Captures`.
-        artefacts: packages that blocks and heads are loaded from; None to compile them here.
+        make: maker of the compiled functions of blocks and heads; None for torch.compile.
     """
 
     decoder: Decoder
@@ -84,7 +83,6 @@ class GraphBuilder:
     caches: Sequence[LayerCache]
     context: int
     device: torch.device
-    on_compile: InitVar[Callable[[str], None]] = lambda name: None
     cache_dir: Path | None = None
     backend: Backend = field(default_factory=TorchBackend)
     compiles: InitVar[bool] = True
@@ -95,7 +93,7 @@ class GraphBuilder:
     uses_pdl: InitVar[bool] = False
     hand_over: HandOver | None = None
     captured_chunk: int = 0
-    artefacts: InitVar[Artefacts | None] = None
+    make: InitVar[FunctionMaker | None] = None
     tables: tuple[Tensor, ...] = field(init=False)
     captures: Captures = field(init=False)
     functions: BlockFunctions = field(init=False)
@@ -108,18 +106,17 @@ class GraphBuilder:
 
     def __post_init__(
         self,
-        on_compile: Callable[[str], None],
         compiles: bool,
         fetched: FetchedExperts | None,
         decode_kernels: DecodeKernels | None,
         uses_pdl: bool,
-        artefacts: Artefacts | None,
+        make: FunctionMaker | None,
     ) -> None:
         self.captures = Captures(self.device, uses_pdl)
         self._head_rows, self._is_head_whole = self.decoder.head_rows(), not self.head_parts
         self.head_parts = self.head_parts or [self.decoder.head.part(rows) for rows in self._head_rows]
         self.tables = self.decoder.rope_tables(self.context, self.device)
-        make = artefacts or JustInTime(self.cache_dir, on_compile)
+        make = make or JustInTime(self.cache_dir)
         compiler = BlockCompiler(self.decoder, self.caches, self.tables, self.device, make)
         self.functions = BlockFunctions(compiler, compiles and self.kind != "eager", fetched, decode_kernels)
 

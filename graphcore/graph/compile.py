@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ OPTIONS: Mapping[str, str | int | bool | Callable[..., object]] = {
 """Inductor's options of all compiled code, also in packages (artefacts.py), so that both compute the same bits."""
 
 _log = logging.getLogger(__name__)
+_packages: Counter[bool] = Counter()  # packages that were loaded, by whether they came from the cache
 
 
 class CompiledCodeError(GraphError):
@@ -113,7 +115,7 @@ class JustInTime:
     """
 
     cache_dir: Path | None
-    on_compile: Callable[[str], None]
+    on_compile: Callable[[str], None] = lambda name: None
 
     def __call__(
         self,
@@ -296,8 +298,8 @@ class CompileReport:
 
     Attributes:
         seconds: float, wall time in seconds.
-        cache_hits: int, graphs that came from the cache on disk.
-        cache_misses: int, graphs that were compiled anew.
+        cache_hits: int, graphs or packages that came from the cache on disk.
+        cache_misses: int, graphs or packages that were compiled anew.
     """
 
     seconds: float = 0.0
@@ -318,12 +320,18 @@ def measure_compile() -> Iterator[CompileReport]:
         report.cache_hits, report.cache_misses = now_hits - hits, now_misses - misses
 
 
+def count_package(is_cached: bool) -> None:
+    """Count a package that was loaded, for `measure_compile`."""
+    _packages[is_cached] += 1
+
+
 def _cache_counts() -> tuple[int, int]:
-    """Return Inductor's cache hits and misses since the process began, in graphs.
+    """Return cache hits and misses since the process began, of Inductor's graphs and of packages.
 
     If nothing was compiled, Dynamo is not imported: the import takes longer than loading many models.
     """
-    if "torch._dynamo" not in sys.modules:
-        return 0, 0
-    inductor = torch._dynamo.utils.counters["inductor"]
-    return inductor["fxgraph_cache_hit"], inductor["fxgraph_cache_miss"]
+    hits, misses = _packages[True], _packages[False]
+    if "torch._dynamo" in sys.modules:
+        inductor = torch._dynamo.utils.counters["inductor"]
+        hits, misses = hits + inductor["fxgraph_cache_hit"], misses + inductor["fxgraph_cache_miss"]
+    return hits, misses

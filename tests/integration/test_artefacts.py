@@ -1,4 +1,4 @@
-"""A model whose compiled blocks are loaded from a folder (task=export) computes what graph=compiled does, to the bit.
+"""A model whose compiled blocks are packages, cached or exported, computes what torch.compile makes of it, to the bit.
 
 Packages take a minute to compile, so a worker exports the model of two dense layers once; other kinds are slow.
 """
@@ -18,7 +18,12 @@ from support.golden_models import KINDS, write_checkpoint
 
 from graphcore import Engine
 from graphcore.device import find_cpp_compiler
+from graphcore.engine.loading import decoder_loader
 from graphcore.errors import ConfigError
+from graphcore.graph.artefacts import CachedPackages
+from graphcore.graph.compile import JustInTime
+from graphcore.nn.norm import RMSNorm
+from graphcore.nn.spec import NormSpec
 from graphcore.tasks.commands.export import write_artefacts
 
 pytestmark = [
@@ -47,6 +52,12 @@ def load(model: Path, *more: str) -> Engine:
     return Engine.load(model, device="cpu", graph="compiled", overrides=settings_of(*more))
 
 
+def load_just_in_time(model: Path, *more: str) -> Engine:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder_loader, "CachedPackages", JustInTime)
+        return load(model, *more)
+
+
 def answers(engine: Engine) -> list[list[object]]:
     """Return hashes of the logits of all prompts, and the tokens that follow."""
     hashes = [sha256(engine.logits([one]).numpy().tobytes()).hexdigest() for one in PROMPTS]
@@ -60,12 +71,38 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[list[object]]]]:
-    """Return a folder of artefacts, and what graph=compiled answers."""
+    """Return a folder of artefacts, and what torch.compile makes of the model."""
     folder = tmp_path_factory.mktemp("artefacts")
-    with load(model) as engine:
+    with load_just_in_time(model) as engine:
         with engine.while_idle():
             write_artefacts(engine, folder)
         yield folder, answers(engine)
+
+
+def test_cached_packages_compute_the_same_bits(model: Path, exported: tuple[Path, list[list[object]]]) -> None:
+    with load(model) as engine:
+        assert answers(engine) == exported[1]
+
+
+def test_a_package_is_compiled_again_only_for_other_constants_or_where_it_is_damaged(tmp_path: Path) -> None:
+    names: list[str] = []
+    norm, x = RMSNorm(NormSpec("rms", 1e-6), 16), torch.linspace(-1, 1, 32).reshape(2, 16)
+    norm.weight.fill_(1.5)
+
+    def run(name: str) -> torch.Tensor:
+        made = CachedPackages(tmp_path, names.append)(RMSNorm.forward, name, norm, (x,))
+        assert torch.allclose(made(norm, x), norm(x), rtol=1e-6)
+        return made(norm, x)
+
+    with torch.inference_mode():
+        first = run("first")
+        assert torch.equal(run("cached"), first)
+        norm.eps = 0.5
+        assert not torch.allclose(run("another constant"), first)
+        for path in (tmp_path / "packages").glob("*.pt2"):
+            path.write_bytes(path.read_bytes()[:1000])
+        run("damaged")
+    assert names == ["first", "another constant", "damaged"]
 
 
 def test_a_process_without_a_compiler_computes_the_same_bits(
@@ -115,7 +152,7 @@ def test_another_run_is_refused_by_name(
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_kind_of_block_computes_the_same_bits(kind: str, dtype: str, tmp_path: Path) -> None:
     folder, sizes = write_checkpoint(kind, tmp_path / kind), (f"dtype={dtype}", "batch_size=2")
-    with load(folder, *sizes) as engine:
+    with load_just_in_time(folder, *sizes) as engine:
         with engine.while_idle():
             write_artefacts(engine, tmp_path)
         together = [one.token_ids for one in engine.generate(PROMPTS[1:3], 6)]

@@ -21,8 +21,9 @@ from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.programs import Programs
 from graphcore.engine.ring.lead_runner import LeadRunner
 from graphcore.engine.ring.shared_headers import headers_elsewhere
+from graphcore.graph.artefacts import CachedPackages
 from graphcore.graph.builder import GraphBuilder
-from graphcore.graph.compile import code_folder, compile_cache, compiler_loading
+from graphcore.graph.compile import JustInTime, code_folder, compile_cache, compiler_loading
 from graphcore.graph.hand_over import HandOver
 from graphcore.graph.step import DecodeKernels
 from graphcore.kernels.gpu.registration import register
@@ -132,7 +133,7 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
         """Load resident weights, bind slots for the others, allocate caches, and return the runner and the stream."""
         runtime, decoder, loader, streaming = parts.runtime, parts.decoder, parts.loader, settings.streaming
         compiled_dir, _ = code_folder(settings.cache_folder, runtime.device)
-        needs_compiler = runtime.prefill != "eager" and runtime.artefacts is None
+        needs_compiler = runtime.prefill != "eager" and runtime.device.type == "cuda"
         with compile_cache(compiled_dir), compiler_loading(runtime.device, needs_compiler):
             moving = find_moving(decoder, plan, parts.layer_groups(streaming))
             load_resident(loader, decoder, runtime.device, on_progress, moving.names)
@@ -177,6 +178,7 @@ def _builder(
         compiled.append(name)
         on_progress(f"compile {name}", None, len(compiled), 0)
 
+    compiler = JustInTime if runtime.device.type == "cuda" else CachedPackages
     return GraphBuilder(
         parts.decoder,
         runtime.graph,
@@ -184,7 +186,6 @@ def _builder(
         caches,
         runtime.context_length,
         runtime.device,
-        report,
         compiled_dir,
         runtime.backend,
         head_parts=moving.heads,
@@ -194,7 +195,7 @@ def _builder(
         decode_kernels=None if settings.graph.blocks == "compiled" else _decode_kernels(runtime, caches),
         uses_pdl=runtime.uses_pdl,
         captured_chunk=runtime.prefill_chunk if runtime.prefill == "captured" else 0,
-        artefacts=runtime.artefacts,
+        make=runtime.artefacts or compiler(compiled_dir, report),
         hand_over=None if ranks is None or runtime.share is None else HandOver(runtime.share, ranks),
     )
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from graphcore.graph.builder import GraphBuilder
+from graphcore.graph.compile import JustInTime
 from graphcore.graph.program import Program
 from graphcore.kvcache.buffers import allocate_cache
 from graphcore.kvcache.sizes import CacheSizes
@@ -66,7 +67,7 @@ def builder_of(
         caches,
         CONTEXT,
         CPU,
-        (lambda name: None) if names is None else names.append,
+        make=None if names is None else JustInTime(None, names.append),
     )
 
 
