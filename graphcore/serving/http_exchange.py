@@ -27,6 +27,7 @@ QUIET = (
     "/",
     PREFIX + "{name:path}",
 )  # paths that are asked all the time, and only logged if they fail
+UNREADY = 503  # status of /health while the model loads, stalls or ends, which the log has a line of its own for
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # others are quoted, since a header may not end with a space
 
 
@@ -98,7 +99,8 @@ class HttpExchange:
             metrics.note_tokens(self.used.prompt_tokens, self.used.cached_tokens, self.used.new_tokens)
             metrics.note_calls_in_thoughts(self.used.calls_in_thoughts)
         facts = {name: value for name, value in self._facts(status, message).items() if value not in (None, [], "")}
-        level = logging.DEBUG if self.endpoint in QUIET and status < 400 else logging.INFO
+        is_quiet = self.endpoint in QUIET and (status < 400 or status == UNREADY)
+        level = logging.DEBUG if is_quiet else logging.INFO
         line = " ".join(f"{name}={value}" for name, value in facts.items())
         LOG.log(level, "%s", line, extra={"facts": facts})
 

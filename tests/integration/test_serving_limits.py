@@ -290,7 +290,8 @@ def test_limits_of_prompts_and_answers_hold(engine: Engine) -> None:
         assert http.post("/v1/completions", json=LONG).json()["usage"]["completion_tokens"] == 7
 
 
-def test_a_server_that_loads_says_so_and_refuses(engine: Engine) -> None:
+def test_a_server_that_loads_says_so_and_refuses(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="graphcore.serving")
     go = threading.Event()
 
     def load() -> Engine:
@@ -304,6 +305,8 @@ def test_a_server_that_loads_says_so_and_refuses(engine: Engine) -> None:
         assert http.get("/metrics").status_code == 200
         response = http.post("/v1/completions", json=SHORT)
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        paths = [getattr(record, "facts", {}).get("path") for record in caplog.records]
+        assert paths == ["/v1/completions"]  # who polls /health until the model is there fills no log
         go.set()
         running.wait_for(lambda: http.get("/health").status_code == 200)
         assert http.post("/v1/completions", json=SHORT).status_code == 200
