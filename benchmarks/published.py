@@ -4,7 +4,7 @@
     python -m benchmarks.published phi4_mini olmo2             other groups of conf/model
     python -m benchmarks.published llama3 dtype=bf16 device=cpu   the same settings for all
 
-For each model, one process after the other:
+For each model, the author's own checkpoint if the group has it (model.precision=full), one process after the other:
 
     task=verify    whole logits and layers beside transformers' in float32, then 32 greedy tokens
     task=bench     tokens/s of a prompt and of decode, peak memory
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from graphcore.config.byte_sizes import in_words
-from graphcore.config.conf_folder import group_options
+from graphcore.config.conf_folder import group_options, published_models
 
 ROOT = Path(__file__).parents[1]
 DEFAULT = ("llama3", "qwen3", "gemma3_1b", "gpt2", "gpt_oss", "bitnet")
@@ -44,8 +44,11 @@ def main() -> int:
     models = sorted(group_options()["model"]) if options.all else names or list(DEFAULT)
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     is_right = True
+    precisions = {
+        one.name: one.precision for one in sorted(published_models(), key=lambda one: one.precision == "full")
+    }
     for model in models:
-        verified, timed = check(model, overrides)
+        verified, timed = check(model, [f"model.precision={precisions[model]}", *overrides])
         print(f"| {' | '.join(row(model, verified, timed))} |", flush=True)
         is_right &= verified["status"] == timed["status"] == "ok"
     return 0 if is_right else 1

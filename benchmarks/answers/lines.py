@@ -344,6 +344,6 @@ def _keys(name: str) -> Iterator[str]:
     stated = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     assert isinstance(stated, dict)
     for key, value in stated.items():
-        if key in ("defaults", "hydra", "name", "published", "random_config", "cache_dir"):
+        if key in ("defaults", "hydra", "name", "files", "published", "random_config", "cache_dir"):
             continue
         yield from (f"{key!s}.{inner!s}" for inner in value) if isinstance(value, dict) else (str(key),)

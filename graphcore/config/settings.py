@@ -16,12 +16,22 @@ from graphcore.config.user_path import lacks_home, user_folder
 
 
 @dataclass
+class PublishedFile:
+    """A published checkpoint of a model: its path, the bytes of its weights and, if it is one file, its sha256."""
+
+    checkpoint: str = MISSING
+    nbytes: int = MISSING
+    sha256: str | None = MISSING
+
+
+@dataclass
 class PublishedSettings:
     """The checkpoint that a model group stands for: its licence, the bytes of its weights, its path and its sha256.
 
-    `sampling` has the parameters that its model card recommends where the files say nothing.
+    `kind` is chat or base. `sampling` has the parameters that its model card recommends where the files say nothing.
     """
 
+    kind: str = MISSING
     licence: str = MISSING
     nbytes: int = MISSING
     checkpoint: str = MISSING
@@ -33,10 +43,13 @@ class PublishedSettings:
 class ModelSettings:
     """conf/model/*: which checkpoint.
 
-    `adapter` is text or a list of texts; `adapters` has them apart.
+    `published` is the one of `files` that `precision` names. `adapter` is text or a list of texts; `adapters` has them
+    apart.
     """
 
     name: str = MISSING
+    precision: str = MISSING
+    files: dict[str, PublishedFile] = MISSING
     published: PublishedSettings = field(default_factory=PublishedSettings)
     checkpoint: str = MISSING
     sha256: str | None = MISSING
@@ -75,10 +88,16 @@ class ModelSettings:
 
     @property
     def served_names(self) -> frozenset[str]:
-        """Names that a client may give for the model: the display name, the checkpoint's file or folder, org/name."""
+        """Names that a client may give for the model: the display name, the checkpoint's file or folder, org/name.
+
+        The author's repository is one of them for each precision of a model group.
+        """
         names = {self.display_name, self.checkpoint.rstrip("/").rpartition("/")[2]}
-        repository = re.match(r"hf:([\w.-]+/([\w.-]+))", self.checkpoint)  # before @commit, :tag or /file
-        return frozenset(names | set(repository.groups() if repository else ()))
+        is_published = self.checkpoint == self.published.checkpoint
+        for source in (self.checkpoint, *(file.checkpoint for file in self.files.values() if is_published)):
+            repository = re.match(r"hf:([\w.-]+/([\w.-]+))", source)  # before @commit, :tag or /file
+            names |= set(repository.groups() if repository else ())
+        return frozenset(names)
 
 
 @dataclass

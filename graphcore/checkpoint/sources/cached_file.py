@@ -120,6 +120,6 @@ def check_sha256(found: str, expected: str | None, where: str) -> None:
     """
     if expected is not None and found != expected:
         raise CheckpointError(
-            f"{where}: sha256 is {found}, expected {expected}; the file is not the one that was asked for: correct "
-            "sha256 or the source"
+            f"{where}: sha256 is {found}, expected {expected}; the file is not the one that was asked for: name "
+            f"another (model.precision=full, model.checkpoint=...), or take it as it is with model.sha256={found}"
         )

@@ -63,14 +63,14 @@ class TransformersLoader(ModelLoader[TransformersModel, PreparedSkeleton]):
             UnsupportedError: transformers has no such model, or its weights are not of a supported form.
         """
         check_settings(settings)
+        if settings.model.checkpoint.endswith(".gguf"):  # before it is downloaded
+            raise reads_no_gguf(settings.model.checkpoint)
         found = fetch_checkpoint(settings.model, settings.cache_folder, on_progress)
         if isinstance(found, RandomSource):
             raise ConfigError(f"{WITHOUT} needs a checkpoint, and random: makes weights of graphcore's own models only")
         _, checkpoint = found
         if not isinstance(checkpoint, SafetensorsCheckpoint):
-            raise UnsupportedError(
-                f"{checkpoint.source}: {WITHOUT} reads Hugging Face folders with safetensors, not GGUF"
-            )
+            raise reads_no_gguf(checkpoint.source)
         class_config = read_transformers_config(checkpoint.folder)
         config = model_config_of(class_config, checkpoint.folder)
         tokenizer, unread = read_tokenizer(checkpoint, settings.cache_folder)
@@ -182,6 +182,14 @@ def fallback_runtime(settings: Settings, model: TransformersModel, notes: list[s
         batch_size=1 if runs_whole else settings.batching.max_sequences,
         prefill_chunk=context_length if runs_whole else min(settings.prefill_chunk, context_length),
         packing=PackingPolicy(TorchBackend(), "float", STORED),
+    )
+
+
+def reads_no_gguf(source: str) -> UnsupportedError:
+    """Return the error about a GGUF file."""
+    return UnsupportedError(
+        f"{source}: {WITHOUT} reads Hugging Face folders with safetensors, not GGUF; name one with model.checkpoint=, "
+        "or with model.precision=full if the model group has it"
     )
 
 

@@ -172,7 +172,10 @@ def notes_on_kernels(settings: Settings, runtime: RuntimeConfig, decoder: Decode
         yield note_on_unpacking(decoder)
     if settings.quant.format != STORED and packed:
         asked = settings.quant.format
-        yield f"quant={asked} packs dense weights: the checkpoint's {packed} packed tensors stay as they are"
+        model = settings.model
+        has_full = model.precision == "q4" and "full" in model.files and model.checkpoint == model.published.checkpoint
+        instead = "; model.precision=full is the author's own checkpoint" if has_full else ""
+        yield f"quant={asked} packs dense weights: the checkpoint's {packed} packed tensors stay as they are{instead}"
     if settings.quant.activations == "int8" and not rounds_activations(decoder):
         yield "quant.activations=int8 has no effect: dtype=fp32, or no matrix that the kernels multiply packed"
 

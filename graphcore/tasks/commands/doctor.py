@@ -144,13 +144,14 @@ def gpu_finding() -> Finding:
 
 
 def models_finding(device: str) -> Finding:
-    """Return how many of the published models would be resident."""
+    """Return how many of the model groups would be resident."""
     free = Machine.here(resolve_device(device)).memory.free_nbytes
-    models = published_models()
+    models = [model for model in published_models() if model.is_default]
     fitting = sorted((model for model in models if model.nbytes < free), key=lambda model: model.nbytes)
     largest = f"; the largest is {fitting[-1].name}, {in_words(fitting[-1].nbytes)}" if fitting else ""
     return Finding(
-        "models", f"{len(fitting)} of {len(models)} fit as they are published{largest}; others stream (graphcore plan)"
+        "models",
+        f"{len(fitting)} of {len(models)} fit as graphcore list has them{largest}; others stream (graphcore plan)",
     )
 
 

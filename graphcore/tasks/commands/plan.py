@@ -25,7 +25,7 @@ from graphcore.engine.loading.plan_speculation import plan_with_speculation, pre
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.engine.loading.runtime_config import RuntimeConfig
-from graphcore.errors import ConfigError, GraphcoreError, PlanError
+from graphcore.errors import CheckpointNotFoundError, ConfigError, GraphcoreError, PlanError
 from graphcore.planning.draft_prediction import DraftPrediction
 from graphcore.planning.machine import Machine, Speeds
 from graphcore.planning.plan_record import (
@@ -39,7 +39,7 @@ from graphcore.planning.plan_record import (
 from graphcore.planning.prediction import Rates, predict
 from graphcore.planning.rates import measure_rates, moved_bytes_per_stored_byte, moves_weights
 from graphcore.planning.sizes import sizes_of
-from graphcore.progress import Progress
+from graphcore.progress import Progress, ignore_progress
 from graphcore.quant.format_choice import STORED
 from graphcore.registry import nearest
 from graphcore.streaming.moving_weights import find_moving
@@ -73,6 +73,7 @@ SMALLER = ("q8_0", "q6_k", "q4_k", "q2_k")  # formats that are tried where the s
 RING_KEYS = ("ranks", "network", "latency")  # of the task, for a ring only
 GPU_KEYS = ("gpu", "device_memory", "link")
 ROWS = ("folded", "all")
+LEAST_ALIKE = 0.8  # ratio of two sizes of the same weights: Q4_K_M has up to a quarter more than q4_k
 
 
 @dataclass
@@ -250,7 +251,8 @@ def _planned(settings: Settings, machine: Machine, speeds: Speeds, on_progress: 
 def model_to_plan(settings: Settings, on_progress: Progress) -> Iterator[tuple[ModelSettings, str]]:
     """Provide model settings whose checkpoint needs no download, and a note if only its headers are there.
 
-    A repository's model that no cache holds is planned from its headers (checkpoint/sources/remote_headers.py).
+    A repository's model that no cache holds is planned from its headers (checkpoint/sources/remote_headers.py), and a
+    model group's from its shapes if the Hub gives none.
 
     Raises:
         CheckpointError: the repository has no such model, or the Hub cannot be reached.
@@ -264,10 +266,34 @@ def model_to_plan(settings: Settings, on_progress: Progress) -> Iterator[tuple[M
         yield replace(settings.model, checkpoint=str(stored)), ""
         return
     with TemporaryDirectory(prefix="graphcore-headers-") as folder:
-        headers = fetch_headers(source, Path(folder), on_progress)
-        read, total = in_words(headers.read_nbytes), in_words(headers.nbytes)
-        note = f"planned from headers: {read} of {total} were read from the Hub, and nothing was downloaded"
-        yield replace(settings.model, checkpoint=str(headers.path), sha256=None), note
+        try:
+            headers = fetch_headers(source, Path(folder), on_progress)
+            read, total = in_words(headers.read_nbytes), in_words(headers.nbytes)
+            note = f"planned from headers: {read} of {total} were read from the Hub, and nothing was downloaded"
+            model = replace(settings.model, checkpoint=str(headers.path), sha256=None)
+        except CheckpointNotFoundError as error:
+            model, note = model_of_shapes(settings, error)
+        yield model, note
+
+
+def model_of_shapes(settings: Settings, error: CheckpointNotFoundError) -> tuple[ModelSettings, str]:
+    """Return settings of random weights that are as large as a published checkpoint that cannot be read, and a note.
+
+    Raises:
+        CheckpointNotFoundError: the error that was given, where no random weights are: the checkpoint is no model
+            group's, or is stored in another format.
+    """
+    model = settings.model
+    if model.checkpoint != model.published.checkpoint or model.fallback is not None:
+        raise error
+    stored_as = "" if model.precision == "full" else "q4_0" if "Q4_0" in model.checkpoint else "q4_k"
+    same = replace(model, checkpoint=f"random:{stored_as}", sha256=None)
+    whole = open_model(replace(same, num_hidden_layers=None), settings.seed, settings.cache_folder, ignore_progress)
+    nbytes, published = sum(info.nbytes for info in whole.checkpoint.tensors.values()), model.published.nbytes
+    if not LEAST_ALIKE < nbytes / published < 1 / LEAST_ALIKE:
+        raise error
+    sizes = f"{in_words(nbytes)} as {same.checkpoint} for the {in_words(published)} of {model.name}"
+    return same, f"planned from the shapes in conf/, {sizes}: {error}"
 
 
 def _planned_own(settings: Settings, machine: Machine, speeds: Speeds, on_progress: Progress, note: str) -> Outcome:

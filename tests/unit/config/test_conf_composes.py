@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from graphcore.arch.config_from_json import parse_model_config
+from graphcore.arch.random_checkpoint import RandomCheckpoint
 from graphcore.arch.registry import architecture_of
 from graphcore.checkpoint.sources.source import HubSource, PackageSource, parse_source
 from graphcore.cli.single_run import task_of
@@ -16,6 +17,8 @@ from graphcore.cli.sweep.kept_folder import KeepSweepFolder
 from graphcore.config.compose import compose_settings
 from graphcore.config.conf_folder import conf_dir, group_options
 from graphcore.config.settings import Settings
+from graphcore.errors import ConfigError
+from graphcore.sampling_params import NEUTRAL, check_sampling
 from graphcore.tasks.registry import NAMES
 
 MODELS = group_options()["model"]
@@ -61,25 +64,61 @@ def test_the_defaults_are_those_of_the_design() -> None:
 def test_every_model_names_a_source_and_a_shape_that_an_architecture_knows(name: str) -> None:
     model = composed_with(name).model
     parse_source(model.checkpoint)
-    assert model.checkpoint == model.published.checkpoint
-    assert not model.checkpoint.startswith("random:")
+    assert model.checkpoint == model.published.checkpoint == model.files[model.precision].checkpoint
+    assert model.precision == ("q4" if "q4" in model.files else "full")
+    check_sampling({**NEUTRAL, **model.published.sampling})
     config = parse_model_config(model.random_config, name)
-    assert len(architecture_of(config).spec(config).blocks) == config.num_hidden_layers
+    spec = architecture_of(config).spec(config)
+    assert len(spec.blocks) == config.num_hidden_layers
+    if "q4" in model.files:
+        source, nbytes = model.files["q4"].checkpoint, model.files["q4"].nbytes
+        same = RandomCheckpoint(spec, 0, "q4_0" if "q4_0" in source.lower() else "q4_k")  # of the same shapes
+        stored = nbytes / sum(info.nbytes for info in same.tensors.values())
+        # Q4_K_M has q6_k where q4_k alone has none. Qwen 3's file has the tied head, too; DeepSeek's rows of 1408 do
+        # not divide into blocks of q4_k.
+        assert 0.98 < stored < (1.23 if name in ("qwen3", "deepseek_v2_lite") else 1.11), stored
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
-def test_every_published_source_has_its_pin(name: str) -> None:
+def test_every_published_source_has_its_pin_or_says_that_it_has_none(name: str) -> None:
     """Files have a hash; a folder of the Hub has a commit, whose large files the Hub names by their hashes."""
-    published = composed_with(name).model.published
-    source = parse_source(published.checkpoint)
-    is_file = isinstance(source, PackageSource) or published.checkpoint.endswith(".gguf")
-    assert is_file == (published.sha256 is not None)
-    if is_file:
-        assert re.fullmatch("[0-9a-f]{64}", str(published.sha256))
-    else:
-        assert isinstance(source, HubSource)
-        assert re.fullmatch("[0-9a-f]{40}", str(source.revision))
+    text = (conf_dir() / f"model/{name}.yaml").read_text("utf-8")
+    for file in composed_with(name).model.files.values():
+        source = parse_source(file.checkpoint)
+        if isinstance(source, HubSource) and source.revision is not None:
+            assert re.fullmatch("[0-9a-f]{40}", source.revision)
+        if isinstance(source, PackageSource) or file.checkpoint.endswith(".gguf"):
+            is_pinned = re.fullmatch("[0-9a-f]{64}", str(file.sha256)) is not None
+            lines = text.partition(f"    checkpoint: {file.checkpoint}\n")[2].splitlines()
+            assert is_pinned or lines[1].startswith("    sha256: null # not pinned: no public text gives its hash")
+        else:
+            assert isinstance(source, HubSource)
+            assert (source.revision is not None, file.sha256) == (True, None)
+
+
+def test_a_precision_chooses_the_file_and_all_that_is_known_of_it() -> None:
+    small, full = (compose_settings(["model=llama3_8b", *more]).model for more in ([], ["model.precision=full"]))
+    assert small.checkpoint.endswith("/Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf")
+    assert full.checkpoint.startswith("hf:meta-llama/Llama-3.1-8B-Instruct@")
+    assert (small.published.nbytes, full.published.nbytes) == (4920739232, 16060522496)
+    assert (small.expected_sha256, full.expected_sha256) == (small.files["q4"].sha256, None)
+    assert (small.display_name, full.display_name) == ("llama3_8b", "llama3_8b")
+    assert small.random_config == full.random_config
+    own = compose_settings(["model=llama3_8b", "model.checkpoint=/my.gguf", "model.precision=full"]).model
+    assert (own.expected_sha256, own.display_name) == (None, "my.gguf")
+
+
+def test_a_precision_that_is_not_published_is_refused_with_the_one_that_is() -> None:
+    refused = {
+        ("gpt2", "q4"): "model.precision=q4: no such file of gpt2 is known; use model.precision=full (522.7 MiB), or",
+        ("smollm2", "full"): "model.precision=full: no such file of smollm2 is known; use model.precision=q4 (93.8",
+        ("llama3", "q8"): "model.precision=q8 is not one of q4, full",
+    }
+    for (name, precision), said in refused.items():
+        with pytest.raises(ConfigError) as caught:
+            compose_settings([f"model={name}", f"model.precision={precision}"])
+        assert str(caught.value).startswith(said)
 
 
 def test_every_task_has_its_yaml_and_every_yaml_its_task() -> None:

@@ -15,7 +15,7 @@ def test_a_name_of_a_model_group_loads_its_published_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    published = OmegaConf.load(conf_dir() / "model/smollm2.yaml").published
+    published = OmegaConf.load(conf_dir() / "model/smollm2.yaml").files.q4
     named = load_settings("smollm2", {"device": "cpu"}, "context_length=64").model
     assert (named.checkpoint, named.expected_sha256) == (published.checkpoint, published.sha256)
     Path("smollm2").mkdir()
@@ -42,3 +42,4 @@ def test_a_model_is_served_under_the_names_that_point_at_its_checkpoint() -> Non
     assert names("/models/a/my.gguf") == {"my.gguf"}
     assert names("/models/mine/") == {"mine"}
     assert names("hf:org/name") == {"name", "org/name"}
+    assert {"Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"} < names("llama3")

@@ -132,8 +132,11 @@ def test_sha256_of_a_local_file_is_checked(tmp_path):
     file.write_bytes(b"weights")
     right = hashlib.sha256(b"weights").hexdigest()
     assert resolve_source(str(file), tmp_path, right.upper()) == file
-    with pytest.raises(CheckpointError, match=f"sha256 is {right}, expected {64 * '0'}"):
+    with pytest.raises(
+        CheckpointError, match=f"sha256 is {right}, expected {64 * '0'}.*model.sha256={right}$"
+    ) as caught:
         resolve_source(str(file), tmp_path, 64 * "0")
+    assert "model.precision=full" in str(caught.value)
 
 
 def test_sha256_that_cannot_be_checked_is_refused(tmp_path):

