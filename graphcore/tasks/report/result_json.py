@@ -6,6 +6,7 @@ They include the time that the run lost to neighbours: other processes on the sa
 import platform
 import time
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -35,10 +36,16 @@ def minimal_record(task: str | None, settings: dict[str, Any] | None) -> Record:
         "versions": {
             "graphcore": __version__,
             "python": platform.python_version(),
-            **{name: version(name) for name in PACKAGES},
+            **package_versions(),
         },
         "machine": {"system": platform.platform(), "cpu": None, "gpu": None},
     }
+
+
+@cache  # to find the five takes 20 ms, which chats and jobs of a sweep in one process would pay each time
+def package_versions() -> dict[str, str]:
+    """Return the installed versions of the packages on which results depend."""
+    return {name: version(name) for name in PACKAGES}
 
 
 def failed(record: Record, error: str) -> Record:
