@@ -1,4 +1,4 @@
-"""Sequences that grow pass by pass, and the attention over them in float64, one query at a time."""
+"""Sequences that grow pass by pass, and the attention over them in float64, of whole rows of scores."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -79,12 +79,9 @@ class Sequences:
         query, out = self.step(attend, counts, padding)
         found, expected = [], []
         for row, count in enumerate(counts):
-            for token in range(count):
-                position = len(self.keys[row]) - count + token
-                found += list(out[row, token].double())
-                expected += list(self.attended(row, position, query[row, token]))
-        empty = torch.zeros(0, self.shape.head_dim, dtype=torch.float64)
-        return torch.stack(found) if found else empty, torch.stack(expected) if expected else empty
+            found.append(out[row, :count].double().flatten(0, 1))
+            expected.append(self.attended(row, query[row, :count]).flatten(0, 1))
+        return torch.cat(found), torch.cat(expected)
 
     def step(self, attend: Implementation, counts: Sequence[int], padding: int = 0) -> tuple[Tensor, Tensor]:
         """Append counts[b] tokens to each row; return their queries and what `attend` says, [B, T, H, E]."""
@@ -103,37 +100,53 @@ class Sequences:
             self.values[row] += list(value[row, :count])
         return query, out
 
-    def attended(self, row: int, position: int, query: Tensor) -> Tensor:
-        """Return softmax(capped(scale q . k)) v over the positions that it sees, and the sink if any.
+    def attended(self, row: int, query: Tensor) -> Tensor:
+        """Return what the row's last tokens attend, [T, H, E] float64.
 
         Args:
-            query: [H, E].
-
-        Returns:
-            [H, E] float64.
+            query: [T, H, E].
         """
-        first = max(0, position - self.shape.window + 1) if self.shape.window else 0
-        group = self.shape.heads // self.shape.kv_heads
-        keys, values = (
-            torch.stack(entries[row][first : position + 1]).double().repeat_interleave(group, dim=1)  # [L, H, E]
-            for entries in (self.keys, self.values)
-        )
-        scores = self.shape.scale * torch.einsum("he,lhe->hl", query.double(), keys)
-        if self.shape.cap:
-            scores = self.shape.cap * (scores / self.shape.cap).tanh()
-        if self.sinks is not None:
-            scores = torch.cat((scores, self.sinks.to(self.shape.dtype).double().view(-1, 1)), dim=1)
-        return torch.einsum("hl,lhe->he", scores.softmax(1)[:, : len(keys)], values)
+        if not len(query):
+            return query.double()
+        keys, values = (torch.stack(entries[row]).double() for entries in (self.keys, self.values))
+        sinks = None if self.sinks is None else self.sinks.to(self.shape.dtype).double()
+        return attended(query.double(), keys, values, self.shape.window, self.shape.scale, sinks, self.shape.cap)
 
     def expected_caches(self) -> tuple[Tensor, Tensor]:
         """Return both pools as they must be: position p in slot p mod S, the latest wins, the rest never written."""
         caches = torch.full_like(self.k_cache, SENTINEL), torch.full_like(self.v_cache, SENTINEL)
         for cache, rows in zip(caches, (self.keys, self.values), strict=True):
-            for row, positions in enumerate(rows):
-                for position, entry in enumerate(positions):
-                    block, place = divmod(position % self.shape.slots, cache.shape[2])
-                    cache[self.table[row, block], :, place] = entry.to(cache.dtype)
+            for row, entries in enumerate(rows):
+                latest = range(max(0, len(entries) - self.shape.slots), len(entries))  # one for a slot
+                if latest:
+                    slots = torch.tensor(latest) % self.shape.slots
+                    pages = self.table[row, slots // cache.shape[2]]
+                    cache[pages, :, slots % cache.shape[2]] = torch.stack(entries[latest.start :]).to(cache.dtype)
         return caches
+
+
+def attended(
+    query: Tensor, keys: Tensor, values: Tensor, window: int, scale: float, sinks: Tensor | None, cap: float = 0.0
+) -> Tensor:
+    """Return softmax(capped(scale q . k)) v over the positions that each of a sequence's last tokens sees, and a sink.
+
+    Args:
+        query: [T, H, E] float64, of the last T of L positions.
+        keys, values: [L, K, E] float64.
+        sinks: [H] float64, logits beside the positions'.
+
+    Returns:
+        [T, H, E] float64.
+    """
+    group, seen = query.shape[1] // keys.shape[1], torch.arange(len(keys))
+    keys, values = (entries.repeat_interleave(group, dim=1) for entries in (keys, values))  # [L, H, E]
+    at = seen[len(keys) - len(query) :, None]  # [T, 1]
+    is_hidden = (seen > at) | (seen <= at - window) if window else seen > at  # [T, L]
+    scores = scale * torch.einsum("the,lhe->htl", query, keys)
+    scores = (cap * (scores / cap).tanh() if cap else scores).masked_fill(is_hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(query), 1)), dim=2)
+    return torch.einsum("htl,lhe->the", scores.softmax(2)[..., : len(keys)], values)
 
 
 def beyond_the_cap(attend: Implementation, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Sequences whose keys and values are kept in codes, and attention over what the codes stand for, in float64."""
 
 import torch
-from attend_cases import Implementation
+from attend_cases import Implementation, attended
 from torch import Tensor
 
 from graphcore.kernels.ops.kv_formats import (
@@ -64,20 +64,12 @@ class Grown:
         out = attend(query, key, value, *where, self.window, SCALE, self.sinks)
         found, expected = [], []
         for row, count in enumerate(counts):
-            for token in range(count):
-                found += list(out[row, token].double())
-                expected += self.attended(row, int(starts[row]) + token, query[row, token].double())
-        return torch.stack(found), torch.stack(expected)
-
-    def attended(self, row: int, position: int, query: Tensor) -> list[Tensor]:
-        first = max(0, position + 1 - self.window) if self.window else 0
-        keys, values = (torch.stack(rows[row][first : position + 1]) for rows in self.seen)  # [L, K, E]
-        answers = []
-        for head in range(self.heads):
-            kv_head = head // (self.heads // KV_HEADS)
-            scores = torch.cat((SCALE * keys[:, kv_head] @ query[head], self.sinks[head : head + 1].double()))
-            answers.append(scores.softmax(0)[:-1] @ values[:, kv_head])
-        return answers
+            found.append(out[row, :count].double().flatten(0, 1))
+            if count:
+                keys, values = (torch.stack(rows[row]) for rows in self.seen)  # [L, K, E]
+                of_row = query[row, :count].double(), keys, values, self.window, SCALE, self.sinks.double()
+                expected.append(attended(*of_row).flatten(0, 1))
+        return torch.cat(found), torch.cat(expected)
 
 
 def mixed_back(heads: Tensor) -> Tensor:
