@@ -82,20 +82,17 @@ def test_a_space_before_a_slash_makes_it_a_text(say) -> None:
     assert [turn["user"] for turn in turns] == ["/exit"]
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("one \\\ntwo\\\n/exit\n", "one \ntwo\n/exit"),
-        ('"""\n  one\n\n/exit\n"""\n', "  one\n\n/exit"),
-        ('"""one\ntwo"""\n', "one\ntwo"),
-        ('"""one"""\n', "one"),
-        ('""" "a" """ \n', ' "a" '),
-        ("last line has no break", "last line has no break"),
-        ("carriage\r\n", "carriage"),
-    ],
-)
-def test_a_text_may_have_several_lines(say, typed: str, said: str) -> None:
-    assert [turn["user"] for turn in say(typed).record["turns"]] == [said]
+def test_a_text_may_have_several_lines(say) -> None:
+    said_by_typed = {
+        "one \\\ntwo\\\n/exit\n": "one \ntwo\n/exit",
+        '"""\n  one\n\n/exit\n"""\n': "  one\n\n/exit",
+        '"""one\ntwo"""\n': "one\ntwo",
+        '"""one"""\n': "one",
+        '""" "a" """ \n': ' "a" ',
+        "carriage\r\n": "carriage",
+        "last line has no break": "last line has no break",
+    }
+    assert [turn["user"] for turn in say("".join(said_by_typed)).record["turns"]] == [*said_by_typed.values()]
 
 
 def test_a_blank_line_and_a_blank_block_say_nothing(say) -> None:
