@@ -2,6 +2,7 @@
 
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from support.cases import in_case
 
 from graphcore.checkpoint.gguf_checkpoint import GGML_TYPES, UNREAD_TYPE_NAMES
 from graphcore.quant.registry import ENCODINGS
@@ -10,14 +11,15 @@ from graphcore.quant.registry import ENCODINGS
 NOT_IN_GGUF = {42: ("q2_0", 64, 18), 36: ("i2_s", 128, 32)}
 
 
-@pytest.mark.parametrize("kind", GGML_TYPES.values(), ids=lambda kind: kind.name)
-def test_block_sizes_are_those_of_the_gguf_package(kind):
-    if kind.ggml_id in NOT_IN_GGUF:
-        assert (kind.name, kind.block_elements, kind.block_nbytes) == NOT_IN_GGUF[kind.ggml_id]
-    else:
-        theirs = GGMLQuantizationType(kind.ggml_id)
-        assert kind.name == theirs.name.lower()
-        assert (kind.block_elements, kind.block_nbytes) == GGML_QUANT_SIZES[theirs]
+def test_block_sizes_are_those_of_the_gguf_package() -> None:
+    for kind in GGML_TYPES.values():
+        with in_case(kind):
+            if kind.ggml_id in NOT_IN_GGUF:
+                assert (kind.name, kind.block_elements, kind.block_nbytes) == NOT_IN_GGUF[kind.ggml_id]
+            else:
+                theirs = GGMLQuantizationType(kind.ggml_id)
+                assert kind.name == theirs.name.lower()
+                assert (kind.block_elements, kind.block_nbytes) == GGML_QUANT_SIZES[theirs]
 
 
 def test_every_type_of_the_gguf_package_is_read_or_refused_by_name():

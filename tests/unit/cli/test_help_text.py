@@ -4,6 +4,7 @@ from dataclasses import fields
 
 import pytest
 from omegaconf import OmegaConf
+from support.cases import in_case
 
 from graphcore.cli.conf_comments import groups, option_comment, top_level_keys
 from graphcore.cli.help_text import help_text
@@ -50,16 +51,17 @@ def test_no_line_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.Mo
         assert max(map(len, help_text(topics).splitlines())) <= columns
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_option_has_a_sentence_and_every_key_that_its_file_has(group: str, option: str) -> None:
-    comment = option_comment(group, option)
-    assert len(comment.sentence) > 10
-    written = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{option}.yaml"))
-    assert isinstance(written, dict)
-    said = {one.key for one in comment.keys}
-    set_by_option = {"dtype": {"name"}, "graph": {"kind"}}.get(group, {"name", "files", "published"})
-    assert said == set(written) - set_by_option
-    assert all(len(one.sentence) > 3 for one in comment.keys)
+def test_every_option_has_a_sentence_and_every_key_that_its_file_has() -> None:
+    for group, option in OPTIONS:
+        with in_case(group, option):
+            comment = option_comment(group, option)
+            assert len(comment.sentence) > 10
+            written = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{option}.yaml"))
+            assert isinstance(written, dict)
+            said = {one.key for one in comment.keys}
+            set_by_option = {"dtype": {"name"}, "graph": {"kind"}}.get(group, {"name", "files", "published"})
+            assert said == set(written) - set_by_option
+            assert all(len(one.sentence) > 3 for one in comment.keys)
 
 
 def test_a_tasks_own_keys_are_shown_for_it() -> None:

@@ -3,10 +3,10 @@
 import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from support.cases import in_case
 
 from graphcore.arch.config_from_json import parse_model_config
 from graphcore.arch.random_checkpoint import RandomCheckpoint
@@ -128,20 +128,21 @@ def test_every_task_has_its_yaml_and_every_yaml_its_task() -> None:
         assert (task.name, own.name) == (name, name)
 
 
-@pytest.mark.parametrize("path", YAMLS, ids=str)
-def test_every_key_has_a_comment(path: Path) -> None:
-    lines = (conf_dir() / path).read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith("# ")
-    if path.parts[0] in ("dtype", "graph", "quant", "experiment"):
-        return  # one choice, which the first line explains
-    blocks = {"defaults:", "hydra:"}
-    is_inside = False
-    for line in lines:
-        if re.match(r"\w", line):
-            is_inside = line in blocks
-        bare = re.match(r"(name|published):", line)
-        if re.match(r"\w", line) and not is_inside and not bare:
-            assert "#" in line, f"{path}: {line}"
+def test_every_key_has_a_comment() -> None:
+    for path in YAMLS:
+        with in_case(path):
+            lines = (conf_dir() / path).read_text(encoding="utf-8").splitlines()
+            assert lines[0].startswith("# ")
+            if path.parts[0] in ("dtype", "graph", "quant", "experiment"):
+                continue  # one choice, which the first line explains
+            blocks = {"defaults:", "hydra:"}
+            is_inside = False
+            for line in lines:
+                if re.match(r"\w", line):
+                    is_inside = line in blocks
+                bare = re.match(r"(name|published):", line)
+                if re.match(r"\w", line) and not is_inside and not bare:
+                    assert "#" in line, f"{path}: {line}"
 
 
 def test_no_file_lets_a_name_run_code_but_hydra_s_own_callback() -> None:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from llm_comply.schema import SpecLoader
 from pydantic import TypeAdapter
 from starlette.responses import JSONResponse
+from support.cases import in_case
 from support.scripted_answers import (
     ANSWERS,
     CALLS,
@@ -85,33 +87,33 @@ def body_sent_by(send: Callable[[Anthropic], object], reply: dict[str, Any]) -> 
     return sent[0]
 
 
-@pytest.mark.parametrize("fields", [{}, OMITTED], ids=["thoughts", "no thoughts"])
-@pytest.mark.parametrize("name", ANSWERS)
-def test_a_message_is_one_that_the_client_and_the_specification_know(name: str, fields: dict[str, Any]) -> None:
-    body = body_of(ANSWERS[name], **fields)
-    assert unknown_fields(Message.model_validate(body, strict=True)) == []
-    assert SPEC.validate(body, "Message") == []
+def test_a_message_is_one_that_the_client_and_the_specification_know() -> None:
+    for name, fields in product(ANSWERS, [{}, OMITTED]):
+        with in_case(fields, name):
+            body = body_of(ANSWERS[name], **fields)
+            assert unknown_fields(Message.model_validate(body, strict=True)) == []
+            assert SPEC.validate(body, "Message") == []
 
 
-@pytest.mark.parametrize("fields", [{}, OMITTED], ids=["thoughts", "no thoughts"])
-@pytest.mark.parametrize("name", ANSWERS)
-def test_an_event_is_one_that_the_client_and_the_specification_know(name: str, fields: dict[str, Any]) -> None:
-    for event, data in events_of(ANSWERS[name], **fields):
-        assert event == data["type"]
-        assert unknown_fields(EVENT.validate_python(data, strict=True)) == []
-        assert SPEC.validate(data, "MessageStreamEvent") == []
+def test_an_event_is_one_that_the_client_and_the_specification_know() -> None:
+    for name, fields in product(ANSWERS, [{}, OMITTED]):
+        with in_case(fields, name):
+            for event, data in events_of(ANSWERS[name], **fields):
+                assert event == data["type"]
+                assert unknown_fields(EVENT.validate_python(data, strict=True)) == []
+                assert SPEC.validate(data, "MessageStreamEvent") == []
 
 
-@pytest.mark.parametrize("fields", [{}, OMITTED], ids=["thoughts", "no thoughts"])
-@pytest.mark.parametrize("name", ANSWERS)
-def test_the_client_builds_the_whole_message_of_a_stream(name: str, fields: dict[str, Any]) -> None:
-    events = events_of(ANSWERS[name], **fields)
-    with client_that_receives(events).messages.stream(**QUESTION) as stream:
-        built = stream.get_final_message().to_dict(exclude_unset=False)
-    whole = Message.model_validate(body_of(ANSWERS[name], **fields)).to_dict(exclude_unset=False)
-    for block in built["content"]:
-        block.pop("parsed_output", None)  # the client's own
-    assert built == whole
+def test_the_client_builds_the_whole_message_of_a_stream() -> None:
+    for name, fields in product(ANSWERS, [{}, OMITTED]):
+        with in_case(fields, name):
+            events = events_of(ANSWERS[name], **fields)
+            with client_that_receives(events).messages.stream(**QUESTION) as stream:
+                built = stream.get_final_message().to_dict(exclude_unset=False)
+            whole = Message.model_validate(body_of(ANSWERS[name], **fields)).to_dict(exclude_unset=False)
+            for block in built["content"]:
+                block.pop("parsed_output", None)  # the client's own
+            assert built == whole
 
 
 def test_events_come_in_the_order_of_anthropic() -> None:
@@ -470,9 +472,8 @@ def content(*blocks: dict[str, Any], role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(blocks)}]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
+def test_what_cannot_be_taken_is_named() -> None:
+    cases = [
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
@@ -503,10 +504,9 @@ def content(*blocks: dict[str, Any], role: str = "user") -> dict[str, Any]:
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"container": "c"}, "container"),
         ({"temperature": -1}, "temperature"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_taken_is_named(fields: dict[str, Any], name: str) -> None:
-    with pytest.raises(RequestError) as found:
-        read_message_request({**QUESTION, **fields})
-    assert (found.value.field, found.value.status) == (name, 400)
+    ]
+    for fields, name in cases:
+        with in_case(fields, name):
+            with pytest.raises(RequestError) as found:
+                read_message_request({**QUESTION, **fields})
+            assert (found.value.field, found.value.status) == (name, 400)

@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from llm_comply.schema import SSE_EVENT_TO_SCHEMA, SpecLoader
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
+from support.cases import in_case
 from support.scripted_answers import (
     ANSWERS,
     CALLS,
@@ -111,42 +113,43 @@ def body_sent_by(send: Callable[[OpenAI], object]) -> dict[str, Any]:
     return sent[0]
 
 
-@pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("name", ANSWERS)
-def test_a_response_is_one_that_the_client_and_open_responses_know(name: str, asked: str) -> None:
-    body = body_of(ANSWERS[name], **ASKED[asked])
-    assert set(unknown_fields(Response.model_validate(body, strict=True))) == BEYOND_OPENAI
-    assert OPEN_RESPONSES.validate(body, "ResponseResource") == []
+def test_a_response_is_one_that_the_client_and_open_responses_know() -> None:
+    for name, asked in product(ANSWERS, ASKED):
+        with in_case(asked, name):
+            body = body_of(ANSWERS[name], **ASKED[asked])
+            assert set(unknown_fields(Response.model_validate(body, strict=True))) == BEYOND_OPENAI
+            assert OPEN_RESPONSES.validate(body, "ResponseResource") == []
 
 
-@pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("name", ANSWERS)
-def test_an_event_is_one_that_the_client_and_open_responses_know(name: str, asked: str) -> None:
-    events = events_of(ANSWERS[name], **ASKED[asked])
-    for number, (event, fields) in enumerate(events):
-        assert (event, number) == (fields["type"], fields["sequence_number"])
-        known = EVENT.validate_python(fields, strict=True)
-        assert {name.removeprefix(".response") for name in unknown_fields(known)} <= BEYOND_OPENAI
-        if event in SSE_EVENT_TO_SCHEMA:
-            assert OPEN_RESPONSES.validate_sse_event(event, fields) == []
-        else:  # OpenAI's names; llm-comply's table has others
-            assert event.startswith(("response.reasoning_text.", "response.reasoning_summary_text."))
+def test_an_event_is_one_that_the_client_and_open_responses_know() -> None:
+    for name, asked in product(ANSWERS, ASKED):
+        with in_case(asked, name):
+            events = events_of(ANSWERS[name], **ASKED[asked])
+            for number, (event, fields) in enumerate(events):
+                assert (event, number) == (fields["type"], fields["sequence_number"])
+                known = EVENT.validate_python(fields, strict=True)
+                assert {name.removeprefix(".response") for name in unknown_fields(known)} <= BEYOND_OPENAI
+                if event in SSE_EVENT_TO_SCHEMA:
+                    assert OPEN_RESPONSES.validate_sse_event(event, fields) == []
+                else:  # OpenAI's names; llm-comply's table has others
+                    assert event.startswith(("response.reasoning_text.", "response.reasoning_summary_text."))
 
 
-@pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("name", ANSWERS)
-def test_a_stream_ends_with_the_whole_response(name: str, asked: str) -> None:
-    body = body_of(ANSWERS[name], **ASKED[asked])
-    events = events_of(ANSWERS[name], **ASKED[asked])
-    assert events[-1][1]["response"] == body
-    assert [fields["item"] for event, fields in events if event == "response.output_item.done"] == body["output"]
-    texts: dict[str, str] = defaultdict(str)
-    for event, fields in events:
-        if event.endswith(".delta"):
-            texts[fields["item_id"]] += fields["delta"]
-    for item in body["output"]:
-        parts = item.get("content") or item.get("summary")
-        assert texts[item["id"]] == (parts[0]["text"] if parts else item["arguments"])
+def test_a_stream_ends_with_the_whole_response() -> None:
+    for name, asked in product(ANSWERS, ASKED):
+        with in_case(asked, name):
+            body = body_of(ANSWERS[name], **ASKED[asked])
+            events = events_of(ANSWERS[name], **ASKED[asked])
+            assert events[-1][1]["response"] == body
+            items = [fields["item"] for event, fields in events if event == "response.output_item.done"]
+            assert items == body["output"]
+            texts: dict[str, str] = defaultdict(str)
+            for event, fields in events:
+                if event.endswith(".delta"):
+                    texts[fields["item_id"]] += fields["delta"]
+            for item in body["output"]:
+                parts = item.get("content") or item.get("summary")
+                assert texts[item["id"]] == (parts[0]["text"] if parts else item["arguments"])
 
 
 @pytest.mark.parametrize("name", ["text", "thought and text", "calls", "everything, twice", "nothing"])
@@ -487,9 +490,8 @@ def test_a_format_is_a_grammar(asked: dict[str, Any], grammar: dict[str, Any]) -
     assert asked.items() <= body["text"]["format"].items()
 
 
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
+def test_what_cannot_be_taken_is_named() -> None:
+    cases = [
         ({"previous_response_id": "resp_0"}, "previous_response_id"),
         ({"conversation": "conv_0"}, "conversation"),
         ({"background": True}, "background"),
@@ -528,13 +530,12 @@ def test_a_format_is_a_grammar(asked: dict[str, Any], grammar: dict[str, Any]) -
         ({"temperature": -1}, "temperature"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"metadata": {"a": 1}}, "metadata.a"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_taken_is_named(fields: dict[str, Any], name: str) -> None:
-    with pytest.raises(RequestError) as found:
-        read_responses({**QUESTION, **fields})
-    assert (found.value.field, found.value.status) == (name, 400)
+    ]
+    for fields, name in cases:
+        with in_case(fields, name):
+            with pytest.raises(RequestError) as found:
+                read_responses({**QUESTION, **fields})
+            assert (found.value.field, found.value.status) == (name, 400)
 
 
 def test_the_client_reports_a_failed_response() -> None:

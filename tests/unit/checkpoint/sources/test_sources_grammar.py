@@ -3,6 +3,7 @@
 import hashlib
 
 import pytest
+from support.cases import in_case
 
 from graphcore.checkpoint.sources.fetch import resolve_source
 from graphcore.checkpoint.sources.source import (
@@ -16,9 +17,8 @@ from graphcore.checkpoint.sources.source import (
 from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigError
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_sources_are_recognised() -> None:
+    cases = [
         ("/models/Llama-3.2-1B", LocalSource("/models/Llama-3.2-1B")),
         ("~/model.gguf", LocalSource("~/model.gguf")),
         ("model, with (odd) = name!", LocalSource("model, with (odd) = name!")),
@@ -47,10 +47,10 @@ from graphcore.errors import CheckpointError, CheckpointNotFoundError, ConfigErr
         ("hf:gpt2/m.gguf", HubSource("gpt2/m.gguf")),
         ("https://huggingface.co/gpt2", HubSource("gpt2")),
         ("https://huggingface.co/gpt2/tree/main", HubSource("gpt2", "main")),
-    ],
-)
-def test_sources_are_recognised(text, expected):
-    assert parse_source(text) == expected
+    ]
+    for text, expected in cases:
+        with in_case(text, expected):
+            assert parse_source(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,8 @@ def test_package_sources_are_split_into_their_parts(text, parts):
     assert parse_source(text) == PackageSource(text, tuple(WheelMember(*part) for part in parts))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_malformed_sources_are_refused_with_an_example() -> None:
+    cases = [
         "hf:",
         "hf:org/",
         "hf:org/name@",
@@ -90,12 +89,12 @@ def test_package_sources_are_split_into_their_parts(text, parts):
         "",
         "  ",
         "a\0b",
-    ],
-)
-def test_malformed_sources_are_refused_with_an_example(text):
-    with pytest.raises(ConfigError, match=r"pypi:|hf:") as caught:
-        parse_source(text)
-    assert "\n" not in str(caught.value)
+    ]
+    for text in cases:
+        with in_case(text):
+            with pytest.raises(ConfigError, match=r"pypi:|hf:") as caught:
+                parse_source(text)
+            assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("text", "hint"), [("foo:bar", "'foo'"), ("HF:a/b", "did you mean 'hf'"), ("https://x", "")])

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from support.cases import in_case
+
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[3])]
 
-import pytest
 import torch
 from block_specs import ARCHITECTURES, BLOCKS, PLAIN, WIDE, WIDE_EXPERTS, attending, feeding
 from packed_decoder import pack_all
@@ -72,9 +73,10 @@ def golden_lists() -> dict[str, str]:
     return dict(part.split("\n", 1) for part in parts)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_program_is_the_golden_one(name: str) -> None:
-    assert found_list(name).splitlines() == golden_lists()[name].splitlines()
+def test_a_program_is_the_golden_one() -> None:
+    for name in NAMES:
+        with in_case(name):
+            assert found_list(name).splitlines() == golden_lists()[name].splitlines()
 
 
 def test_features_of_layers_are_made_without_the_host() -> None:

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import in_case
 from support.tool_texts import SOURCES, STREAMED, format_named, parsed, pieces, rendered, turn
 
 from graphcore.serving.tool_formats.families import (
@@ -27,7 +29,6 @@ from graphcore.serving.tool_formats.families import (
     QWEN_XML,
     tool_format_of,
 )
-from graphcore.serving.tool_formats.tool_format import ToolFormat
 
 CALL = '{"name": "search_2", "arguments": {"city": "x"}}'
 XML = "<function=search_2>\n<parameter=city>\nx\n</parameter>\n"
@@ -175,19 +176,17 @@ OPENED = {
 }
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
-@pytest.mark.parametrize(("known", "text"), BROKEN, ids=lambda found: getattr(found, "name", found))
-def test_a_broken_call_is_content(known: ToolFormat, text: str, size: int) -> None:
-    for before in ["", "Look:\n\n"] if known not in (LLAMA3, GPT_OSS, GLM4) else [""]:
-        found = parsed(known, pieces(before + text, size))
-        assert found.calls == []
-        assert found.content == before + text
+def test_a_broken_call_is_content() -> None:
+    for (known, text), size in product(BROKEN, [1, 2, 5, 10_000]):
+        with in_case(size, known.name, text):
+            for before in ["", "Look:\n\n"] if known not in (LLAMA3, GPT_OSS, GLM4) else [""]:
+                found = parsed(known, pieces(before + text, size))
+                assert found.calls == []
+                assert found.content == before + text
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
-@pytest.mark.parametrize(
-    ("text", "arguments", "content"),
-    [
+def test_what_follows_arguments_that_break_is_content() -> None:
+    cases = [
         ('{"name": "search_2", "arguments": {"a": tru}}\n</tool_call>', '{"a": tru', "}}\n</tool_call>"),
         (CALL[:-1] + ", 5}</tool_call>", '{"city": "x"}', ", 5}</tool_call>"),
         (CALL[:-1] + ', "arguments": {}}', '{"city": "x"}', ', "arguments": {}}'),
@@ -195,17 +194,16 @@ def test_a_broken_call_is_content(known: ToolFormat, text: str, size: int) -> No
         (CALL[:-4], '{"city": "', ""),
         (CALL + "\n</tool", '{"city": "x"}', ""),
         (CALL, '{"city": "x"}', ""),
-    ],
-)
-def test_what_follows_arguments_that_break_is_content(text: str, arguments: str, content: str, size: int) -> None:
-    found = parsed(HERMES, pieces("<tool_call>\n" + text, size))
-    assert found.calls == [("search_2", arguments)]
-    assert found.content == content
+    ]
+    for (text, arguments, content), size in product(cases, [1, 2, 5, 10_000]):
+        with in_case(size, text, arguments, content):
+            found = parsed(HERMES, pieces("<tool_call>\n" + text, size))
+            assert found.calls == [("search_2", arguments)]
+            assert found.content == content
 
 
-@pytest.mark.parametrize(
-    ("text", "arguments"),
-    [
+def test_other_forms_of_a_call_in_json_are_calls() -> None:
+    cases = [
         ('{"arguments": {"city": "x"}, "name": "search_2"}', '{"city": "x"}'),
         ('{"name": "search_2", "parameters": {"city": "x"}}', '{"city": "x"}'),
         ('{"name": "search_2", "arguments": "{\\"city\\": \\"x\\"}"}', '{"city": "x"}'),
@@ -213,12 +211,11 @@ def test_what_follows_arguments_that_break_is_content(text: str, arguments: str,
         ('{"name": "search_2"}', "{}"),
         ('{"type": "function", "id": 5, "name": "search_2", "arguments": {}}', "{}"),
         ('[{"name": "search_2", "arguments": {}}]', "{}"),
-    ],
-)
-@pytest.mark.parametrize("size", [1, 10_000])
-def test_other_forms_of_a_call_in_json_are_calls(text: str, arguments: str, size: int) -> None:
-    found = parsed(HERMES, pieces(f"<tool_call>{text}</tool_call>", size))
-    assert (found.calls, found.content) == ([("search_2", arguments)], "")
+    ]
+    for size, (text, arguments) in product([1, 10_000], cases):
+        with in_case(text, arguments, size):
+            found = parsed(HERMES, pieces(f"<tool_call>{text}</tool_call>", size))
+            assert (found.calls, found.content) == ([("search_2", arguments)], "")
 
 
 def test_a_list_of_calls_is_parallel_calls() -> None:
@@ -318,24 +315,19 @@ def test_white_space_around_calls_is_left_out_but_not_between_texts(size: int) -
     assert found.content == "Look:\n Done.\n"
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
-@pytest.mark.parametrize(
-    ("known", "text", "arguments", "content"),
-    [
+def test_an_end_token_within_a_call_is_no_part_of_it() -> None:
+    cases = [
         (HERMES, '<tool_call>{"name": "search_2", "arguments": {"city": "x<|im_end|>', '{"city": "x', ""),
         (HERMES, '<tool_call>{"name": "search_2"<|im_end|>', None, '<tool_call>{"name": "search_2"'),
         (QWEN_XML, f"<tool_call>\n{XML[:-13]}<|im_end|>", None, f"<tool_call>\n{XML[:-13]}"),
         (GEMMA4, '<|tool_call>call:search_2{city:<|"|>x<turn|>', None, '<|tool_call>call:search_2{city:<|"|>x'),
         (GPT_OSS, '<|channel|>commentary to=functions.search_2<|message|>{"city": "x<|call|>', '{"city": "x', ""),
-    ],
-    ids=lambda found: getattr(found, "name", found),
-)
-def test_an_end_token_within_a_call_is_no_part_of_it(
-    known: ToolFormat, text: str, arguments: str | None, content: str, size: int
-) -> None:
-    found = parsed(known, pieces(text, size))
-    assert found.calls == ([] if arguments is None else [("search_2", arguments)])
-    assert found.content == content
+    ]
+    for (known, text, arguments, content), size in product(cases, [1, 2, 5, 10_000]):
+        with in_case(size, known.name, text, arguments, content):
+            found = parsed(known, pieces(text, size))
+            assert found.calls == ([] if arguments is None else [("search_2", arguments)])
+            assert found.content == content
 
 
 def test_an_object_that_continues_a_text_is_no_call() -> None:
@@ -344,10 +336,8 @@ def test_an_object_that_continues_a_text_is_no_call() -> None:
     assert parsed(LLAMA3, [call], header + "So: ").content == call
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
-@pytest.mark.parametrize(
-    ("text", "arguments"),
-    [
+def test_values_of_python_are_read() -> None:
+    cases = [
         ("city='it's 5', count=1", {"city": "it's 5", "count": 1}),
         ("city='a', b', count=1", {"city": "a', b", "count": 1}),
         ('city="say \\"hi\\"\\n\\u00e9\\x41"', {"city": 'say "hi"\n\u00e9A'}),
@@ -362,12 +352,12 @@ def test_an_object_that_continues_a_text_is_no_call() -> None:
         ),
         ("city='</function_calls>'", {"city": "</function_calls>"}),
         ("city='\\ud83c\\udf0d'", {"city": "\U0001f30d"}),
-    ],
-)
-def test_values_of_python_are_read(text: str, arguments: dict[str, object], size: int) -> None:
-    found = parsed(OLMO3, pieces(f"<function_calls>\nsearch_2({text})\n</function_calls>", size))
-    assert found.values == [("search_2", arguments)]
-    assert found.content == ""
+    ]
+    for (text, arguments), size in product(cases, [1, 2, 5, 10_000]):
+        with in_case(size, text, arguments):
+            found = parsed(OLMO3, pieces(f"<function_calls>\nsearch_2({text})\n</function_calls>", size))
+            assert found.values == [("search_2", arguments)]
+            assert found.content == ""
 
 
 def test_a_call_of_python_needs_no_closing_tag_at_the_end() -> None:

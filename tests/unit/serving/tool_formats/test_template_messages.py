@@ -5,6 +5,7 @@ import time
 from copy import deepcopy
 
 import pytest
+from support.cases import in_case
 from support.golden_vocab import golden_vocab
 from support.tool_texts import ASKED, SOURCES, TOOLS, call, chat_template, format_named, template_options, turn
 
@@ -27,15 +28,16 @@ RESULT_ROLES = ("tool", "observation", "tool_response")
 EMPTY = {"role": "assistant", "content": "Hi.", "tool_calls": []}
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_chat_with_calls_and_results_is_rendered(name: str) -> None:
-    before = deepcopy(CHAT)
-    messages = template_messages(format_named(name), CHAT)
-    text = chat_template(name).render(messages, template_options(name), True, TOOLS)
-    assert before == CHAT
-    for said in ("search_2", "clock.now-utc", "found", "noon", "Done.", "Thanks."):
-        assert said in text
-    assert text.index("search_2", text.index("Do it")) < text.index("found")
+def test_a_chat_with_calls_and_results_is_rendered() -> None:
+    for name in SOURCES:
+        with in_case(name):
+            before = deepcopy(CHAT)
+            messages = template_messages(format_named(name), CHAT)
+            text = chat_template(name).render(messages, template_options(name), True, TOOLS)
+            assert before == CHAT
+            for said in ("search_2", "clock.now-utc", "found", "noon", "Done.", "Thanks."):
+                assert said in text
+            assert text.index("search_2", text.index("Do it")) < text.index("found")
 
 
 @pytest.mark.parametrize("name", ["llama3", "gpt_oss"])
@@ -49,11 +51,12 @@ def test_calls_become_turns_of_their_own_where_a_turn_has_one(name: str) -> None
     assert text.index("found") < text.index("clock.now-utc", text.index("found")) < text.index("noon")
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_results_have_the_name_of_their_call(name: str) -> None:
-    messages = template_messages(format_named(name), CHAT)
-    names = {message["content"]: message["name"] for message in messages if message["role"] in RESULT_ROLES}
-    assert names == {"found": "search_2", "noon": "clock.now-utc"}
+def test_results_have_the_name_of_their_call() -> None:
+    for name in SOURCES:
+        with in_case(name):
+            messages = template_messages(format_named(name), CHAT)
+            names = {message["content"]: message["name"] for message in messages if message["role"] in RESULT_ROLES}
+            assert names == {"found": "search_2", "noon": "clock.now-utc"}
 
 
 def test_a_result_keeps_its_own_name_and_one_of_no_call_has_none() -> None:
@@ -94,11 +97,12 @@ def test_thousands_of_calls_with_one_id_take_no_longer_than_thousands_of_others(
     assert time.process_time() - began < 30  # an hour where each result looks at all calls and results
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_list_of_no_calls_is_left_out(name: str) -> None:
-    messages = template_messages(format_named(name), [ASKED, EMPTY])
-    assert messages[1] == {"role": "assistant", "content": "Hi."}
-    assert "Hi." in chat_template(name).render(messages, template_options(name), False, TOOLS)
+def test_a_list_of_no_calls_is_left_out() -> None:
+    for name in SOURCES:
+        with in_case(name):
+            messages = template_messages(format_named(name), [ASKED, EMPTY])
+            assert messages[1] == {"role": "assistant", "content": "Hi."}
+            assert "Hi." in chat_template(name).render(messages, template_options(name), False, TOOLS)
 
 
 def test_arguments_become_a_mapping_where_they_are_one() -> None:

@@ -1,6 +1,8 @@
 """Thoughts in answers: opened by the prompt or by the model, cut anywhere; control tokens are no text."""
 
-import pytest
+from itertools import product
+
+from support.cases import in_case
 from support.tool_texts import SOURCES, THINK, TOOLS, format_named, parsed, pieces
 
 from graphcore.serving.chat_call import Content, Reasoning
@@ -70,12 +72,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].name}: {case[2][:30]!r}")
-def test_thoughts_and_content_are_told_apart(case, size: int) -> None:
-    known, prompt, text, thoughts, content = case
-    found = parsed(known, pieces(text, size), prompt)
-    assert (found.reasoning, found.content, found.calls) == (thoughts, content, [])
+def test_thoughts_and_content_are_told_apart() -> None:
+    for case, size in product(CASES, SIZES):
+        known, prompt, text, thoughts, content = case
+        with in_case(known.name, text, size):
+            found = parsed(known, pieces(text, size), prompt)
+            assert (found.reasoning, found.content, found.calls) == (thoughts, content, [])
 
 
 def test_a_prompt_that_opens_thoughts_is_rendered_by_its_template() -> None:
@@ -94,20 +96,21 @@ def test_text_comes_with_the_piece_that_holds_it() -> None:
     assert parser.finish() == [Content(" <", 3)]
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_control_tokens_are_no_content(name: str) -> None:
-    known = format_named(name)
-    start = "<|channel|>final<|message|>" if name == "gpt_oss" else ""
-    for control in known.controls:
-        for size in SIZES:
-            assert parsed(known, pieces(f"{start}Hi{control}", size)).content == "Hi"
+def test_control_tokens_are_no_content() -> None:
+    for name in SOURCES:
+        with in_case(name):
+            known = format_named(name)
+            start = "<|channel|>final<|message|>" if name == "gpt_oss" else ""
+            for control in known.controls:
+                for size in SIZES:
+                    assert parsed(known, pieces(f"{start}Hi{control}", size)).content == "Hi"
 
 
-@pytest.mark.parametrize("size", [1, 3, 10_000])
-@pytest.mark.parametrize("channel", ["analysis", "commentary"])
-def test_a_calls_header_that_is_cut_is_content_and_not_the_end_of_the_thoughts(channel: str, size: int) -> None:
-    header = "assistant to=functions.search_2<|channel|>commentary js"
-    text = f"<|channel|>{channel}<|message|>Hm.<|end|><|start|>{header}"
-    found = parsed(format_named("gpt_oss"), pieces(text, size), "<|start|>assistant")
-    thoughts, content = ("Hm.", header) if channel == "analysis" else ("", f"Hm.\n{header}")
-    assert (found.reasoning, found.content, found.calls) == (thoughts, content, [])
+def test_a_calls_header_that_is_cut_is_content_and_not_the_end_of_the_thoughts() -> None:
+    for channel, size in product(["analysis", "commentary"], [1, 3, 10_000]):
+        with in_case(size, channel):
+            header = "assistant to=functions.search_2<|channel|>commentary js"
+            text = f"<|channel|>{channel}<|message|>Hm.<|end|><|start|>{header}"
+            found = parsed(format_named("gpt_oss"), pieces(text, size), "<|start|>assistant")
+            thoughts, content = ("Hm.", header) if channel == "analysis" else ("", f"Hm.\n{header}")
+            assert (found.reasoning, found.content, found.calls) == (thoughts, content, [])
