@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_bytes import GGUF, Tensor
+from support.cases import in_case
 
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
 from graphcore.quant.registry import ENCODINGS
@@ -52,28 +53,29 @@ def test_versions_2_and_3_differ_in_nothing_but_the_number():
     assert all(torch.equal(v2.read(name), v3.read(name)) for name in v3.tensors)
 
 
-@pytest.mark.parametrize("encoding", WRITABLE)
-def test_every_encoding_round_trips_at_shapes_of_1_to_3_dims(tmp_path, encoding):
-    kind = ENCODINGS[encoding]
-    rng = np.random.default_rng(kind.ggml_id)
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    for name, shape in {"vector": (512,), "matrix": (12, 512), "experts": (3, 5, 256)}.items():
-        row = shape[-1] // kind.block_elements * kind.block_nbytes
-        raw = rng.integers(0, 256, (*shape[:-1], row), dtype=np.uint8)
-        if encoding in NUMPY_DTYPES:
-            writer.add_tensor(name, raw.view(NUMPY_DTYPES[encoding]))
-        else:
-            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType(kind.ggml_id))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    checkpoint = assert_equal_to_gguf_package(tmp_path / "m.gguf")
-    assert checkpoint.tensors["experts"].shape == (3, 5, 256)
-    dense = encoding in {*NUMPY_DTYPES, "bf16"}
-    read = checkpoint.read("matrix")
-    assert read.shape == ((12, 512) if dense else (checkpoint.tensors["matrix"].nbytes,))
-    assert (read.dtype == torch.uint8) == (not dense)
+def test_every_encoding_round_trips_at_shapes_of_1_to_3_dims(tmp_path) -> None:
+    for encoding in WRITABLE:
+        with in_case(encoding):
+            kind = ENCODINGS[encoding]
+            rng = np.random.default_rng(kind.ggml_id)
+            writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+            for name, shape in {"vector": (512,), "matrix": (12, 512), "experts": (3, 5, 256)}.items():
+                row = shape[-1] // kind.block_elements * kind.block_nbytes
+                raw = rng.integers(0, 256, (*shape[:-1], row), dtype=np.uint8)
+                if encoding in NUMPY_DTYPES:
+                    writer.add_tensor(name, raw.view(NUMPY_DTYPES[encoding]))
+                else:
+                    writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType(kind.ggml_id))
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
+            checkpoint = assert_equal_to_gguf_package(tmp_path / "m.gguf")
+            assert checkpoint.tensors["experts"].shape == (3, 5, 256)
+            dense = encoding in {*NUMPY_DTYPES, "bf16"}
+            read = checkpoint.read("matrix")
+            assert read.shape == ((12, 512) if dense else (checkpoint.tensors["matrix"].nbytes,))
+            assert (read.dtype == torch.uint8) == (not dense)
 
 
 def test_dense_tensors_have_the_values_that_were_written(tmp_path):

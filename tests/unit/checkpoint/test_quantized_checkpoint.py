@@ -1,12 +1,14 @@
 """Integer weights of Hugging Face folders as q4_0 and q8_0 blocks: exact values, and what is refused."""
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.cases import in_case
 from support.files.integer_files import LAYOUTS, integers
 from torch import Tensor
 
@@ -38,18 +40,17 @@ def dense_of(view: QuantizedCheckpoint) -> Tensor:
     return FORMATS[info.encoding].dequantize(view.read(info.name), info.shape)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("group", [32, 64, 96, 0])
-@pytest.mark.parametrize(("layout", "bits"), WIDTHS)
-def test_values_are_those_of_codes_and_scales(
-    layout: str, bits: int, group: int, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    one = integers(24, 192, bits, group, dtype if dtype != torch.float32 else torch.float16, seed=bits + group)
-    tensors = LAYOUTS[layout][0](one._replace(scales=one.scales.to(dtype)), bits)
-    view = view_of(tmp_path, tensors, layout)
-    assert set(view.tensors) == {f"{STEM}.weight"}
-    assert view.tensors[f"{STEM}.weight"].shape == (24, 192)
-    assert torch.equal(dense_of(view), one.dense)
+def test_values_are_those_of_codes_and_scales(tmp_path: Path) -> None:
+    for (layout, bits), group, dtype in product(
+        WIDTHS, [32, 64, 96, 0], [torch.float16, torch.bfloat16, torch.float32]
+    ):
+        with in_case(dtype, group, layout, bits):
+            one = integers(24, 192, bits, group, dtype if dtype != torch.float32 else torch.float16, seed=bits + group)
+            tensors = LAYOUTS[layout][0](one._replace(scales=one.scales.to(dtype)), bits)
+            view = view_of(tmp_path, tensors, layout)
+            assert set(view.tensors) == {f"{STEM}.weight"}
+            assert view.tensors[f"{STEM}.weight"].shape == (24, 192)
+            assert torch.equal(dense_of(view), one.dense)
 
 
 @pytest.mark.parametrize("name", sorted({key.partition(".")[0] for key in np.load(GOLDEN)}))
@@ -85,26 +86,24 @@ def test_stated_widths_say_the_bits_without_reading(tmp_path: Path) -> None:
             view.read(f"{STEM}.weight")
 
 
-@pytest.mark.parametrize("group", [32, 64, 96, 0])
-@pytest.mark.parametrize(("layout", "bits"), [one for one in WIDTHS if one[0] != "int-quantized"])
-def test_columns_are_sorted_by_group_and_their_order_says_where_they_were(
-    layout: str, bits: int, group: int, tmp_path: Path
-) -> None:
-    one = integers(72, 192, bits, group, torch.float16, seed=bits + group, is_ordered=True)
-    view = ordered_view(tmp_path, LAYOUTS[layout][0](one, bits), layout)
-    if group == 0:  # in one group there is nothing to sort
-        assert set(view.tensors) == {f"{STEM}.weight"}
-        assert torch.equal(dense_of(view), one.dense)
-        return
-    assert set(view.tensors) == {f"{STEM}.weight", f"{STEM}.input_order"}
-    order = view.read(f"{STEM}.input_order")
-    info = view.find(f"{STEM}.input_order")
-    assert (order.dtype, tuple(order.shape), order.nbytes) == (torch.int32, info.shape, info.nbytes)
-    assert info.encoding == "i32"
-    assert torch.equal(dense_of(view), one.dense[:, order.long()])
-    sizes = one.groups[order.long()].unique_consecutive(return_counts=True)
-    assert [part.tolist() for part in sizes] == [list(range(192 // group)), [group] * (192 // group)]
-    assert not view.has_row_runs(f"{STEM}.input_order")
+def test_columns_are_sorted_by_group_and_their_order_says_where_they_were(tmp_path: Path) -> None:
+    for (layout, bits), group in product([one for one in WIDTHS if one[0] != "int-quantized"], [32, 64, 96, 0]):
+        with in_case(group, layout, bits):
+            one = integers(72, 192, bits, group, torch.float16, seed=bits + group, is_ordered=True)
+            view = ordered_view(tmp_path, LAYOUTS[layout][0](one, bits), layout)
+            if group == 0:  # in one group there is nothing to sort
+                assert set(view.tensors) == {f"{STEM}.weight"}
+                assert torch.equal(dense_of(view), one.dense)
+                continue
+            assert set(view.tensors) == {f"{STEM}.weight", f"{STEM}.input_order"}
+            order = view.read(f"{STEM}.input_order")
+            info = view.find(f"{STEM}.input_order")
+            assert (order.dtype, tuple(order.shape), order.nbytes) == (torch.int32, info.shape, info.nbytes)
+            assert info.encoding == "i32"
+            assert torch.equal(dense_of(view), one.dense[:, order.long()])
+            sizes = one.groups[order.long()].unique_consecutive(return_counts=True)
+            assert [part.tolist() for part in sizes] == [list(range(192 // group)), [group] * (192 // group)]
+            assert not view.has_row_runs(f"{STEM}.input_order")
 
 
 def test_the_order_of_usual_groups_is_that_of_the_columns(tmp_path: Path) -> None:
@@ -262,16 +261,15 @@ REFUSED: list[tuple[str, str, Change, type[GraphcoreError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "_case", "change", "error", "message"), REFUSED)
-def test_what_the_blocks_cannot_hold_is_refused(
-    layout: str, _case: str, change: Change, error: type[GraphcoreError], message: str, tmp_path: Path
-) -> None:
-    one = integers(32, 64, 4, 32, torch.float16, seed=3)
-    tensors = {name: value.clone() for name, value in LAYOUTS[layout][0](one, 4).items()}
-    change(tensors)
-    with pytest.raises(error, match=message) as refusal:
-        dense_of(view_of(tmp_path, tensors, layout))
-    assert "\n" not in str(refusal.value)
+def test_what_the_blocks_cannot_hold_is_refused(tmp_path: Path) -> None:
+    for layout, case, change, error, message in REFUSED:
+        with in_case(layout, case):
+            one = integers(32, 64, 4, 32, torch.float16, seed=3)
+            tensors = {name: value.clone() for name, value in LAYOUTS[layout][0](one, 4).items()}
+            change(tensors)
+            with pytest.raises(error, match=message) as refusal:
+                dense_of(view_of(tmp_path, tensors, layout))
+            assert "\n" not in str(refusal.value)
 
 
 def test_usual_zeros_and_groups_that_are_stored_all_the_same_are_read(tmp_path: Path) -> None:

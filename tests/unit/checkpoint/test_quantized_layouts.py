@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.cases import in_case
 from support.files.quantized_files import FOLDER_LAYOUTS, FolderLayout
 from torch import Tensor
 
@@ -41,16 +43,15 @@ def test_every_layout_has_a_writer() -> None:
     assert {name for scheme in schemes if scheme for name in scheme.layouts} == set(LAYOUTS)
 
 
-@pytest.mark.parametrize("rows", [8, 40])
-@pytest.mark.parametrize("columns", [64, 192])
-@pytest.mark.parametrize("layout", FOLDER_LAYOUTS)
-def test_values_are_those_of_the_layouts_definition(layout: str, columns: int, rows: int, tmp_path: Path) -> None:
-    one = FOLDER_LAYOUTS[layout]
-    tensors, dense = one.write(rows, columns, 5)
-    view = view_of(tmp_path, tensors, one.config)
-    assert set(view.tensors) == {f"{STEM}.weight"}
-    assert view.tensors[f"{STEM}.weight"].encoding == one.format
-    assert torch.equal(dense_of(view), dense)
+def test_values_are_those_of_the_layouts_definition(tmp_path: Path) -> None:
+    for layout, columns, rows in product(FOLDER_LAYOUTS, [64, 192], [8, 40]):
+        with in_case(rows, columns, layout):
+            one = FOLDER_LAYOUTS[layout]
+            tensors, dense = one.write(rows, columns, 5)
+            view = view_of(tmp_path, tensors, one.config)
+            assert set(view.tensors) == {f"{STEM}.weight"}
+            assert view.tensors[f"{STEM}.weight"].encoding == one.format
+            assert torch.equal(dense_of(view), dense)
 
 
 def test_negative_scales_are_read(tmp_path: Path) -> None:
@@ -227,24 +228,24 @@ REFUSED: list[tuple[str, str, Change, type[GraphcoreError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "_case", "change", "error", "message"), REFUSED)
-def test_what_is_broken_is_said_on_one_line(
-    layout: str, _case: str, change: Change, error: type[GraphcoreError], message: str, tmp_path: Path
-) -> None:
-    one = FOLDER_LAYOUTS[layout]
-    tensors, _ = one.write(32, 64, 3)
-    change(tensors)
-    with pytest.raises(error, match=message) as refusal:
-        dense_of(view_of(tmp_path, tensors, one.config))
-    assert "\n" not in str(refusal.value)
-    assert str(tmp_path) in str(refusal.value)
+def test_what_is_broken_is_said_on_one_line(tmp_path: Path) -> None:
+    for layout, case, change, error, message in REFUSED:
+        with in_case(layout, case):
+            one = FOLDER_LAYOUTS[layout]
+            tensors, _ = one.write(32, 64, 3)
+            change(tensors)
+            with pytest.raises(error, match=message) as refusal:
+                dense_of(view_of(tmp_path, tensors, one.config))
+            assert "\n" not in str(refusal.value)
+            assert str(tmp_path) in str(refusal.value)
 
 
-@pytest.mark.parametrize("layout", FOLDER_LAYOUTS)
-def test_rows_of_no_whole_blocks_are_refused_by_name(layout: str, tmp_path: Path) -> None:
-    one = FOLDER_LAYOUTS[layout]
-    with pytest.raises(CheckpointError, match=r"a group must be whole blocks of 32|are no|groups of"):
-        dense_of(view_of(tmp_path, whole_rows(one, 48), {**one.config, "group_size": -1}))
+def test_rows_of_no_whole_blocks_are_refused_by_name(tmp_path: Path) -> None:
+    for layout in FOLDER_LAYOUTS:
+        with in_case(layout):
+            one = FOLDER_LAYOUTS[layout]
+            with pytest.raises(CheckpointError, match=r"a group must be whole blocks of 32|are no|groups of"):
+                dense_of(view_of(tmp_path, whole_rows(one, 48), {**one.config, "group_size": -1}))
 
 
 def whole_rows(one: FolderLayout, columns: int) -> dict[str, Tensor]:

@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from support.cases import in_case
 from support.packed_matrices import native_backend
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -80,17 +82,17 @@ def transformers_cut(logits: torch.Tensor, params: SamplingParams) -> torch.Tens
     return warpers(torch.zeros(len(logits), 1, dtype=torch.int64), logits.clone())
 
 
-@pytest.mark.parametrize("params", CUTS, ids=str)
-@pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_the_tokens_that_stay_are_those_of_transformers(params: SamplingParams, temperature: float) -> None:
+def test_the_tokens_that_stay_are_those_of_transformers() -> None:
     """Temperature comes before the cuts, as there."""
-    logits = random_logits(seed=1)
-    warm = TemperatureLogitsWarper(temperature)(torch.zeros(len(logits), 1, dtype=torch.int64), logits.clone())
-    expected = ~transformers_cut(warm, params).isinf()
-    (row,) = rows_of(replace(params, temperature=temperature), 1)
-    found = torch.stack([kept_weights(each, row) > 0 for each in logits])
-    assert torch.equal(found, expected)
-    assert found.any(dim=-1).all()
+    for temperature, params in product([1.0, 3.0], CUTS):
+        with in_case(params, temperature):
+            logits = random_logits(seed=1)
+            warm = TemperatureLogitsWarper(temperature)(torch.zeros(len(logits), 1, dtype=torch.int64), logits.clone())
+            expected = ~transformers_cut(warm, params).isinf()
+            (row,) = rows_of(replace(params, temperature=temperature), 1)
+            found = torch.stack([kept_weights(each, row) > 0 for each in logits])
+            assert torch.equal(found, expected)
+            assert found.any(dim=-1).all()
 
 
 @pytest.mark.parametrize("params", CUTS, ids=str)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.cases import in_case
 from support.packed_matrices import KERNEL_FORMATS, native_kernels, stored_matrix
 from torch import Tensor
 
@@ -143,16 +144,15 @@ def test_what_needs_a_whole_tensor_is_one_piece(tmp_path: Path, fold: Fold, expe
     assert torch.equal(out, wanted)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in KERNEL_FORMATS if name != "i2_s" and name.upper() in dir(gguf.GGMLQuantizationType)]
-)
-def test_packed_rows_are_unpacked_to_a_dense_weight(tmp_path: Path, name: str) -> None:
-    loader, dense = saved_gguf(tmp_path, name, 83, 512)
-    out = torch.zeros(83, 512)
-    made = conversions_of(loader, OURS, None, out)
-    assert len(made) > 1
-    put_together(loader, made)
-    assert torch.equal(out, dense)
+def test_packed_rows_are_unpacked_to_a_dense_weight(tmp_path: Path) -> None:
+    for name in [name for name in KERNEL_FORMATS if name != "i2_s" and name.upper() in dir(gguf.GGMLQuantizationType)]:
+        with in_case(name):
+            loader, dense = saved_gguf(tmp_path, name, 83, 512)
+            out = torch.zeros(83, 512)
+            made = conversions_of(loader, OURS, None, out)
+            assert len(made) > 1
+            put_together(loader, made)
+            assert torch.equal(out, dense)
 
 
 @pytest.mark.parametrize("form", [KernelPacking, StoredPacking])

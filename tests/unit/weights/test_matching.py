@@ -1,9 +1,11 @@
 """Which stored tensor becomes which weight: prefixes, heads, cut layers, and every refusal's message."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
+from support.cases import in_case
 from support.fake_sources import GPT2, LLAMA, FakeCheckpoint, config_of, shapes_of, stored_gpt2, stored_tensors
 from torch import Tensor
 
@@ -94,9 +96,8 @@ def test_many_missing_tensors_are_named_in_part_and_counted() -> None:
         match(UNTIED, without(stored_tensors(UNTIED), *layer))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_tensor_that_nothing_reads_is_refused_by_name() -> None:
+    cases = [
         "model.layers.0.self_attn.q_norm.weight",  # a qwen3 checkpoint under a llama config
         "model.layers.0.self_attn.q_proj.bias",
         "model.layers.1.self_attn.q_proj.lora_A.weight",
@@ -117,17 +118,16 @@ def test_many_missing_tensors_are_named_in_part_and_counted() -> None:
         "model.embed_norm.weight",
         "model.project_in.weight",
         "embed_positions.weight",
-    ],
-)
-def test_tensor_that_nothing_reads_is_refused_by_name(name: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        match(UNTIED, stored_tensors(UNTIED) | {name: torch.zeros(16)})
-    assert str(caught.value).startswith(f"fake.safetensors: unexpected tensor '{name}'")
+    ]
+    for name in cases:
+        with in_case(name):
+            with pytest.raises(CheckpointError) as caught:
+                match(UNTIED, stored_tensors(UNTIED) | {name: torch.zeros(16)})
+            assert str(caught.value).startswith(f"fake.safetensors: unexpected tensor '{name}'")
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
+def test_what_lies_outside_the_model_is_left_out_with_a_note() -> None:
+    cases = [
         {"v_head.summary.weight": (1, 16), "v_head.summary.bias": (1,)},  # trl
         {"value_head.0.weight": (16, 16), "value_head.0.bias": (16,), "value_head.2.weight": (1, 16)},
         {"score.weight": (2, 16)},  # a classifier of transformers
@@ -139,17 +139,18 @@ def test_tensor_that_nothing_reads_is_refused_by_name(name: str) -> None:
         {"model.layers.0.attn.masked_bias": ()},
         {"model.causal_mask": (8, 8), "model.position_ids": (1, 8)},
         {"model.layers.1.self_attn.rotary_emb.cos_cached": (8, 8), "model.rotary_emb.original_inv_freq": (4,)},
-    ],
-)
-@pytest.mark.parametrize("prefix", ["model.", ""])
-def test_what_lies_outside_the_model_is_left_out_with_a_note(extra: dict, prefix: str) -> None:
-    plain = {name if prefix else name.removeprefix("model."): torch.zeros(shape) for name, shape in extra.items()}
-    checkpoint = FakeCheckpoint(stored_tensors(UNTIED, prefix) | plain)
-    architecture = architecture_of(UNTIED)
-    sources = match_weights(architecture, UNTIED, checkpoint, shapes_of(UNTIED), 2)
-    used = {source.name for source in sources.values()}
-    (note,) = notes_on_unused(architecture, UNTIED, checkpoint, used, 2)
-    assert note == f"left out of the checkpoint: {', '.join(repr(name) for name in sorted(plain))}"
+    ]
+    for prefix, extra in product(["model.", ""], cases):
+        with in_case(extra, prefix):
+            plain = {
+                name if prefix else name.removeprefix("model."): torch.zeros(shape) for name, shape in extra.items()
+            }
+            checkpoint = FakeCheckpoint(stored_tensors(UNTIED, prefix) | plain)
+            architecture = architecture_of(UNTIED)
+            sources = match_weights(architecture, UNTIED, checkpoint, shapes_of(UNTIED), 2)
+            used = {source.name for source in sources.values()}
+            (note,) = notes_on_unused(architecture, UNTIED, checkpoint, used, 2)
+            assert note == f"left out of the checkpoint: {', '.join(repr(name) for name in sorted(plain))}"
 
 
 def test_counters_are_whole_numbers_inside_the_model_too() -> None:

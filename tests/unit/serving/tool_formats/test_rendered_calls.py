@@ -1,11 +1,13 @@
 """What a family's chat template renders is parsed back, however the text is cut."""
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import in_case
 from support.tool_texts import (
     PARALLEL,
     SILENT,
@@ -90,36 +92,36 @@ def can_be_written(name: str, given_arguments: dict[str, Any]) -> bool:
     return name != "qwen3_5" or not any("<parameter=" in text or "</function>" in text for text in found)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_rendered_call_is_parsed_back(name: str, size: int) -> None:
-    prompt, text = rendered(name, turn(("search_2", HARD)))
-    found = parsed(format_named(name), pieces(text, size), prompt)
-    assert found.values == [("search_2", HARD)]
-    assert (found.reasoning, found.content) == ("", "")
+def test_a_rendered_call_is_parsed_back() -> None:
+    for name, size in product(SOURCES, [1, 2, 5, 10_000]):
+        with in_case(size, name):
+            prompt, text = rendered(name, turn(("search_2", HARD)))
+            found = parsed(format_named(name), pieces(text, size), prompt)
+            assert found.values == [("search_2", HARD)]
+            assert (found.reasoning, found.content) == ("", "")
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
-@pytest.mark.parametrize("name", [name for name in SOURCES if name not in SILENT or name in THINKING])
-def test_thoughts_and_text_beside_a_call_are_parsed_back(name: str, size: int) -> None:
-    content = "" if name in SILENT else "Let me look:\n\n- one"
-    thoughts = "First <tool_call>\n\n  then } so." if name in THINKING else ""
-    prompt, text = rendered(name, turn(("search_2", {"city": "x"}), content=content, thoughts=thoughts))
-    found = parsed(format_named(name), pieces(text, size), prompt)
-    assert found.values == [("search_2", {"city": "x"})]
-    assert (found.reasoning, found.content) == (thoughts, content)
+def test_thoughts_and_text_beside_a_call_are_parsed_back() -> None:
+    for name, size in product([name for name in SOURCES if name not in SILENT or name in THINKING], [1, 2, 5, 10_000]):
+        with in_case(size, name):
+            content = "" if name in SILENT else "Let me look:\n\n- one"
+            thoughts = "First <tool_call>\n\n  then } so." if name in THINKING else ""
+            prompt, text = rendered(name, turn(("search_2", {"city": "x"}), content=content, thoughts=thoughts))
+            found = parsed(format_named(name), pieces(text, size), prompt)
+            assert found.values == [("search_2", {"city": "x"})]
+            assert (found.reasoning, found.content) == (thoughts, content)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 10_000])
-@pytest.mark.parametrize("name", PARALLEL)
-def test_calls_of_one_turn_are_parsed_back(name: str, size: int) -> None:
-    calls = [("search_2", {"city": "a"}), ("clock.now-utc", {}), ("search_2", HARD)]
-    prompt, text = rendered(name, turn(*calls))
-    found = parsed(format_named(name), pieces(text, size), prompt)
-    assert found.values == calls
-    assert len(set(found.ids)) == 3
-    assert all(call_id.startswith("call_") for call_id in found.ids)
-    assert found.content == ""
+def test_calls_of_one_turn_are_parsed_back() -> None:
+    for name, size in product(PARALLEL, [1, 2, 5, 10_000]):
+        with in_case(size, name):
+            calls = [("search_2", {"city": "a"}), ("clock.now-utc", {}), ("search_2", HARD)]
+            prompt, text = rendered(name, turn(*calls))
+            found = parsed(format_named(name), pieces(text, size), prompt)
+            assert found.values == calls
+            assert len(set(found.ids)) == 3
+            assert all(call_id.startswith("call_") for call_id in found.ids)
+            assert found.content == ""
 
 
 @pytest.mark.parametrize("name", SOURCES)

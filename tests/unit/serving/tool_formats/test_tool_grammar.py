@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache, partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from support.cases import in_case
 from support.tool_texts import (
     CLOCK,
     ENDS,
@@ -93,15 +95,19 @@ def answer_of(name: str, said: dict[str, Any]) -> tuple[str, str]:
     return prompt, text
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_rendered_call_is_allowed(name: str, choice: str) -> None:
-    hard = {**HARD, "city": HARD["city"].replace("<|im_start|>", "")}  # would be a special token in this test
-    for said in [turn(("search_2", {**hard, "limits": {}})), turn(("search_2", hard)), turn(("clock.now-utc", {}))]:
-        if name == "qwen3_5" and "</parameter>" in str(said):
-            continue  # a value in tags ends at the tag
-        prompt, text = answer_of(name, said)
-        assert refused_at(tool_grammar(format_named(name), STRICT, choice, None, True, prompt), text) is None
+def test_a_rendered_call_is_allowed() -> None:
+    for name, choice in product(SOURCES, ["auto", "required"]):
+        with in_case(choice, name):
+            hard = {**HARD, "city": HARD["city"].replace("<|im_start|>", "")}  # would be a special token in this test
+            for said in [
+                turn(("search_2", {**hard, "limits": {}})),
+                turn(("search_2", hard)),
+                turn(("clock.now-utc", {})),
+            ]:
+                if name == "qwen3_5" and "</parameter>" in str(said):
+                    continue  # a value in tags ends at the tag
+                prompt, text = answer_of(name, said)
+                assert refused_at(tool_grammar(format_named(name), STRICT, choice, None, True, prompt), text) is None
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -153,26 +159,28 @@ def test_free_text_is_allowed_under_auto_alone(name: str) -> None:
     assert refused_at(required, "") == ""
 
 
-@pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize(
-    ("broken", "instead"),
-    [
+def test_a_call_that_is_not_valid_is_not_allowed() -> None:
+    cases = [
         ("search_2", "nobody"),
         ("12", "1.5"),
         ("12", "x"),
         ("Town", None),
         ("city", "town"),
-    ],
-)
-def test_a_call_that_is_not_valid_is_not_allowed(name: str, broken: str, instead: str | None) -> None:
-    prompt, text = answer_of(name, turn(("search_2", {"city": "Town", "count": 12})))
-    changed = text[: text.index(broken)] if instead is None else text.replace(broken, instead)
-    assert changed != text
-    for choice in ("auto", "required"):
-        grammar = tool_grammar(format_named(name), STRICT, choice, None, True, prompt)
-        is_text = (name, instead, choice) == ("glm4", "nobody", "auto")  # it has no tag that would make it a call
-        assert refused_at(grammar, text) is None
-        assert (refused_at(grammar, changed) is None) == is_text
+    ]
+    for (broken, instead), name in product(cases, SOURCES):
+        with in_case(name, broken, instead):
+            prompt, text = answer_of(name, turn(("search_2", {"city": "Town", "count": 12})))
+            changed = text[: text.index(broken)] if instead is None else text.replace(broken, instead)
+            assert changed != text
+            for choice in ("auto", "required"):
+                grammar = tool_grammar(format_named(name), STRICT, choice, None, True, prompt)
+                is_text = (name, instead, choice) == (
+                    "glm4",
+                    "nobody",
+                    "auto",
+                )  # it has no tag that would make it a call
+                assert refused_at(grammar, text) is None
+                assert (refused_at(grammar, changed) is None) == is_text
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -191,14 +199,14 @@ def test_only_the_named_function_can_be_called(name: str) -> None:
         tool_grammar(format_named(name), TOOLS, "required", "other", True)
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
-@pytest.mark.parametrize("name", [name for name in PARALLEL if name in SOURCES])
-def test_several_calls_are_allowed_where_they_are_asked_for(name: str, choice: str) -> None:
-    prompt, text = answer_of(
-        name, turn(("search_2", {"city": "a"}), ("clock.now-utc", {}), ("search_2", {"city": "b"}))
-    )
-    assert refused_at(tool_grammar(format_named(name), STRICT, choice, None, True, prompt), text) is None
-    assert refused_at(tool_grammar(format_named(name), STRICT, choice, None, False, prompt), text) is not None
+def test_several_calls_are_allowed_where_they_are_asked_for() -> None:
+    for name, choice in product([name for name in PARALLEL if name in SOURCES], ["auto", "required"]):
+        with in_case(choice, name):
+            prompt, text = answer_of(
+                name, turn(("search_2", {"city": "a"}), ("clock.now-utc", {}), ("search_2", {"city": "b"}))
+            )
+            assert refused_at(tool_grammar(format_named(name), STRICT, choice, None, True, prompt), text) is None
+            assert refused_at(tool_grammar(format_named(name), STRICT, choice, None, False, prompt), text) is not None
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.cases import in_case
 
 from graphcore.errors import ConfigError
 from graphcore.tasks.requests.request_lines import read_request_lines
@@ -45,9 +46,8 @@ def test_null_is_a_key_left_out_and_whole_floats_are_numbers(tmp_path: Path) -> 
     assert (second.sampling, second.max_new_tokens) == ({"top_k": 5, "seed": -3}, -1)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
+def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path) -> None:
+    cases = [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ('"prompt"', "expected an object"),
@@ -78,15 +78,15 @@ def test_null_is_a_key_left_out_and_whole_floats_are_numbers(tmp_path: Path) -> 
         ('{"prompt": "a", "prompt": "b"}', r'not JSON \(the key "prompt" is there twice\)'),
         ('{"messages": [{"role": "user", "role": "user", "content": "x"}]}', r'the key "role" is there twice'),
         ('{"prompt": "again", "id": "one"}', 'id "one" is that of line 1 already'),
-    ],
-)
-def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, said: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "good", "id": "one"}\n' + line, encoding="utf-8")
-    with pytest.raises(ConfigError, match=said) as caught:
-        read_request_lines(str(path))
-    assert str(caught.value).startswith(f"{path}:2")
-    assert "\n" not in str(caught.value)
+    ]
+    for line, said in cases:
+        with in_case(line, said):
+            path = tmp_path / "prompts.jsonl"
+            path.write_text('{"prompt": "good", "id": "one"}\n' + line, encoding="utf-8")
+            with pytest.raises(ConfigError, match=said) as caught:
+                read_request_lines(str(path))
+            assert str(caught.value).startswith(f"{path}:2")
+            assert "\n" not in str(caught.value)
 
 
 def test_a_file_without_a_request_is_refused(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from arrivals import orders_of_arrival
 from attend_cases import Sequences, Shape
 from coded_cases import Grown
+from support.cases import in_case
 from torch import Tensor
 
 from graphcore.kernels.gpu.attention import prefill
@@ -224,14 +226,13 @@ def test_bits_depend_neither_on_neighbours_nor_on_room_nor_on_the_order_of_progr
         assert torch.equal(chunk.attended(), found)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 8, 32])
-@pytest.mark.parametrize("rows_tiles", [1, 3, 16, 64])
-@pytest.mark.parametrize("warps", [4, 8])
-def test_programs_fill_the_device_once(kv_heads: int, rows_tiles: int, warps: int) -> None:
-    most = 132 * 8 // warps
-    splits = prefill.splits_of_rows(kv_heads, rows_tiles, 2000, warps, 132)
-    assert splits == max(1, most // (kv_heads * rows_tiles))
-    assert prefill.splits_of_rows(kv_heads, rows_tiles, prefill.LEAST_TILES, warps, 132) == 1
+def test_programs_fill_the_device_once() -> None:
+    for warps, rows_tiles, kv_heads in product([4, 8], [1, 3, 16, 64], [1, 2, 8, 32]):
+        with in_case(kv_heads, rows_tiles, warps):
+            most = 132 * 8 // warps
+            splits = prefill.splits_of_rows(kv_heads, rows_tiles, 2000, warps, 132)
+            assert splits == max(1, most // (kv_heads * rows_tiles))
+            assert prefill.splits_of_rows(kv_heads, rows_tiles, prefill.LEAST_TILES, warps, 132) == 1
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
