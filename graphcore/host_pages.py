@@ -1,11 +1,20 @@
-"""Page-aligned host memory from anonymous mmap, zeroed; it is unmapped when the last tensor that views it is freed."""
+"""Page-aligned host memory from mmap, zeroed; it is unmapped when the last tensor that views it is freed.
+
+anonymous       stays in RAM
+of a file       the system writes pages to disk and drops them when memory runs short, and reads them when they are used
+"""
 
 import math
 import mmap
+import os
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from graphcore.cgroups import lines_of
 
 
 def shared_pages(nbytes: int) -> Tensor:
@@ -33,6 +42,36 @@ def private_pages(nbytes: int) -> Tensor:
         with suppress(OSError):  # a system without huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)[:nbytes]
+
+
+def file_pages(nbytes: int, folder: Path) -> Tensor:
+    """Return page-aligned memory of a new file in a folder, [nbytes] uint8. The disk's space is reserved.
+
+    The file has no name, so that nothing is left of it once the tensor is freed, or the process has ended in any way.
+
+    Raises:
+        OSError: the folder cannot be written, or its disk has no room.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        os.posix_fallocate(file.fileno(), 0, nbytes)  # without room later, a write to the memory would end the process
+        return torch.from_file(f"/proc/self/fd/{file.fileno()}", shared=True, size=nbytes, dtype=torch.uint8)
+
+
+def is_of_file(tensor: Tensor) -> bool:
+    """Return whether a tensor's memory is that of a file (`file_pages`)."""
+    return tensor.device.type == "cpu" and tensor.untyped_storage().filename is not None
+
+
+def is_in_ram(folder: Path) -> bool:
+    """Return whether a folder's file system keeps its files in RAM. Source: proc(5), /proc/pid/mountinfo."""
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines_of(Path("/proc/self/mountinfo")):
+        mounted, _, described = line.partition(" - ")
+        if mounted.split()[2] == number:
+            return described.split()[0] in ("tmpfs", "ramfs")
+    return False
 
 
 def _mapped(nbytes: int, **flags: int) -> mmap.mmap:

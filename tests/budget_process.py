@@ -1,6 +1,6 @@
 """A streamed run whose memory is sampled, as a process of its own: prints what was planned and what was there.
 
-python budget_process.py FOLDER POLICY BUDGET CONTEXT PROMPT_TOKENS NEW_TOKENS
+python budget_process.py FOLDER POLICY BUDGET CONTEXT PROMPT_TOKENS NEW_TOKENS [SETTING ...]
 """
 
 import json
@@ -38,8 +38,8 @@ class Sampler:
 
 
 def main() -> None:
-    folder, policy, budget, context, prompt_tokens, new_tokens = sys.argv[1:]
-    overrides = [f"streaming.memory_budget={budget}", f"context_length={context}"]
+    folder, policy, budget, context, prompt_tokens, new_tokens, *more = sys.argv[1:]
+    overrides = [f"streaming.memory_budget={budget}", f"context_length={context}", *more]
     prompt = [[(7 * index) % 90 + 3 for index in range(int(prompt_tokens))]]
     with Engine.load(folder, streaming=policy, device="cpu", overrides=overrides) as engine:
         engine.warm_up()
@@ -53,6 +53,8 @@ def main() -> None:
                 {
                     "held": held,
                     "growth": sampler.peak - baseline,
+                    "peak": sampler.peak,
+                    "offloaded": 0 if plan.offloaded_kv is None else plan.offloaded_kv.nbytes,
                     "workspace": plan.other.workspace_nbytes,
                     "budget": plan.budget,
                     "streamed": len(plan.groups.streamed),

@@ -132,6 +132,7 @@ class StreamingSettings:
     policy: str = MISSING
     layer_group_size: Any = MISSING
     memory_budget: Any = MISSING
+    kv_memory_budget: Any = MISSING
     host_memory_budget: Any = MISSING
     pinned_memory: bool = MISSING
     prefetch: Any = MISSING
@@ -291,3 +292,8 @@ class Settings:
         """
         temporary = temporary_folder() if lacks_home(self.cache_dir) else None
         return temporary or user_folder(self.cache_dir, "cache_dir=")
+
+    @property
+    def swap_folder(self) -> Path:
+        """The folder of files without a name, for sequences that are swapped out and for offloaded keys and values."""
+        return self.cache_folder / "swapped"

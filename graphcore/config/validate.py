@@ -24,6 +24,7 @@ LONGEST_WAIT = 86400  # seconds for another rank: a day
 MOST_PREFETCH = 8  # groups; each needs a slot of its own, and far fewer keep a link busy
 NEUTRAL_STREAMING = {  # defaults of keys that say how weights move; a budget applies to resident weights, too
     "layer_group_size": "auto",
+    "kv_memory_budget": "auto",
     "host_memory_budget": "auto",
     "pinned_memory": True,
     "prefetch": "auto",
@@ -306,9 +307,9 @@ def check_streaming(settings: Settings) -> None:
             f"streaming.layer_group_size={size} must be auto or a whole number of layers, at least 1",
             is_unknown=type(size) is not int,
         )
-    for key in ("memory_budget", "host_memory_budget", "expert_cache"):
+    for key in ("memory_budget", "kv_memory_budget", "host_memory_budget", "expert_cache"):
         nbytes = parse_nbytes(f"streaming.{key}", vars(streaming)[key])
-        if nbytes == 0 and key != "expert_cache":
+        if nbytes == 0 and key not in ("expert_cache", "kv_memory_budget"):
             raise ConfigError(f"streaming.{key}={vars(streaming)[key]} must be auto or more than 0 bytes")
     _check_prefetch(streaming)
     if streaming.policy == "off":

@@ -513,7 +513,7 @@ class Engine:
             if here is not None:
                 here._on_progress(stage, group, done, total)
 
-        batching = batching_of(runner, settings.cache_folder / "swapped", loaded.runtime.speculation)
+        batching = batching_of(runner, settings.swap_folder, loaded.runtime.speculation)
         ways = loaded.enter_thread, report, loaded.check_usable
         queue = RequestQueue(batching, settings.batching.max_waiting, *ways)
         if isinstance(batching, LeadBatching):

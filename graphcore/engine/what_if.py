@@ -70,7 +70,7 @@ class WhatIf:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._lock = engine, threading.Lock()
         self._smallest: tuple[LoadedModel, dict[Sizes, int]] | None = None
-        self._rates: dict[tuple[str, bool, bool], Rates | None] = {}
+        self._rates: dict[tuple[str, bool, bool, bool], Rates | None] = {}
 
     def plan(self, memory_budget: Any, sizes: Sizes = AS_IT_RUNS) -> BudgetPlan:
         """Return the plan for a budget: a size for `byte_sizes.parse_nbytes`, such as "8GB", or "auto".
@@ -123,7 +123,7 @@ class WhatIf:
         if planned.tier is None:
             return None
         tier = planned.tier
-        key = tier.kind, tier.is_direct, moves_weights(planned.plan)
+        key = tier.kind, tier.is_direct, moves_weights(planned.plan), planned.plan.offloaded_kv is not None
         with self._lock:
             if key not in self._rates:
                 self._rates[key] = self._engine.between_passes(lambda: self._measured(planned.plan, tier))
@@ -137,9 +137,8 @@ class WhatIf:
         known = next((rates for rates in self._rates.values() if rates is not None), None)
         moving = find_moving(parts.decoder, plan, parts.layer_groups(replace(streaming, policy="auto")))
         link_to = link_opener(device, streaming.pinned_memory)
-        rates = measure_rates(
-            parts.loader, moving, tier, Machine.here(device), Speeds(), parts.runtime.backend, link_to
-        )
+        here, folder = Machine.here(device), loaded.settings.swap_folder
+        rates = measure_rates(parts.loader, moving, tier, here, Speeds(), parts.runtime.backend, link_to, folder)
         return rates if rates is None or known is None else replace(rates, memory=known.memory)
 
 

@@ -22,21 +22,26 @@ Layers with the same number of pages for a sequence share one table. Kernels fin
 pages. Page 0 is the null page, the table's entry where a sequence has none. graphcore/kvcache/page_allocator.py
 allocates and frees pages. Without it sequence b has pages 1 + b N to b N + N.
 
+On a CPU the pools of some layers may be offloaded: they lie in files, which kernels read and write as memory
+(graphcore/host_pages.py), and the system's page cache decides which of their pages are in RAM.
+
 A sequence that starts at position 0 reads nothing that an earlier one left, so nothing has to be cleared.
 """
 
 import math
+import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from graphcore.host_pages import zeros
+from graphcore.host_pages import file_pages, zeros
 from graphcore.kvcache.sizes import TABLE_DTYPE, CacheSizes, own_buffers, pool_pages, stored_shapes, windows_of_tables
-from graphcore.nn.spec import AttentionSpec, MixerSpec, ModelSpec, RecurrentSpec
+from graphcore.nn.spec import AttentionSpec, ModelSpec, RecurrentSpec
 
 
 class LayerCache(ABC):
@@ -64,11 +69,13 @@ class KVCache(LayerCache):
     Attributes:
         k, v: [P, K, G, E] cache dtype or [P, K, G, C, Z] codes, pools of pages; v is empty for latent attention.
         table: [B, N] int32, pages of each sequence.
+        folder: folder of the file in which the pools lie; None if they lie in memory.
     """
 
     k: Tensor
     v: Tensor
     table: Tensor
+    folder: Path | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
@@ -87,11 +94,20 @@ class KVCache(LayerCache):
 
     def rows(self, batch: int, first: int = 0) -> Self:
         """Return the cache of `batch` sequences: all pages, and these sequences' rows of the table."""
-        return type(self)(self.k, self.v, self.table[first : first + batch])
+        return replace(self, table=self.table[first : first + batch])
 
     def copy_out(self, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """Return copies of pages [n] of keys and of values, [n, K, G, E] each."""
-        return self.k[pages], self.v[pages]
+        """Return copies of pages [n] of keys and of values, [n, K, G, E] each; of pools in a file, in a file, too.
+
+        Raises:
+            OSError: the disk has no room.
+        """
+        if self.folder is None or not len(pages):
+            return self.k[pages], self.v[pages]
+        copies = _in_file([((len(pages), *pool.shape[1:]), pool.dtype) for pool in self.tensors], self.folder)
+        for pool, copy in zip(self.tensors, copies, strict=True):
+            torch.index_select(pool, 0, pages, out=copy)
+        return copies
 
     def copy_in(self, pages: Tensor, kept: tuple[Tensor, Tensor]) -> None:
         """Write keys and values [n, K, G, E] into pages [n]."""
@@ -137,30 +153,58 @@ class RecurrentCache(LayerCache):
 TOUCHED_TOKENS = 4096  # positions of a sequence whose memory is taken at load: longer contexts take it as they fill
 
 
-def allocate_cache(spec: ModelSpec, sizes: CacheSizes, device: torch.device) -> tuple[LayerCache, ...]:
+def _in_file(shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], folder: Path) -> tuple[Tensor, Tensor]:
+    """Return two zeroed tensors of these shapes and dtypes in a new file in a folder."""
+    (first, first_kind), (second, second_kind) = shapes
+    nbytes, more = (math.prod(shape) * kind.itemsize for shape, kind in shapes)
+    begin = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = file_pages(begin + more, folder)
+    k, v = pages[:nbytes].view(first_kind).view(first), pages[begin : begin + more].view(second_kind).view(second)
+    return k, v
+
+
+def allocate_cache(
+    spec: ModelSpec,
+    sizes: CacheSizes,
+    device: torch.device,
+    offloaded: Container[int] = (),
+    folder: Path | None = None,
+) -> tuple[LayerCache, ...]:
     """Return zeroed buffers for every layer, the same ones for layers that share them.
 
     Sequences have pages of their own, one after another, unless `sizes.tokens` makes them share a pool.
+
+    Args:
+        offloaded: layers whose pools lie in files.
+        folder: folder of these files; needed if there are some.
+
+    Raises:
+        OSError: the folder cannot be written, or its disk has no room for the files.
     """
     own = own_buffers(spec, sizes)
     windows = windows_of_tables(spec, own)
     batch = sizes.batch
     tables: dict[int, Tensor] = {}
 
-    def empty(layer: MixerSpec, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> LayerCache:
-        stored = stored_shapes(layer, shapes, sizes.dtype)
-        if isinstance(layer, RecurrentSpec):
+    def empty(layer: int, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> LayerCache:
+        mixer = spec.blocks[layer].attention
+        stored = stored_shapes(mixer, shapes, sizes.dtype)
+        if isinstance(mixer, RecurrentSpec):
             rows = batch + sizes.snapshots
             return RecurrentCache(*(zeros((rows, *shape), kind, device) for shape, kind in stored))
         reach, _, page, _ = shapes[0]
         pages = pool_pages(reach, windows[reach], page, sizes)
         if reach not in tables:
             tables[reach] = first_pages(batch, reach, not sizes.tokens, device)
+        if layer in offloaded:
+            assert folder is not None, "offloaded pools have a folder"
+            k, v = _in_file([((pages, *shape[1:]), kind) for shape, kind in stored], folder)
+            return KVCache(k, v, tables[reach], folder)
         touched = 1 + batch * math.ceil(TOUCHED_TOKENS / page)  # page 0 is nobody's
         k, v = (zeros((pages, *shape[1:]), kind, device, touched) for shape, kind in stored)
         return KVCache(k, v, tables[reach])
 
-    made = {layer: empty(spec.blocks[layer].attention, shapes) for layer, shapes in own.items()}
+    made = {layer: empty(layer, shapes) for layer, shapes in own.items()}
     return tuple(made[layer] for layer in spec.cache_layers)
 
 

@@ -62,7 +62,7 @@ class PageTable:
         self._cached = set[int]()  # pages that the prefix cache holds, with one reference each
         self.idle = OrderedDict[int, None]()  # not a dict: the first key of one is slow to find after many deletions
         self._lendable: list[int] = []
-        self._lent: dict[int, list[Copies]] = {}
+        self._lent: list[tuple[list[int], list[Copies]]] = []
         with torch.inference_mode():
             self._table.fill_(NULL_PAGE)
         self._entries = self._table.numpy() if self._table.device.type == "cpu" else None  # the same memory
@@ -132,7 +132,9 @@ class PageTable:
 
     def allocate(self, count: int) -> list[int]:
         """Take pages from the free list, which must hold enough; each has a reference count of one, the caller's."""
-        pages = [heapq.heappop(self._free) if self._free else self._lend() for _ in range(count)]
+        pages = [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
+        if len(pages) < count:
+            pages += self._lend(count - len(pages))
         self._refs.update(dict.fromkeys(pages, 1))
         return pages
 
@@ -232,16 +234,16 @@ class PageTable:
         try:
             yield
         finally:
-            for page, kept in self._lent.items():
-                self.put([page], kept)
+            for pages, kept in self._lent:
+                self.put(pages, kept)
             self.rows, self._free, self._refs, self._cached, self.idle = before
-            self._lendable, self._lent = [], {}
+            self._lendable, self._lent = [], []
             self._put_all()
 
-    def _lend(self) -> int:
-        page = self._lendable.pop()
-        self._lent[page] = [(k.cpu(), v.cpu()) for k, v in self.copies([page])]
-        return page
+    def _lend(self, count: int) -> list[int]:
+        pages = [self._lendable.pop() for _ in range(count)]
+        self._lent.append((pages, [(k.cpu(), v.cpu()) for k, v in self.copies(pages)]))
+        return pages
 
     def indices(self, pages: Sequence[int]) -> Tensor:
         """Return pages as an index on the caches' device."""

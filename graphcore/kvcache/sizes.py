@@ -4,6 +4,7 @@ Legend: B batch, P pages, N pages of a sequence, K kv heads, G positions of a pa
 how pages are found.
 """
 
+from collections import Counter
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -148,6 +149,36 @@ def buffers_nbytes(spec: ModelSpec, sizes: CacheSizes) -> tuple[int, ...]:
 def cache_nbytes(spec: ModelSpec, sizes: CacheSizes) -> int:
     """Return the bytes of all layers' buffers and tables."""
     return sum(buffers_nbytes(spec, sizes))
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """The bytes of a layer's pools of keys and values.
+
+    Attributes:
+        nbytes: bytes of both pools.
+        read_nbytes: bytes that a step of one sequence reads at the end of its context, in all layers that share the
+            pools.
+    """
+
+    nbytes: int
+    read_nbytes: int
+
+
+def pool_sizes(spec: ModelSpec, sizes: CacheSizes) -> Mapping[int, PoolSizes]:
+    """Return the bytes of the pools of each layer that has some, by layer."""
+    own, readers = own_buffers(spec, sizes), Counter(spec.cache_layers)
+    windows = windows_of_tables(spec, own)
+    found: dict[int, PoolSizes] = {}
+    for layer, shapes in own.items():
+        attention = spec.blocks[layer].attention
+        if isinstance(attention, AttentionSpec) and sizes.has(layer):
+            stored = stored_shapes(attention, shapes, sizes.dtype)
+            page_nbytes = sum(prod(shape[1:]) * kind.itemsize for shape, kind in stored)
+            reach, _, page, _ = shapes[0]
+            pages = pool_pages(reach, windows[reach], page, sizes)
+            found[layer] = PoolSizes(pages * page_nbytes, readers[layer] * reach * page_nbytes)
+    return found
 
 
 def stored_shapes(

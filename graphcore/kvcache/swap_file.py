@@ -1,4 +1,7 @@
-"""Files of sequences that were swapped out because pages ran out. The files have no name; closing deletes them."""
+"""Files of sequences that were swapped out because pages ran out. The files have no name; closing deletes them.
+
+Copies of offloaded pools lie in files already (kvcache/buffers.py) and stay there.
+"""
 
 import tempfile
 from dataclasses import dataclass
@@ -10,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from graphcore.host_pages import is_of_file
 from graphcore.kvcache.page_allocator import SwappedSequence
 from graphcore.kvcache.page_table import Copies
 
@@ -20,11 +24,12 @@ class SwapFile:
 
     Attributes:
         tokens: int, number of tokens that the sequence has run.
-        layout: dtype and shape of each tensor, in order; two make a part.
+        layout: dtype and shape of each tensor, in order, or the tensor itself if it lies in a file of its own; two
+            make a part.
     """
 
     tokens: int
-    layout: tuple[tuple[torch.dtype, torch.Size], ...]
+    layout: tuple[tuple[torch.dtype, torch.Size] | Tensor, ...]
     _file: IO[bytes]
 
     @classmethod
@@ -39,13 +44,16 @@ class SwapFile:
         tensors = [tensor.contiguous() for part in kept.parts for tensor in part]
         try:
             for tensor in tensors:
+                if is_of_file(tensor):
+                    continue
                 left = bytes_of(tensor)
                 while left:
                     left = left[file.write(left) :]
         except BaseException:
             file.close()
             raise
-        return cls(kept.tokens, tuple((tensor.dtype, tensor.shape) for tensor in tensors), file)
+        layout = (tensor if is_of_file(tensor) else (tensor.dtype, tensor.shape) for tensor in tensors)
+        return cls(kept.tokens, tuple(layout), file)
 
     def read(self) -> SwappedSequence:
         """Return the sequence.
@@ -54,7 +62,7 @@ class SwapFile:
             OSError: the file cannot be read to its end.
         """
         self._file.seek(0)
-        tensors = [self._read_one(dtype, shape) for dtype, shape in self.layout]
+        tensors = [one if isinstance(one, Tensor) else self._read_one(*one) for one in self.layout]
         parts: list[Copies] = list(zip(tensors[::2], tensors[1::2], strict=True))
         return SwappedSequence(self.tokens, parts)
 

@@ -7,6 +7,7 @@
 A run is planned for this machine only; `task=plan` can also plan for others.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -121,20 +122,29 @@ class Speeds:
         known = [rate for rate in ways if rate is not None]
         return min(known) if len(known) == len(ways) else None
 
-    def rates(self, machine: Machine, tier: str, moves: bool, per_stored: float = 1.0) -> Rates | None:
-        """Return the rates for a prediction; None if one that it depends on is unknown. Arguments as for `arrival`."""
+    def rates(
+        self, machine: Machine, tier: str, moves: bool, per_stored: float = 1.0, offloads: bool = False
+    ) -> Rates | None:
+        """Return the rates for a prediction; None if one that it depends on is unknown.
+
+        Args:
+            machine, tier, per_stored: as for `arrival`.
+            moves: True if a step waits for weights.
+            offloads: True if keys and values are read from files.
+        """
         arrival = self.arrival(machine, tier, per_stored) if moves else float("inf")
-        if arrival is None or self.bandwidth is None:
+        if arrival is None or self.bandwidth is None or (offloads and self.disk is None):
             return None
         is_copied_in_ram = machine.device.type == "cpu" and tier == "host"
-        return Rates(arrival, PRODUCT_SHARE * self.bandwidth, link_busy=1.0 if is_copied_in_ram else 0.0)
+        busy, offload = 1.0 if is_copied_in_ram else 0.0, (self.disk if offloads else None) or math.inf
+        return Rates(arrival, PRODUCT_SHARE * self.bandwidth, busy, offload)
 
-    def missing(self, machine: Machine, tier: str, moves: bool) -> Sequence[str]:
+    def missing(self, machine: Machine, tier: str, moves: bool, offloads: bool = False) -> Sequence[str]:
         """Return the names of the unknown speeds that `rates` needs."""
         needed = ["bandwidth"]
         if moves and machine.device.type != "cpu":
             needed.append("link")
-        if moves and tier == "disk":
+        if (moves and tier == "disk") or offloads:
             needed.append("disk")
         return [name for name in needed if vars(self)[name] is None]
 

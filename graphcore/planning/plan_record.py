@@ -120,7 +120,7 @@ def memory_record(plan: Plan) -> dict[str, Any]:
 
 def planned_streaming_record(plan: Plan, source: str) -> dict[str, Any]:
     """Return the plan's streamed bytes and slots, for result.json."""
-    experts = plan.experts
+    experts, offloaded = plan.experts, plan.offloaded_kv
     return {
         "policy": plan.policy,
         "mode": plan.mode,
@@ -132,6 +132,8 @@ def planned_streaming_record(plan: Plan, source: str) -> dict[str, Any]:
         "mapped_layers": experts.num_layers if experts is not None and experts.are_device_readable else 0,
         "bytes_per_token": bytes_per_token(plan),
         "expected_bytes_per_token": expected_bytes_per_token(plan),
+        "offloaded_kv_layers": [] if offloaded is None else sorted(offloaded.layers),
+        "offloaded_kv_bytes_per_token": 0 if offloaded is None else offloaded.read_nbytes,
     }
 
 
@@ -142,7 +144,7 @@ def drafts_record(predicted: DraftPrediction | None) -> dict[str, Any] | None:
 
 def prediction_record(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return the predictions as a record; all values are None if the rates are unknown."""
-    times = ("copy_seconds", "fetch_seconds", "compute_seconds", "busy_seconds", "is_overlapped")
+    times = ("copy_seconds", "fetch_seconds", "compute_seconds", "busy_seconds", "is_overlapped", "kv_seconds")
     if not predictions:
         return dict.fromkeys(("tokens_per_second", "tokens_per_second_of", *times))
     one = predictions[0]

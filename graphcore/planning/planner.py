@@ -5,21 +5,35 @@
 
 `off` keeps all weights on the device and `on` keeps no matrix. `auto` minimises the bytes that move for a token: it
 keeps layer groups and the head first, then experts, then the embedding's table, of which a token reads only one row.
+
+On a CPU the KV caches of some layers may be offloaded to files: as many as do not fit in the KV cache's own budget, if
+there is one; else those for which weights leave no room, and only if a context was asked for that does not fit in any
+other way.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
 from graphcore.config.byte_sizes import in_words
 from graphcore.config.settings import Keeps
-from graphcore.errors import PlanError
+from graphcore.errors import ConfigError, PlanError
+from graphcore.kvcache.sizes import PoolSizes
 from graphcore.planning.machine import Memory
 from graphcore.planning.placements import ExpertPlanRequest, expert_variants, group_placements, with_more_experts
 from graphcore.planning.sizes import WeightSizes
 from graphcore.planning.tier import job_nbytes_beside
 from graphcore.weights.conversion import CONVERSION_NBYTES
-from graphcore.weights.plan import ADVICE, GroupPlan, OtherMemory, Plan, bytes_per_token, needs_in_words
+from graphcore.weights.plan import (
+    ADVICE,
+    GroupPlan,
+    OffloadedKV,
+    OtherMemory,
+    Plan,
+    bytes_per_token,
+    needs_in_words,
+    offloaded_in_words,
+)
 
 LEAST_CONTEXT = 512  # tokens; lower limit when a default context is halved to fit
 TURNS = 2  # that slots hold: in simulated rings of 2 to 4 ranks all disks are then busy for 97 % of the time and more
@@ -46,6 +60,8 @@ class PlanRequest:
             process runs all.
         longer_contexts: contexts, longest first, of which a default becomes the first whose KV cache takes at most half
             of what resident weights leave.
+        kv_budget: most bytes of the KV cache on the device; None for what weights leave.
+        kv_obstacle: reason why no layer's KV cache can be offloaded; empty if it can.
     """
 
     policy: str
@@ -60,6 +76,8 @@ class PlanRequest:
     has_layer_slots: bool = True
     groups_of_turn: int = 0
     longer_contexts: tuple[int, ...] = ()
+    kv_budget: int | None = None
+    kv_obstacle: str = ""
 
     @property
     def experts(self) -> ExpertPlanRequest:
@@ -87,6 +105,17 @@ class PlanRequest:
         return min(prefetch + 1 + (slices if goes_on else 0), groups + slices)
 
     @property
+    def kv_budgets(self) -> tuple[int | None, ...]:
+        """Most bytes of the KV cache on the device, in the order in which they are tried; None for all of it.
+
+        A context that was asked for is tried with as little as possible on the device before it is refused.
+        """
+        if self.kv_budget is not None:
+            return (self.kv_budget,)
+        may_offload = not self.kv_obstacle and not self.may_halve_context and self.keeps != "all"
+        return (None, 0) if may_offload else (None,)
+
+    @property
     def context_lengths(self) -> tuple[int, ...]:
         """Context lengths in tokens, in the order in which they are tried."""
         context_lengths = [self.context_length]
@@ -101,6 +130,7 @@ class Costs:
 
     Attributes:
         kv_nbytes: function from a context in tokens to the bytes of the KV caches of all layers and sequences.
+        kv_pools: function from a context to the bytes of the pools of keys and values, by layer.
         workspace_nbytes: bytes of activations and scratch of the largest pass, whatever the context.
         attention_nbytes: function from a context in tokens to the bytes of attention's scratch.
         moving_nbytes: additional bytes of workspace if anything streams, as a pass then runs more chunks of prompts.
@@ -121,6 +151,7 @@ class Costs:
     overhead_nbytes: int = 0
     loading_nbytes: int = 0
     program_nbytes: Callable[[int], int] = lambda context_length: 0
+    kv_pools: Callable[[int], Mapping[int, PoolSizes]] = lambda context_length: {}
 
     def resident(self, context_length: int) -> OtherMemory:
         """Return the memory besides weights and caches if nothing streams."""
@@ -137,17 +168,25 @@ def plan_streaming(sizes: WeightSizes, request: PlanRequest, costs: Costs, memor
     Raises:
         PlanError: no plan fits in the budget (the message names the smallest budget that works), or the budget exceeds
             the free memory.
+        ConfigError: there is a budget for the KV cache, and no cache can be offloaded.
     """
+    if request.kv_budget is not None and request.kv_obstacle:
+        raise ConfigError(
+            f"streaming.kv_memory_budget is not possible: {request.kv_obstacle}; leave it out, or use device=cpu"
+        )
     budget = budget_of(request, memory)
     roomy = _with_longer_context(sizes, request, costs, memory.device, budget)
     if roomy is not None:
         return replace(roomy, budget=budget, notes=tuple(_notes(roomy, sizes, request, costs, budget)))
     tried: list[Plan] = []
-    for context_length, prefetch in product(request.context_lengths, request.prefetches):
-        plans = list(_plans(sizes, request, costs, memory.device, context_length, prefetch))
+    for context_length, kv_budget, prefetch in product(request.context_lengths, request.kv_budgets, request.prefetches):
+        offloaded = None if kv_budget is None else _offloaded(costs, context_length, kv_budget)
+        plans = list(_plans(sizes, request, costs, memory.device, context_length, prefetch, offloaded))
         fitting = [plan for plan in plans if plan.peak_nbytes <= budget]
         if fitting:
             grown = _grown(min(fitting, key=_badness), sizes, request, budget)
+            if request.kv_budget is None and grown.offloaded_kv is not None:
+                grown = _with_more_kv(grown, costs, budget)
             return replace(grown, budget=budget, notes=tuple(_notes(grown, sizes, request, costs, budget)))
         tried += plans
     smallest = min(tried, key=lambda plan: plan.peak_nbytes)
@@ -159,7 +198,10 @@ def _with_longer_context(
 ) -> Plan | None:
     """Return the resident plan with the longest context whose KV cache takes at most half of what is free, or None."""
     for context_length in request.longer_contexts if request.keeps != "nothing" else ():
-        if sizes.total_nbytes + 2 * costs.kv_nbytes(context_length) > budget:
+        kv_nbytes = costs.kv_nbytes(context_length)
+        if sizes.total_nbytes + 2 * kv_nbytes > budget or (
+            request.kv_budget is not None and kv_nbytes > request.kv_budget
+        ):
             continue  # before blocks are traced, to know the size of their programs
         for plan in _plans(sizes, request, costs, device, context_length, request.prefetches[-1]):
             if not plan.is_streaming and plan.peak_nbytes + plan.kv_nbytes <= budget:
@@ -187,8 +229,48 @@ def budget_of(request: PlanRequest, memory: Memory) -> int:
     return request.budget
 
 
+def _offloaded(costs: Costs, context_length: int, kv_budget: int) -> OffloadedKV | None:
+    """Return the caches that are offloaded, so that the others take `kv_budget` bytes at most; None if none has to be.
+
+    Caches that several layers read stay first, for which memory saves most, then those of the first layers. Tables of
+    pages and recurrent states always stay, whatever the budget.
+    """
+    pools = costs.kv_pools(context_length)
+    room = kv_budget - (costs.kv_nbytes(context_length) - sum(one.nbytes for one in pools.values()))
+    away: list[int] = []
+    for layer in sorted(pools, key=lambda layer: (-pools[layer].read_nbytes / pools[layer].nbytes, layer)):
+        if pools[layer].nbytes <= room:
+            room -= pools[layer].nbytes
+        else:
+            away.append(layer)
+    if not away:
+        return None
+    nbytes = sum(pools[layer].nbytes for layer in away)
+    return OffloadedKV(frozenset(away), len(pools), nbytes, sum(pools[layer].read_nbytes for layer in away))
+
+
+def _with_more_kv(plan: Plan, costs: Costs, budget: int) -> Plan:
+    """Return the plan with as many layers' KV caches on the device as the budget, in bytes, allows."""
+    assert plan.context_length is not None, "a plan is for a context"
+    offloaded = _offloaded(costs, plan.context_length, plan.kv_nbytes + budget - plan.total_nbytes)
+    return _with_offloaded(plan, costs, offloaded)
+
+
+def _with_offloaded(plan: Plan, costs: Costs, offloaded: OffloadedKV | None) -> Plan:
+    """Return the plan with these KV caches offloaded, and no others."""
+    assert plan.context_length is not None, "a plan is for a context"
+    away = 0 if offloaded is None else offloaded.nbytes
+    return replace(plan, kv_nbytes=costs.kv_nbytes(plan.context_length) - away, offloaded_kv=offloaded)
+
+
 def _plans(
-    sizes: WeightSizes, request: PlanRequest, costs: Costs, device: str, context_length: int, prefetch: int
+    sizes: WeightSizes,
+    request: PlanRequest,
+    costs: Costs,
+    device: str,
+    context_length: int,
+    prefetch: int,
+    offloaded: OffloadedKV | None = None,
 ) -> Iterator[Plan]:
     """Yield all plans for one context and one prefetch, with as few experts on the device as possible."""
     rest = Plan(
@@ -207,6 +289,7 @@ def _plans(
         other=costs.resident(context_length),
         read_nbytes=sizes.read_nbytes,
     )
+    rest = _with_offloaded(rest, costs, offloaded)
     residences = {"all": (True,), "nothing": (False,)}.get(request.keeps, (False, True)) if sizes.features else (True,)
     for placement, keeps_features in product(group_placements(request.keeps, sizes), residences):
         units = placement.unit_nbytes(sizes)
@@ -256,8 +339,15 @@ def _notes(plan: Plan, sizes: WeightSizes, request: PlanRequest, costs: Costs, b
     if plan.context_length not in (request.context_length, *request.longer_contexts):
         asked = request.context_length
         yield f"context_length={plan.context_length}, because {asked} tokens of KV cache do not fit in the budget"
+    if request.kv_budget is None and plan.offloaded_kv is not None:
+        whole = in_words(plan.kv_nbytes + plan.offloaded_kv.nbytes)
+        yield (
+            f"the KV cache of {plan.context_length} tokens, {whole}, does not fit in the budget: "
+            f"{offloaded_in_words(plan.offloaded_kv)}; a smaller context_length or kv_dtype reads less"
+        )
     if request.keeps == "most" and not plan.is_streaming:
-        yield f"streaming={request.policy}: everything fits, so nothing streams"
+        fits = "all weights fit" if plan.offloaded_kv else "everything fits"
+        yield f"streaming={request.policy}: {fits}, so nothing streams"
     if request.keeps == "nothing" and plan.is_streaming and plan.context_length is not None:
         all_stay = replace(request, keeps="all")
         resident = next(_plans(sizes, all_stay, costs, plan.device, plan.context_length, prefetch=0))
@@ -276,11 +366,14 @@ def _refusal(smallest: Plan, request: PlanRequest, budget: int) -> str:
     """Return the message that no plan fits in the budget, with the smallest budget that works."""
     has = f"{in_words(budget)} are free" if request.budget is None else f"the budget is {in_words(budget)}"
     context = f"at context_length={smallest.context_length} "
+    others = "layer_group_size, prefetch, context_length or batch_size"
+    if request.kv_budget is not None:
+        others = f"kv_memory_budget, {others}"
     if smallest.draft_nbytes:
         context += f"with a draft model of {in_words(smallest.draft_nbytes)} (speculation=off needs none) "
     if request.keeps == "all":
         return f"{needs_in_words(smallest)}, {has}; {ADVICE}; {smallest.peak_nbytes} bytes would do {context}".rstrip()
     return (
         f"{needs_in_words(smallest)} at least, {has}; the smallest streaming.memory_budget that works {context}is "
-        f"{smallest.peak_nbytes} bytes; a smaller layer_group_size, prefetch, context_length or batch_size needs less"
+        f"{smallest.peak_nbytes} bytes; a smaller {others} needs less"
     )

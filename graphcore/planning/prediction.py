@@ -4,6 +4,7 @@ copy     = bytes that move for a token / link  +  bytes read and written to expa
 compute  = bytes of weights that a token reads from the device's memory / memory
 seconds  = max(copy, compute + copy x busy)    if groups are read ahead: two slots or more, async
            copy + compute                      otherwise, and always for fetched experts
+           + offloaded keys and values / rate of their files, at the end of the context
 
 On a CPU the same processors copy and compute. Copying from the page cache keeps most of them busy, reading a disk
 directly hardly any: `busy` is that share of their time.
@@ -12,6 +13,7 @@ Several sequences share a step: its groups move once, and its weights are read o
 sequences a layer needs X (1 - (1 - k / X)^n) of its X experts, if each token is routed to k of them independently.
 """
 
+import math
 from dataclasses import dataclass
 
 from graphcore.kernels.cpu.instructions import MOST_ROWS
@@ -32,11 +34,13 @@ class Rates:
         memory: rate at which products read the device's memory.
         link_busy: share of the time of all processors that compute which moving weights at the link's rate takes; 0
             where a device copies by itself.
+        offload: rate at which attention reads offloaded keys and values; none of them needs time where it is infinite.
     """
 
     link: float
     memory: float
     link_busy: float = 0.0
+    offload: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Prediction:
         compute_seconds: time of all products.
         busy_seconds: time that copying the groups takes from the processors that compute.
         is_overlapped: True if the next group is read while one computes.
+        kv_seconds: time to read offloaded keys and values from their files at the end of the context, if the system's
+            page cache holds none of them; it cannot overlap, because attention itself reads them.
     """
 
     sequences: int
@@ -59,13 +65,14 @@ class Prediction:
     compute_seconds: float
     busy_seconds: float
     is_overlapped: bool
+    kv_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Time of the whole step."""
         if not self.is_overlapped:
-            return self.fetch_seconds + self.copy_seconds + self.compute_seconds
-        return self.fetch_seconds + max(self.copy_seconds, self.compute_seconds + self.busy_seconds)
+            return self.fetch_seconds + self.kv_seconds + self.copy_seconds + self.compute_seconds
+        return self.fetch_seconds + self.kv_seconds + max(self.copy_seconds, self.compute_seconds + self.busy_seconds)
 
     @property
     def tokens_per_second(self) -> float:
@@ -93,6 +100,7 @@ def predict(plan: Plan, rates: Rates, sequences: int = 1, seconds_ahead: float =
         compute_seconds=(plan.read_nbytes - mapped) / rates.memory * rows,
         busy_seconds=copy_seconds * rates.link_busy,
         is_overlapped=plan.groups.num_slots > 1 and plan.mode == "async",
+        kv_seconds=0.0 if plan.offloaded_kv is None else plan.offloaded_kv.read_by(sequences) / rates.offload,
     )
 
 

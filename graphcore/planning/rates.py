@@ -2,13 +2,18 @@
 
 A probe moves at most 256 MB of the weights that will stream into memory laid out as a slot, and reads as much memory at
 the speed of matrix products. To a GPU it copies as many bytes from locked memory, timed by the device. Weights that
-stream from files to a GPU take both ways, and the slower one counts.
+stream from files to a GPU take both ways, and the slower one counts. For offloaded keys and values a file is written
+where theirs lie, and read as memory.
 """
 
 import math
+import os
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -35,6 +40,7 @@ from graphcore.weights.plan import Plan, Tier
 from graphcore.weights.slots import Slot
 
 COPIES = 3
+FILE_PROBE_NBYTES = 64 << 20
 LinkTo = Callable[[], DeviceLink] | None
 
 
@@ -51,6 +57,7 @@ def measure_rates(
     given: Speeds,
     backend: Backend,
     link_to: LinkTo = None,
+    folder: Path | None = None,
 ) -> Rates | None:
     """Return the rates that a plan's decode steps depend on; measure those that are not given.
 
@@ -60,9 +67,10 @@ def measure_rates(
         given: speeds that are already known.
         backend: kernels, whose own reader reads memory at the speed of products if they have one.
         link_to: function that opens the link to a device with its own memory (`link_opener`); None for the CPU.
+        folder: folder of offloaded keys and values; None where the plan has none.
 
     Returns:
-        The rates; None if too little memory is free to measure them.
+        The rates; None if too little memory is free to measure them, or no file can be written in the folder.
 
     Raises:
         CheckpointError: a file changed, or cannot be read.
@@ -70,12 +78,43 @@ def measure_rates(
     read = given.bandwidth or measure_reading(machine.device, backend)
     if read is None:
         return None
+    offload: float | None = math.inf
+    if moving.plan.offloaded_kv is not None:
+        assert folder is not None, "offloaded keys and values have a folder"
+        offload = given.disk or measure_file_pages(folder)
+    if offload is None:
+        return None
     per_stored = 1.0 if given.disk is None else moved_bytes_per_stored_byte(loader, moving, tier)
     moves = moves_weights(moving.plan)
     if moves and given.arrival(machine, tier.kind, per_stored) is None:
         link, busy = _link(loader, moving, tier, machine.device, link_to)
-        return Rates(link, PRODUCT_SHARE * read, busy)
-    return replace(given, bandwidth=read).rates(machine, tier.kind, moves, per_stored)
+        return Rates(link, PRODUCT_SHARE * read, busy, offload)
+    rates = replace(given, bandwidth=read).rates(machine, tier.kind, moves, per_stored)
+    return None if rates is None else replace(rates, offload=offload)
+
+
+def measure_file_pages(folder: Path) -> float | None:
+    """Return the bytes/s at which memory of a file is read that the page cache does not hold; None if none can be made.
+
+    Args:
+        folder: folder for the file, which has no name.
+    """
+    block = bytes(range(256)) * (1 << 12)  # a megabyte that no file system leaves out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            for _ in range(max(1, affordable_nbytes(FILE_PROBE_NBYTES) // len(block))):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())  # only what is on the disk can be dropped from the page cache
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            path, nbytes = f"/proc/self/fd/{file.fileno()}", file.tell()
+            pages = torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8).view(torch.int64)
+    except OSError:
+        return None
+    began = time.perf_counter()
+    pages.sum()
+    return nbytes / (time.perf_counter() - began)
 
 
 def measure_reading(device: torch.device, backend: Backend) -> float | None:

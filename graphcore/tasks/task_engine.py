@@ -106,11 +106,12 @@ def describe(engine: Engine, load_seconds: float | None = None) -> str:
     context = f"{engine.choices.context_length}"
     if engine.choices.context_length < longest:
         context += f" of {longest}"
+    offloaded = "" if plan.offloaded_kv is None else f"and {in_words(plan.offloaded_kv.nbytes)} in files "
     parts = (
         f"{engine.settings.model.display_name} ({engine.config.model_type}, {engine.config.num_hidden_layers} layers)",
         *describe_runtime(engine.choices, engine.settings),
         f"weights {in_words(plan.weight_nbytes)}",
-        f"kv cache {in_words(plan.kv_nbytes)} for {context} tokens",
+        f"kv cache {in_words(plan.kv_nbytes)} {offloaded}for {context} tokens",
         *([] if load_seconds is None else [f"loaded in {load_seconds:.1f} s"]),
     )
     return f"[{'; '.join(parts)}]"

@@ -183,6 +183,27 @@ class GroupPlan:
 
 
 @dataclass(frozen=True)
+class OffloadedKV:
+    """The layers whose keys and values are offloaded: they lie in files, which attention reads as memory.
+
+    Attributes:
+        layers: indices of the layers, whose pools no other layer has.
+        num_layers: number of all layers that have pools.
+        nbytes: bytes of their pools, in files; those of them that the system's page cache holds are in no budget.
+        read_nbytes: bytes of them that a step of one sequence reads at the end of its context.
+    """
+
+    layers: frozenset[int]
+    num_layers: int
+    nbytes: int
+    read_nbytes: int
+
+    def read_by(self, sequences: int) -> int:
+        """Return the bytes that a step of some sequences reads, which together have no more than the pools hold."""
+        return min(sequences * self.read_nbytes, max(self.nbytes, self.read_nbytes))
+
+
+@dataclass(frozen=True)
 class OtherMemory:
     """The memory that is needed besides weights and caches.
 
@@ -215,7 +236,7 @@ class Plan:
 
     Attributes:
         groups: plan of the groups that stay and that stream.
-        kv_nbytes: bytes of the KV caches of all layers and sequences.
+        kv_nbytes: bytes of the KV caches of all sequences, of the layers whose caches are on the device.
         device: name of the device.
         policy: name of the streaming policy, such as "off".
         mode: "async" or "sync".
@@ -226,6 +247,7 @@ class Plan:
         resident_expert_nbytes: bytes of the experts that stay.
         draft_nbytes: bytes of the copies of matrices that a draft model has; 0 without one.
         read_nbytes: bytes of weights that one decode step of one sequence reads.
+        offloaded_kv: the KV caches that are not on the device; None if all are.
         budget: upper limit of the bytes; None if not planned.
         notes: messages for the user about choices that may surprise, one line each.
     """
@@ -242,6 +264,7 @@ class Plan:
     resident_expert_nbytes: int = 0
     draft_nbytes: int = 0
     read_nbytes: int = 0
+    offloaded_kv: OffloadedKV | None = None
     budget: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -292,6 +315,15 @@ def expected_bytes_per_token(plan: Plan) -> float:
     if plan.experts is None:
         return float(plan.groups.streamed_nbytes)
     return plan.groups.streamed_nbytes + plan.experts.routed_nbytes * (1 - plan.experts.expected_hit_rate)
+
+
+def offloaded_in_words(offloaded: OffloadedKV) -> str:
+    """Return whose KV caches are offloaded, and what reading them takes."""
+    layers = f"{len(offloaded.layers)} of {offloaded.num_layers} layers"
+    return (
+        f"that of {layers}, {in_words(offloaded.nbytes)}, lies in files, of "
+        f"which a token reads up to {in_words(offloaded.read_nbytes)}"
+    )
 
 
 def needs_in_words(plan: Plan) -> str:

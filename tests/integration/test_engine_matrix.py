@@ -50,6 +50,7 @@ from graphcore.engine.sequence_state import SequenceState
 from graphcore.engine.speculation.prompt_lookup import LookupSpeculation
 from graphcore.engine.speculation.self_speculation import SelfSpeculation
 from graphcore.errors import PlanError
+from graphcore.host_pages import is_of_file
 from graphcore.kvcache.buffers import KVCache
 from graphcore.kvcache.swap_file import SwapFile
 
@@ -431,7 +432,10 @@ def planned(tested: MatrixEngine, engines: EngineMatrix) -> None:
     caches = list({id(cache): cache for cache in builder.caches}.values())
     tables = {id(cache.table): cache.table for cache in caches if isinstance(cache, KVCache)}
     buffers = [*tables.values(), *(one for cache in caches for one in cache.tensors)]
-    assert sum(one.nbytes for one in buffers) == plan.kv_nbytes
+    in_files = sum(one.nbytes for one in buffers if is_of_file(one))
+    assert sum(one.nbytes for one in buffers) == plan.kv_nbytes + in_files
+    assert in_files == (0 if plan.offloaded_kv is None else plan.offloaded_kv.nbytes)
+    assert (in_files > 0) == (tested.graph == "streamed")
     weights = {one.data_ptr(): one.nbytes for one in builder.decoder.buffers() if one.numel()}
     if tested.graph != "streamed":
         assert 0 <= plan.weight_nbytes - sum(weights.values()) < 0.1 * plan.weight_nbytes  # places are aligned

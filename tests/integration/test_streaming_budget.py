@@ -79,9 +79,9 @@ def random_llama(folder: Path, shape: Shape) -> Path:
     return folder
 
 
-def sampled(folder: Path, policy: str, nbytes: int, context: int, prompt_tokens: int) -> dict[str, int]:
+def sampled(folder: Path, policy: str, nbytes: int, context: int, prompt_tokens: int, *more: str) -> dict[str, int]:
     command = [sys.executable, str(PROCESS), str(folder), policy, str(nbytes), str(context), str(prompt_tokens), "4"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -104,6 +104,19 @@ def test_memory_stays_within_the_budget(small: Path, policy: str, budget: int) -
     if found["streamed"]:
         assert found["growth"] <= found["workspace"]
     assert (found["streamed"] > 0) == (budget < 200_000_000)
+
+
+def test_offloaded_keys_and_values_take_no_memory_but_that_of_the_page_cache(small: Path) -> None:
+    """12 layers' keys and values of 4096 tokens are 50 MB, all of which a run takes at load if they lie in memory."""
+    inside = sampled(small, "on", 140_000_000, 4096, 700)
+    offloaded = sampled(small, "on", 90_000_000, 4096, 700)  # 140 MB less the cache: refused if it could not leave
+    assert inside["offloaded"] == 0
+    assert 35_000_000 < offloaded["offloaded"] < 51_000_000
+    assert offloaded["held"] + offloaded["growth"] <= 90_000_000
+    assert inside["peak"] - offloaded["peak"] > 0.9 * offloaded["offloaded"]
+    asked = sampled(small, "on", 140_000_000, 4096, 700, "streaming.kv_memory_budget=0")
+    assert asked["offloaded"] == 12 * 2 * 4 * 64 * 2 * (4096 + 64)  # a page more, which is nobody's
+    assert inside["peak"] - asked["peak"] > 0.9 * asked["offloaded"]
 
 
 @pytest.fixture(scope="module")

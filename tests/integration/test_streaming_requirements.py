@@ -20,6 +20,7 @@ from support.tiny_models import TinyModel
 
 from graphcore import Engine
 from graphcore.errors import ConfigError, PlanError
+from graphcore.host_pages import is_of_file
 from graphcore.streaming.fill_jobs import ROOM
 from graphcore.streaming.report import Measured, report_streaming
 from graphcore.streaming.streamed import Streamed
@@ -96,7 +97,7 @@ def held_nbytes(engine: Engine) -> int:
     decoder, builder = engine.runner.builder.decoder, engine.runner.builder
     tensors = [tensor for _, group in decoder.groups() for tensor in group.buffers() if not tensor.is_meta]
     tensors += [part.lm_head.weight for part in builder.head_parts if not part.lm_head.weight.is_meta]
-    tensors += [tensor for cache in builder.caches for tensor in (cache.k, cache.v)]
+    tensors += [tensor for cache in builder.caches for tensor in (cache.k, cache.v) if not is_of_file(tensor)]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 

@@ -28,7 +28,8 @@ CHUNK, CONTEXT, SEQUENCES = 16, 96, 6
 POOL = 128  # tokens that the caches hold: less than a fourth of what all sequences could have
 GRAPHS: Mapping[str, Sequence[str]] = {  # results do not depend on the number of threads
     "captured": ("graph=auto",),
-    "streamed": ("graph=auto", "streaming=on", "threads=1"),
+    # Keys and values of both layers, of the window kinds' first or second, are read from files.
+    "streamed": ("graph=auto", "streaming=on", "streaming.kv_memory_budget=48kB", "threads=1"),
     "eager": ("graph=eager", "threads=1"),
 }
 

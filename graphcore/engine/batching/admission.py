@@ -162,11 +162,13 @@ class CacheAdmission:
 
     def _copy_of(self, request: Request) -> SwapFile | SwappedSequence | None:
         """Return a copy of a request's cache, in memory if no file can be written; None if its tokens run again."""
-        copy = self.pages.copy_out(request.own_row, request.num_computed)
+        copy, file = None, None
         try:
+            copy = self.pages.copy_out(request.own_row, request.num_computed)
             file = SwapFile.write(copy, self._folder)
         except OSError:
-            file = None
+            if copy is None and not request.is_bit_exact:
+                raise  # offloaded pages have no room for a copy, neither on the disk nor in memory
         if self._agree(file is not None):
             return file
         close(file)

@@ -12,7 +12,7 @@ from graphcore.engine.loading.decoder_share import check_partitionable, with_sha
 from graphcore.engine.loading.layer_shares import capacity_of, check_ends, share_layers
 from graphcore.engine.loading.model_loader import ModelLoader, Running
 from graphcore.engine.loading.open_model import Model, open_model
-from graphcore.engine.loading.plan_run import plan_run, plan_shorter
+from graphcore.engine.loading.plan_run import no_room_for, plan_run, plan_shorter
 from graphcore.engine.loading.plan_speculation import plan_with_speculation, without_model
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
@@ -26,10 +26,10 @@ from graphcore.graph.builder import GraphBuilder
 from graphcore.graph.compile import JustInTime, code_folder, compile_cache, compiler_loading
 from graphcore.graph.hand_over import HandOver
 from graphcore.graph.step import DecodeKernels
+from graphcore.host_pages import is_of_file
 from graphcore.kernels.gpu.registration import register
 from graphcore.kvcache.buffers import LayerCache, allocate_cache
 from graphcore.nn.decoder import Decoder
-from graphcore.nn.spec import ModelSpec
 from graphcore.parallel.capacity import RankCapacity
 from graphcore.parallel.process_group import ProcessGroup
 from graphcore.parallel.share import Share
@@ -95,7 +95,8 @@ class DecoderLoader(ModelLoader[Model, PreparedDecoder]):
             on_progress("measure", None, 0, 0)
             moving = find_moving(parts.decoder, plan, parts.layer_groups(settings.streaming))
             here = Machine.here(parts.runtime.device)
-            return measure_rates(parts.loader, moving, tier, here, Speeds(), parts.runtime.backend)
+            backend, folder = parts.runtime.backend, settings.swap_folder
+            return measure_rates(parts.loader, moving, tier, here, Speeds(), backend, folder=folder)
 
         return plan_with_speculation(settings, parts, measure)
 
@@ -171,7 +172,7 @@ def _builder(
     ranks: ProcessGroup | None,
 ) -> GraphBuilder:
     runtime, moving = parts.runtime, stream.moving
-    caches = _caches(parts.decoder.spec, runtime, moving.plan.is_streaming)
+    caches = _caches(settings, parts, moving.plan)
     compiled: list[str] = []
 
     def report(name: str) -> None:
@@ -200,11 +201,22 @@ def _builder(
     )
 
 
-def _caches(spec: ModelSpec, runtime: RuntimeConfig, is_streaming: bool) -> tuple[LayerCache, ...]:
-    """Return the caches of all layers; where weights stream, all the memory that the plan has promised is taken now."""
-    caches = allocate_cache(spec, runtime.cache_sizes(runtime.context_length), runtime.device)
-    if is_streaming:
-        for tensor in (tensor for cache in caches for tensor in cache.tensors):
+def _caches(settings: Settings, parts: PreparedDecoder, plan: Plan) -> tuple[LayerCache, ...]:
+    """Return the caches of all layers; where weights stream, all the memory that the plan has promised is taken now.
+
+    Raises:
+        PlanError: the disk has no room for the caches that are offloaded.
+    """
+    runtime, folder, offloaded = parts.runtime, settings.swap_folder, plan.offloaded_kv
+    sizes = runtime.cache_sizes(runtime.context_length)
+    layers = () if offloaded is None else offloaded.layers
+    try:
+        caches = allocate_cache(parts.decoder.spec, sizes, runtime.device, layers, folder)
+    except OSError as error:
+        assert offloaded is not None, "only files have no room"
+        raise no_room_for(offloaded, folder, error.strerror or str(error)) from error
+    if plan.is_streaming:
+        for tensor in (tensor for cache in caches for tensor in cache.tensors if not is_of_file(tensor)):
             tensor.zero_()  # the system provides memory at the first write
     return caches
 

@@ -67,6 +67,10 @@ class PreparedModel(ABC):
         """Return why weights cannot stream from the checkpoint's files; empty if they can."""
         return ""
 
+    def offload_obstacle(self) -> str:
+        """Return why keys and values cannot be offloaded; empty if they can."""
+        return "transformers' classes keep their own caches in memory"
+
     def longest_context(self, settings: Settings) -> int:
         """Return the longest context that a run may have without being asked for one; 0 for the default."""
         return 0

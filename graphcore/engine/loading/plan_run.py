@@ -5,19 +5,22 @@
 Both kinds of model are planned here; what differs is behind `PreparedModel`.
 """
 
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
-from graphcore.config.byte_sizes import parse_nbytes
+from graphcore.config.byte_sizes import in_words, parse_nbytes
 from graphcore.config.settings import Settings
 from graphcore.engine.loading.model_loader import P, PreparedModel
 from graphcore.engine.loading.runtime_config import DEFAULT_CONTEXT
 from graphcore.errors import PlanError
+from graphcore.host_pages import is_in_ram
 from graphcore.planning.machine import Machine
 from graphcore.planning.planner import PlanRequest, plan_streaming
 from graphcore.planning.tier import check_host, choose_tier, ram_nbytes
-from graphcore.weights.plan import Plan, Tier
+from graphcore.weights.plan import OffloadedKV, Plan, Tier
 
 
 def plan_run(settings: Settings, parts: P, machine: Machine | None = None) -> tuple[P, Plan, Tier]:
@@ -27,7 +30,8 @@ def plan_run(settings: Settings, parts: P, machine: Machine | None = None) -> tu
         machine: the machine to plan for; None is this one, as it is now.
 
     Raises:
-        PlanError: the model does not fit on the device or in RAM; the message has the smallest budget that works.
+        PlanError: the model does not fit on the device, in RAM or on the disk of offloaded keys and values; the message
+            has the smallest budget that works.
         ConfigError: streaming.source names a tier that the weights cannot be read from.
     """
     machine = machine or Machine.here(parts.runtime.device)
@@ -37,11 +41,35 @@ def plan_run(settings: Settings, parts: P, machine: Machine | None = None) -> tu
     tier = choose_tier(streaming, parts.runtime.device, parts.loader, obstacle, machine.is_here)
     may_read_files = tier.kind == "host" and streaming.source == "auto" and not obstacle
     plan, tier = _fitting(settings, parts, machine, tier, has_files=not obstacle, may_read_files=may_read_files)
+    if machine.is_here and plan.offloaded_kv is not None:
+        _check_disk(plan.offloaded_kv, settings.swap_folder)
     parts.notes.extend((*plan.notes, *parts.notes_on(plan)))
     if tier.note and plan.is_streaming:
         parts.notes.append(tier.note)
     assert plan.context_length is not None, "a plan is for a context"
     return replace(parts, runtime=parts.runtime.shortened(plan.context_length)), plan, tier
+
+
+def _check_disk(offloaded: OffloadedKV, folder: Path) -> None:
+    """Check that offloaded keys and values have room on a disk, before weights are loaded.
+
+    Raises:
+        PlanError: the disk has less room than they take, or is memory itself.
+    """
+    existing = next(one for one in (folder, *folder.parents) if one.exists())
+    free = shutil.disk_usage(existing).free
+    if offloaded.nbytes > free:
+        raise no_room_for(offloaded, folder, f"{in_words(free)} are free there")
+    if is_in_ram(existing):
+        raise no_room_for(offloaded, folder, "that is a file system in RAM")
+
+
+def no_room_for(offloaded: OffloadedKV, folder: Path, found: str) -> PlanError:
+    """Return the error that offloaded keys and values cannot be stored. Args: found: what is wrong with the folder."""
+    return PlanError(
+        f"the KV cache needs {in_words(offloaded.nbytes)} in files in {folder}, and {found}; set "
+        "cache_dir to a folder on a larger disk, or a smaller context_length or kv_dtype"
+    )
 
 
 def plan_shorter(
@@ -121,6 +149,8 @@ def plan_request(settings: Settings, parts: PreparedModel, tier: Tier, layer_slo
         has_device_readable_experts=parts.has_device_readable_experts(settings, tier),
         has_layer_slots=layer_slots,
         groups_of_turn=parts.groups_of_turn(settings),
+        kv_budget=parse_nbytes("streaming.kv_memory_budget", streaming.kv_memory_budget),
+        kv_obstacle=parts.offload_obstacle(),
     )
 
 

@@ -1,5 +1,6 @@
 """A prepared model of graphcore's own architectures: its decoder, and the sizes and costs for a plan."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from graphcore.kernels.backend import NativeBackend, TritonBackend
 from graphcore.kernels.cpu.program import most_step_rows, widths_of
 from graphcore.kernels.gpu.device_packing import DevicePacking
 from graphcore.kernels.packing import GROUP_ROWS
-from graphcore.kvcache.sizes import cache_nbytes
+from graphcore.kvcache.sizes import cache_nbytes, pool_sizes
 from graphcore.nn.decoder import Decoder, is_movable
 from graphcore.nn.rope_spec import LongScaling
 from graphcore.nn.spec import ModelSpec
@@ -124,6 +125,7 @@ class PreparedDecoder(PreparedModel):
             more += further_tokens(settings, runtime.prefill_chunk, True) * carried_nbytes(self.decoder, runtime.dtype)
         return Costs(
             kv_nbytes=lambda context_length: cached(spec, runtime.cache_sizes(context_length)),
+            kv_pools=lambda context_length: pool_sizes(spec, runtime.cache_sizes(context_length)),
             workspace_nbytes=waiting
             + workspace_nbytes(spec, batch, runtime.prefill_chunk, runtime.dtype, is_eager=runtime.prefill == "eager"),
             attention_nbytes=self._attention(),
@@ -232,6 +234,14 @@ class PreparedDecoder(PreparedModel):
             if first_row(loader, source, loader.checkpoint.tensors[source.name], packing) is None:
                 return f"the rows of tensor '{source.name}' cannot be read one by one"
         return expert_obstacle(loader, expert_linears(self.decoder))
+
+    def offload_obstacle(self) -> str:
+        """Return why keys and values cannot be offloaded; empty if they can."""
+        if self.runtime.device.type != "cpu":
+            return f"keys and values on {self.runtime.device} are not offloaded yet"
+        if self.runtime.share is not None:
+            return "the ranks of a ring do not offload keys and values yet"
+        return "" if sys.platform == "linux" else f"keys and values are not offloaded on {sys.platform} yet"
 
     def longest_context(self, settings: Settings) -> int:
         """Return the longest context that a run may have without being asked for one; 0 for the default.

@@ -153,6 +153,6 @@ def follow(
             kind = loaded.runtime.speculation
             drafts = kind == "lookup" or (kind == "self" and runner.draft_programs is not None)
             fingerprint = partial(fingerprint_of, loaded, runner, ignore_progress)
-            Follower(runner, ranks, settings.cache_folder / "swapped", drafts, fingerprint).follow()
+            Follower(runner, ranks, settings.swap_folder, drafts, fingerprint).follow()
     finally:
         loaded.give_back()

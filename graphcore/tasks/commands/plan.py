@@ -167,7 +167,11 @@ def run(context: Context, task: PlanSettings) -> Record:
         **_what_ran(settings, config, outcome.runtime, outcome.notes),
         "streaming": planned_streaming_record(plan, outcome.source),
         "groups": group_records(groups),
-        "memory": {**memory_record(plan), "ram_bytes": outcome.ram_nbytes},
+        "memory": {
+            **memory_record(plan),
+            "ram_bytes": outcome.ram_nbytes,
+            "offloaded_kv_bytes": 0 if plan.offloaded_kv is None else plan.offloaded_kv.nbytes,
+        },
         "planned_for": machine_record(machine, speeds),
         "predicted": {**prediction_record(predicted), "drafts": drafts_record(outcome.drafts)},
         "budget_bytes": plan.budget,
@@ -340,7 +344,9 @@ def known_rates(
     moves = moves_weights(plan)
     moving = find_moving(parts.decoder, plan, parts.layer_groups(settings.streaming))
     per_stored = moved_bytes_per_stored_byte(parts.loader, moving, tier)
-    rates, missing = speeds.rates(machine, tier.kind, moves, per_stored), speeds.missing(machine, tier.kind, moves)
+    offloads = plan.offloaded_kv is not None
+    rates = speeds.rates(machine, tier.kind, moves, per_stored, offloads)
+    missing = speeds.missing(machine, tier.kind, moves, offloads)
     has_weights = has_weights and bool(parts.loader.checkpoint.files)
     can_be_timed = machine.is_here and (has_weights or not moves or tier.kind == "host")
     if rates is not None or not can_be_timed:
@@ -348,7 +354,8 @@ def known_rates(
         return rates, f"tokens/s are left out: give {keys}" if missing else ""
     on_progress("measure", None, 0, 0)
     link_to = link_opener(parts.runtime.device, settings.streaming.pinned_memory)
-    rates = measure_rates(parts.loader, moving, tier, machine, speeds, parts.runtime.backend, link_to)
+    folder = settings.swap_folder
+    rates = measure_rates(parts.loader, moving, tier, machine, speeds, parts.runtime.backend, link_to, folder)
     low = "tokens/s are left out: too little memory is free to measure its rate; give task.bandwidth"
     return rates, "" if rates else low
 

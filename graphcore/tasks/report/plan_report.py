@@ -6,7 +6,7 @@ from graphcore.config.byte_sizes import in_words
 from graphcore.planning.draft_prediction import DraftPrediction
 from graphcore.planning.plan_record import PlannedGroup
 from graphcore.planning.prediction import Prediction
-from graphcore.weights.plan import ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token
+from graphcore.weights.plan import ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token, offloaded_in_words
 
 Row = tuple[str, int, str]
 MOST_RUNS = 4  # of layers in a folded row
@@ -29,6 +29,8 @@ def verdict_line(plan: Plan, source: str, predictions: Sequence[Prediction], fit
 def fit_words(plan: Plan, source: str) -> str:
     """Return what stays on the device with a plan that fits, and what moves."""
     context = f"{plan.context_length} tokens of context"
+    if plan.offloaded_kv is not None:
+        context += f", whose KV cache is offloaded: {offloaded_in_words(plan.offloaded_kv)}"
     if not plan.is_streaming:
         return f"all weights stay, {in_words(plan.total_nbytes)} on {plan.device} with {context}"
     number = plan.groups.num_layer_groups
@@ -90,7 +92,8 @@ def tier_rows(plan: Plan, free: int) -> Iterator[Row]:
             plan.draft_nbytes,
             "copies of what streams" if plan.groups.streamed else "copies of what gets smaller",
         )
-    yield "kv cache", plan.kv_nbytes, f"{plan.context_length} tokens"
+    offloaded = "" if plan.offloaded_kv is None else f"; {offloaded_in_words(plan.offloaded_kv)}"
+    yield "kv cache", plan.kv_nbytes, f"{plan.context_length} tokens{offloaded}"
     if plan.other.workspace_nbytes:
         yield "workspace", plan.other.workspace_nbytes, ""
     if plan.other.program_nbytes:
@@ -137,13 +140,16 @@ def movement_line(plan: Plan, source: str, predictions: Sequence[Prediction]) ->
         moves = f"{in_words(expected_bytes_per_token(plan))} move for each token from {TIERS[source]}"
         if plan.experts is not None and plan.experts.expected_hit_rate:
             moves += f" ({in_words(bytes_per_token(plan))} if none of its experts is there)"
+    if plan.offloaded_kv is not None:
+        moves += f"; up to {in_words(plan.offloaded_kv.read_nbytes)} of keys and values are read from files"
     if not predictions:
         return moves
     predicted, *others = predictions
+    keys = f"reading keys and values {predicted.kv_seconds:.3g} s, " if plan.offloaded_kv is not None else ""
     together = ", ".join(f"{each.tokens_per_second:.3g} with {each.sequences}" for each in others)
     return (
         f"{moves}; predicted {predicted.tokens_per_second:.3g} tokens/s: copying "
-        f"{predicted.copy_seconds + predicted.fetch_seconds:.3g} s, computing {predicted.compute_seconds:.3g} s, "
+        f"{predicted.copy_seconds + predicted.fetch_seconds:.3g} s, computing {predicted.compute_seconds:.3g} s, {keys}"
         f"{_overlap_in_words(predicted)}; in all {together} sequences"
     )
 

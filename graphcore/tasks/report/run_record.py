@@ -51,6 +51,7 @@ def ran_record(engine: Engine, notes: Sequence[str] = ()) -> Record:
             "weight_bytes": stats["weight_bytes"],
             "file_bytes": engine.loaded.loader.stored_nbytes,
             "kv_bytes": stats["kv_bytes"],
+            "offloaded_kv_bytes": 0 if engine.plan.offloaded_kv is None else engine.plan.offloaded_kv.nbytes,
             "device": device_record(engine),
         },
         "notes": [*engine.notes, *notes],

@@ -35,6 +35,7 @@ REFUSED = [
     ("streaming=on streaming.memory_budget=null", "streaming.memory_budget=None is no size"),
     ("streaming=on streaming.memory_budget=[1]", "streaming.memory_budget=[1] is no size"),
     ("streaming.memory_budget=14", "streaming.memory_budget=14 would be 14 bytes"),
+    ("streaming=on streaming.kv_memory_budget=-1", "streaming.kv_memory_budget=-1 is no size"),
     ("streaming=on streaming.host_memory_budget=0MB", "streaming.host_memory_budget=0MB must be auto or more"),
     ("streaming=auto streaming.expert_cache=-5GiB", "streaming.expert_cache=-5GiB is no size"),
     ("trace=yes,no", "trace"),
@@ -45,10 +46,12 @@ ALLOWED = [
     "streaming=auto streaming.mode=sync streaming.prefetch=0 streaming.source=disk trace=true",
     "streaming=auto streaming.mode=sync streaming.pinned_memory=false streaming.memory_budget=1e9",
     "streaming=off streaming.memory_budget=14GiB",
+    "streaming=auto streaming.kv_memory_budget=0",
 ]
 WITHOUT_EFFECT = [
     ("streaming.layer_group_size", "2"),
     ("streaming.host_memory_budget", "1GB"),
+    ("streaming.kv_memory_budget", "1GB"),
     ("streaming.pinned_memory", "false"),
     ("streaming.prefetch", "0"),
     ("streaming.mode", "sync"),

@@ -1,13 +1,17 @@
 """Sizes of the static buffers of a layer, and copies of what they hold of a sequence."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from graphcore.host_pages import is_of_file
+from graphcore.kernels.ops.kv_formats import KVTypes
 from graphcore.kvcache.buffers import KVCache, LayerCache, allocate_cache, tokens_together
-from graphcore.kvcache.sizes import CacheSizes, buffer_shapes, cache_nbytes, page_size, touched_pages
+from graphcore.kvcache.sizes import CacheSizes, buffer_shapes, cache_nbytes, page_size, pool_sizes, touched_pages
 from graphcore.nn.spec import AttentionSpec, BlockSpec, DeltaSpec, MixerSpec, MLPSpec, ModelSpec, NormSpec
 
 NORM = NormSpec("rms", 1e-6)
@@ -55,6 +59,40 @@ def test_each_layer_has_zeroed_buffers_of_its_own_shape() -> None:
     tensors = [tensor for cache in caches for tensor in (cache.k, cache.v)]
     assert all(tensor.dtype == torch.bfloat16 and not tensor.any() for tensor in tensors)
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="keys and values are offloaded on Linux only")
+def test_offloaded_pools_have_the_shapes_and_tables_of_others_and_copies_in_files(tmp_path: Path) -> None:
+    full, sliding = (replace(one, head_dim=32) for one in (FULL, SLIDING))
+    spec, sizes = model(full, sliding, full), CacheSizes(3, 64, KVTypes("q8_0", torch.float16), chunk=1)
+    plain = allocate_cache(spec, sizes, torch.device("cpu"))
+    caches = allocate_cache(spec, sizes, torch.device("cpu"), {1, 2}, tmp_path)
+    for one, other in zip(plain, caches, strict=True):
+        assert isinstance(one, KVCache)
+        assert isinstance(other, KVCache)
+        assert [each.shape for each in one.tensors] == [each.shape for each in other.tensors]
+        assert [each.dtype for each in one.tensors] == [each.dtype for each in other.tensors]
+        assert not any(each.any() for each in other.tensors)
+    assert [is_of_file(cache.k) for cache in caches if isinstance(cache, KVCache)] == [False, True, True]
+    assert isinstance(caches[0], KVCache)
+    assert isinstance(caches[2], KVCache)
+    assert caches[0].table is caches[2].table
+    found = pool_sizes(spec, sizes)
+    for layer, cache in enumerate(caches):
+        assert found[layer].nbytes == sum(each.nbytes for each in cache.tensors)
+    assert found[0].read_nbytes == found[0].nbytes * 4 // 13  # 4 pages of a sequence; 3 sequences and the null page
+    cache, pages = caches[2].rows(2), torch.tensor([5, 3])
+    for pool in cache.tensors:
+        pool.copy_(torch.arange(pool.numel()).view(pool.shape) % 120)
+    kept = cache.copy_out(pages)
+    expected = [pool[[5, 3]].clone() for pool in cache.tensors]
+    for pool in cache.tensors:
+        pool.zero_()
+    assert all(is_of_file(each) for each in kept)
+    assert all(torch.equal(each, other) for each, other in zip(kept, expected, strict=True))
+    cache.copy_in(pages, kept)
+    assert all(torch.equal(pool[[5, 3]], other) for pool, other in zip(cache.tensors, expected, strict=True))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_longer_caches_lie_in_pages_of_one_size() -> None:

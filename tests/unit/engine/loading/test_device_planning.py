@@ -12,7 +12,7 @@ from graphcore.engine.loading.open_model import open_model
 from graphcore.engine.loading.plan_run import plan_run
 from graphcore.engine.loading.prepare_model import prepare_model
 from graphcore.engine.loading.prepared_decoder import PreparedDecoder
-from graphcore.errors import PlanError
+from graphcore.errors import ConfigError, PlanError
 from graphcore.kernels.backend import TritonBackend
 from graphcore.parallel.share import Share
 from graphcore.planning import machine
@@ -98,6 +98,19 @@ def test_what_cuda_itself_takes_is_in_a_gpu_s_plan_with_streaming_and_without(
 def test_weights_for_a_gpu_wait_in_ram_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert plan_on(GPU, monkeypatch, tmp_path)[1].kind == "host"
     assert plan_on(GPU, monkeypatch, tmp_path, "streaming.source=disk")[1].kind == "disk"
+
+
+def test_keys_and_values_of_a_gpu_are_not_offloaded_and_the_key_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError, match="kv_memory_budget is not possible: keys and values on cuda:0 are not offloaded"
+    ):
+        plan_on(GPU, monkeypatch, tmp_path, "streaming.kv_memory_budget=0")
+    plan, _ = plan_on(torch.device("cpu"), monkeypatch, tmp_path, "streaming.kv_memory_budget=0")
+    assert plan.offloaded_kv is not None
+    with pytest.raises(PlanError):
+        plan_on(GPU, monkeypatch, tmp_path, f"streaming.memory_budget={LIBRARIES}", "context_length=512")
 
 
 @pytest.mark.parametrize(("source", "word"), [("host", "wait there"), ("disk", "on their way to the device")])

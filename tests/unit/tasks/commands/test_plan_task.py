@@ -13,6 +13,7 @@ from support.files.gpt_oss_files import save_mxfp4
 from support.task_runs import RunTask
 
 from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
+from graphcore.config.byte_sizes import in_words
 from graphcore.planning import rates
 from graphcore.streaming.link_rate import LinkRate
 from graphcore.tasks.plan_machine import DISKS, GPUS, MEMORIES
@@ -119,6 +120,34 @@ def test_rates_predict_the_speed(run_task: RunTask, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "predicted 0.498" in out  # 2.47 GB at 2 GB/s and at 3.2 GB/s
     assert "at the same time, by the same processors" in out
+
+
+def test_a_13b_at_128k_in_14_gib_reads_its_keys_and_values_from_files(
+    run_task: RunTask, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40, "num_attention_heads": 40}
+    sizes |= {"num_key_value_heads": 40, "head_dim": 128, "vocab_size": 32000, "max_position_embeddings": 131072}
+    shape = [f"model.random_config.{name}={value}" for name, value in sizes.items()]
+    asked = "task=plan", "model=llama3", "model.checkpoint=random:q4_k", *shape, "dtype=bf16", "context_length=131072"
+    described = "streaming=auto", "streaming.source=disk", "task.ram=14GiB", "task.disk=nvme4", "task.memory=ddr5"
+    record = run_task(*asked, *described).record
+    layer = 2 * 40 * 128 * 2 * 131072  # keys and values of all heads and tokens, in bf16
+    away = len(record["streaming"]["offloaded_kv_layers"])
+    assert away > 30
+    assert record["streaming"]["offloaded_kv_bytes_per_token"] == away * layer
+    assert record["memory"]["offloaded_kv_bytes"] == away * layer * (131072 + 64) // 131072
+    kept = (40 - away) * layer
+    assert kept <= record["memory"]["kv_bytes"] < kept * 1.001 + 10_000
+    assert record["memory"]["total_bytes"] <= record["budget_bytes"] < 14 * 1024**3
+    assert record["predicted"]["kv_seconds"] == pytest.approx(away * layer / 7.45e9)
+    seconds = 1 / record["predicted"]["tokens_per_second"]
+    assert seconds == pytest.approx(
+        record["predicted"]["kv_seconds"]
+        + max(record["predicted"]["copy_seconds"], record["predicted"]["compute_seconds"])
+    )
+    out = capsys.readouterr().out
+    assert f"that of {away} of 40 layers" in out
+    assert f"up to {in_words(away * layer)} of keys and values are read from files; predicted 0.0" in out
 
 
 def test_names_of_hardware_stand_for_their_rates(run_task: RunTask) -> None:
