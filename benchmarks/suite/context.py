@@ -17,20 +17,29 @@ STEPS = 32
 
 
 def run(bench: Bench) -> None:
-    sizes = bench.sizes
-    settings = (f"context_length={sizes.context}", f"prefill_chunk={sizes.long_prompt}")
+    measure(bench, "bf16")
+
+
+def coded(bench: Bench) -> None:
+    measure(bench, "q8_0")
+
+
+def measure(bench: Bench, kv: str) -> None:
+    """Measure a context whose keys and values are stored as `kv`."""
+    sizes, name = bench.sizes, "Llama-3.1-8B bf16" if kv == "bf16" else f"Llama-3.1-8B bf16, kv {kv}"
+    settings = (f"context_length={sizes.context}", f"prefill_chunk={sizes.long_prompt}", f"kv_dtype={kv}")
     bench.fit("llama3_8b", "random:bf16", ("off",), tokens=sizes.context)
     with bench.engine("llama3_8b", "random:bf16", *settings) as loaded:
-        fill(bench, loaded)
-        rows = [depth_row(bench, loaded, depth) for depth in sizes.depths]
-        bench.log.add(memory_row(loaded, "Llama-3.1-8B bf16, 128K: drop of free device memory"))
+        fill(bench, loaded, name)
+        rows = [depth_row(bench, loaded, name, depth) for depth in sizes.depths]
+        bench.log.add(memory_row(loaded, f"{name}, 128K: drop of free device memory"))
     base = 1 / rows[0].median
     for row, depth in list(zip(rows, sizes.depths, strict=True))[1:]:
         cost = (1 / row.median - base) * 1e6
-        bench.log.add(Measurement(f"attention of one token at depth {depth}, all layers", "us", [cost]))
+        bench.log.add(Measurement(f"{name}: attention of one token at depth {depth}, all layers", "us", [cost]))
 
 
-def fill(bench: Bench, loaded: Loaded) -> None:
+def fill(bench: Bench, loaded: Loaded, name: str) -> None:
     """Run a prompt as long as the deepest measurement, once, timed."""
     engine, tokens = loaded.engine, bench.sizes.depths[-1]
     rows = prompts_of(engine, 1, tokens)
@@ -39,10 +48,10 @@ def fill(bench: Bench, loaded: Loaded) -> None:
         own(engine).extend(rows, [0])
     synchronize(bench.device)
     rate = tokens / (time.perf_counter() - began)
-    bench.log.add(Measurement(f"Llama-3.1-8B bf16 prefill of {tokens} tokens, once", "tokens/s", [rate]))
+    bench.log.add(Measurement(f"{name} prefill of {tokens} tokens, once", "tokens/s", [rate]))
 
 
-def depth_row(bench: Bench, loaded: Loaded, depth: int) -> Measurement:
+def depth_row(bench: Bench, loaded: Loaded, name: str, depth: int) -> Measurement:
     """Measure decode steps from a depth."""
     copy = bench.ceiling("copy")
     work = decode_work(loaded.engine, 1, depth, min(STEPS, bench.sizes.new))
@@ -51,8 +60,8 @@ def depth_row(bench: Bench, loaded: Loaded, depth: int) -> Measurement:
     step = statistics.median(seconds) / work.new_tokens
     kv_nbytes = loaded.engine.plan.kv_nbytes * depth // bench.sizes.context
     rate = (work.weight_nbytes() + kv_nbytes) / step / 1e9
-    name = f"Llama-3.1-8B bf16 decode at depth {depth}"
-    row = Measurement(name, "tokens/s", [work.new_tokens / each for each in seconds], rate, settings=loaded.settings)
+    rates = [work.new_tokens / each for each in seconds]
+    row = Measurement(f"{name} decode at depth {depth}", "tokens/s", rates, rate, settings=loaded.settings)
     row.of_ceiling("copy", copy, rate).note = "GB/s of weights and of live keys and values"
     if depth in (0, REPORTED_DEPTH):
         row.profile = profile_steps(work.decode, work.new_tokens, bench.device, own(loaded.engine)).line()

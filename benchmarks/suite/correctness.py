@@ -26,7 +26,7 @@ KERNELS = ROOT / "tests" / "unit" / "kernels" / "gpu"
 # Files of tests/cuda in the order in which a process runs them, but those that measure an idle card.
 MODELS = (
     *("smoke", "captured", "streamed", "joins", "kernel_lists", "repeats", "steady", "experts", "sampling", "tokens"),
-    *("adapters", "compiled", "fallback", "low_bit", "server"),
+    *("coded_caches", "adapters", "compiled", "fallback", "low_bit", "server"),
 )
 IDLE_CARD = ("pinning", "budgets", "ring")
 RESULTS = "tests.jsonl"

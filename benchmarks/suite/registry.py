@@ -49,6 +49,7 @@ ALL = (
     Part("peers_8b", "peers:llama", 190, "transformers and gpt-fast's loop, compiled, in alternating runs"),
     Part("host", "host:run", 40, "host time per token, capture, second load"),
     Part("context_128k", "context:run", 60, "8B at 128K: bytes, decode at depth, what attention costs"),
+    Part("context_128k_q8_0", "context:coded", 60, "the same with keys and values in q8_0"),
     Part("experts", "experts:run", 110, "mapped experts against copied ones"),
     Part(
         "sanitizer",
@@ -82,6 +83,7 @@ EXTRA = (  # in no call: run by --parts, or without it
     *(
         "machine",
         "graphs",
+        "context_128k_q8_0",
         "experts",
         "fenced_70b_i2_s",
         "overlap",
