@@ -26,6 +26,7 @@ from graphcore.graph.state import StepState
 from graphcore.graph.step import BlocksStep, Step
 from graphcore.kvcache.chunks import Chunks
 from graphcore.kvcache.forward_sequences import ForwardCache, ForwardSequencePool, ForwardSequences
+from graphcore.kvcache.host_copies import CopyStream, HostCopies
 from graphcore.kvcache.page_allocator import PageAllocator
 from graphcore.nn.block import RESIDUAL_DTYPE
 from graphcore.planning.workspace import scored_tokens
@@ -76,7 +77,8 @@ class ProgramRunner(ModelRunner):
         self.backend, self.chunks = builder.backend, chunks
         self.programs = Programs(builder, batch_size, draft_tokens)
         self.draft_programs = None if draft is None else Programs(draft, batch_size)
-        self.pages = PageAllocator(spec, builder.caches)
+        to_host = CopyStream(builder.device).begin if builder.device.type == "cuda" else HostCopies
+        self.pages = PageAllocator(spec, builder.caches, to_host)
         self._holding = ForwardSequencePool(self.pages)
 
     @property

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from graphcore.kvcache.host_copies import Copies, HostCopies
 from graphcore.kvcache.page_allocator import PageAllocator, SwappedSequence
-from graphcore.kvcache.page_table import Copies, PageTable
+from graphcore.kvcache.page_table import PageTable
 
 
 class ForwardCache(ABC):
@@ -37,7 +38,7 @@ class ForwardSequence:
 
     tokens: int
     pages: Sequence[dict[int, int]]
-    states: Sequence[Copies]
+    states: HostCopies
     swapped: SwappedSequence | None = None
 
 
@@ -135,12 +136,12 @@ class ForwardSequencePool:
             return
         for table, numbers in zip(self._pages.tables, one.pages, strict=True):
             table.share(row, numbers)
-        self._pages.put_states(one.states, row)
+        self._pages.put_states(one.states.read(), row)
 
     def _taken(self, row: int, end: int) -> ForwardSequence:
         """Take a row's pages and states out of it."""
         self._pages.free_before_window(row, end)
-        states = [(first.cpu(), second.cpu()) for first, second in (one.copy_out(row) for one in self._pages.states)]
+        states = self._pages.to_host([one.copy_out(row) for one in self._pages.states])
         return ForwardSequence(end, [table.exchange(row, {}) for table in self._pages.tables], states)
 
     @contextmanager
@@ -154,7 +155,7 @@ class ForwardSequencePool:
                 assert has_room, "the whole cache has room for a call's rows"
             yield
             kept = [self._pages.copy_out(row, end) for row in range(num_rows)]
-        state.rows[:] = [ForwardSequence(end, (), (), one) for one in kept]
+        state.rows[:] = [ForwardSequence(end, (), HostCopies(()), one) for one in kept]
 
     def _swap_out(self, one: ForwardSequence) -> None:
         """Copy a sequence to the host and free its pages."""
@@ -163,15 +164,14 @@ class ForwardSequencePool:
         paged: list[Copies] = []
         for table, pages in zip(self._pages.tables, one.pages, strict=True):
             paged += table.copies([pages[number] for number in table.numbers(one.tokens, one.tokens)])
-        parts = [*((first.cpu(), second.cpu()) for first, second in paged), *one.states]
-        one.swapped = SwappedSequence(one.tokens, parts)
+        one.swapped = SwappedSequence(one.tokens, self._pages.to_host(paged) + one.states)
         self._drop_pages(one)
 
     def _drop_pages(self, one: ForwardSequence) -> None:
         for table, pages in zip(self._pages.tables, one.pages, strict=False):
             for page in pages.values():
                 table.decref(page)
-        one.pages, one.states = (), ()
+        one.pages, one.states = (), HostCopies(())
         self._held.pop(one, None)
 
     def _give_back_dropped(self) -> None:

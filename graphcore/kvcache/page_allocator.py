@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from graphcore.kvcache.buffers import KVCache, LayerCache, RecurrentCache
-from graphcore.kvcache.page_table import Copies, PageTable
+from graphcore.kvcache.host_copies import Copies, HostCopies, ToHost
+from graphcore.kvcache.page_table import PageTable
 from graphcore.nn.spec import AttentionSpec, ModelSpec
 
 
@@ -26,11 +27,11 @@ class SwappedSequence:
 
     Attributes:
         tokens: number of tokens that the sequence has run.
-        parts: copies, first those of each table's caches, then those of the caches with a state.
+        copies: copies, first those of each table's caches, then those of the caches with a state.
     """
 
     tokens: int
-    parts: Sequence[Copies]
+    copies: HostCopies
 
 
 class PageEvictor(Protocol):
@@ -49,15 +50,18 @@ class PageAllocator:
     Args:
         spec: the model.
         caches: one cache for each layer.
+        to_host: function that brings copies of pages and states to the host, where the caches are not there already.
 
     Attributes:
+        to_host: function that brings copies of pages and states to the host.
         tables: the tables of pages; none for a model without attention.
         states: caches of recurrent layers.
         prefix_cache: evictor of cached prefixes, asked first; None without a prefix cache.
         forward_states: evictor of forward states, which are swapped out to the host; None without any.
     """
 
-    def __init__(self, spec: ModelSpec, caches: Sequence[LayerCache]) -> None:
+    def __init__(self, spec: ModelSpec, caches: Sequence[LayerCache], to_host: ToHost = HostCopies) -> None:
+        self.to_host = to_host
         groups: dict[int, tuple[list[KVCache], list[int]]] = {}
         distinct = {id(cache): (cache, block.attention) for cache, block in zip(caches, spec.blocks, strict=True)}
         for cache, attention in distinct.values():
@@ -175,13 +179,13 @@ class PageAllocator:
         """Return a copy of the sequence in a row, which has run `tokens` tokens."""
         paged = [kept for table in self.tables for kept in table.kept(row, tokens)]
         parts = [*paged, *(cache.copy_out(row) for cache in self.states)]
-        return SwappedSequence(tokens, [(first.cpu(), second.cpu()) for first, second in parts])
+        return SwappedSequence(tokens, self.to_host(parts))
 
     def copy_in(self, row: int, kept: SwappedSequence) -> bool:
         """Write a copied sequence to a row that has no pages; False if too few pages are free."""
         if not self.reserve(row, kept.tokens, kept.tokens):
             return False
-        parts = list(kept.parts)
+        parts = list(kept.copies.read())
         for table in self.tables:
             table.fill(row, kept.tokens, [parts.pop(0) for _ in table.caches])
         for cache, each in zip(self.states, parts, strict=True):
@@ -195,15 +199,14 @@ class PageAllocator:
         Args:
             rows: rows whose states are kept, too.
         """
-        states = {row: [tuple(each.cpu() for each in cache.copy_out(row)) for cache in self.states] for row in rows}
+        states = {row: self.to_host([cache.copy_out(row) for cache in self.states]) for row in rows}
         with ExitStack() as lent:
             for table in self.tables:
-                lent.enter_context(table.lending())
+                lent.enter_context(table.lending(self.to_host))
             self._is_lent = True
             try:
                 yield
             finally:
                 self._is_lent = False
                 for row, kept in states.items():
-                    for cache, (first, second) in zip(self.states, kept, strict=True):
-                        cache.copy_in(row, (first, second))
+                    self.put_states(kept.read(), row)

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from graphcore.device import on_device
 from graphcore.kvcache.buffers import KVCache
+from graphcore.kvcache.host_copies import Copies, HostCopies, ToHost
 from graphcore.kvcache.sizes import TABLE_DTYPE
 
 NULL_PAGE = 0  # the entry of a table where a sequence has no page
-Copies = tuple[Tensor, Tensor]
-"""Copies from a layer's two buffers: of some pages, [n, K, G, ...] each, or of a sequence's recurrent state."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,8 @@ class PageTable:
         self._cached = set[int]()  # pages that the prefix cache holds, with one reference each
         self.idle = OrderedDict[int, None]()  # not a dict: the first key of one is slow to find after many deletions
         self._lendable: list[int] = []
-        self._lent: list[tuple[list[int], list[Copies]]] = []
+        self._lent: list[tuple[list[int], HostCopies]] = []
+        self._to_host: ToHost = HostCopies
         with torch.inference_mode():
             self._table.fill_(NULL_PAGE)
         self._entries = self._table.numpy() if self._table.device.type == "cpu" else None  # the same memory
@@ -222,27 +222,30 @@ class PageTable:
             cache.copy_in(places, each)
 
     @contextmanager
-    def lending(self) -> Iterator[None]:
+    def lending(self, to_host: ToHost) -> Iterator[None]:
         """Let the block use all pages, with empty rows; afterwards the table and the pages hold what they held before.
 
         Free pages are used first; the others are copied to the host before they are used.
+
+        Args:
+            to_host: function that brings the copies to the host.
         """
         before = self.rows, self._free, self._refs, self._cached, self.idle
         self.rows, self._refs, self._cached, self.idle = [{} for _ in self.rows], {}, set(), OrderedDict()
-        self._free, self._lendable = list(self._free), list(before[2])
+        self._free, self._lendable, self._to_host = list(self._free), list(before[2]), to_host
         self._put_all()
         try:
             yield
         finally:
             for pages, kept in self._lent:
-                self.put(pages, kept)
+                self.put(pages, kept.read())
             self.rows, self._free, self._refs, self._cached, self.idle = before
             self._lendable, self._lent = [], []
             self._put_all()
 
     def _lend(self, count: int) -> list[int]:
         pages = [self._lendable.pop() for _ in range(count)]
-        self._lent.append((pages, [(k.cpu(), v.cpu()) for k, v in self.copies(pages)]))
+        self._lent.append((pages, self._to_host(self.copies(pages))))
         return pages
 
     def indices(self, pages: Sequence[int]) -> Tensor:

@@ -14,8 +14,9 @@ import torch
 
 from graphcore.errors import ConfigError
 from graphcore.kvcache.chunks import Chunks
+from graphcore.kvcache.host_copies import Copies
 from graphcore.kvcache.page_allocator import PageAllocator
-from graphcore.kvcache.page_table import Copies, PageTable
+from graphcore.kvcache.page_table import PageTable
 from graphcore.kvcache.prefix_cache import PrefixCache, PrefixNode
 
 
@@ -110,8 +111,8 @@ class PrefixSnapshots:
                 tensor[-1, :, length - path[-1].begin :] = 0
             parts += copies
         parts += [part for copies in states.values() for part in copies]
-        on_host = [(keys.cpu(), values.cpu()) for keys, values in parts]
-        return PrefixSnapshot(SnapshotShape(length, tuple(firsts), tuple(states)), tuple(prompt[:length]), on_host)
+        shape, on_host = SnapshotShape(length, tuple(firsts), tuple(states)), self._pages.to_host(parts)
+        return PrefixSnapshot(shape, tuple(prompt[:length]), on_host.read())
 
     def _first(self, path: Sequence[PrefixNode], index: int, table: PageTable) -> int:
         """Return where the last pages of a path begin that a table has without a gap, at most as many as a row's."""

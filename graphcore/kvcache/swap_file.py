@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from graphcore.host_pages import is_of_file
+from graphcore.kvcache.host_copies import Copies, HostCopies
 from graphcore.kvcache.page_allocator import SwappedSequence
-from graphcore.kvcache.page_table import Copies
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SwapFile:
         """
         folder.mkdir(parents=True, exist_ok=True)
         file = tempfile.TemporaryFile(dir=folder, prefix="sequence-", buffering=0)  # noqa: SIM115  # closed in `close`
-        tensors = [tensor.contiguous() for part in kept.parts for tensor in part]
+        tensors = [tensor.contiguous() for part in kept.copies.read() for tensor in part]
         try:
             for tensor in tensors:
                 if is_of_file(tensor):
@@ -64,7 +64,7 @@ class SwapFile:
         self._file.seek(0)
         tensors = [one if isinstance(one, Tensor) else self._read_one(*one) for one in self.layout]
         parts: list[Copies] = list(zip(tensors[::2], tensors[1::2], strict=True))
-        return SwappedSequence(self.tokens, parts)
+        return SwappedSequence(self.tokens, HostCopies(parts))
 
     def _read_one(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         tensor = torch.empty(shape, dtype=dtype, device="cpu")

@@ -109,10 +109,10 @@ def test_memory_stays_within_the_budget(small: Path, policy: str, budget: int) -
 def test_offloaded_keys_and_values_take_no_memory_but_that_of_the_page_cache(small: Path) -> None:
     """12 layers' keys and values of 4096 tokens are 50 MB, all of which a run takes at load if they lie in memory."""
     inside = sampled(small, "on", 140_000_000, 4096, 700)
-    offloaded = sampled(small, "on", 90_000_000, 4096, 700)  # 140 MB less the cache: refused if it could not leave
+    offloaded = sampled(small, "on", 62_000_000, 4096, 700)  # with the cache in memory 103 MB are needed
     assert inside["offloaded"] == 0
     assert 35_000_000 < offloaded["offloaded"] < 51_000_000
-    assert offloaded["held"] + offloaded["growth"] <= 90_000_000
+    assert offloaded["held"] + offloaded["growth"] <= 62_000_000
     assert inside["peak"] - offloaded["peak"] > 0.9 * offloaded["offloaded"]
     asked = sampled(small, "on", 140_000_000, 4096, 700, "streaming.kv_memory_budget=0")
     assert asked["offloaded"] == 12 * 2 * 4 * 64 * 2 * (4096 + 64)  # a page more, which is nobody's

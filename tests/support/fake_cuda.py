@@ -198,11 +198,11 @@ class FakeCuda:
         self.graphs.append(FakeGraph(self))
         return self.graphs[-1]
 
-    def new_stream(self, device: object = None) -> FakeStream:
+    def new_stream(self, device: object = None, priority: int = 0) -> FakeStream:
         self.streams.append(FakeStream(self, f"side {len(self.streams)}"))
         return self.streams[-1]
 
-    def new_event(self) -> FakeEvent:
+    def new_event(self, blocking: bool = False) -> FakeEvent:
         self.num_events += 1
         return FakeEvent(self, f"event {self.num_events - 1}")
 

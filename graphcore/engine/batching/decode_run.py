@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from graphcore.engine.request import Request
 from graphcore.graph.program import Program
-from graphcore.kvcache.page_table import Copies
+from graphcore.kvcache.host_copies import Copies
 
 
 @dataclass

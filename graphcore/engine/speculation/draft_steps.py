@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from graphcore.engine.program_runner import ProgramRunner
 from graphcore.engine.programs import Programs
 from graphcore.graph.program import Program
-from graphcore.kvcache.page_table import Copies
+from graphcore.kvcache.host_copies import Copies
 
 RowTokens = Mapping[int, tuple[Sequence[int], int]]
 """For each row of the KV cache, the token ids to run and the position of the first of them."""
