@@ -26,12 +26,13 @@ PATHS = ("prefill", "decode")
 def warm_up(runner: ModelRunner, path: str) -> CompileReport:
     """Compile the programs of a path of `token_losses`, or load them from the cache on disk, and report the time."""
     with torch.inference_mode(), measure_compile() as report:
-        if isinstance(runner, ProgramRunner):  # nothing is compiled of a transformers model
-            if path == "prefill":
-                runner.programs.of_row("prefill", 0)
-                runner.builder.score(1, is_one_token=False)
-            else:
-                runner.programs.step({0: ([0], 0)})
+        if not isinstance(runner, ProgramRunner):
+            runner.warm_up(1)
+        elif path == "prefill":
+            runner.programs.of_row("prefill", 0)
+            runner.builder.score(1, is_one_token=False)
+        else:
+            runner.programs.step({0: ([0], 0)})
     return report
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphcore.engine.fallback.compiled_layers import CompiledLayers
 from graphcore.engine.fallback.config import refusing, torchs_own_defaults
 from graphcore.engine.fallback.layer_hooks import LayerHooks
 from graphcore.engine.fallback.skeleton import Skeleton
@@ -33,12 +34,14 @@ class CachedModel:
         lengths: number of real tokens that each row's cache holds.
         held: number of columns that the cache holds, padding included.
         mask: [B, held], 1 for columns that may be attended to; None where there is no padding.
+        compiled: the layers that run compiled in decode steps; None if all run eager.
         carried: outputs of the last pass that are inputs of the next one, by name.
     """
 
     skeleton: Skeleton
     hooks: LayerHooks
     device: torch.device
+    compiled: CompiledLayers | None = None
     lengths: list[int] = field(default_factory=list)
     held: int = 0
     mask: Tensor | None = None
@@ -83,6 +86,7 @@ class CachedModel:
         Raises:
             UnsupportedError: the model keeps no cache, does not run its layers in order, or fails over its settings.
         """
+        self.prepare(token_ids)
         self.held += token_ids.shape[1]
         inputs: dict[str, object] = {"input_ids": token_ids, "use_cache": True, **self.carried}
         if attentions:
@@ -107,6 +111,34 @@ class CachedModel:
                 "token by token; model.fallback=transformers needs a model that does"
             )
         return output
+
+    def empty(self) -> "CachedModel":
+        """Return the same model with an empty cache."""
+        return CachedModel(self.skeleton, self.hooks, self.device, self.compiled)
+
+    def prepare(self, token_ids: Tensor) -> None:
+        """Compile the layers if the next pass, of tokens [B, T], is a decode step, and they are not compiled for it."""
+        if token_ids.shape[1] == 1 and self.held > 0:
+            self.build(len(token_ids), self.mask is not None)
+
+    def build(self, rows: int, is_padded: bool) -> None:
+        """Compile the layers for decode steps of that many rows, by one on a cache of its own; does so once.
+
+        Not by the first real step: its result would depend on which sizes happen to be equal there.
+        """
+        compiled = self.compiled
+        if compiled is None or (rows, is_padded) in compiled.built:
+            return
+        length = compiled.example_length(self.skeleton.model.config, rows)
+
+        def run() -> None:
+            example = self.empty()
+            example.restart([length - 2 if is_padded and row == 0 else length - 1 for row in range(rows)])
+            places = torch.zeros(rows, length, dtype=torch.int64, device=self.device)
+            example.run(places[:, 1:], places[:, 1:])
+            example.run(places[:, :1], places[:, :1])
+
+        compiled.build(rows, is_padded, run)
 
 
 @dataclass

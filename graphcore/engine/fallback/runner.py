@@ -1,5 +1,7 @@
 """The runner of a transformers model: prefill in chunks, decode token by token, over caches that the model makes.
 
+With graph=compiled the layers of decode steps are compiled (compiled_layers.py).
+
 A decode program has one step, which is a whole pass. The pass acquires its weights itself, group by group
 (layer_hooks.py), so the program runs under a policy that moves nothing.
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from graphcore.engine.fallback.cached_model import CachedModel, HeldCache, PassStep
+from graphcore.engine.fallback.compiled_layers import CompiledLayers
 from graphcore.engine.fallback.layer_hooks import LayerHooks, recording
 from graphcore.engine.fallback.skeleton_weights import SkeletonWeights
 from graphcore.engine.loading.runtime_config import RuntimeConfig
@@ -36,10 +39,17 @@ class TransformersRunner(StaticRunner):
         policy: streaming policy that layer groups and the head's slices are acquired from.
         runtime: device and sizes.
         longest: most tokens that the model was trained for.
+        compiled: compiled layers of the skeleton; None if all run eager.
     """
 
     def __init__(
-        self, weights: SkeletonWeights, policy: Policy, runtime: RuntimeConfig, longest: int, spare_nbytes: int
+        self,
+        weights: SkeletonWeights,
+        policy: Policy,
+        runtime: RuntimeConfig,
+        longest: int,
+        spare_nbytes: int,
+        compiled: CompiledLayers | None = None,
     ) -> None:
         self.policy = Resident()
         self.device = runtime.device
@@ -53,12 +63,13 @@ class TransformersRunner(StaticRunner):
         whole = [skeleton.model.get_submodule(skeleton.head)]
         heads = whole if skeleton.sliced_head is None else skeleton.sliced_head.slices
         self.hooks = LayerHooks(skeleton.model, groups, heads, policy)
-        self.cached = CachedModel(skeleton, self.hooks, self.device)
+        self.cached = CachedModel(skeleton, self.hooks, self.device, compiled)
 
     @property
     def num_compiled(self) -> int:
-        """Number of compiled graphs: 0, because nothing is compiled."""
-        return 0
+        """Number of compiled graphs, those of layers."""
+        compiled = self.cached.compiled
+        return 0 if compiled is None else compiled.num_compiled
 
     @property
     def needs_equal_lengths(self) -> bool:
@@ -85,14 +96,16 @@ class TransformersRunner(StaticRunner):
     def release(self) -> None:
         """Do nothing: nothing was captured."""
 
+    @torch.inference_mode()
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
-        """Do nothing: there is nothing to build."""
+        """Compile the layers for decode steps of that many sequences of one length, if they run compiled."""
+        self.cached.build(num_sequences, is_padded=False)
 
     def lend_cache(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:
         """Use an empty cache until the returned function restores the old one; do nothing without rows."""
         if not rows:
             return lambda: None
-        kept, self.cached = self.cached, CachedModel(self.skeleton, self.hooks, self.device)
+        kept, self.cached = self.cached, self.cached.empty()
 
         def restore() -> None:
             self.cached = kept
@@ -106,12 +119,12 @@ class TransformersRunner(StaticRunner):
     def extend_state(self, state: ForwardCache, hidden: Tensor, start: int) -> Tensor:
         """Run hidden states [B, T, D] through all blocks after the tokens of a state, and update the state."""
         assert isinstance(state, HeldCache), "a state of this runner"
-        self.cached = state.cached or CachedModel(self.skeleton, self.hooks, self.device)
+        self.cached = state.cached or self.cached.empty()
         try:
             found = self.blocks(hidden, start)
             state.cached = self.cached
         finally:
-            self.cached = CachedModel(self.skeleton, self.hooks, self.device)
+            self.cached = self.cached.empty()
         return found
 
     def reusable(self, cached: Sequence[int], prompt: Sequence[int]) -> int:
@@ -162,6 +175,7 @@ class TransformersRunner(StaticRunner):
         """Return the residual stream after the embedding and after each block, from empty caches: [B, T, D] each."""
         chunks: list[list[Tensor]] = []
         for chunk in self._from_empty(rows):
+            self.cached.prepare(chunk[0])  # outside: it runs the layers
             with recording(self.hooks.layers) as seen:
                 self.cached.run(*chunk)
             chunks.append([layer.cpu() for layer in seen])
@@ -199,6 +213,7 @@ class TransformersRunner(StaticRunner):
         for token_ids, positions in self._chunks(rows) if start else self._from_empty(rows):
             upto = done + token_ids.shape[1]
             piece = hidden[:, done:upto].to(self.device, self.skeleton.model.dtype)
+            self.cached.prepare(token_ids)
             with self.hooks.starting_from(piece), recording(self.hooks.layers) as seen:
                 self.cached.run(token_ids, positions)
             parts.append(seen[-1])

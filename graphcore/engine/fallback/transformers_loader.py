@@ -3,7 +3,9 @@
 source -> local folder -> SafetensorsCheckpoint -> transformers config -> Skeleton -> Loader -> groups -> runner
 """
 
-from dataclasses import dataclass
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +15,7 @@ from graphcore.checkpoint.safetensors_checkpoint import SafetensorsCheckpoint
 from graphcore.checkpoint.sources.source import RandomSource
 from graphcore.config.settings import Settings
 from graphcore.device import DTYPES
+from graphcore.engine.fallback.compiled_layers import CompiledLayers
 from graphcore.engine.fallback.config import check_sizes, model_config_of, read_transformers_config, why_whole
 from graphcore.engine.fallback.prepared_skeleton import PreparedSkeleton
 from graphcore.engine.fallback.runner import TransformersRunner
@@ -24,6 +27,7 @@ from graphcore.engine.loading.open_model import OpenedModel, fetch_checkpoint, r
 from graphcore.engine.loading.plan_run import plan_run
 from graphcore.engine.loading.runtime_config import RuntimeConfig, choose_context_length, device_and_dtype
 from graphcore.errors import ConfigError, UnsupportedError
+from graphcore.graph.compile import code_folder
 from graphcore.kernels.backend import TorchBackend
 from graphcore.kernels.ops.kv_formats import kv_types
 from graphcore.progress import Progress
@@ -35,6 +39,7 @@ from graphcore.weights.plan import Plan, Tier
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+_log = logging.getLogger(__name__)
 WITHOUT = "model.fallback=transformers"
 
 
@@ -93,7 +98,8 @@ class TransformersLoader(ModelLoader[TransformersModel, PreparedSkeleton]):
             UnsupportedError: the model's layers, buffers or weights are not of a supported form.
         """
         config, source = model.config, model.checkpoint.source
-        notes = [*config.notes, f"{config.model_type} runs through transformers' own classes, eager"]
+        how = "decode steps compiled layer by layer" if settings.graph.kind == "compiled" else "eager"
+        notes = [*config.notes, f"{config.model_type} runs through transformers' own classes, {how}"]
         runtime = fallback_runtime(settings, model, notes)
         skeleton = build_skeleton(model.class_config, settings.model.attention, runtime.dtype, source)
         loader = match_skeleton(skeleton, model.checkpoint)
@@ -117,15 +123,45 @@ class TransformersLoader(ModelLoader[TransformersModel, PreparedSkeleton]):
     ) -> Running:
         """Load resident weights, open the stream of the others, and return the runner with that stream.
 
+        Layers are compiled for one row, which shows those that cannot be.
+
         Raises:
             CheckpointError: a file has changed, or holds values that are no weights.
+            UnsupportedError: the class fails in its first pass; only compiled layers make one here.
         """
         runtime, weights = parts.runtime, parts.weights
         moving = weights.moving(plan)
         weights.load_resident(runtime.device, on_progress, moving.names)
         stream = stream_weights(parts.loader, moving, tier, runtime.device, settings.streaming.pinned_memory)
         longest = parts.config.max_position_embeddings
-        return Running(TransformersRunner(weights, stream.policy, runtime, longest, plan.spare_nbytes), stream)
+        compiled = _compiled_layers(settings, parts, on_progress)
+        runner = TransformersRunner(weights, stream.policy, runtime, longest, plan.spare_nbytes, compiled)
+        if compiled is None:
+            return Running(runner, stream)
+        with ExitStack() as undo:
+            undo.callback(stream.close)  # if the first pass fails
+            runner.warm_up(1)
+            undo.pop_all()
+        compiled.on_eager = _log.warning
+        if not compiled.is_any_compiled:
+            return Running(runner, stream, replace(runtime, graph="eager", blocks="eager"))
+        return Running(runner, stream)
+
+
+def _compiled_layers(settings: Settings, parts: PreparedSkeleton, on_progress: Progress) -> CompiledLayers | None:
+    """Return the layers that run compiled, with notes on those that cannot; None if none was asked to."""
+    runtime, names = parts.runtime, list[str]()
+    if runtime.graph != "compiled":
+        return None
+
+    def report(name: str) -> None:
+        names.append(name)
+        on_progress(f"compile {name}", None, len(names), 0)
+
+    folder, note = code_folder(settings.cache_folder, runtime.device)
+    parts.notes.extend([note] if note else [])
+    layers = parts.weights.skeleton.layer_modules()
+    return CompiledLayers(layers, runtime.context_length, folder, report, parts.notes.append)
 
 
 def check_settings(settings: Settings) -> None:
@@ -135,14 +171,10 @@ def check_settings(settings: Settings) -> None:
         ConfigError: a setting has no effect there.
     """
     refused = (
-        ("graph", settings.graph.kind, ("auto", "eager"), "transformers' classes run as they are, uncompiled"),
-        (
-            "graph.prefill",
-            settings.graph.prefill,
-            ("auto", "eager"),
-            "transformers' classes run as they are, uncompiled",
-        ),
-        ("graph.blocks", settings.graph.blocks, ("auto",), "transformers' classes run as they are, uncompiled"),
+        ("graph", settings.graph.kind, ("auto", "compiled", "eager"), "transformers' classes are not captured"),
+        ("graph.prefill", settings.graph.prefill, ("auto", "eager"), "prompts run transformers' classes as they are"),
+        ("graph.blocks", settings.graph.blocks, ("auto",), "the layers are transformers' own"),
+        ("graph.artefacts", settings.graph.artefacts, (None,), "its layers are compiled here"),
         ("quant", settings.quant.format, (STORED,), "transformers' classes multiply dense weights"),
         ("quant.activations", settings.quant.activations, ("auto", "float"), "only packed weights round activations"),
         ("kv_dtype", settings.kv_dtype, ("auto",), "transformers' caches have the compute dtype"),
@@ -167,6 +199,7 @@ def fallback_runtime(settings: Settings, model: TransformersModel, notes: list[s
     device, dtype = device_and_dtype(settings, model)
     if settings.model.attention == "flash_attention_2":
         _check_flash(device, dtype)
+    graph = "compiled" if settings.graph.kind == "compiled" else "eager"
     context_length = choose_context_length(settings, model.config.max_position_embeddings)
     runs_whole = why_whole(model.class_config)
     if runs_whole:
@@ -175,8 +208,8 @@ def fallback_runtime(settings: Settings, model: TransformersModel, notes: list[s
         device=device,
         dtype=dtype,
         kv_dtype=kv_types(dtype),
-        graph="eager",
-        blocks="eager",
+        graph=graph,
+        blocks=graph,
         prefill="eager",
         context_length=context_length,
         batch_size=1 if runs_whole else settings.batching.max_sequences,

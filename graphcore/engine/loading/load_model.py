@@ -236,7 +236,7 @@ def _load(
         settings,
         model.config,
         prompts,
-        parts.runtime,
+        running.runtime or parts.runtime,
         [*parts.notes, *sampling.notes],
         parts.loader,
         plan,

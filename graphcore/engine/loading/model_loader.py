@@ -82,10 +82,15 @@ class PreparedModel(ABC):
 
 @dataclass(frozen=True)
 class Running:
-    """A runner and the stream that moves its weights."""
+    """A runner and the stream that moves its weights.
+
+    Attributes:
+        runtime: runtime configuration that runs, if it is another than the prepared one; else None.
+    """
 
     runner: ModelRunner
     stream: WeightStream
+    runtime: RuntimeConfig | None = None
 
 
 M = TypeVar("M", bound=OpenedModel)

@@ -24,8 +24,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        (["graph=compiled"], "graph=compiled is not possible"),
         (["graph=captured"], "graph=captured is not possible"),
+        (["graph=compiled", "graph.prefill=compiled"], r"graph\.prefill=compiled is not possible"),
+        (["graph=compiled", "graph.blocks=compiled"], r"graph\.blocks=compiled is not possible"),
+        (["graph=compiled", "graph.artefacts=."], r"graph\.artefacts=\. is not possible"),
         (["quant=q8_0"], "quant=q8_0 is not possible"),
         (["quant.activations=int8"], r"quant\.activations=int8 is not possible"),
         (["kv_dtype=bf16"], "kv_dtype=bf16 is not possible"),
