@@ -7,17 +7,21 @@ my.gguf Hi        behind a model, a word is the prompt
 run smollm2 Hi    task=generate, as a prompt is there; without one, run is chat
 Is 2+2=4?         the prompt: white space, and no key before the first "="
 one Thai word     also the prompt: letters of a script that is written without white space
+hf.co/org/name    hf:org/name, also with https:// or huggingface.co, as pages of the Hub and ollama write it
 caht              refused: did you mean task=chat?
+stop smollm2      refused with what ollama's word stands for here (config/foreign_names.py)
 """
 
 import difflib
 import re
+import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from graphcore.config.conf_folder import group_options
+from graphcore.config import foreign_names
+from graphcore.config.conf_folder import MODEL_LIKENESS, group_options
 from graphcore.config.settings import Settings
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
@@ -34,6 +38,9 @@ WORDS: Mapping[str, tuple[str, ...]] = {  # of ollama and llama.cpp, with what t
 }
 REMOVES = "rm"  # the word before the name of a cached model
 MODEL_KEYS = ("model=", "model.checkpoint=")
+NEED_MODEL = ("run", "pull", "show")  # words behind which the first word is a model
+HUB_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/([\w.-]+/[\w.-]+(?::[\w.-]+)?)/?")
+REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?")
 SOURCES = ("hf:", "pypi:", "random:")
 ONCE = {"prompt": "put the whole prompt into one pair of quotes", "task": "choose one", "model": "choose one"}
 FLAG_WORDS = {"help": "--help", "version": "--version"}
@@ -47,7 +54,9 @@ def with_keys(arguments: Sequence[str]) -> list[str]:
     """
     keyed: list[str] = []
     for index, argument in enumerate(arguments):
-        keyed += _with_key(argument, arguments[:index], keyed)
+        address = HUB_ADDRESS.fullmatch(argument)
+        word = f"hf:{address[1]}" if address else argument
+        keyed += _with_key(word, arguments[:index], arguments[index + 1 :], keyed)
     if "run" in arguments and any(one.startswith("prompt=") for one in keyed):
         keyed = ["task=generate" if one in WORDS["run"] else one for one in keyed]  # as ollama: an answer, and the end
     if REMOVES in arguments and not any(one.startswith("task.remove=") for one in keyed):
@@ -72,12 +81,13 @@ def _check_word_of_models(arguments: Sequence[str], keyed: Sequence[str]) -> Non
         raise ConfigError(f"a model has no effect with {listing}; leave it out", is_unknown=True)
 
 
-def _with_key(argument: str, before: Sequence[str], keyed: Sequence[str]) -> Sequence[str]:
+def _with_key(argument: str, before: Sequence[str], after: Sequence[str], keyed: Sequence[str]) -> Sequence[str]:
     """Return the settings that an argument stands for.
 
     Args:
         before: the arguments before it, as given.
-        keyed: what they stand for.
+        after: the arguments after it, as given.
+        keyed: what those before it stand for.
     """
     if not argument:
         raise ConfigError(
@@ -115,7 +125,11 @@ def _with_key(argument: str, before: Sequence[str], keyed: Sequence[str]) -> Seq
         return (f"prompt={argument}",)
     if any(one.startswith("prompt=") for one in keyed):
         raise ConfigError(f"{argument!r} is a second prompt; {ONCE['prompt']}, or write key=value", is_unknown=True)
-    raise ConfigError(_no_setting(argument, tasks), is_unknown=True)
+    if argument in foreign_names.WORDS:
+        raise ConfigError(f"there is no {argument!r}: {foreign_names.WORDS[argument]}", is_unknown=True)
+    if not names_model and any(word in before for word in NEED_MODEL):
+        raise ConfigError(_no_model(argument), is_unknown=True)
+    raise ConfigError(_no_setting(argument, after, tasks), is_unknown=True)
 
 
 def is_model(word: str) -> bool:
@@ -137,15 +151,45 @@ def _is_text(argument: str) -> bool:
     return any(letter.isspace() or unicodedata.category(letter) == WORD_LETTER for letter in argument)
 
 
-def _no_setting(word: str, tasks: Sequence[str]) -> str:
-    """Return an error message for a bare word, with the nearest task or setting as a suggestion."""
+def _no_model(word: str) -> str:
+    """Return an error message for a word in the place of a model, with the nearest models as suggestions."""
+    near = _near_models(word)
+    if REPOSITORY.fullmatch(word) and not word.endswith(".gguf"):
+        near = [f"hf:{word}, a repository of the Hugging Face Hub"]
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    return (
+        f"{word!r} is no file or folder of a model here, and no model's name{hint}; graphcore list has the names, "
+        "others are hf:org/name or hf:org/name:Q4_K_M"
+    )
+
+
+def _near_models(word: str) -> list[str]:
+    """Return the model groups whose names are like a word, which may have ollama's tag behind a colon; best first."""
+    groups = group_options()["model"]
+    name = re.sub(r"[.-]", "_", word.lower().partition(":")[0])
+    if name in groups:
+        return [name]
+    longer = [one for one in groups if len(name) > 2 and one.startswith(name)]
+    return (longer or difflib.get_close_matches(name, groups, 1, MODEL_LIKENESS))[:3]
+
+
+def _no_setting(word: str, after: Sequence[str], tasks: Sequence[str]) -> str:
+    """Return an error message for a bare word, with the nearest task or setting as a suggestion.
+
+    Args:
+        after: the arguments after it; bare words among them may be the rest of a prompt.
+    """
+    if word.endswith(".gguf") or "/" in word:
+        return _no_model(word)
     settings = {f"{group}={option}": option for group, options in group_options().items() for option in options}
     meant = [f"task={task}" for task in tasks if nearest(word.lower(), [task])]
-    meant += [f"model={one}" for one in difflib.get_close_matches(word.lower(), group_options()["model"], 1, 0.75)]
+    meant += [f"model={one}" for one in _near_models(word)]
     meant += [setting for setting, option in settings.items() if option == word]
     meant += [FLAG_WORDS[word]] if word in FLAG_WORDS else []
-    if word.endswith(".gguf") or "/" in word:
-        return f"{word!r} is no file or folder of a model here, and no setting or task; check the path"
+    rest = [one for one in after if "=" not in one]
+    if rest and not meant and not any(is_model(one) for one in rest):
+        prompt = " ".join((word, *rest))
+        return f"{word!r} is no setting and no task; put a prompt of several words in quotes: {shlex.quote(prompt)}"
     hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
     return (
         f"{word!r} is no setting and no task{hint}; write key=value, such as prompt={word!r}; "

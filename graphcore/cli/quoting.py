@@ -6,10 +6,12 @@ else goes to Hydra unchanged, flags first, because Hydra takes settings only aft
 """
 
 import re
+import shlex
 from collections.abc import Sequence
 
-from graphcore.cli.bare_words import with_keys
+from graphcore.cli.bare_words import ROOTS, is_model, with_keys
 from graphcore.config.dtype_names import with_real_dtype
+from graphcore.config.foreign_names import KEYS, OPTIONS, keys_named, plain_name
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
 
@@ -89,7 +91,7 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             others.append(argument)
             continue
         if name not in FLAGS or (separator and name not in VALUE_FLAGS):
-            raise ConfigError(_no_flag(argument), is_unknown=True)
+            raise ConfigError(_no_flag(argument, rest[0] if rest else ""), is_unknown=True)
         flags.append(name)
         if name in VALUE_FLAGS:
             taken = value if separator else _next_value(name, rest)
@@ -104,24 +106,40 @@ def _next_value(flag: str, rest: list[str]) -> str | None:
         ConfigError: the value is missing, or not one that the flag takes.
     """
     allowed = VALUE_FLAGS[flag]
+    if flag == "-p" and rest and any(map(str.isspace, rest[0])):
+        raise ConfigError("-p is Hydra's --package; a prompt is written without an option, in quotes", is_unknown=True)
     if rest and (rest[0] in allowed or not (allowed or OPTION.match(rest[0]))):
         return rest.pop(0)
     if flag in ("-i", "--info"):
         return None
     found = f"not {rest[0]}" if rest else "none is given"
     wanted = f"one of {', '.join(allowed)}" if allowed else "a value"
-    raise ConfigError(
-        f"{flag} takes {wanted}, {found}; write {flag} {allowed[0] if allowed else 'VALUE'}", is_unknown=True
-    )
+    written = f"{flag} {allowed[0] if allowed else 'VALUE'}"
+    other = f", or {KEYS[flag[1:]]}={rest[0]}" if rest and flag[1:] in KEYS else ""
+    raise ConfigError(f"{flag} takes {wanted}, {found}; write {written}{other}", is_unknown=True)
 
 
-def _no_flag(argument: str) -> str:
+def _no_flag(argument: str, following: str) -> str:
+    """Return an error message for an unknown option, with the setting that stands for it.
+
+    Args:
+        following: the argument behind it, which may be its value; "" if there is none.
+    """
     name, _, value = argument.partition("=")
-    key = name.lstrip("-")
+    key = plain_name(name)
     if any(letter.isspace() for letter in name):
         return f"unknown option {argument!r}; a prompt that begins so is written prompt={argument!r}"
-    meant = nearest(name, [flag for flag in FLAGS if flag.startswith("--")]) if not value else ""
-    return f"unknown option {argument}{meant}; settings are written {key or 'key'}=value, flags are in --help"
+    if key in OPTIONS:
+        return f"unknown option {argument}; {OPTIONS[key]}; settings are written key=value, without dashes"
+    found = [key] if key in ROOTS else keys_named(key)
+    if not (found or value):
+        meant = nearest(name, [flag for flag in FLAGS if flag.startswith("--")])
+        return f"unknown option {argument}{meant}; settings are written {key or 'key'}=value, flags are in --help"
+    if not value:
+        is_value = following and not (OPTION.match(following) or "=" in following or is_model(following))
+        value = shlex.quote(following) if is_value else "value"
+    written = " or ".join(f"{one}={value}" for one in found or [key])
+    return f"unknown option {argument}; settings are written {written}, flags are in --help"
 
 
 def has_flags(prepared: Sequence[str]) -> bool:

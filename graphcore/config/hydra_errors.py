@@ -9,9 +9,8 @@ from dataclasses import is_dataclass
 from typing import get_type_hints
 
 from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import OmegaConf
 
-from graphcore.config.conf_folder import conf_dir
+from graphcore.config.foreign_names import OPTIONS, keys_named, tasks_by_key
 from graphcore.config.settings import Settings
 from graphcore.errors import ConfigError
 from graphcore.registry import nearest
@@ -88,26 +87,17 @@ def unknown_key(path: str) -> str:
             return f"unknown key '{path}'{nearest(part, hints)}"
         schema = hints[part]
     hints = get_type_hints(schema)
-    nested = [] if parent else _keys_of_groups(leaf)
+    if not parent and leaf in OPTIONS:
+        return f"unknown key '{path}'; {OPTIONS[leaf]}"
+    nested = [] if parent else keys_named(leaf)
     if nested:
         return f"unknown key '{path}' (did you mean {' or '.join(map(repr, nested))}?)"
     return f"unknown key '{path}'{nearest(leaf, hints)} of {schema.__name__}; known: {', '.join(hints)}"
 
 
-def _keys_of_groups(leaf: str) -> list[str]:
-    """Return the keys with that name one level down, such as sampling.temperature."""
-    groups = get_type_hints(Settings).items()
-    return [f"{group}.{leaf}" for group, kind in groups if is_dataclass(kind) and leaf in get_type_hints(kind)]
-
-
 def _unknown_task_key(leaf: str) -> str:
     """Return one line about an unknown key of a task; it names the tasks that have the key."""
-    tasks: dict[str, list[str]] = {}
-    for file in sorted((conf_dir() / "task").glob("*.yaml")):
-        for key in OmegaConf.to_container(OmegaConf.load(file)) or ():
-            if key != "name":
-                tasks.setdefault(str(key), []).append(file.stem)
-    owned = {key: " or ".join(names) for key, names in tasks.items()}
+    owned = tasks_by_key()
     if leaf in owned:
         return f"task.{leaf} is a key of task={owned[leaf]}; ask for that task or leave the key out"
     known = ", ".join(f"{key} ({task})" for key, task in owned.items())

@@ -84,6 +84,9 @@ def _system(session: Session, text: str) -> None:
 
 def _set(session: Session, argument: str) -> None:
     words = argument.split()
+    if words[:1] == ["system"]:  # ollama's: /set system TEXT
+        _system(session, argument.strip().removeprefix("system").strip())
+        return
     if len(words) == 3 and words[0] == "parameter":  # ollama's: /set parameter temperature 0.7
         words = [f"{words[1]}={words[2]}"]
     values = dict(_assignment(word) for word in words)

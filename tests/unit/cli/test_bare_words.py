@@ -1,13 +1,16 @@
 """What has no key is a task, the prompt, or refused with what it could stand for."""
 
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from support.cases import in_case
 
 from graphcore.cli.bare_words import with_keys
 from graphcore.cli.quoting import prepared_arguments
+from graphcore.config import foreign_names
 from graphcore.config.conf_folder import group_options
+from graphcore.config.settings import Settings
 from graphcore.errors import ConfigError
 
 PROMPTS = [
@@ -55,6 +58,9 @@ def test_a_model_s_name_or_place_is_the_model_and_a_word_behind_it_the_prompt(
         ("my.gguf Hi", ["model.checkpoint=my.gguf", "prompt=Hi"]),
         ("folder bench seed=1", ["model.checkpoint=folder", "task=bench", "seed=1"]),
         ("hf:Qwen/Qwen3-1.7B Hi", ["model.checkpoint=hf:Qwen/Qwen3-1.7B", "prompt=Hi"]),
+        ("hf.co/a/B-GGUF:Q4_K_M Hi", ["model.checkpoint=hf:a/B-GGUF:Q4_K_M", "prompt=Hi"]),
+        ("pull https://huggingface.co/a/b", ["task=models", "task.pull=true", "model.checkpoint=hf:a/b"]),
+        ("rm hf.co/a/b", ["task=models", "task.remove=hf:a/b"]),
         ("run gemma3", ["task=chat", "model=gemma3"]),
         ("run gemma3 Hi", ["task=generate", "model=gemma3", "prompt=Hi"]),
         ("list", ["task=models"]),
@@ -79,6 +85,14 @@ REFUSED = [
     (["caht"], "did you mean task=chat?"),
     (["Chat"], "did you mean task=chat?"),
     (["gema3"], "did you mean model=gemma3?"),
+    (["Why", "is", "the", "sky", "blue"], "put a prompt of several words in quotes: 'Why is the sky blue'"),
+    (["hello", "gemma3"], "write key=value, such as prompt='hello'"),
+    (["run", "smollm2:135m", "Hi"], "(did you mean smollm2?)"),
+    (["run", "mistral"], "(did you mean mistral_small?)"),
+    (["run", "deepseek-r1"], "deepseek_v3"),
+    (["pull", "llama3.2"], "(did you mean llama3?)"),
+    (["show", "nothing"], "and no model's name; graphcore list has the names, others are hf:org/name"),
+    (["pull", "HuggingFaceTB/SmolLM3-3B"], "did you mean hf:HuggingFaceTB/SmolLM3-3B,"),
     (["some/model.gguf"], "'some/model.gguf' is no file or folder of a model here"),
     (["gemma3", "caht"], "did you mean task=chat?"),
     (["gemma3", "smollm2"], "'gemma3' and 'smollm2' are both given as the model; choose one"),
@@ -112,6 +126,62 @@ def test_what_is_none_of_these_is_refused() -> None:
                 with_keys(arguments)
             assert said in str(caught.value)
             assert caught.value.is_unknown
+
+
+FOREIGN = [
+    ("stop smollm2", "there is no 'stop': a model runs only inside the process that was started; end that with Ctrl-C"),
+    ("push x", "there is no 'push': there is no Modelfile and no registry"),
+    ("cp a b", "there is no Modelfile"),
+    ("create x -f Modelfile", "there is no Modelfile, settings stand in ~/.config/graphcore/config.yaml"),
+    ("launch", "graphcore serve NAME is a server"),
+    ("login", "HF_TOKEN"),
+    ("signin", "HF_TOKEN"),
+    ("run smollm2 --verbose Hi", "unknown option --verbose; a line with the speed follows an answer"),
+    ("serve smollm2 --port 8139", "settings are written task.port=8139,"),
+    ("serve smollm2 --port=8139", "settings are written task.port=8139,"),
+    ("serve smollm2 --host 0.0.0.0", "task.host=0.0.0.0,"),
+    ("serve smollm2 --api-key x", "task.api_key=x,"),
+    ("smollm2 --ctx-size 4096", "context_length=4096,"),
+    ("smollm2 --max-model-len 4096", "context_length=4096,"),
+    ("smollm2 -c 4096", "or context_length=4096"),
+    ("smollm2 --temp 0.5", "sampling.temperature=0.5,"),
+    ("smollm2 --top-k 5", "sampling.top_k=5,"),
+    ("smollm2 -t 4", "threads=4,"),
+    ("smollm2 --threads 4", "threads=4,"),
+    ("smollm2 --seed 4", "seed=4,"),
+    ("smollm2 -n 16", "max_new_tokens=16,"),
+    ("smollm2 --n-predict 16", "max_new_tokens=16,"),
+    ("smollm2 --dtype bf16", "dtype=bf16,"),
+    ("smollm2 --dtype smollm2", "dtype=value,"),
+    ("smollm2 -ngl 99", "streaming=auto"),
+    ("smollm2 --gpu-memory-utilization 0.9", "streaming.memory_budget=20GB"),
+    ("smollm2 --tensor-parallel-size 2", "parallel=ring"),
+    ("--model x.gguf", "a model is a word without an option"),
+]
+
+
+def test_words_and_options_of_other_programs_are_refused_with_what_stands_for_them_here() -> None:
+    for line, said in FOREIGN:
+        with in_case(line):
+            with pytest.raises(ConfigError) as caught:
+                prepared_arguments(line.split())
+            assert said in str(caught.value)
+            assert "did you mean" not in str(caught.value)
+            assert caught.value.is_unknown
+    with pytest.raises(ConfigError, match="a prompt is written without an option, in quotes"):
+        prepared_arguments(["smollm2", "-p", "Why is it?"])
+
+
+def test_every_key_that_stands_for_a_foreign_one_exists() -> None:
+    for name, key in foreign_names.KEYS.items():
+        group, _, leaf = key.rpartition(".")
+        with in_case(name):
+            known = (
+                foreign_names.tasks_by_key()
+                if group == "task"
+                else get_type_hints(get_type_hints(Settings)[group] if group else Settings)
+            )
+            assert leaf in known
 
 
 def test_no_task_is_suggested_for_a_word_that_is_near_none() -> None:

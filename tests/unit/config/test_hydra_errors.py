@@ -15,6 +15,10 @@ from graphcore.errors import ConfigError
 CASES = [
     ("promt=hi", ["unknown key 'promt' (did you mean 'prompt'?)", "Settings", "max_new_tokens"]),
     ("temperature=1", ["unknown key 'temperature' (did you mean 'sampling.temperature'?)"]),
+    ("port=8139", ["unknown key 'port' (did you mean 'task.port'?)"]),
+    ("num_ctx=4096", ["(did you mean 'context_length'?)"]),
+    ("ctx_size=4096", ["(did you mean 'context_length'?)"]),
+    ("gpu_memory_utilization=0.9", ["unknown key 'gpu_memory_utilization'; write streaming.memory_budget=20GB"]),
     ("memory_budget=1GB", ["did you mean 'streaming.memory_budget'?"]),
     ("sampling.topk=3", ["unknown key 'sampling.topk' (did you mean 'top_k'?)", "SamplingSettings", "min_p"]),
     ("modl.x=3", ["unknown key 'modl.x' (did you mean 'model'?)"]),

@@ -100,7 +100,7 @@ def test_a_blank_line_and_a_blank_block_say_nothing(say) -> None:
 
 
 def test_a_system_message_is_set_shown_and_taken_away(say, capsys: pytest.CaptureFixture[str]) -> None:
-    run = say("/system be brief\n/system\none\n/clear\n/system -\none\n")
+    run = say("/set system be brief\n/system\none\n/clear\n/system -\none\n")  # the first as ollama has it
     first, second = run.record["turns"]
     assert first["prompt_tokens"] == tokens_of("system:be brief", "user:one")
     assert second["prompt_tokens"] == tokens_of("user:one")
