@@ -15,6 +15,7 @@ sequences a layer needs X (1 - (1 - k / X)^n) of its X experts, if each token is
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 
 from graphcore.kernels.cpu.instructions import MOST_ROWS
 from graphcore.weights.plan import Plan, expected_bytes_per_token
@@ -110,3 +111,8 @@ def distinct_share(plan: Plan, sequences: int) -> float:
         return 1.0
     experts, routed = plan.experts.num_experts, plan.experts.num_routed
     return experts * (1 - (1 - routed / experts) ** sequences) / routed
+
+
+def speed_in_words(tokens_per_second: float) -> str:
+    """Return a predicted speed with three significant digits and no exponent: "0.498", "31.5", "3,440"."""
+    return f"{Decimal(f'{tokens_per_second:.3g}'):,f}"

@@ -23,7 +23,7 @@ from graphcore.errors import ConfigError, PlanError
 from graphcore.nn.spec import ModelSpec
 from graphcore.parallel.share import Share, num_hand_overs
 from graphcore.planning.machine import CPU, Machine, Speeds
-from graphcore.planning.prediction import Rates
+from graphcore.planning.prediction import Rates, speed_in_words
 from graphcore.planning.rates import moved_bytes_per_stored_byte, moves_weights
 from graphcore.planning.ring_prediction import Network, RankPlan, RingPrediction, predict_ring, turns_of
 from graphcore.streaming.moving_weights import find_moving
@@ -244,11 +244,11 @@ def ring_line(ring: PlannedRing) -> str:
     if not ring.predictions:
         return handed
     first, *others = ring.predictions
-    together = ", ".join(f"{each.tokens_per_second:.3g} with {each.sequences}" for each in others)
+    together = ", ".join(f"{speed_in_words(each.tokens_per_second)} with {each.sequences}" for each in others)
     share = first.hand_over_seconds / first.seconds
     return (
-        f"{handed}, {first.hand_over_seconds:.3g} s ({share:.1%}); predicted {first.tokens_per_second:.3g} tokens/s, "
-        f"{first.seconds:.3g} s a token; in all {together} sequences"
+        f"{handed}, {first.hand_over_seconds:.3g} s ({share:.1%}); predicted "
+        f"{speed_in_words(first.tokens_per_second)} tokens/s, {first.seconds:.3g} s a token; in all {together} sequences"
     )
 
 

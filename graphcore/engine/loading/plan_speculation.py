@@ -18,7 +18,7 @@ from graphcore.engine.loading.prepared_decoder import PreparedDecoder
 from graphcore.errors import ConfigError, PlanError
 from graphcore.planning.draft_prediction import ACCEPTANCE, DraftPrediction, predict_drafts
 from graphcore.planning.machine import Machine
-from graphcore.planning.prediction import Rates
+from graphcore.planning.prediction import Rates, speed_in_words
 from graphcore.weights.plan import Plan, Tier
 
 # Predicted speed, relative to a plan without a draft model, that is worth its memory and the time to load it.
@@ -63,7 +63,8 @@ def plan_with_speculation(
         return _noted(plain, "lookup, because no draft model fits in the budget")
     best, predicted = max(candidates, key=lambda one: one[1].tokens_per_second)
     speed, plain_speed = predicted.tokens_per_second, predicted.tokens_per_second_without
-    told = f"predicted {speed:.3g} tokens/s with copies in {predicted.draft_format}, {plain_speed:.3g} without"
+    copies = f"copies in {predicted.draft_format}"
+    told = f"predicted {speed_in_words(speed)} tokens/s with {copies}, {speed_in_words(plain_speed)} without"
     if speed < CLEARLY_FASTER * plain_speed:
         return _noted(plain, f"lookup ({told})")
     return _noted(best, f"self, a draft model of {in_words(best[1].draft_nbytes)} ({told})")

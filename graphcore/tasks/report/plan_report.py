@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from graphcore.config.byte_sizes import in_words
 from graphcore.planning.draft_prediction import DraftPrediction
 from graphcore.planning.plan_record import PlannedGroup
-from graphcore.planning.prediction import Prediction
+from graphcore.planning.prediction import Prediction, speed_in_words
 from graphcore.weights.plan import ExpertPlan, Plan, bytes_per_token, expected_bytes_per_token, offloaded_in_words
 
 Row = tuple[str, int, str]
@@ -22,7 +22,7 @@ def verdict_line(plan: Plan, source: str, predictions: Sequence[Prediction], fit
     if not fits:
         free = "" if plan.budget is None else f", {in_words(plan.budget)} may be taken"
         return f"does not fit: {in_words(plan.peak_nbytes)} are needed on {plan.device}{free}"
-    speed = f"; predicted {predictions[0].tokens_per_second:.3g} tokens/s" if predictions else ""
+    speed = f"; predicted {speed_in_words(predictions[0].tokens_per_second)} tokens/s" if predictions else ""
     return f"fits: {fit_words(plan, source)}{speed}"
 
 
@@ -146,9 +146,9 @@ def movement_line(plan: Plan, source: str, predictions: Sequence[Prediction]) ->
         return moves
     predicted, *others = predictions
     keys = f"reading keys and values {predicted.kv_seconds:.3g} s, " if plan.offloaded_kv is not None else ""
-    together = ", ".join(f"{each.tokens_per_second:.3g} with {each.sequences}" for each in others)
+    together = ", ".join(f"{speed_in_words(each.tokens_per_second)} with {each.sequences}" for each in others)
     return (
-        f"{moves}; predicted {predicted.tokens_per_second:.3g} tokens/s: copying "
+        f"{moves}; predicted {speed_in_words(predicted.tokens_per_second)} tokens/s: copying "
         f"{predicted.copy_seconds + predicted.fetch_seconds:.3g} s, computing {predicted.compute_seconds:.3g} s, {keys}"
         f"{_overlap_in_words(predicted)}; in all {together} sequences"
     )
@@ -156,11 +156,12 @@ def movement_line(plan: Plan, source: str, predictions: Sequence[Prediction]) ->
 
 def drafts_line(predicted: DraftPrediction) -> str:
     """Return a line about the speed that a draft model promises."""
-    without = f"{predicted.tokens_per_second_without:.3g} without a draft model"
+    without = f"{speed_in_words(predicted.tokens_per_second_without)} without a draft model"
     if not predicted.draft_tokens:
         return f"with drafts: none pays, {without}"
     return (
-        f"with drafts in {predicted.draft_format}: predicted {predicted.tokens_per_second:.3g} tokens/s, {without}: "
+        f"with drafts in {predicted.draft_format}: predicted {speed_in_words(predicted.tokens_per_second)} tokens/s, "
+        f"{without}: "
         f"{predicted.draft_tokens} draft tokens of {predicted.draft_seconds:.3g} s and a step of "
         f"{predicted.check_seconds:.3g} s give {predicted.tokens_per_step:.3g} tokens, if {predicted.acceptance:.0%} "
         "of them are accepted"

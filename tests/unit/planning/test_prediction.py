@@ -6,7 +6,7 @@ import pytest
 from plan_cases import COSTS, PLENTY, equal_sizes, plan_request
 
 from graphcore.planning.planner import plan_streaming
-from graphcore.planning.prediction import Rates, predict
+from graphcore.planning.prediction import Rates, predict, speed_in_words
 from graphcore.planning.sizes import ExpertSizes
 
 SIZES = equal_sizes(6, 1000)  # a token reads 6 groups, a head of 3000 and 11 bytes of vectors; 9000 of them stream
@@ -80,3 +80,8 @@ def test_on_a_cpu_each_16_sequences_read_all_weights() -> None:
     assert seconds[16] == pytest.approx(1 + 15 * 0.35)
     assert seconds[17] == pytest.approx(2 + 15 * 0.35)
     assert seconds[32] == pytest.approx(2 * seconds[16])
+
+
+def test_a_speed_has_three_significant_digits_and_no_exponent() -> None:
+    shown = {0.00002: "0.00002", 0.4977: "0.498", 31.46: "31.5", 860.4: "860", 3444.0: "3,440", 267_400.0: "267,000"}
+    assert {speed: speed_in_words(speed) for speed in shown} == shown
