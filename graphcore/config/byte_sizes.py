@@ -1,5 +1,6 @@
 """Converts between sizes as people write them ("14GiB", "600MB", "1.5 GB", 1000000) and bytes."""
 
+import math
 import re
 from fractions import Fraction
 from typing import Any
@@ -74,6 +75,13 @@ def _as_text(value: Any) -> str:
 def in_words(nbytes: float) -> str:
     """Return a size in the largest binary unit that it reaches: "512 bytes", "1.50 GiB"."""
     return part_in_words(None, nbytes)
+
+
+def enough_in_words(nbytes: int) -> str:
+    """Return a size rounded up in its unit, so that it is enough where it is set: "118.31 GiB"."""
+    power = next((power for power in range(len(SHOWN) - 1, 0, -1) if nbytes >= 1024**power), 0)
+    hundredths = math.ceil(Fraction(100 * nbytes, 1024**power))
+    return f"{hundredths / 100:.{2 if power else 0}f} {SHOWN[power]}"
 
 
 def both_in_words(needed: float, free: float) -> tuple[str, str]:

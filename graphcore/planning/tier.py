@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from graphcore.checkpoint.page_cache import cached_share
-from graphcore.config.byte_sizes import in_words, parse_nbytes
+from graphcore.config.byte_sizes import enough_in_words, in_words, parse_nbytes
 from graphcore.config.settings import StreamingSettings
 from graphcore.errors import ConfigError, PlanError
 from graphcore.planning.machine import Machine
@@ -137,5 +137,5 @@ def check_host(
         keep = "" if cpu and not has else f"keep more on the device with {more}, or "
         raise PlanError(
             f"streaming.source={tier.kind} needs {in_words(needed)} of RAM for {what}, "
-            f"{has or f'{in_words(max(free, 0))} are free'}; {needed} bytes would do; {keep}use {rather}"
+            f"{has or f'{in_words(max(free, 0))} are free'}; {enough_in_words(needed)} would do; {keep}use {rather}"
         )

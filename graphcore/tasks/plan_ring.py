@@ -248,7 +248,8 @@ def ring_line(ring: PlannedRing) -> str:
     share = first.hand_over_seconds / first.seconds
     return (
         f"{handed}, {first.hand_over_seconds:.3g} s ({share:.1%}); predicted "
-        f"{speed_in_words(first.tokens_per_second)} tokens/s, {first.seconds:.3g} s a token; in all {together} sequences"
+        f"{speed_in_words(first.tokens_per_second)} tokens/s, {first.seconds:.3g} s a token; "
+        f"in all {together} sequences"
     )
 
 

@@ -114,16 +114,16 @@ def _fitting(
     try:
         return check(plan, tier)
     except PlanError as error:
-        if plan.experts is None:
-            raise
         refusal = error
-    if plan.experts.has_layer_slots:
+    if plan.experts is not None and plan.experts.has_layer_slots:
         note = f"experts of whole layers stay on the device, because RAM does not hold those of all layers: {refusal}"
         with suppress(PlanError):
             return check(_plan(settings, parts, tier, machine, layer_slots=False), replace(tier, note=note))
     if not may_read_files:
         raise refusal
-    files = Tier("disk", is_direct=True, note=f"experts are read from files, because they do not fit in RAM: {refusal}")
+    lacking = str(refusal).partition("; ")[0]  # what follows is advice, which is taken here
+    note = f"streamed weights are read from files, because they do not fit in RAM: {lacking}"
+    files = Tier("disk", is_direct=True, note=note)
     return check(_plan(settings, parts, files, machine, layer_slots=False), files)
 
 

@@ -2,7 +2,14 @@
 
 import pytest
 
-from graphcore.config.byte_sizes import both_in_words, in_words, parse_nbytes, part_in_words, rate_in_words
+from graphcore.config.byte_sizes import (
+    both_in_words,
+    enough_in_words,
+    in_words,
+    parse_nbytes,
+    part_in_words,
+    rate_in_words,
+)
 from graphcore.errors import ConfigError
 
 SIZES = [
@@ -95,3 +102,19 @@ def test_a_rate_is_shown_in_the_units_of_sizes(rate: float, shown: str) -> None:
 def test_sizes_that_read_the_same_are_told_apart_by_the_byte() -> None:
     assert both_in_words(3 * 1024**2, 2 * 1024**2) == ("3.00 MiB", "2.00 MiB")
     assert both_in_words(268_854_886, 268_854_885) == ("268854886 bytes", "268854885 bytes")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "words"),
+    [
+        (1000, "1000 bytes"),
+        (1024**3, "1.00 GiB"),
+        (1024**3 + 1, "1.01 GiB"),
+        (127_024_496_640, "118.31 GiB"),  # 118.3008 GiB
+    ],
+)
+def test_a_size_that_is_enough_is_rounded_up(nbytes: int, words: str) -> None:
+    assert enough_in_words(nbytes) == words
+    parsed = parse_nbytes("key", words.replace("bytes", "B"))
+    assert parsed is not None
+    assert parsed >= nbytes

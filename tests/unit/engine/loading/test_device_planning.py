@@ -1,11 +1,13 @@
 """What a plan for a GPU counts where: slots on the device, what weights wait in and go through in RAM."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from graphcore.config.byte_sizes import in_words
 from graphcore.config.compose import compose_settings
 from graphcore.engine.loading.decoder_share import with_share
 from graphcore.engine.loading.open_model import open_model
@@ -120,10 +122,13 @@ def test_ram_that_is_not_enough_for_what_goes_through_it_is_refused_with_what_wo
     asked = f"streaming.source={source}", "streaming.host_memory_budget=1kB"
     with pytest.raises(PlanError, match=rf"{word}.*host_memory_budget is 1000 bytes") as error:
         plan_on(GPU, monkeypatch, tmp_path, *asked)
-    enough = next(word for word in str(error.value).split("; ") if word.endswith("bytes would do")).split()[0]
-    plan_on(GPU, monkeypatch, tmp_path, asked[0], f"streaming.host_memory_budget={enough}")
+    enough = re.search(r"; (\d+\.\d\d) (KiB|MiB) would do; ", str(error.value))
+    assert enough is not None, error.value
+    number, unit = enough.groups()
+    plan_on(GPU, monkeypatch, tmp_path, asked[0], f"streaming.host_memory_budget={number}{unit}")
+    less = f"{float(number) - 0.01:.2f}{unit}"
     with pytest.raises(PlanError):
-        plan_on(GPU, monkeypatch, tmp_path, asked[0], f"streaming.host_memory_budget={int(enough) - 1}")
+        plan_on(GPU, monkeypatch, tmp_path, asked[0], f"streaming.host_memory_budget={less}")
 
 
 def test_weights_packed_at_load_that_do_not_fit_in_ram_are_not_sent_to_the_disk(
@@ -172,7 +177,26 @@ def test_slots_that_kernels_fill_need_all_experts_in_ram_and_whole_layers_need_l
     assert (less.experts.are_device_readable, less.experts.has_layer_slots) == (True, False)
     assert less.resident_expert_nbytes > 0
     assert "RAM does not hold those of all layers" in tier.note
-    assert f"{enough} bytes would do" in tier.note
+    assert f"streaming.source=host needs {in_words(enough)} of RAM" in tier.note
+
+
+def test_weights_that_do_not_fit_in_ram_are_read_from_files_unless_ram_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(PreparedDecoder, "read_nbytes", lambda self, tier: 0)
+    plan, tier = plan_on(GPU, monkeypatch, tmp_path)
+    enough = ram_nbytes(plan, tier, 0)
+    assert enough - host_nbytes(plan) == ram_nbytes(plan, Tier("disk"), 0) > 0
+    monkeypatch.setitem(FREE, "cpu", enough + machine.RESERVE_NBYTES)
+    assert plan_on(GPU, monkeypatch, tmp_path)[1].kind == "host"
+    monkeypatch.setitem(FREE, "cpu", enough - 1 + machine.RESERVE_NBYTES)
+    short, tier = plan_on(GPU, monkeypatch, tmp_path)
+    assert (tier.kind, tier.is_direct, short.groups) == ("disk", True, plan.groups)
+    assert re.search(
+        r"read from files, because they do not fit in RAM: streaming.source=host needs .* free$", tier.note
+    )
+    with pytest.raises(PlanError, match=r"use streaming\.source=disk"):
+        plan_on(GPU, monkeypatch, tmp_path, "streaming.source=host")
 
 
 def test_experts_that_do_not_fit_in_ram_are_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -184,6 +208,6 @@ def test_experts_that_do_not_fit_in_ram_are_read_from_files(monkeypatch: pytest.
     short, tier = plan_on(GPU, monkeypatch, tmp_path, small, model_folder=GPT_OSS)
     assert short.experts is not None
     assert (tier.kind, short.experts.are_device_readable) == ("disk", False)
-    assert "experts are read from files, because they do not fit in RAM" in tier.note
+    assert "streamed weights are read from files, because they do not fit in RAM" in tier.note
     with pytest.raises(PlanError):
         plan_on(GPU, monkeypatch, tmp_path, small, "streaming.source=host", model_folder=GPT_OSS)
