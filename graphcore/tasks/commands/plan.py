@@ -284,8 +284,8 @@ def model_of_shapes(settings: Settings, error: CheckpointNotFoundError) -> tuple
     """Return settings of random weights that are as large as a published checkpoint that cannot be read, and a note.
 
     Raises:
-        CheckpointNotFoundError: the error that was given, where no random weights are: the checkpoint is no model
-            group's, or is stored in another format.
+        CheckpointNotFoundError: the error that was given, where the checkpoint is no model group's; where its files
+            are much smaller or larger than random weights, with these as a cure.
     """
     model = settings.model
     if model.checkpoint != model.published.checkpoint or model.fallback is not None:
@@ -295,7 +295,9 @@ def model_of_shapes(settings: Settings, error: CheckpointNotFoundError) -> tuple
     whole = open_model(replace(same, num_hidden_layers=None), settings.seed, settings.cache_folder, ignore_progress)
     nbytes, published = sum(info.nbytes for info in whole.checkpoint.tensors.values()), model.published.nbytes
     if not LEAST_ALIKE < nbytes / published < 1 / LEAST_ALIKE:
-        raise error
+        cure = f"or plan its shapes with model.checkpoint={same.checkpoint}"
+        sizes = f"whose weights take {in_words(nbytes)}, not the {in_words(published)} of the files"
+        raise CheckpointNotFoundError(f"{error}; {cure}, {sizes}") from error
     sizes = f"{in_words(nbytes)} as {same.checkpoint} for the {in_words(published)} of {model.name}"
     return same, f"planned from the shapes in conf/, {sizes}: {error}"
 
