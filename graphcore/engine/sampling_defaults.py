@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
+from graphcore.arch.config.gguf_keys import as_float32
 from graphcore.checkpoint.checkpoint import Checkpoint
 from graphcore.checkpoint.generation_config import FILE_NAME, read_generation_config
 from graphcore.checkpoint.gguf_checkpoint import GGUFCheckpoint
@@ -123,16 +126,29 @@ def sampling_defaults(
 def _stated_by(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:
     """Return what the model's author says, under the names of generation_config.json, and where."""
     if isinstance(checkpoint, GGUFCheckpoint):
-        found = {name: checkpoint.metadata.get(key) for name, key in GGUF_KEYS.items()}
+        found = {name: _as_written(checkpoint.metadata.get(key)) for name, key in GGUF_KEYS.items()}
         return {name: value for name, value in found.items() if value is not None}, "the file's general.sampling"
     if checkpoint.layout != "hf" or not checkpoint.files:
         return {}, ""
     return read_generation_config(next(iter(checkpoint.files)).parent).settings, FILE_NAME
 
 
-def gguf_values(checkpoint: Checkpoint) -> dict[str, float]:
-    """Return what the model's author says of sampling, by the keys of a GGUF file; whole numbers are ints."""
-    return {GGUF_KEYS[name]: value for name, value in _own_values(*_stated_by(checkpoint), []).items()}
+def _as_written(value: object) -> object:
+    """Return a float32 as its shortest decimal, which its author wrote (0.2, not 0.20000000298); others as they are."""
+    if not isinstance(value, float) or abs(value) > MOST_STATED or as_float32(value) != value:
+        return value
+    return float(str(np.float32(value)))
+
+
+def gguf_values(checkpoint: Checkpoint, of_card: Mapping[str, Any]) -> dict[str, float]:
+    """Return what the model's author says of sampling, by the keys of a GGUF file; whole numbers are ints.
+
+    Args:
+        of_card: what the model card recommends; it counts as in `sampling_defaults`, where the files say nothing.
+    """
+    own = _own_values(*_stated_by(checkpoint), [])
+    values = own if "temperature" in own else {**own, **dict(_usable(of_card, "the model card", []))}
+    return {GGUF_KEYS[name]: value for name, value in values.items()}
 
 
 def _own_values(stated: Mapping[str, Any], source: str, notes: list[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ without a GGUF key is thus refused rather than lost. An architecture's names, an
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
+from typing import Any
 
 import gguf
 import torch
@@ -53,7 +54,11 @@ class Metadata:
 
 
 def metadata_of(
-    model: Model, shapes: Mapping[str, tuple[int, ...]], asked: str, encodings: Collection[str]
+    model: Model,
+    shapes: Mapping[str, tuple[int, ...]],
+    asked: str,
+    encodings: Collection[str],
+    of_card: Mapping[str, Any],
 ) -> Metadata:
     """Return the metadata of a file with the model's tensors.
 
@@ -61,13 +66,15 @@ def metadata_of(
         shapes: shapes of the file's tensors, by name.
         asked: format that matrices are packed in, or "stored".
         encodings: encodings of the file's tensors.
+        of_card: sampling parameters of the model card, for a model whose files say nothing.
 
     Raises:
         UnsupportedError: GGUF has no metadata that describes the model.
         TokenizerError: GGUF has no metadata that describes the tokenizer.
     """
     if isinstance(model.checkpoint, GGUFCheckpoint):
-        return _copied(model.checkpoint, model.config.num_hidden_layers, asked)
+        copied = _copied(model.checkpoint, model.config.num_hidden_layers, asked)
+        return replace(copied, fields={**copied.fields, **_sampling_fields(model, of_card)})
     architecture = architecture_of(model.config)
     name = _packed_name(architecture)
     narrow = sorted(set(encodings) - {"f32"})
@@ -83,9 +90,15 @@ def metadata_of(
     own |= _tokenizer_values(model, name)
     fields = {key: typed_field(value) for key, value in own.items()}
     if model.path is not None:
-        for key, value in gguf_values(model.checkpoint).items():  # whole numbers are signed here, as in gguf-py
-            fields[key] = Field(value, gguf.GGUFValueType.INT32) if isinstance(value, int) else typed_field(value)
+        fields |= _sampling_fields(model, of_card)
     return Metadata(name, fields)
+
+
+def _sampling_fields(model: Model, of_card: Mapping[str, Any]) -> dict[str, Field]:
+    return {  # whole numbers are signed here, as in gguf-py
+        key: Field(value, gguf.GGUFValueType.INT32) if isinstance(value, int) else typed_field(value)
+        for key, value in gguf_values(model.checkpoint, of_card).items()
+    }
 
 
 def _tokenizer_values(model: Model, architecture: str) -> Mapping[str, FieldValue]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from shutil import disk_usage
+from typing import Any
 
 import torch
 
@@ -68,12 +69,14 @@ class Packer:
         asked: format that matrices are packed in, or "stored".
         backend: kernels that quantise.
         requantize: True packs matrices again that are stored packed; False keeps them where GGUF has their type.
+        of_card: sampling parameters of the model card, which the file states if the model's own files say nothing.
     """
 
     model: Model
     asked: str
     backend: Backend = field(default_factory=TorchBackend)
     requantize: bool = False
+    of_card: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def _matched(self) -> tuple[Decoder, Loader]:
@@ -256,7 +259,7 @@ class Packer:
         shapes = {entry.name: entry.shape for entry in self.entries}
         packed = (self._entry(*one) for one in self._members.items() if not self._stays_packed(one[1]))
         kind = self.asked if self.asked in {entry.encoding for entry in packed} else STORED
-        return metadata_of(self.model, shapes, kind, {entry.encoding for entry in self.entries})
+        return metadata_of(self.model, shapes, kind, {entry.encoding for entry in self.entries}, self.of_card)
 
     def pack(self, path: Path, on_progress: Progress) -> Iterator[PackedTensor]:
         """Write the file, yielding each tensor after its bytes are written; the file appears after the last one.

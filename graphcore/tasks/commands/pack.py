@@ -50,7 +50,7 @@ def run(context: Context, task: PackSettings) -> Record:
         raise ConfigError(f"task.output={path} is the model itself; choose another name")
     on_tokenizer = model.tokenizer.notes if model.tokenizer is not None else tuple(filter(None, (model.unread,)))
     backend, on_kernels = find_backend(torch.device("cpu"), settings.cache_folder, console.progress)
-    packer = Packer(model, settings.quant.format, backend, task.requantize)
+    packer = Packer(model, settings.quant.format, backend, task.requantize, settings.model.recommended_sampling)
     packer.check_adapters()
     if task.for_llama_cpp:
         packer.check_llama_cpp()

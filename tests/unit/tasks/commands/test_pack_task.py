@@ -212,3 +212,21 @@ def test_a_packed_file_states_the_author_s_sampling(run_task: RunTask, tmp_path:
         sampling = run_task("prompt_ids=[5,17,3]", "max_new_tokens=1", f"model.checkpoint={path}").record["sampling"]
         assert {name: sampling[name] for name in stated} == pytest.approx(stated)
         assert sampling["words"].endswith("(the file's general.sampling)")
+
+
+def test_a_packed_file_states_the_model_card_s_sampling_where_the_files_say_nothing(
+    run_task: RunTask, tmp_path: Path
+) -> None:
+    """The file alone then answers as the model group did, from a folder and from a GGUF file."""
+    plain, answers = tmp_path / "plain.gguf", list[dict[str, object]]()
+    run_pack(run_task, plain)
+    card = ("model.published.sha256=null", "model.published.sampling={temperature: 0.2, top_p: 0.9}")
+    for number, source in enumerate((TINY / "llama3", plain)):
+        of_group, packed = (f"model.published.checkpoint={source}", *card), tmp_path / f"{number}.gguf"
+        run_task("task=pack", *of_group, f"task.output={packed}", "quant=q8_0")
+        for model in (of_group, (f"model.checkpoint={packed}",)):
+            answers.append(run_task("prompt_ids=[5,17,3]", "max_new_tokens=1", *model).record["sampling"])
+    words = [answer.pop("words") for answer in answers]
+    said = "temperature 0.2, top_p 0.9"
+    assert words == [f"{said} (the model card)", f"{said} (the file's general.sampling)"] * 2
+    assert answers == [answers[0]] * 4
