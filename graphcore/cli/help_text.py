@@ -23,10 +23,10 @@ EXAMPLES = (
     ("graphcore serve smollm3", "a server and a page for browsers; graphcore ps lists those that run"),
     ("graphcore plan model=llama3_70b model.checkpoint=random:q4_k", "memory and predicted speed; nothing is loaded"),
     ("graphcore bench -m model=smollm2,gemma3 dtype=bf16,fp32", "a sweep: one run for each pair"),
-    ("graphcore --help task=bench", "a task's own keys; likewise --help model, --help streaming=on"),
+    ("graphcore --help task=bench", "a task's own keys; likewise --help model, --help streaming=on, --help seed"),
 )
 FLAGS = (
-    ("-h, --help [TOPIC]", "this text, or help on a task, a group or group=option"),
+    ("-h, --help [TOPIC]", "this text, or help on a task, a group, group=option or a key"),
     ("--version", "graphcore's version"),
     ("-m, --multirun", "run once for each combination of values with commas (a,b) or choice(a,b) for paths"),
     ("--cfg job", "print all settings, and run nothing"),
@@ -46,8 +46,8 @@ def help_text(arguments: Sequence[str]) -> str:
     """Return the help text of the topics among the arguments, or of everything if there are none.
 
     Args:
-        arguments: arguments of the command line; tasks, groups and group=option are topics, other settings and prompts
-            are ignored.
+        arguments: arguments of the command line; tasks, groups, group=option and keys without a value are topics,
+            other settings and prompts are ignored.
 
     Raises:
         ConfigError: an argument is a word that is none of these.
@@ -82,20 +82,46 @@ def _everything() -> Part:
 
 
 def _topic(topic: str) -> Part:
-    """Return the help of a task, a group, or an option of a group."""
+    """Return the help of a task, a group, an option of a group, or a key."""
     options = group_options()
     group, separator, option = topic.partition("=")
     if not separator and topic in options["task"]:
         group, option = "task", topic
     if group not in options:
-        known = ", ".join((*options, *options["task"]))
-        raise ConfigError(f"--help has no topic {topic!r}; ask about one of {known}", is_unknown=True)
+        found = _of_key(topic)
+        if not found:
+            known = ", ".join((*options, *options["task"]))
+            message = f"--help has no topic {topic!r}; ask about one of {known}, or a key that --help lists"
+            raise ConfigError(message, is_unknown=True)
+        return found
     if not option:
         rows = [(f"{group}={name}", option_comment(group, name).sentence) for name in options[group]]
         sentences = {one.key: one.sentence for one in groups()}
         return [f"{group}: {sentences.get(group, 'the settings of whole runs')}", *rows]
     check_groups([f"{group}={option}"])
-    return _of_option(group, option, option_comment(group, option))
+    same_name = _of_key(topic)  # chat is a task and a key
+    return [*_of_option(group, option, option_comment(group, option)), *([""] if same_name else []), *same_name]
+
+
+def _of_key(topic: str) -> Part:
+    """Return the help of a key, or of the keys in a mapping such as batching; nothing for an unknown one.
+
+    A key of a group has the default of the group's default option; the keys of a task are those of each task.
+    """
+    own = [one for one in top_level_keys() if topic in (one.key, one.key.partition(".")[0])]
+    if own:
+        return [*_key_rows(own), "", "In no group: it holds for every task that uses it."]
+    options = group_options()
+    group, _, key = topic.partition(".")
+    default = next((one.value for one in groups() if one.key == group), "")
+    found: list[str | Row] = []
+    for option in sorted(options.get(group, ()), key=lambda name: name != default):
+        rows = _key_rows([one for one in option_comment(group, option).keys if one.key == key], f"{group}.")
+        if rows:
+            found += [*rows, "", f"In the group {group}, with the default of {group}={option}.", ""]
+        if rows and group != "task":
+            break
+    return found[:-1]
 
 
 def _of_option(group: str, option: str, comment: OptionComment) -> Part:

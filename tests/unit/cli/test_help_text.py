@@ -1,5 +1,6 @@
 """--help has a sentence for every group, option and key of conf/, at any width."""
 
+import re
 from dataclasses import fields
 
 import pytest
@@ -79,6 +80,34 @@ def test_help_at_the_end_of_a_command_is_about_its_task_and_groups() -> None:
 def test_a_group_lists_its_options() -> None:
     shown = words(help_text(["sampling"]))
     assert "sampling=nucleus Nucleus sampling with common values." in shown
+
+
+def test_a_key_is_explained_with_its_default_and_its_group() -> None:
+    """The whole texts, as conf/ has them."""
+    for key in top_level_keys():
+        with in_case(key.key):
+            default = "" if "$" in key.value else f"={key.value}"
+            said = f"{key.key}{default} {key.sentence} In no group: it holds for every task that uses it."
+            shown = words(help_text([key.key]))
+            assert (shown.startswith("task=chat: ") and shown.endswith(said)) if key.key == "chat" else shown == said
+    of_group = words(help_text(["streaming.memory_budget"]))
+    assert of_group.startswith("streaming.memory_budget=auto most bytes on the device")
+    assert of_group.endswith("In the group streaming, with the default of streaming=off.")
+    assert "batching.max_waiting=1024" in words(help_text(["batching"]))
+
+
+def test_a_key_of_several_tasks_is_explained_for_each() -> None:
+    shown = words(help_text(["task.output"]))
+    keys = {task: [one.key for one in option_comment("task", task).keys] for task in group_options()["task"]}
+    tasks = [task for task, own in keys.items() if "output" in own]
+    assert len(tasks) > 2
+    assert re.findall(r"default of task=(\w+)", shown) == sorted(tasks, key=lambda task: task != "generate")
+
+
+@pytest.mark.parametrize("topic", ["streaming.nothing", "nothing.seed", "model.published", "name"])
+def test_a_key_that_does_not_exist_is_no_topic(topic: str) -> None:
+    with pytest.raises(ConfigError, match="--help has no topic"):
+        help_text([topic])
 
 
 def test_what_is_no_topic_is_refused_with_what_is_one() -> None:
