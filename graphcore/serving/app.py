@@ -49,6 +49,7 @@ MODEL_POSTS = (
 )
 MODEL_GETS = ("/tokenizer_info", "/plan")
 """Paths whose endpoints ask the model."""
+UNKNOWN_PATH = f"there is no such path; this server has POST {', '.join(MODEL_POSTS)}, and GET /v1/models"
 
 
 class Application:
@@ -119,7 +120,8 @@ class Application:
         assert isinstance(error, HTTPException), "no other error has this handler"
         exchange = HttpExchange(request)
         path = request.scope["path"]
-        found = RequestError(f"{request.method} {path:.100}: {error.detail}", status=error.status_code)
+        detail = UNKNOWN_PATH if error.status_code == 404 else error.detail
+        found = RequestError(f"{request.method} {path:.100}: {detail}", status=error.status_code)
         try:
             self._guard.check_sender(request)
         except RequestError as refusal:

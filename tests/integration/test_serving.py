@@ -416,6 +416,10 @@ def test_probabilities_of_the_answer_are_numbers(client: openai.OpenAI) -> None:
 def test_an_unknown_path_is_404_and_another_method_405(running: Running) -> None:
     with running.client() as http:
         assert http.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
+        for path in ("/api/chat", "/api/generate", "/chat/completions"):  # ollama's, and an address without /v1
+            said = http.post(path, json={}).json()["error"]["message"]
+            assert f"POST {path}: there is no such path" in said
+            assert all(f"/v1/{one}" in said for one in ("chat/completions", "completions", "responses", "messages"))
         assert http.get("/v1/chat/completions").status_code == 405
         assert isinstance(http.get("/health"), httpx.Response)
 
