@@ -6,6 +6,7 @@ Tiny contexts fit in one page, whose positions lie one after another: the contig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -58,8 +59,8 @@ def engine_with_pages(
 ) -> Iterator[Engine]:
     """Yield an engine whose sequences have pages of that size, in random order unless there is one for each."""
 
-    def allocate(spec: ModelSpec, sizes: CacheSizes, device: torch.device) -> tuple[LayerCache, ...]:
-        return allocate_cache(spec, replace(sizes, page=page), device)
+    def allocate(spec: ModelSpec, sizes: CacheSizes, device: torch.device, *offloaded: Any) -> tuple[LayerCache, ...]:
+        return allocate_cache(spec, replace(sizes, page=page), device, *offloaded)
 
     sizes = (f"context_length={CONTEXT}", f"prefill_chunk={CHUNK}", f"batch_size={BATCH}", *overrides)
     with monkeypatch.context() as patch:
