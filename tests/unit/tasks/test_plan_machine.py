@@ -85,8 +85,10 @@ def test_files_feed_a_gpu_no_faster_than_the_disk(run_task: RunTask) -> None:
     assert record["memory"]["ram_bytes"] < 3 * HEAD
 
 
-def test_ram_that_is_too_small_is_refused_with_what_it_takes(run_task: RunTask) -> None:
-    run = run_task(*SEVENTY, *ANYWHERE, "streaming=auto", "task.device_memory=14GiB", "task.ram=16GiB")
+def test_ram_that_is_too_small_is_refused_with_what_it_takes_where_it_is_asked_for(run_task: RunTask) -> None:
+    sizes = (*SEVENTY, *ANYWHERE, "streaming=auto", "task.device_memory=14GiB", "task.ram=16GiB")
+    assert run_task(*sizes).record["streaming"]["source"] == "disk"
+    run = run_task(*sizes, "streaming.source=host")
     assert run.status == 1
     assert "streaming.source=host needs" in str(run.error)
     assert "use streaming.source=disk" in str(run.error)
