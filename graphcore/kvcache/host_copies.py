@@ -42,11 +42,11 @@ class HostCopies:
 
 
 ToHost = Callable[[Sequence[Copies]], HostCopies]
-"""A function that brings copies to the host: `CopyStream.begin`, or `HostCopies` itself for what is there already."""
+"""Starts copies to the host: `CopyStream.begin` on a GPU, `HostCopies` for tensors that are on the host already."""
 
 
 class CopyStream:
-    """A CUDA stream that copies to locked memory beside the stream that computes."""
+    """A CUDA stream that copies to pinned memory while the main stream computes."""
 
     def __init__(self, device: torch.device) -> None:
         # Of high priority, so that it is no stream that other code captures or computes on.

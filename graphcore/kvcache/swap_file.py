@@ -1,4 +1,4 @@
-"""Files of sequences that were swapped out because pages ran out. The files have no name; closing deletes them.
+"""Files of sequences that were swapped out because pages ran out. The files are unlinked: closing deletes them.
 
 Copies of offloaded pools lie in files already (kvcache/buffers.py) and stay there.
 """

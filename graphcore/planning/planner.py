@@ -257,7 +257,7 @@ def _with_more_kv(plan: Plan, costs: Costs, budget: int) -> Plan:
 
 
 def _with_offloaded(plan: Plan, costs: Costs, offloaded: OffloadedKV | None) -> Plan:
-    """Return the plan with these KV caches offloaded, and no others."""
+    """Return the plan with exactly these KV caches offloaded."""
     assert plan.context_length is not None, "a plan is for a context"
     away = 0 if offloaded is None else offloaded.nbytes
     return replace(plan, kv_nbytes=costs.kv_nbytes(plan.context_length) - away, offloaded_kv=offloaded)

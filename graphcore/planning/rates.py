@@ -94,7 +94,7 @@ def measure_rates(
 
 
 def measure_file_pages(folder: Path) -> float | None:
-    """Return the bytes/s at which memory of a file is read that the page cache does not hold; None if none can be made.
+    """Return the bytes/s of reading a mapped file that is not in the page cache; None if no file can be made.
 
     Args:
         folder: folder for the file, which has no name.

@@ -117,7 +117,7 @@ class CachedModel:
         return CachedModel(self.skeleton, self.hooks, self.device, self.compiled)
 
     def prepare(self, token_ids: Tensor) -> None:
-        """Compile the layers if the next pass, of tokens [B, T], is a decode step, and they are not compiled for it."""
+        """Compile the layers for the next pass, of tokens [B, T], if it is a decode step of a new batch size."""
         if token_ids.shape[1] == 1 and self.held > 0:
             self.build(len(token_ids), self.mask is not None)
 

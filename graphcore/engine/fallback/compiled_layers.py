@@ -132,7 +132,7 @@ class CompiledLayers:
         *given: object,
         **named: object,
     ) -> object:
-        """Run a layer compiled if it gets one token of each row, after others; else, and if it cannot, eager."""
+        """Run a layer: compiled in a decode step, eager in a prompt and where it cannot be compiled."""
         hidden = given[0] if given else named[HIDDEN]
         assert isinstance(hidden, Tensor), f"a residual stream of {type(hidden).__name__}"
         if hidden.shape[1] != 1 or type(layer) in self.eager:
@@ -153,7 +153,7 @@ class CompiledLayers:
         return eager(*given, **named)
 
     def _store_of(self, index: int, arguments: Iterable[object]) -> tuple["DynamicLayer | None", str]:
-        """Return what the cache among the arguments keeps for a layer, or None and why a decode step cannot use it."""
+        """Return the layer's KV cache among the arguments, or None and why compiled decode cannot use it."""
         caches = [value for value in arguments if isinstance(value, self._cache_class)]
         if len(caches) != 1:
             return None, "it gets no cache of a kind that is known"

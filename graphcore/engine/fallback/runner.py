@@ -98,7 +98,7 @@ class TransformersRunner(StaticRunner):
 
     @torch.inference_mode()
     def warm_up(self, num_sequences: int, params: SamplingParams | None = None) -> None:
-        """Compile the layers for decode steps of that many sequences of one length, if they run compiled."""
+        """Compile the layers for decode batches of that many sequences of equal length, unless they run eager."""
         self.cached.build(num_sequences, is_padded=False)
 
     def lend_cache(self, rows: Sequence[int], tokens: int) -> Callable[[], None]:

@@ -149,7 +149,7 @@ class TransformersLoader(ModelLoader[TransformersModel, PreparedSkeleton]):
 
 
 def _compiled_layers(settings: Settings, parts: PreparedSkeleton, on_progress: Progress) -> CompiledLayers | None:
-    """Return the layers that run compiled, with notes on those that cannot; None if none was asked to."""
+    """Return the layers to compile, with notes on those that cannot be; None with graph=eager."""
     runtime, names = parts.runtime, list[str]()
     if runtime.graph != "compiled":
         return None
